@@ -1,0 +1,69 @@
+"""The border to Hydra: its mapping becomes a RunConfig, its errors become sentences. DictConfig ends here."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rope_exp.config import ConfigError, RunConfig
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+def to_run_config(values: DictConfig) -> RunConfig:
+    """Convert Hydra's composed config, once.
+
+    Raises:
+        ConfigError: see RunConfig.from_dict; also an interpolation that reads the environment, which would put what it
+            reads into saved files.
+    """
+    _refuse_environment(OmegaConf.to_container(values, resolve=False), "")
+    plain = OmegaConf.to_container(values, resolve=True)
+    assert isinstance(plain, dict)
+    return RunConfig.from_dict({str(key): value for key, value in plain.items()})
+
+
+def run_config(overrides: Sequence[str]) -> RunConfig:
+    """Compose `configs/` with command-line overrides, for scripts and tests.
+
+    Raises:
+        ConfigError: one sentence, whatever is wrong with them.
+    """
+    try:
+        with initialize_config_dir(version_base=None, config_dir=str(CONFIGS)):
+            return to_run_config(compose("config", overrides=list(overrides)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(*explain(error)) from error
+
+
+def explain(error: Exception) -> tuple[str, str, str]:
+    """Hydra's error as a key, its value and what is allowed."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        if error.options:
+            return group, choice, f"there is no such choice; choose one of {', '.join(sorted(error.options))}"
+        return group, choice, first
+    if isinstance(error, OverrideParseException):
+        return "override", error.override, "is not of the form key=value"
+    if match := re.search(r"Could not override '([^']*)'", str(error)):
+        return match[1], "given", "there is no such key; `python train.py --cfg job` prints those there are"
+    if match := re.search(r"Could not append to config. An item is already at '([^']*)'", str(error)):
+        return match[1], "given", "is a key already; leave out the +"
+    key = getattr(error, "full_key", None) or "config"
+    return str(key), "given", re.sub(r"\s+", " ", first)
+
+
+def _refuse_environment(node: object, key: str) -> None:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            _refuse_environment(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for value in node:
+            _refuse_environment(value, key)
+    elif isinstance(node, str) and re.search(r"\$\{\s*oc\.env", node):
+        raise ConfigError(key, node, "may not read the environment: configs are saved with every run")

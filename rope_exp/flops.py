@@ -1,0 +1,80 @@
+"""Counting: parameters, floating-point operations, memory and peaks. Arithmetic only, no torch."""
+
+from rope_exp.config import ModelConfig, PeConfig, RunConfig
+
+# Dense bf16 peaks in TFLOP/s by the vendor's datasheet, without sparsity; the key is found in the device's name.
+# Ordered: the first match counts (an "H100 PCIe" is not an "H100").
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "GH200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "H800": 989.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A10": 125.0,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+}
+
+
+def peak_flops_per_s(device_name: str) -> float | None:
+    """The device's dense bf16 peak in FLOP/s, or None for a device that the table does not hold."""
+    return next((peak * 1e12 for name, peak in PEAK_TFLOPS.items() if name in device_name), None)
+
+
+def num_parameters(model: ModelConfig, pe: PeConfig, vocab_size: int) -> int:
+    """Every parameter, a tied head once."""
+    embeddings = vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    norms = model.hidden_size * (2 * model.num_hidden_layers + 1)
+    frequencies = pe.num_features(model.head_dim) // 2 if pe.trainable else 0
+    return embeddings + norms + frequencies + model.num_hidden_layers * _layer_weights(model)
+
+
+def matmul_flops_per_token(model: ModelConfig, vocab_size: int) -> int:
+    """Of one training token (forward and backward) in the weights: 6 a weight, the head's included."""
+    return 6 * (model.num_hidden_layers * _layer_weights(model) + vocab_size * model.hidden_size)
+
+
+def attention_flops_per_token(model: ModelConfig, seq_len: int) -> int:
+    """Of one training token in the scores and the weighted sum, causal: 6 layers (T + 1) D.
+
+    A query at position t meets t + 1 keys, (T + 1)/2 on average; each costs 2 D operations for the score and 2 D for
+    the sum, three times that with the backward pass.
+    """
+    return 6 * model.num_hidden_layers * (seq_len + 1) * model.hidden_size
+
+
+def flops_per_token(config: RunConfig, vocab_size: int) -> int:
+    """The numerator of MFU: weights plus causal attention, nothing recomputed."""
+    return matmul_flops_per_token(config.model, vocab_size) + attention_flops_per_token(
+        config.model, config.train.seq_len
+    )
+
+
+def checkpoint_bytes(num_params: int) -> int:
+    """Weights and AdamW's two moments in float32, and a margin for the small files."""
+    return 12 * num_params + 2**20
+
+
+def memory_bytes(config: RunConfig, vocab_size: int, num_processes: int) -> int:
+    """An estimate of one process's peak: weights, gradients and moments in float32, activations, logits.
+
+    Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice that in float32), the
+    logits three times (bf16, float32, gradient).
+    """
+    train, model = config.train, config.model
+    share = train.global_batch_size // num_processes
+    micro_tokens = min(train.micro_batch_size or share, share) * train.seq_len
+    per_feature = 34 if train.precision == "bf16" else 68
+    activations = micro_tokens * model.hidden_size * model.num_hidden_layers * per_feature
+    return 16 * num_parameters(model, config.pe, vocab_size) + activations + 10 * micro_tokens * vocab_size
+
+
+def _layer_weights(model: ModelConfig) -> int:
+    attention = 2 * model.hidden_size * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
+    return attention + 3 * model.hidden_size * model.intermediate_size

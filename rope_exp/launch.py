@@ -1,0 +1,287 @@
+"""The dispatcher: checks every run, prepares their data once, then starts one fresh child a run and waits.
+
+A sweep is the same with more runs: each leases its GPUs (one lock file a GPU, held by the child too, so that a lease
+lives as long as the work), a failed run never stops the others, a run with a result.json is not started again, and a
+rerun goes on where each run stopped. No torch in this process.
+"""
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from rope_exp.config import ConfigError, RunConfig, differing_keys
+from rope_exp.data import prepare
+from rope_exp.flops import checkpoint_bytes, num_parameters
+from rope_exp.machine import gpus, num_cores
+from rope_exp.record import CONFIG, RESULT, check_space, read_config, read_result, write_config
+from rope_exp.stop import EXIT_STOPPED
+from rope_exp.table import LiveTable
+
+LOG = "log.txt"
+POLL_SECONDS = 0.1
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Cell:
+    """One run of a dispatch."""
+
+    config: RunConfig
+    folder: Path
+    child: subprocess.Popen[bytes] | None = None
+    leases: list["Lease"] = field(default_factory=list)
+    exit_code: int | None = None  # of this dispatch; None: not ended yet
+
+    @property
+    def status(self) -> str:
+        """finished, diverged, failed, stopped, running or waiting."""
+        if self.exit_code is None:
+            return "running" if self.child else "waiting"
+        return {0: "finished", 3: "diverged", EXIT_STOPPED: "stopped"}.get(self.exit_code, "failed")
+
+
+def dispatch(configs: Sequence[RunConfig]) -> int:
+    """Bring every run to its end. Returns the exit code: 0, or that of the one run, or 1 if any of several failed.
+
+    Raises:
+        ConfigError, DataError, DiskError: before anything is written.
+    """
+    cells = plan(configs)
+    waiting = [cell for cell in cells if cell.exit_code is None]
+    for cell in waiting:
+        open_folder(cell)
+    if len(cells) == 1:
+        return _run_one(cells[0])
+    return _run_all(cells)
+
+
+def plan(configs: Sequence[RunConfig]) -> list[Cell]:
+    """Check everything that can be checked before anything is written; runs that are done are marked so."""
+    cells = [Cell(config, config.folder) for config in configs]
+    by_folder: dict[Path, Cell] = {}
+    for cell in cells:
+        clash = by_folder.setdefault(cell.folder.absolute(), cell)
+        if clash is not cell:
+            raise ConfigError("run.dir", str(cell.folder), f"two runs of the sweep ({cell.config.name}) would share it")
+        _check_folder(cell)
+    for cell in cells:
+        if cell.exit_code is None:
+            prepared = prepare(cell.config.data, cell.config.tokenizer, seq_len=cell.config.train.seq_len)
+            params = num_parameters(cell.config.model, cell.config.pe, prepared.vocab_size)
+            check_space(cell.folder, 2 * checkpoint_bytes(params), "the room for two checkpoints")
+    return cells
+
+
+def _check_folder(cell: Cell) -> None:
+    """Refuse a folder that belongs to another config, and see whether the run is done."""
+    if cell.config.run.fresh or not cell.folder.exists():
+        return
+    if not (cell.folder / CONFIG).exists():
+        if any(cell.folder.iterdir()):
+            raise ConfigError("run.dir", str(cell.folder), "holds files that are no run; choose another folder")
+        return
+    differing = differing_keys(read_config(cell.folder).numeric_dict(), cell.config.numeric_dict())
+    if differing:
+        raise ConfigError(
+            "run.dir",
+            str(cell.folder),
+            f"belongs to another config ({'; '.join(differing)}); choose another run.dir or run.group, or run.fresh=true",
+        )
+    result = read_result(cell.folder)
+    if result is not None:
+        cell.exit_code = 3 if result["status"] == "diverged" else 0
+
+
+def open_folder(cell: Cell) -> None:
+    """Make the run folder and write its config; with run.fresh an old one is moved aside, never deleted."""
+    if cell.config.run.fresh and cell.folder.exists():
+        number = 1
+        while (aside := cell.folder.with_name(f".{cell.folder.name}.old-{number}")).exists():
+            number += 1
+        cell.folder.rename(aside)
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    # A later start of the same run goes on in this folder; only its first start is fresh.
+    write_config(cell.folder, cell.config.replace("run", fresh=False, dir=str(cell.folder), group=cell.config.group))
+
+
+def _run_one(cell: Cell) -> int:
+    if cell.exit_code is not None:
+        result = read_result(cell.folder) or {}
+        print(f"{cell.folder} is done: {result['status']}, val/loss {result['val/loss']}; run.fresh=true runs it anew")
+        return cell.exit_code
+    if cell.config.launch.inline:
+        from rope_exp import worker
+        from rope_exp.stop import StopSignal
+
+        return worker.guarded(lambda: worker.run(cell.config, cell.folder, StopSignal()))
+    cells = [cell]
+    with _Stopper(cells) as stopper:
+        while not (leases := lease_gpus(cell.config)) and _num_gpus(cell.config) and not stopper.asked:
+            time.sleep(1)
+        _start(cell, leases or [], None)
+        _wait(cells)
+    result = read_result(cell.folder)
+    if result is not None and cell.exit_code == 0:
+        rate = f", {result['tokens_per_s']:,.0f} tokens/s" if result["tokens_per_s"] else ""
+        print(f"{cell.config.name}: val/loss {result['val/loss']:.4f}{rate}, {result['wall_s']:.0f} s, in {cell.folder}")
+    assert cell.exit_code is not None
+    return cell.exit_code
+
+
+def _run_all(cells: list[Cell]) -> int:
+    with _Stopper(cells) as stopper, LiveTable(cells) as table:
+        while any(cell.exit_code is None for cell in cells):
+            for cell in cells:
+                running = sum(other.status == "running" for other in cells)
+                limit = cell.config.launch.max_parallel
+                if cell.status != "waiting" or not isinstance(limit, int) or running >= limit:
+                    continue
+                if stopper.asked:
+                    cell.exit_code = EXIT_STOPPED
+                elif (leases := lease_gpus(cell.config)) is not None:
+                    _start(cell, leases, cell.folder / LOG)
+            _collect(cells)
+            table.refresh()
+            time.sleep(POLL_SECONDS)
+    failed = [cell for cell in cells if cell.status in ("failed", "diverged")]
+    for cell in failed:
+        print(f"{cell.config.name}: {cell.status} (exit code {cell.exit_code}), see {cell.folder / LOG}", file=sys.stderr)
+    if any(cell.status == "stopped" for cell in cells):
+        print("stopped; the same command goes on", file=sys.stderr)
+        return EXIT_STOPPED
+    return 1 if failed else 0
+
+
+# -- children -------------------------------------------------------------------------------------------------------
+
+
+def _start(cell: Cell, leases: list["Lease"], log: Path | None) -> None:
+    """Start the run's one fresh child: Python itself for one process, torchrun for several."""
+    launch = cell.config.launch
+    assert isinstance(launch.num_processes, int) and isinstance(launch.max_parallel, int)
+    command = [sys.executable, "-m"]
+    if launch.num_processes > 1:
+        command += ["torch.distributed.run", "--nnodes=1", f"--nproc-per-node={launch.num_processes}"]
+        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{_free_port()}", "-m"]
+    command += ["rope_exp.worker", str(cell.folder)]
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    threads = max(num_cores() // (launch.num_processes * launch.max_parallel), 1)
+    environment.setdefault("OMP_NUM_THREADS", str(threads))
+    if launch.device == "cpu":
+        environment["ACCELERATE_USE_CPU"] = "true"
+    if leases:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(lease.gpu for lease in leases)
+    output: IO[bytes] | None = log.open("ab") if log else None
+    cell.leases = leases
+    cell.child = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT if output else None,
+        pass_fds=[lease.descriptor for lease in leases],
+        start_new_session=True,  # a terminal's Ctrl-C reaches the dispatcher alone, which passes it on once
+    )
+    if output:
+        output.close()
+
+
+def _collect(cells: list[Cell]) -> None:
+    """Note the children that have ended. What the run folder says counts: torchrun hides its ranks' exit codes."""
+    for cell in cells:
+        if cell.child is None or cell.exit_code is not None or cell.child.poll() is None:
+            continue
+        result = read_result(cell.folder)
+        if result is not None:
+            cell.exit_code = 3 if result["status"] == "diverged" else 0
+        else:
+            code = cell.child.returncode
+            cell.exit_code = EXIT_STOPPED if getattr(cell.child, "asked_to_stop", False) else (code if code > 0 else 1)
+        for lease in cell.leases:
+            lease.release()
+
+
+def _wait(cells: list[Cell]) -> None:
+    while any(cell.exit_code is None for cell in cells):
+        _collect(cells)
+        time.sleep(POLL_SECONDS)
+
+
+class _Stopper:
+    """Passes SIGTERM and SIGINT on to the children; a second one passes on too, and they leave at once."""
+
+    def __init__(self, cells: list[Cell]) -> None:
+        self.asked, self._cells = False, cells
+
+    def __enter__(self) -> "_Stopper":
+        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        self.asked = True
+        for cell in self._cells:
+            if cell.child is not None and cell.child.poll() is None:
+                cell.child.asked_to_stop = True  # type: ignore[attr-defined]
+                cell.child.send_signal(signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# -- GPUs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Lease:
+    """One GPU of this machine, held by a lock on a file that every dispatcher of the machine knows."""
+
+    gpu: str
+    descriptor: int
+
+    def release(self) -> None:
+        """Give it back; a child that inherited the descriptor keeps the lock while it lives."""
+        os.close(self.descriptor)
+
+
+def _num_gpus(config: RunConfig) -> int:
+    assert isinstance(config.launch.num_processes, int)
+    return config.launch.num_processes if config.launch.device == "cuda" else 0
+
+
+def lease_gpus(config: RunConfig) -> list[Lease] | None:
+    """Lease the GPUs of one run, all or none; None if too few are free now."""
+    leases: list[Lease] = []
+    folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
+    for gpu in gpus() if _num_gpus(config) else []:
+        folder.mkdir(mode=0o777, exist_ok=True)
+        descriptor = os.open(folder / f"{gpu}.lock", os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        leases.append(Lease(gpu, descriptor))
+        if len(leases) == _num_gpus(config):
+            return leases
+    if len(leases) == _num_gpus(config):
+        return leases
+    for lease in leases:
+        lease.release()
+    return None

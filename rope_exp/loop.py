@@ -1,0 +1,366 @@
+"""The loop: train_step, evaluate, fit.
+
+Everything that decides a number is a pure function of the step (batch, learning rate) or stands in the checkpoint, so
+resume is an integer. The step never waits for the accelerator: its outcome (loss, gradient norm, first bad step, asked
+to stop) is read one step late on a GPU and at once on a CPU. An update whose loss or gradient is not finite is skipped
+on the device, as is every later one, so reading late cannot let a bad update through.
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from rope_exp import checkpoint, flops
+from rope_exp.config import ConfigError, RunConfig
+from rope_exp.data import Batches, Prepared, chain_sha256, validation_ids
+from rope_exp.model import Decoder, weights, weights_sha256
+from rope_exp.optim import (
+    build_optimizer,
+    learning_rate,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_learning_rate,
+)
+from rope_exp.progress import Progress
+from rope_exp.record import RESULT, MetricsWriter, read_metrics, write_json
+from rope_exp.stop import StopSignal
+from rope_exp.track import open_tracker
+
+WARMUP_STEPS = 10  # left out of the rates: compiling, first touches
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step's, the same on every process."""
+
+    step: int
+    loss: float  # mean nats per token of the global batch
+    grad_norm: float
+    first_bad_step: int  # 0: none so far
+    stop: bool  # some process was asked to stop
+
+
+class Trainer:
+    """One run on this process, from its newest checkpoint or from the start, to its end or to a stop."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, prepared: Prepared, accelerator: Accelerator, stop: StopSignal
+    ) -> None:
+        self.config, self.folder, self.prepared = config, folder, prepared
+        self.accelerator, self.stop = accelerator, stop
+        train, world = config.train, accelerator.num_processes
+        self.share = train.global_batch_size // world
+        self.micro = min(train.micro_batch_size or self.share, self.share)
+        self.rows = slice(accelerator.process_index * self.share, (accelerator.process_index + 1) * self.share)
+        self.tokens_per_step = train.global_batch_size * train.seq_len
+        self.batches = Batches(
+            prepared.train, seed=config.order_seed, batch_size=train.global_batch_size, seq_len=train.seq_len
+        )
+        self.validation = validation_ids(prepared.validation, train.eval_sequences, train.seq_len)
+
+        self.decoder = Decoder(config.model, config.pe, prepared.vocab_size)
+        self.decoder.initialise(config.seed)
+        self.init_sha256 = weights_sha256(weights(self.decoder))
+        if train.compile:
+            self.decoder.compile_parts()
+        self.model: nn.Module = accelerator.prepare_model(self.decoder)
+        self.optimizer = build_optimizer(self.decoder.named_parameters(), config.optim)
+        self.names = {parameter: name for name, parameter in self.decoder.named_parameters()}
+
+        self.step = 0
+        self.order_sha256 = ""
+        self.elapsed_before_s = 0.0
+        self.first_bad_step = torch.zeros((), dtype=torch.int64, device=accelerator.device)
+        self.pending: tuple[int, Tensor] | None = None
+        self.step_seconds: list[float] = []
+        self._mark: float | None = None
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def train_step(self, step: int) -> Tensor | None:
+        """One update from the global batch of `step`; its outcome stays on the device.
+
+        The gradient is of the mean over the global batch's tokens: each micro-batch gives summed nats, divided by the
+        global count; wrapped training averages gradients over processes, hence the factor `num_processes`.
+
+        Returns:
+            [loss, grad_norm, first_bad_step, stop], or None if asked to stop between micro-batches, nothing updated.
+        """
+        order_before = self.order_sha256
+        ids = self._read_batch(step)
+        set_learning_rate(self.optimizer, self._rate(step))
+        scale = self.accelerator.num_processes / self.tokens_per_step
+        loss = torch.zeros((), device=self.accelerator.device)
+        micro_batches = ids.split(self.micro)
+        for number, micro in enumerate(micro_batches, start=1):
+            last = number == len(micro_batches)
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+                nats = self.model(micro[:, :-1], micro[:, 1:])
+                (nats * scale).backward()
+            loss += nats.detach()
+            if self.stop.requested and not last and self.accelerator.num_processes == 1:
+                self.optimizer.zero_grad(set_to_none=True)
+                self.order_sha256 = order_before
+                return None
+        asked = torch.tensor(float(self.stop.requested), device=loss.device)
+        loss, asked = self._sum_over_processes(torch.stack([loss / self.tokens_per_step, asked])).unbind()
+        norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
+        bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
+        self.first_bad_step = torch.where(bad & (self.first_bad_step == 0), step, self.first_bad_step)
+        self.optimizer.found_inf = (self.first_bad_step > 0).float()  # the fused kernel then leaves all as it was
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return torch.stack([loss.double(), norm.double(), self.first_bad_step.double(), asked.double()])
+
+    def _read_batch(self, step: int) -> Tensor:
+        # The first process reads the whole batch: the order's hash covers every process's tokens.
+        if self.accelerator.is_main_process:
+            ids = self.batches.ids(step)
+            self.order_sha256 = chain_sha256(self.order_sha256, ids)
+            ids = ids[self.rows]
+        else:
+            ids = self.batches.ids(step, self.rows)
+        return self._to_device(ids)
+
+    def _to_device(self, ids: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(ids)
+        if self.accelerator.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.accelerator.device, non_blocking=True)
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(step, self.config.train.num_steps, self.config.optim, self.config.schedule)
+
+    def _sum_over_processes(self, tensor: Tensor) -> Tensor:
+        return self.accelerator.reduce(tensor, reduction="sum")
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Mean nats per token over the held-out windows, the same for every run of a corpus."""
+        total = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
+        mine = self.validation[self.accelerator.process_index :: self.accelerator.num_processes]
+        # Eager: a few batches do not pay for compiling a second graph.
+        with torch.compiler.set_stance("force_eager"), self.accelerator.autocast():
+            for start in range(0, len(mine), self.micro):
+                ids = self._to_device(mine[start : start + self.micro])
+                total += self.decoder(ids[:, :-1], ids[:, 1:]).double()
+        return float(self._sum_over_processes(total)) / (len(self.validation) * self.config.train.seq_len)
+
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    def fit(self) -> str:
+        """Train to the end. Returns "finished", "diverged" or "stopped" (a checkpoint stands; the same command goes on)."""
+        self._resume()
+        main = self.accelerator.is_main_process
+        self.started = time.perf_counter()
+        self.writer = MetricsWriter(self.folder, self.step) if main else None
+        self.tracker = open_tracker(self.config, self.folder) if main else None
+        with Progress(self.config.name, self.config.train.num_steps, self.step, shown=main) as self.progress:
+            status = self._run()
+        if self.writer is not None and self.tracker is not None:
+            self.writer.close()
+            result = None if status == "stopped" else self._result(status)
+            if result is not None:
+                write_json(self.folder / RESULT, result)
+            self.tracker.finish(result)
+        return status
+
+    def _run(self) -> str:
+        for outcome in self._steps():
+            if outcome.first_bad_step:
+                self.diverged_step = outcome.first_bad_step
+                return "diverged"
+            due = self._due(outcome.step)
+            if due & {"row", "eval", "end"}:
+                self._record(outcome, evaluate=bool(due & {"eval", "end"}))
+            if due & {"save", "end"} or outcome.stop:
+                self._save()
+            if outcome.stop and outcome.step < self.config.train.num_steps:
+                return "stopped"
+        if self.step < self.config.train.num_steps:  # stopped between micro-batches: the last update is saved
+            self._save()
+            return "stopped"
+        return "finished"
+
+    def _steps(self) -> Iterator[Outcome]:
+        """Outcomes in step order. Before anything is due at a step, nothing later has been started."""
+        lag = self.accelerator.device.type == "cuda"
+        while self.step < self.config.train.num_steps:
+            if self.stop.requested and self.accelerator.num_processes == 1:
+                break
+            values = self.train_step(self.step + 1)
+            if values is None:
+                break
+            self.step += 1
+            previous, self.pending = self.pending, (self.step, values)
+            if previous is not None:
+                yield self._read(*previous)
+            if not lag or self._due(self.step):
+                yield from self._drain()
+        yield from self._drain()
+
+    def _drain(self) -> Iterator[Outcome]:
+        if self.pending is not None:
+            waiting, self.pending = self.pending, None
+            yield self._read(*waiting)
+
+    def _read(self, step: int, values: Tensor) -> Outcome:
+        loss, norm, bad, stop = values.tolist()
+        now = time.perf_counter()
+        if self._mark is not None:
+            self.step_seconds.append(now - self._mark)
+        self._mark = now
+        self.progress.update(step, loss)
+        return Outcome(step, loss, norm, int(bad), stop > 0)
+
+    def _due(self, step: int) -> set[str]:
+        train = self.config.train
+        every = {"row": train.log_every, "eval": train.eval_every, "save": train.save_every, "end": train.num_steps}
+        return {what for what, period in every.items() if step % period == 0}
+
+    # -- the record ----------------------------------------------------------------------------------------------
+
+    def _record(self, outcome: Outcome, *, evaluate: bool) -> None:
+        validation = {"val/loss": self.evaluate()} if evaluate else {}
+        if self.writer is not None and self.tracker is not None:
+            recent = self.step_seconds[-self.config.train.log_every :]
+            rate = self.tokens_per_step / statistics.median(recent) if recent else None
+            row = {
+                "step": outcome.step,
+                "tokens": outcome.step * self.tokens_per_step,
+                "train/loss": outcome.loss,
+                **validation,
+                "lr": self._rate(outcome.step),
+                "grad_norm": outcome.grad_norm,
+                "tokens_per_s": rate,
+                "mfu": self._mfu(rate),
+                "elapsed_s": self._elapsed_s(),
+            }
+            self.writer.write(row)
+            self.tracker.log(row)
+            self.progress.row(row)
+        if evaluate:
+            self._mark = None
+
+    def _save(self) -> None:
+        """Save once, by the first process; the rows up to here are on the disk before it."""
+        if self.accelerator.is_main_process and self.writer is not None:
+            self.writer.sync()
+            folder = self.folder / "checkpoints"
+            checkpoint.save(
+                folder,
+                self.step,
+                weights(self.decoder),
+                optimizer_tensors(self.optimizer, self.names),
+                {
+                    "config_sha256": self.config.config_sha256,
+                    "data_sha256": self.prepared.data_sha256,
+                    "init_sha256": self.init_sha256,
+                    "order_sha256": self.order_sha256,
+                    "elapsed_s": self._elapsed_s(),
+                    "rng": _rng_state(),
+                },
+            )
+            checkpoint.prune(folder, self.config.train.keep_checkpoints)
+        self.accelerator.wait_for_everyone()
+        self._mark = None
+
+    def _resume(self) -> None:
+        if self.accelerator.is_main_process:
+            checkpoint.prune(self.folder / "checkpoints", self.config.train.keep_checkpoints)
+        self.accelerator.wait_for_everyone()
+        saved = checkpoint.load_newest(self.folder / "checkpoints")
+        if saved is None:
+            return
+        for key, mine in (("data_sha256", self.prepared.data_sha256), ("init_sha256", self.init_sha256)):
+            if saved.state[key] != mine:
+                what = "data.path" if key == "data_sha256" else "seed"
+                raise ConfigError(what, key, f"differs from the checkpoint of step {saved.step} in {self.folder}")
+        with torch.no_grad():
+            for name, parameter in self.decoder.named_parameters():
+                parameter.copy_(saved.model[name])
+        load_optimizer_tensors(self.optimizer, self.names, saved.optimizer)
+        _set_rng_state(saved.state["rng"])
+        self.step, self.order_sha256 = saved.step, saved.state["order_sha256"]
+        self.elapsed_before_s = saved.state["elapsed_s"]
+
+    def _elapsed_s(self) -> float:
+        return round(self.elapsed_before_s + time.perf_counter() - self.started, 3)
+
+    def _mfu(self, tokens_per_s: float | None) -> float | None:
+        peak = self._peak_flops_per_s()
+        if peak is None or tokens_per_s is None:
+            return None
+        used = tokens_per_s * flops.flops_per_token(self.config, self.prepared.vocab_size)
+        mfu = used / (peak * self.accelerator.num_processes)
+        assert mfu <= 1, f"MFU {mfu:.0%}: the peak of this device or the count of operations is wrong"
+        return mfu
+
+    def _peak_flops_per_s(self) -> float | None:
+        """None where no MFU is recorded: on a CPU, or where train.peak_tflops is 0."""
+        device, given = self.accelerator.device, self.config.train.peak_tflops
+        if device.type != "cuda" or given == 0:
+            return None
+        if given is not None:
+            return given * 1e12
+        name = torch.cuda.get_device_name(device)
+        peak = flops.peak_flops_per_s(name)
+        if peak is None:
+            raise ConfigError(
+                "train.peak_tflops", None, f"the dense bf16 peak of {name} is not known; give it, or 0 for no MFU"
+            )
+        return peak
+
+    def _result(self, status: str) -> dict[str, Any]:
+        config, rows = self.config, read_metrics(self.folder)
+        last = rows[-1] if rows else {}
+        steady = self.step_seconds[WARMUP_STEPS:]
+        rate = self.tokens_per_step / statistics.median(steady) if steady else last.get("tokens_per_s")
+        finished = status == "finished"
+        steps = config.train.num_steps if finished else self.diverged_step - 1
+        return {
+            "status": status,
+            "pe": config.pe.label,
+            "rotate": list(config.pe.rotate),
+            "seed": config.seed,
+            "params": sum(parameter.numel() for parameter in self.decoder.parameters()),
+            "tokens": steps * self.tokens_per_step,
+            "steps": steps,
+            "val/loss": last["val/loss"] if finished else None,
+            "train/loss_last": last.get("train/loss"),
+            "init_sha256": self.init_sha256,
+            "data_sha256": self.prepared.data_sha256,
+            "order_sha256": self.order_sha256,
+            "config_sha256": config.config_sha256,
+            "group_sha256": config.group_sha256,
+            "tokens_per_s": rate,
+            "mfu": self._mfu(rate),
+            "wall_s": self._elapsed_s(),
+            **({} if finished else {"diverged_step": self.diverged_step}),
+        }
+
+
+def _rng_state() -> dict[str, str]:
+    """Of torch's generators, in hex. Training draws no number after initialisation; whoever adds that is covered."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return {device: state.numpy().tobytes().hex() for device, state in states.items()}
+
+
+def _set_rng_state(states: dict[str, str]) -> None:
+    tensors = {device: torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for device, state in states.items()}
+    torch.set_rng_state(tensors["cpu"])
+    if torch.cuda.is_available() and "cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["cuda"])

@@ -1,0 +1,50 @@
+"""Progress of one run: a bar on a terminal, plain lines otherwise."""
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+LINE_SECONDS = 10.0  # between plain lines
+
+
+class Progress:
+    """Shows steps done, the loss, the rate and the time left, on standard error."""
+
+    def __init__(self, name: str, num_steps: int, step: int, *, shown: bool) -> None:
+        self._name, self._num_steps, self._first = name, num_steps, step
+        self._started = self._last_line = time.monotonic()
+        self._step, self._lines = step, shown and not sys.stderr.isatty()
+        self._bar = tqdm(
+            total=num_steps, initial=step, desc=name, unit="step", disable=not (shown and sys.stderr.isatty())
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.close()
+
+    def update(self, step: int, loss: float) -> None:
+        """A step is done."""
+        self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+        self._bar.update(step - self._step)
+        self._step = step
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """A row was recorded: print it where there is no bar, at the ends, at evaluations and every few seconds."""
+        now = time.monotonic()
+        due = now - self._last_line >= LINE_SECONDS or "val/loss" in row
+        if not self._lines or not due:
+            return
+        self._last_line = now
+        left = (now - self._started) / (row["step"] - self._first) * (self._num_steps - row["step"])
+        parts = [f"{self._name}: step {row['step']}/{self._num_steps}", f"loss {row['train/loss']:.4f}"]
+        if "val/loss" in row:
+            parts.append(f"val {row['val/loss']:.4f}")
+        if row["tokens_per_s"]:
+            parts.append(f"{row['tokens_per_s']:,.0f} tokens/s")
+        print(", ".join([*parts, f"{left:.0f} s left"]), file=sys.stderr, flush=True)

@@ -1,0 +1,180 @@
+"""One rank of one run: read the run's saved config, make sure the process is what the config asked for, and fit.
+
+Started by launch.py (directly, or under torchrun for several processes), or entered from train.py when that process is
+already a rank of `accelerate launch`.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from rope_exp.config import ConfigError, RunConfig
+from rope_exp.machine import check_batch, num_cores
+from rope_exp.record import ENV, RecordError, read_config, read_json, write_json
+from rope_exp.stop import EXIT_STOPPED, StopSignal
+
+EXIT_CODES = {"finished": 0, "diverged": 3, "stopped": EXIT_STOPPED}
+PACKAGES = ("torch", "accelerate", "datasets", "hydra-core", "numpy", "safetensors", "tokenizers", "transformers", "wandb")
+
+
+def main() -> int:
+    """`python -m rope_exp.worker RUN_FOLDER`."""
+    stop = StopSignal()  # before anything slow, so that a signal during imports is heard
+    folder = Path(sys.argv[1])
+    return guarded(lambda: run(read_config(folder), folder, stop))
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """Run `action`; a user's mistake ends in one sentence and exit code 2, a full or broken disk in 1."""
+    from rope_exp.checkpoint import CheckpointError
+    from rope_exp.data import DataError
+
+    try:
+        return action()
+    except (ConfigError, RecordError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
+    """Train one run in this process, as the rank that the environment says it is. Returns the exit code."""
+    rank = int(os.environ.get("RANK", "0"))
+    lock = FileLock(folder / ".lock")
+    if rank == 0:
+        try:
+            lock.acquire(timeout=0)  # held until this process ends, however it ends
+        except Timeout:
+            raise ConfigError("run.dir", str(folder), "another process is running this run; wait for it") from None
+    if stop.requested:
+        return EXIT_STOPPED
+
+    import torch
+
+    if config.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # costs time and decides no number here
+    torch.backends.cuda.matmul.allow_tf32 = config.train.precision == "bf16"
+
+    from rope_exp.certify import certificate
+    from rope_exp.data import prepare
+    from rope_exp.loop import Trainer
+
+    checked = certificate(config.model, config.pe)
+    prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    accelerator = _accelerator(config)
+    if accelerator.is_main_process:
+        old = read_json(folder / ENV) if (folder / ENV).exists() else {}
+        write_json(folder / ENV, _environment(config, accelerator, prepared.corpus, checked, old))
+        (folder / "tokenizer.json").write_bytes(prepared.tokenizer_file.read_bytes())
+    trainer = Trainer(config, folder, prepared, accelerator, stop)
+    status = trainer.fit()
+    accelerator.end_training()
+    return EXIT_CODES[status]
+
+
+def _accelerator(config: RunConfig) -> Any:
+    """accelerate's Accelerator, made sure of: launchers have started one process where two were asked for."""
+    import torch
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+
+    launch, precision = config.launch, config.train.precision
+    accelerator = Accelerator(
+        cpu=launch.device == "cpu",
+        mixed_precision="bf16" if precision == "bf16" else "no",
+        # The only buffers are frequency tables, equal everywhere; broadcasting them would cost a collective a step.
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)],
+    )
+    assert accelerator.num_processes == launch.num_processes, (
+        f"launch.num_processes={launch.num_processes}, but this launcher started {accelerator.num_processes}"
+    )
+    assert accelerator.device.type == launch.device, f"{launch.device} asked for, {accelerator.device} given"
+    assert str(accelerator.state.dynamo_plugin.backend) in ("DynamoBackend.NO", "NO"), "train.compile decides compiling"
+    expected = "NO" if launch.num_processes == 1 else ("MULTI_GPU" if launch.device == "cuda" else "MULTI_CPU")
+    assert accelerator.distributed_type.name == expected, accelerator.distributed_type
+    if precision == "bf16" and launch.device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError("train.precision", precision, f"{torch.cuda.get_device_name()} has no bf16; use fp32")
+    check_batch(config, accelerator.num_processes)
+    return accelerator
+
+
+def _environment(
+    config: RunConfig, accelerator: Any, corpus: dict[str, Any], checked: dict[str, Any], old: dict[str, Any]
+) -> dict[str, Any]:
+    """env.json: what this run ran on. `marks` keeps what changed when it went on elsewhere."""
+    import torch
+
+    device = accelerator.device
+    now = {
+        "world_size": accelerator.num_processes,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "torch": torch.__version__,
+        "num_threads": torch.get_num_threads(),
+    }
+    marks = list(old.get("marks", []))
+    marks += [f"went on with {key} {now[key]} after {old[key]}" for key in now if key in old and old[key] != now[key]]
+    return {
+        **now,
+        "marks": marks,
+        "started": old.get("started", []) + [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())],
+        "git": _git(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "num_cores": num_cores(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "deterministic": config.train.deterministic,
+        "accelerate": {
+            "distributed_type": accelerator.distributed_type.name,
+            "mixed_precision": accelerator.mixed_precision,
+            "device": str(device),
+            "num_processes": accelerator.num_processes,
+        },
+        "certificate": checked,
+        "corpus": corpus,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit of this source tree and whether it was changed; None outside a checkout."""
+
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True, check=False
+            )
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit, status = ask("rev-parse", "HEAD"), ask("status", "--porcelain")
+    return {"commit": commit, "dirty": bool(status)} if commit else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Train one run, or every run of a sweep: `python train.py pe=vo_rope`, `python train.py -m 'pe=glob(*)'`.
+
+Hydra composes; rope_exp.config checks; rope_exp.launch dispatches. This process never imports torch, unless it is
+already a rank (`accelerate launch train.py ...`) or asked to run inline. Exit codes: 0 done, 1 failed, 2 bad config or
+usage, 3 diverged, 75 stopped with a checkpoint (the same command goes on).
+"""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rope_exp.compose import explain, to_run_config
+from rope_exp.config import ConfigError, RunConfig
+from rope_exp.machine import settle
+from rope_exp.record import DiskError, RecordError
+
+jobs: list[RunConfig] = []
+
+
+@hydra.main(version_base=None, config_path="configs", config_name="config")
+def collect(values: DictConfig) -> None:
+    """Check one job. Jobs of Hydra's own launcher are dispatched together, after all have been checked."""
+    config = to_run_config(values)
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode == RunMode.MULTIRUN and "basic_launcher" not in hydra_config.launcher._target_:
+        if code := dispatch([config]):  # this process is a job of submitit's or another launcher's
+            sys.exit(code)
+        return
+    jobs.append(config)
+
+
+def dispatch(configs: list[RunConfig]) -> int:
+    """Hand the runs to the dispatcher, or run the one as the rank that this process is."""
+    from rope_exp import launch
+    from rope_exp.data import DataError
+
+    try:
+        if is_rank():
+            return run_as_rank(configs)
+        return launch.dispatch([settle(config) for config in configs])
+    except (DataError, DiskError) as error:
+        return fail(error, 1)
+
+
+def is_rank() -> bool:
+    """Whether a launcher started this process: torchrun sets RANK, `accelerate launch` at least its precision."""
+    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+
+
+def run_as_rank(configs: list[RunConfig]) -> int:
+    """`accelerate launch train.py ...`: the world is the launcher's, not launch.num_processes."""
+    if len(configs) > 1:
+        raise ConfigError("--multirun", True, "every rank of `accelerate launch` would run the sweep; use python train.py")
+    from rope_exp import launch, worker
+    from rope_exp.stop import StopSignal
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    config = configs[0]
+    config = settle(replace(config, launch=replace(config.launch, num_processes=world, max_parallel=1, inline=False)))
+    [cell] = launch.plan([config])
+    if cell.exit_code is not None:
+        return cell.exit_code
+    if os.environ.get("RANK", "0") == "0":
+        launch.open_folder(cell)
+    return worker.guarded(lambda: worker.run(config, cell.folder, StopSignal()))
+
+
+def fail(error: Exception, code: int) -> int:
+    """One sentence on standard error."""
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+def scratch() -> str:
+    """A folder for the file that Hydra insists on writing beside a sweep; gone when this process ends."""
+    folder = tempfile.mkdtemp(prefix="rope_exp-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def main() -> int:
+    """Compose, check, dispatch."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, who say them in one sentence
+    OmegaConf.register_new_resolver("scratch", scratch, use_cache=True)
+    try:
+        collect()
+        return dispatch(jobs) if jobs else 0
+    except (ConfigError, RecordError) as error:
+        return fail(error, 2)
+    except (HydraException, OmegaConfBaseException) as error:
+        return fail(ConfigError(*explain(error)), 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rope_exp.compose import explain, to_run_config
 from rope_exp.config import ConfigError, RunConfig
 from rope_exp.machine import settle
-from rope_exp.record import DiskError, RecordError
+from rope_exp.record import DiskError, RecordError, read_result
 
 jobs: list[RunConfig] = []
 
@@ -67,12 +67,14 @@ def run_as_rank(configs: list[RunConfig]) -> int:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     config = configs[0]
     config = settle(replace(config, launch=replace(config.launch, num_processes=world, max_parallel=1, inline=False)))
-    [cell] = launch.plan([config])
-    if cell.exit_code is not None:
-        return cell.exit_code
-    if os.environ.get("RANK", "0") == "0":
-        launch.open_folder(cell)
-    return worker.guarded(lambda: worker.run(config, cell.folder, StopSignal()))
+    if os.environ.get("RANK", "0") == "0":  # the others only need the config, and find the data prepared
+        [cell] = launch.plan([config])
+        if cell.exit_code is None:
+            launch.open_folder(cell)
+    result = read_result(config.folder)
+    if result is not None:
+        return worker.EXIT_CODES[result["status"]]
+    return worker.guarded(lambda: worker.run(config, config.folder, StopSignal()))
 
 
 def fail(error: Exception, code: int) -> int:
@@ -98,7 +100,7 @@ def main() -> int:
     except (ConfigError, RecordError) as error:
         return fail(error, 2)
     except (HydraException, OmegaConfBaseException) as error:
-        return fail(ConfigError(*explain(error)), 2)
+        return fail(explain(error), 2)
 
 
 if __name__ == "__main__":

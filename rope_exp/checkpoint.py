@@ -50,8 +50,8 @@ def save(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        save_file({name: tensor.contiguous().cpu() for name, tensor in model.items()}, temporary / MODEL)
-        save_file({name: tensor.contiguous().cpu() for name, tensor in optimizer.items()}, temporary / OPTIMIZER)
+        save_file(_own_storage(model), temporary / MODEL)
+        save_file(_own_storage(optimizer), temporary / OPTIMIZER)
         write_json(temporary / STATE, {"step": step, **state})
         for name in (MODEL, OPTIMIZER):
             _sync_file(temporary / name)
@@ -119,6 +119,17 @@ def load(folder: Path, step: int) -> Checkpoint:
     if state.get("step") != step:
         raise CheckpointError(f"{path / STATE} is of step {state.get('step')}, not {step}")
     return Checkpoint(step, load_file(path / MODEL), load_file(path / OPTIMIZER), state)
+
+
+def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU and sharing no memory, which safetensors refuses; a tied head is copied."""
+    owned: dict[int, Tensor] = {}
+    result = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.contiguous().cpu()
+        result[name] = tensor.clone() if tensor.data_ptr() in owned else tensor
+        owned[tensor.data_ptr()] = tensor
+    return result
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rope_exp.config import ConfigError, RunConfig
+from rope_exp.config import ConfigError, RunConfig, unknown_key
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -37,25 +37,25 @@ def run_config(overrides: Sequence[str]) -> RunConfig:
         with initialize_config_dir(version_base=None, config_dir=str(CONFIGS)):
             return to_run_config(compose("config", overrides=list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(*explain(error)) from error
+        raise explain(error) from error
 
 
-def explain(error: Exception) -> tuple[str, str, str]:
-    """Hydra's error as a key, its value and what is allowed."""
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def explain(error: Exception) -> ConfigError:
+    """Hydra's error as one sentence."""
+    text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        if error.options:
-            return group, choice, f"there is no such choice; choose one of {', '.join(sorted(error.options))}"
-        return group, choice, first
+        if group.startswith("hydra/"):
+            return ConfigError(group, choice, "this plugin of Hydra is not installed (see README, SLURM)")
+        choices = error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+        return ConfigError(group, choice, f"there is no such choice; choose one of {', '.join(sorted(choices))}")
     if isinstance(error, OverrideParseException):
-        return "override", error.override, "is not of the form key=value"
-    if match := re.search(r"Could not override '([^']*)'", str(error)):
-        return match[1], "given", "there is no such key; `python train.py --cfg job` prints those there are"
-    if match := re.search(r"Could not append to config. An item is already at '([^']*)'", str(error)):
-        return match[1], "given", "is a key already; leave out the +"
-    key = getattr(error, "full_key", None) or "config"
-    return str(key), "given", re.sub(r"\s+", " ", first)
+        return ConfigError("override", error.override, "is not of the form key=value")
+    if match := re.search(r"Could not override '([^']*)'", text):
+        return unknown_key(match[1])
+    if match := re.search(r"Could not append to config. An item is already at '([^']*)'", text):
+        return ConfigError(match[1], ..., "is a key already; leave out the +")
+    return ConfigError(str(getattr(error, "full_key", None) or "config"), ..., text)
 
 
 def _refuse_environment(node: object, key: str) -> None:

@@ -23,10 +23,10 @@ DEFAULT_OUTPUT = Path("results/runs")
 
 
 class ConfigError(ValueError):
-    """A user's mistake in one sentence: the key, its value, and what is allowed."""
+    """A user's mistake in one sentence: the key, its value (... where there is none to show), and what is allowed."""
 
     def __init__(self, key: str, value: Any, allowed: str) -> None:
-        super().__init__(f"{key}={_show(value)}: {allowed}")
+        super().__init__(f"{key}: {allowed}" if value is ... else f"{key}={_show(value)}: {allowed}")
 
 
 @dataclass(frozen=True)
@@ -359,6 +359,21 @@ class RunConfig:
         return RunConfig.from_dict(values)
 
 
+def unknown_key(key: str, value: Any = ...) -> ConfigError:
+    """The error for a key that no section has, with the nearest one that exists."""
+    known = _known_keys(RunConfig, "")
+    near = get_close_matches(key, known, n=1, cutoff=0.75)
+    hint = f"did you mean {near[0]}?" if near else "`python train.py --cfg job` prints the keys that there are"
+    return ConfigError(key, value, f"there is no such key; {hint}")
+
+
+def _known_keys(section: Any, prefix: str) -> list[str]:
+    keys: list[str] = []
+    for name, hint in typing.get_type_hints(section).items():
+        keys += _known_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [prefix + name]
+    return keys
+
+
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """`key: old -> new` for each key, at any depth, whose values differ between two plain mappings."""
     before, after = _flatten(old), _flatten(new)
@@ -402,9 +417,7 @@ def _convert_section(section: Any, values: Any, key: str) -> Any:
     hints = typing.get_type_hints(section, include_extras=True)
     for name in values:
         if name not in hints:
-            near = get_close_matches(str(name), hints, n=1)
-            hint = f"; did you mean {prefix}{near[0]}?" if near else f"; known here: {', '.join(hints)}"
-            raise ConfigError(f"{prefix}{name}", values[name], f"there is no such key{hint}")
+            raise unknown_key(f"{prefix}{name}", values[name])
     for name in hints:
         if name not in values:
             raise ConfigError(f"{prefix}{name}", None, "is missing")

@@ -174,8 +174,11 @@ class Decoder(nn.Module):
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters by name, a tied head once: what a checkpoint stores and what a hash of weights covers."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    """The parameters by name: what a checkpoint stores and what a hash of weights covers.
+
+    A tied head stands under both its names, as transformers' load_state_dict wants it.
+    """
+    return {name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

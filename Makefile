@@ -1,0 +1,52 @@
+# Everything runs in .venv, installed at the versions of constraints.txt. `make` lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev table test lint type format report lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/ready ## make .venv with what training needs
+setup-dev: .venv/ready-dev ## and what tests and lint need
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/ready-dev: .venv/ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+table: setup ## train the nine on the embedded corpus; table and figures in results/
+	$(BIN)/python train.py +experiment=nine run.group=table
+	$(BIN)/python scripts/report.py --group table
+
+report: setup ## the table and figures again, from the runs that are there
+	$(BIN)/python scripts/report.py
+
+test: setup-dev ## every test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: setup-dev type ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup-dev ## types alone
+	$(BIN)/mypy
+
+format: setup-dev ## rewrite the source in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup-dev ## preparation against plain tokenizers, on BENCH_TEXT=file.parquet
+	$(BIN)/python scripts/bench_prepare.py $(BENCH_TEXT)
+
+lock: setup-dev ## write constraints.txt from what .venv holds
+	(head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new
+	mv constraints.new constraints.txt
+
+clean: ## remove .venv and caches; results/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

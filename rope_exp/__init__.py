@@ -1,0 +1,17 @@
+"""Where in attention should a rotation go? See README.md; `load_run` opens what a run has learned."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rope_exp.load import load_run
+
+__all__ = ["load_run"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily: the dispatcher imports this package, and must never import torch.
+    if name == "load_run":
+        from rope_exp.load import load_run
+
+        return load_run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rope_exp.record import RecordError, read_json, sync_folder, write_json
+from rope_exp.record import RecordError, read_json, sync_folder, to_json, write_json
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 _TEMPORARY = ".saving-"
@@ -110,6 +110,8 @@ def load(folder: Path, step: int) -> Checkpoint:
     path = folder / f"step_{step:08d}"
     try:
         manifest = read_json(path / MANIFEST)
+        if (path / MANIFEST).read_text(encoding="utf-8") != to_json(manifest):
+            raise CheckpointError(f"{path / MANIFEST} is not as it was written")
         for name in (MODEL, OPTIMIZER, STATE):
             if not (path / name).is_file() or manifest.get(name) != _fingerprint(path / name):
                 raise CheckpointError(f"{path / name} does not verify against its manifest")

@@ -45,11 +45,15 @@ def check_space(folder: Path, needed_bytes: int, what: str) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by a file that holds `text`, whole or not at all, and on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -82,7 +86,12 @@ def read_config(folder: Path) -> RunConfig:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON object; NaN and infinity are refused, since JSON has none."""
-    write_atomically(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+    write_atomically(path, to_json(values))
+
+
+def to_json(values: Mapping[str, Any]) -> str:
+    """The one way in which JSON objects are spelled here."""
+    return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:

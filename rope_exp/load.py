@@ -1,0 +1,37 @@
+"""Open a run: its model at a checkpoint, and its tokenizer."""
+
+from os import PathLike
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from rope_exp import checkpoint
+from rope_exp.checkpoint import CheckpointError
+from rope_exp.data import load_tokenizer
+from rope_exp.model import Decoder
+from rope_exp.record import read_config
+
+
+def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Decoder, Tokenizer]:
+    """The model and tokenizer of a run folder.
+
+    Args:
+        run_dir: results/runs/<group>/<pe>/seed<k>.
+        step: a saved step; None: the newest checkpoint that verifies.
+    Returns:
+        The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV) and its tokenizer.
+    Raises:
+        RecordError: the folder is no run. CheckpointError: no such checkpoint, or it does not verify.
+    """
+    folder = Path(run_dir)
+    config = read_config(folder)
+    checkpoints = folder / "checkpoints"
+    if step is not None and step not in checkpoint.list_steps(checkpoints):
+        raise CheckpointError(f"{checkpoints} holds no step {step}; it holds {checkpoint.list_steps(checkpoints)}")
+    saved = checkpoint.load_newest(checkpoints) if step is None else checkpoint.load(checkpoints, step)
+    if saved is None:
+        raise CheckpointError(f"{checkpoints} holds no checkpoint yet")
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    model = Decoder(config.model, config.pe, saved.model["lm_head.weight"].shape[0])
+    model.load_state_dict(saved.model)
+    return model.eval(), tokenizer

@@ -9,7 +9,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rope_exp.config import ConfigError, RunConfig, unknown_key
+from rope_exp.config import RunConfig
+from rope_exp.schema import ConfigError, known_keys, unknown_key
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -52,7 +53,7 @@ def explain(error: Exception) -> ConfigError:
     if isinstance(error, OverrideParseException):
         return ConfigError("override", error.override, "is not of the form key=value")
     if match := re.search(r"Could not override '([^']*)'", text):
-        return unknown_key(match[1])
+        return unknown_key(match[1], known_keys(RunConfig))
     if match := re.search(r"Could not append to config. An item is already at '([^']*)'", text):
         return ConfigError(match[1], ..., "is a key already; leave out the +")
     return ConfigError(str(getattr(error, "full_key", None) or "config"), ..., text)

@@ -1,4 +1,4 @@
-"""The one schema: a run's configuration as frozen dataclasses, converted once from Hydra's mapping, then checked.
+"""A run's configuration as frozen dataclasses, converted once from Hydra's mapping, then checked.
 
 Config key = dataclass field = the same path (`optim.lr` is `RunConfig.optim.lr`). Values live in `configs/`; this file
 holds types, ranges and everything that must hold between keys, and no defaults. No torch: the dispatcher imports it.
@@ -7,34 +7,17 @@ holds types, ranges and everything that must hold between keys, and no defaults.
 import dataclasses
 import hashlib
 import json
-import math
 import re
-import types
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+from rope_exp.schema import ConfigError, Rule, convert, show
 
 SITES = ("q", "k", "v", "o")
 AUTO = "auto"
 DEFAULT_OUTPUT = Path("results/runs")
-
-
-class ConfigError(ValueError):
-    """A user's mistake in one sentence: the key, its value (... where there is none to show), and what is allowed."""
-
-    def __init__(self, key: str, value: Any, allowed: str) -> None:
-        super().__init__(f"{key}: {allowed}" if value is ... else f"{key}={_show(value)}: {allowed}")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a value of an annotated type must satisfy, and how to say so."""
-
-    allowed: str
-    holds: Callable[[Any], bool]
 
 
 def _slug_rule(what: str) -> Rule:
@@ -298,7 +281,7 @@ class RunConfig:
         Raises:
             ConfigError: an unknown or missing key, a wrong type, a value out of range or an impossible combination.
         """
-        config = _convert(RunConfig, values, "")
+        config = convert(RunConfig, values, "")
         assert isinstance(config, RunConfig)
         return config
 
@@ -359,26 +342,11 @@ class RunConfig:
         return RunConfig.from_dict(values)
 
 
-def unknown_key(key: str, value: Any = ...) -> ConfigError:
-    """The error for a key that no section has, with the nearest one that exists."""
-    known = _known_keys(RunConfig, "")
-    near = get_close_matches(key, known, n=1, cutoff=0.75)
-    hint = f"did you mean {near[0]}?" if near else "`python train.py --cfg job` prints the keys that there are"
-    return ConfigError(key, value, f"there is no such key; {hint}")
-
-
-def _known_keys(section: Any, prefix: str) -> list[str]:
-    keys: list[str] = []
-    for name, hint in typing.get_type_hints(section).items():
-        keys += _known_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [prefix + name]
-    return keys
-
-
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """`key: old -> new` for each key, at any depth, whose values differ between two plain mappings."""
     before, after = _flatten(old), _flatten(new)
     return [
-        f"{key}: {_show(before.get(key))} -> {_show(after.get(key))}"
+        f"{key}: {show(before.get(key))} -> {show(after.get(key))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     ]
@@ -393,80 +361,3 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _sha256(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _show(value: Any) -> str:
-    """A value as the command line would spell it, shortened, on one line."""
-    text = value if isinstance(value, str) and value.isprintable() else json.dumps(value, default=repr)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _convert(hint: Any, value: Any, key: str) -> Any:
-    """`value` as the annotated type `hint`, or a ConfigError that names `key`."""
-    if dataclasses.is_dataclass(hint):
-        return _convert_section(hint, value, key)
-    if not _matches(hint, value):
-        raise ConfigError(key, value, _allowed(hint))
-    return _cast(hint, value)
-
-
-def _convert_section(section: Any, values: Any, key: str) -> Any:
-    prefix = f"{key}." if key else ""
-    if not isinstance(values, Mapping):
-        raise ConfigError(key or "config", values, "must be a group of keys")
-    hints = typing.get_type_hints(section, include_extras=True)
-    for name in values:
-        if name not in hints:
-            raise unknown_key(f"{prefix}{name}", values[name])
-    for name in hints:
-        if name not in values:
-            raise ConfigError(f"{prefix}{name}", None, "is missing")
-    return section(**{name: _convert(hint, values[name], f"{prefix}{name}") for name, hint in hints.items()})
-
-
-def _matches(hint: Any, value: Any) -> bool:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return _matches(args[0], value) and all(rule.holds(value) for rule in args[1:])
-    if origin in (types.UnionType, typing.Union):
-        return any(_matches(option, value) for option in args)
-    if origin is Literal:
-        return isinstance(value, str) and value in args
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            return False
-        items = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        return len(items) == len(value) and all(map(_matches, items, value))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if hint is str:
-        return isinstance(value, str) and "\0" not in value
-    return type(value) is hint
-
-
-def _cast(hint: Any, value: Any) -> Any:
-    """A matching value in its canonical type, so that 1 and 1.0 hash alike."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return _cast(args[0], value)
-    if origin in (types.UnionType, typing.Union):
-        return _cast(next(option for option in args if _matches(option, value)), value)
-    if origin is tuple:
-        items = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        return tuple(map(_cast, items, value))
-    return float(value) if hint is float else value
-
-
-def _allowed(hint: Any) -> str:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return " and ".join(rule.allowed for rule in args[1:])
-    if origin in (types.UnionType, typing.Union):
-        return ", or ".join(_allowed(option) for option in args)
-    if origin is Literal:
-        return f"must be one of {', '.join(args)}" if len(args) > 1 else f"must be {args[0]}"
-    if origin is tuple:
-        count = "any number" if args[-1] is Ellipsis else str(len(args))
-        return f"must be a list of {count}, each of which {_allowed(args[0])}"
-    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", type(None): "null"}
-    return f"must be {names[hint]}"

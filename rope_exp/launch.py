@@ -28,6 +28,7 @@ from rope_exp.table import LiveTable
 
 LOG = "log.txt"
 POLL_SECONDS = 0.1
+GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -37,7 +38,8 @@ class Cell:
 
     config: RunConfig
     folder: Path
-    child: subprocess.Popen[bytes] | None = None
+    ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    failed_at: float | None = None  # when a rank was first seen to have failed
     leases: list["Lease"] = field(default_factory=list)
     exit_code: int | None = None  # of this dispatch; None: not ended yet
 
@@ -45,7 +47,7 @@ class Cell:
     def status(self) -> str:
         """finished, diverged, failed, stopped, running or waiting."""
         if self.exit_code is None:
-            return "running" if self.child else "waiting"
+            return "running" if self.ranks else "waiting"
         return {0: "finished", 3: "diverged", EXIT_STOPPED: "stopped"}.get(self.exit_code, "failed")
 
 
@@ -165,47 +167,52 @@ def _run_all(cells: list[Cell]) -> int:
 
 
 def _start(cell: Cell, leases: list["Lease"], log: Path | None) -> None:
-    """Start the run's one fresh child: Python itself for one process, torchrun for several."""
+    """Start the run's fresh child: one process a rank, the rendezvous in its environment (docs/decisions/002)."""
     launch = cell.config.launch
     assert isinstance(launch.num_processes, int) and isinstance(launch.max_parallel, int)
-    command = [sys.executable, "-m"]
-    if launch.num_processes > 1:
-        command += ["torch.distributed.run", "--nnodes=1", f"--nproc-per-node={launch.num_processes}"]
-        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{_free_port()}", "-m"]
-    command += ["rope_exp.worker", str(cell.folder)]
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    threads = max(num_cores() // (launch.num_processes * launch.max_parallel), 1)
-    environment.setdefault("OMP_NUM_THREADS", str(threads))
+    environment.setdefault("OMP_NUM_THREADS", str(max(num_cores() // (launch.num_processes * launch.max_parallel), 1)))
     if launch.device == "cpu":
         environment["ACCELERATE_USE_CPU"] = "true"
     if leases:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(lease.gpu for lease in leases)
+    if launch.num_processes > 1:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environment |= {"WORLD_SIZE": str(launch.num_processes), "LOCAL_WORLD_SIZE": str(launch.num_processes)}
     output: IO[bytes] | None = log.open("ab") if log else None
     cell.leases = leases
-    cell.child = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=output,
-        stderr=subprocess.STDOUT if output else None,
-        pass_fds=[lease.descriptor for lease in leases],
-        start_new_session=True,  # a terminal's Ctrl-C reaches the dispatcher alone, which passes it on once
-    )
+    for rank in range(launch.num_processes):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if launch.num_processes > 1 else {}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rope_exp.worker", str(cell.folder)],
+            env=environment | own,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            pass_fds=[lease.descriptor for lease in leases],
+            start_new_session=True,  # a terminal's Ctrl-C reaches the dispatcher alone, which passes it on once
+        )
+        cell.ranks.append(process)
     if output:
         output.close()
 
 
 def _collect(cells: list[Cell]) -> None:
-    """Note the children that have ended. What the run folder says counts: torchrun hides its ranks' exit codes."""
+    """Note the runs that have ended; where one rank has failed, the others are ended too."""
     for cell in cells:
-        if cell.child is None or cell.exit_code is not None or cell.child.poll() is None:
+        if not cell.ranks or cell.exit_code is not None:
             continue
-        result = read_result(cell.folder)
-        if result is not None:
-            cell.exit_code = 3 if result["status"] == "diverged" else 0
-        else:
-            code = cell.child.returncode
-            cell.exit_code = EXIT_STOPPED if getattr(cell.child, "asked_to_stop", False) else (code if code > 0 else 1)
+        codes = [rank.poll() for rank in cell.ranks]
+        failures = [code for code in codes if code not in (None, 0, 3, EXIT_STOPPED)]
+        if failures and cell.failed_at is None:
+            cell.failed_at = time.monotonic()
+        if None in codes:
+            if cell.failed_at is not None and time.monotonic() - cell.failed_at > GRACE_SECONDS:
+                for rank in cell.ranks:
+                    rank.kill()
+            continue
+        # A rank that a signal ended, or that raised, is a failure: 1. Its own word counts where it is a contract's: 2.
+        cell.exit_code = (2 if failures[0] == 2 else 1) if failures else max(code or 0 for code in codes)
         for lease in cell.leases:
             lease.release()
 
@@ -233,9 +240,9 @@ class _Stopper:
     def _handle(self, number: int, frame: object) -> None:
         self.asked = True
         for cell in self._cells:
-            if cell.child is not None and cell.child.poll() is None:
-                cell.child.asked_to_stop = True  # type: ignore[attr-defined]
-                cell.child.send_signal(signal.SIGTERM)
+            for rank in cell.ranks:
+                if rank.poll() is None:
+                    rank.send_signal(signal.SIGTERM)
 
 
 def _free_port() -> int:

@@ -107,13 +107,6 @@ class Rotary(nn.Module):
         angle_TF = angles(self.inv_freq, num_positions, self.start)
         return angle_TF.cos(), angle_TF.sin()
 
-    def double(self) -> "Rotary":
-        # float32 frequencies cast up would keep their rounding, and the laws would hold to 1e-7 only.
-        super().double()
-        if not isinstance(self.inv_freq, nn.Parameter):
-            self.inv_freq = frequencies(self.num_features, self.base, torch.float64)
-        return self
-
 
 class Trunk(nn.Module):
     """Embedding, blocks and the last norm; a module of its own because transformers' names say `model.`."""

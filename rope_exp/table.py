@@ -41,6 +41,7 @@ class LiveTable:
         self._started = self._refreshed = self._last_line = time.monotonic()
         self._metrics: dict[int, list[dict[str, Any]]] = {}
         self._printed: dict[int, str] = {}
+        self._read_at: dict[int, str] = {}  # the status at which a run's metrics were last read
         self._steps_before = self._steps_done()
 
     def __enter__(self) -> Self:
@@ -75,11 +76,11 @@ class LiveTable:
 
     def _print_changes(self) -> None:
         for number, row in enumerate(self._rows):
-            if self._printed.get(number) == row.status or (row.status == "waiting" and not self._live):
+            if self._printed.get(number) == row.status or row.status == "waiting":
                 continue
-            self._printed[number] = row.status
             last = self._last(row)
             loss = f", val/loss {last['val/loss']:.4f}" if row.status == "finished" and "val/loss" in last else ""
+            self._printed[number] = row.status
             if not self._live:
                 self._print(f"{row.config.name}: {row.status}{loss}")
 
@@ -121,6 +122,6 @@ class LiveTable:
 
     def _read(self, row: Row) -> list[dict[str, Any]]:
         number = next(index for index, other in enumerate(self._rows) if other is row)
-        if number not in self._metrics or row.status == "running" or self._printed.get(number) == "running":
-            self._metrics[number] = read_metrics(row.folder)
+        if self._read_at.get(number) != row.status or row.status == "running":
+            self._metrics[number], self._read_at[number] = read_metrics(row.folder), row.status
         return self._metrics[number]

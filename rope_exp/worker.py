@@ -93,8 +93,7 @@ def _accelerator(config: RunConfig) -> Any:
     accelerator = Accelerator(
         cpu=launch.device == "cpu",
         mixed_precision="bf16" if precision == "bf16" else "no",
-        # The only buffers are frequency tables, equal everywhere; broadcasting them would cost a collective a step.
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)],
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
     assert accelerator.num_processes == launch.num_processes, (
         f"launch.num_processes={launch.num_processes}, but this launcher started {accelerator.num_processes}"

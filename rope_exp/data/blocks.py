@@ -2,9 +2,10 @@
 
     <cache>/<key>/tokenizer.json  train.bin  validation.bin  meta.json
 
-A document's ids are followed by the end-of-text id, and documents by each other; ids are 16 bits wide where the vocabulary
-allows. The key hashes what the tokens depend on. A folder is made under a hidden name, under a lock, and renamed when it
-is whole and on the disk: whoever finds `<key>` can trust it, and a preparation that dies leaves nothing that is read.
+A document's ids are followed by the end-of-text id, and documents by each other; ids are 16 bits wide where the
+vocabulary allows. The key hashes what the tokens depend on. A folder is made under a hidden name, under a lock, and
+renamed when it is whole and on the disk: whoever finds `<key>` can trust it, and a preparation that dies leaves nothing
+that is read.
 """
 
 import errno
@@ -15,11 +16,10 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -30,13 +30,13 @@ from tqdm import tqdm
 
 from rope_exp.config import ConfigError, DataConfig, TokenizerConfig
 from rope_exp.data.corpus import TRAIN, VALIDATION, Corpus, DataError, corpus_fingerprint, open_corpus
-from rope_exp.data.tokens import build_tokenizer, encode, token_dtype, tokenizer_fingerprint, vocab_size
-from rope_exp.record import DiskError, RecordError, check_space, read_json, sync_folder, write_json
+from rope_exp.data.tokens import TokenType, build_tokenizer, encode, token_dtype, tokenizer_fingerprint, vocab_size
+from rope_exp.record import DiskError, RecordError, check_space, read_json, sync_folder, write_atomically, write_json
 
 FORMAT = 1  # of the folder; part of its key
-META, TOKENIZER = "meta.json", "tokenizer.json"
+META, TOKENIZER, LOCKS = "meta.json", "tokenizer.json", "locks"
 SIDES = (TRAIN, VALIDATION)
-BATCH_BYTES = 2 << 20  # of text encoded at once: enough for all cores, little beside the libraries themselves
+BATCH_BYTES = 1 << 20  # of text encoded at once: enough for all cores; an encoding takes about 100 bytes a token
 BLOCK_BYTES = 8 << 20  # of a .bin file under one digest
 LINE_SECONDS = 10.0  # between lines of progress
 UNNUMBERED = ("name", "path", "cache_dir", "seed")  # keys of data that change no token (path: the fingerprint does)
@@ -103,13 +103,9 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int | None
     cache, key = cache_folder(data), _key(data, tokenizer, fingerprint)
     folder = cache / key
     if not folder.exists():
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            with _lock(cache / f"{key}.lock", folder):
-                if not folder.exists():
-                    _make(data, tokenizer, fingerprint, folder, seq_len)
-        except (PermissionError, NotADirectoryError, FileExistsError) as error:
-            raise ConfigError("data.cache_dir", str(cache), f"cannot be written: {error}") from None
+        with _lock(cache, key):
+            if not folder.exists():
+                _make(data, tokenizer, fingerprint, folder, seq_len)
     prepared = _open(folder, data)
     if seq_len is not None:
         _check_length(prepared.corpus["tokens"], seq_len)
@@ -132,15 +128,23 @@ def _key(data: DataConfig, tokenizer: TokenizerConfig, fingerprint: str) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _lock(path: Path, folder: Path) -> FileLock:
-    """The preparation's lock, held; the one that waits says so."""
-    lock = FileLock(path)
+@contextmanager
+def _lock(cache: Path, key: str) -> Iterator[None]:
+    """Hold the lock of one preparation; whoever waits for it says so."""
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(f"data: another process prepares {folder}; waiting for it", file=sys.stderr, flush=True)
-        lock.acquire()
-    return lock
+        (cache / LOCKS).mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache / LOCKS / key)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            print(f"data: another process prepares {cache / key}; waiting for it", file=sys.stderr, flush=True)
+            lock.acquire()
+    except OSError as error:
+        raise ConfigError("data.cache_dir", str(cache), f"cannot be written: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _open(folder: Path, data: DataConfig) -> Prepared:
@@ -183,10 +187,10 @@ def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: P
         if config.kind == "bpe":
             print("data: training the tokenizer", file=sys.stderr, flush=True)
         tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
-        tokenizer.save(str(temporary / TOKENIZER), pretty=False)
+        write_atomically(temporary / TOKENIZER, tokenizer.to_str())
         dtype = token_dtype(vocab_size(tokenizer))
-        with TokenFile(temporary / f"{TRAIN}.bin", dtype) as train, TokenFile(temporary / f"{VALIDATION}.bin", dtype) as held:
-            files = {TRAIN: train, VALIDATION: held}
+        with ExitStack() as stack:
+            files = {side: stack.enter_context(TokenFile(temporary / f"{side}.bin", dtype)) for side in SIDES}
             counts = write_tokens(corpus, tokenizer, end_id, files, data.max_tokens)
         _check_sides(data, counts["documents"])
         if seq_len is not None:
@@ -204,11 +208,11 @@ def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: P
         temporary.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(folder.parent).free
             raise DiskError(
-                f"no space left in {folder.parent}: the tokens of data={data.name} need about {needed_bytes:,} bytes and "
-                f"{free:,} are free; make room or choose another data.cache_dir"
+                f"no space left in {folder.parent}: the tokens of data={data.name} need about {needed_bytes:,} bytes "
+                f"and {free:,} are free; make room or choose another data.cache_dir"
             ) from None
         raise
     finally:
@@ -220,7 +224,8 @@ def _estimate_bytes(corpus: Corpus, data: DataConfig, config: TokenizerConfig) -
     width = 2 if config.kind == "bytes" or (config.vocab_size is not None and config.vocab_size <= 2**16) else 4
     bounds = []
     if corpus.text_bytes is not None:
-        bounds.append(corpus.text_bytes if config.kind == "bytes" else corpus.text_bytes // 2)  # text: 3 to 5 bytes a token
+        bytes_a_token = 1 if config.kind == "bytes" else 2  # on the safe side; text of all languages: 2.5 to 5
+        bounds.append(corpus.text_bytes // bytes_a_token)
     if data.max_tokens is not None:
         bounds.append(2 * data.max_tokens)
     return width * min(bounds, default=0)
@@ -238,7 +243,9 @@ def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
             raise ConfigError(key, value, f"leaves no document for {side} of the corpus's {total}")
 
 
-def _meta(folder: Path, tokenizer: Tokenizer, files: Mapping[str, "TokenFile"], corpus: dict[str, Any]) -> dict[str, Any]:
+def _meta(
+    folder: Path, tokenizer: Tokenizer, files: Mapping[str, "TokenFile"], corpus: dict[str, Any]
+) -> dict[str, Any]:
     blocks = {side: file.block_sha256 for side, file in files.items()}
     tokenizer_sha256 = _file_sha256(folder / TOKENIZER)
     size = vocab_size(tokenizer)
@@ -263,23 +270,25 @@ def write_tokens(
     """
     counts = {what: dict.fromkeys(SIDES, 0) for what in ("documents", "text_bytes", "tokens")}
     report = Report(corpus.text_bytes, max_tokens)
+    end = np.array([end_id], dtype=np.uint32)
     for split in corpus.splits:
         full = False
         with closing(corpus.documents(split)) as documents:
             for batch in _batches(documents):
-                ids: dict[str, list[int]] = {side: [] for side in SIDES}
+                ids: dict[str, list[NDArray[np.uint32]]] = {side: [] for side in SIDES}
                 for (side, text), of_one in zip(batch, encode(tokenizer, [text for _, text in batch]), strict=True):
                     room = len(of_one) + 1 if max_tokens is None else max_tokens - counts["tokens"][side]
-                    added = [*of_one, end_id][:room]
-                    ids[side] += added
-                    counts["documents"][side] += bool(added)
-                    counts["text_bytes"][side] += len(text.encode()) if added else 0
-                    counts["tokens"][side] += len(added)
+                    if room == 0:
+                        continue
+                    ids[side] += [of_one[:room], end[: max(0, room - len(of_one))]]
+                    counts["documents"][side] += 1
+                    counts["text_bytes"][side] += len(text.encode())
+                    counts["tokens"][side] += min(room, len(of_one) + 1)
                     full = counts["tokens"][split] == max_tokens
                     if full:
                         break
                 for side, file in files.items():
-                    file.write(ids[side])
+                    file.write(np.concatenate(ids[side]) if ids[side] else end[:0])
                 report.update(counts)
                 if full:
                     break
@@ -303,32 +312,34 @@ def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, s
 class TokenFile:
     """Appends token ids to a file; on closing it is on the disk, and its blocks' digests are known."""
 
-    def __init__(self, path: Path, dtype: type[np.uint16] | type[np.uint32]) -> None:
-        self._file, self._dtype = path.open("wb"), np.dtype(dtype).newbyteorder("<")
-        self._rest = b""
+    def __init__(self, path: Path, dtype: TokenType) -> None:
+        self._file, self._dtype, self._max_id = path.open("wb"), np.dtype(dtype).newbyteorder("<"), np.iinfo(dtype).max
+        self._digest, self._filled = hashlib.sha256(), 0  # of the block that is being written
         self.block_sha256: list[str] = []
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         with self._file:
             if error is None:
-                if self._rest:
-                    self._put(self._rest)
+                if self._filled:
+                    self.block_sha256.append(self._digest.hexdigest())
                 self._file.flush()
                 os.fsync(self._file.fileno())
 
-    def write(self, ids: list[int]) -> None:
-        """Append; an id that does not fit raises OverflowError (numpy refuses to wrap Python's integers)."""
-        self._rest += np.array(ids, dtype=self._dtype).tobytes()
-        while len(self._rest) >= BLOCK_BYTES:
-            self._put(self._rest[:BLOCK_BYTES])
-            self._rest = self._rest[BLOCK_BYTES:]
-
-    def _put(self, block: bytes) -> None:
-        self._file.write(block)
-        self.block_sha256.append(hashlib.sha256(block).hexdigest())
+    def write(self, ids: NDArray[np.uint32]) -> None:
+        """Append."""
+        assert ids.max(initial=0) <= self._max_id, "a token id would wrap"
+        rest = memoryview(ids.astype(self._dtype).tobytes())
+        self._file.write(rest)
+        while len(rest):
+            part = rest[: BLOCK_BYTES - self._filled]
+            self._digest.update(part)
+            self._filled, rest = self._filled + len(part), rest[len(part) :]
+            if self._filled == BLOCK_BYTES:
+                self.block_sha256.append(self._digest.hexdigest())
+                self._digest, self._filled = hashlib.sha256(), 0
 
 
 class Report:

@@ -12,7 +12,7 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,11 @@ class Corpus:
     text_bytes: int | None
     facts: dict[str, Any]
 
-    def documents(self, split: str) -> Iterator[tuple[str, str]]:
+    def documents(self, split: str) -> Generator[tuple[str, str], None, None]:
         """(side, text) of each document of a split that is not empty; side is "train" or "validation"."""
-        for text in self.splits[split]():
-            if text:
-                yield split if VALIDATION in self.splits or not is_held_out(text, self.holdout_fraction) else VALIDATION, text
+        own = VALIDATION in self.splits
+        for text in filter(None, self.splits[split]()):
+            yield (VALIDATION if not own and is_held_out(text, self.holdout_fraction) else split), text
 
     def train_texts(self) -> Iterator[str]:
         """The training documents alone, for a tokenizer to learn from."""
@@ -128,7 +128,7 @@ def _library(data: DataConfig) -> Corpus:
     return Corpus({TRAIN: read}, data.holdout_fraction, sum(path.stat().st_size for path in files), facts)
 
 
-# -- files ---------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def local_files(data: DataConfig) -> tuple[Path, list[Path]]:
@@ -143,9 +143,9 @@ def local_files(data: DataConfig) -> tuple[Path, list[Path]]:
         raise ConfigError("data.path", data.path, "there is no such file or folder")
     found = [root] if root.is_file() else sorted(path for path in root.rglob("*") if _loader(path) and path.is_file())
     files = [path for path in found if not any(part.startswith((".", "__")) for part in path.relative_to(root).parts)]
-    loaders = {_loader(path) for path in files} - {None}
+    loaders = {loader for path in files if (loader := _loader(path))}
     if not loaders:
-        raise ConfigError("data.path", data.path, f"holds no file that ends in {', '.join(LOADERS)} (or those with .gz)")
+        raise ConfigError("data.path", data.path, f"holds no file that ends in {', '.join(LOADERS)} (or .gz after it)")
     if len(loaders) > 1:
         raise ConfigError("data.path", data.path, f"holds {' and '.join(sorted(loaders))} files; choose one kind")
     return (root.parent if root.is_file() else root), files
@@ -206,7 +206,7 @@ def _sides(data: DataConfig, splits: Mapping[str, Any]) -> dict[str, Any]:
     if TRAIN not in splits:
         raise ConfigError("data.path", data.path, f"has no split named train; it has {', '.join(sorted(splits))}")
     sides = {TRAIN: splits[TRAIN]}
-    if data.validation_split in splits:
+    if data.validation_split is not None and data.validation_split in splits:
         sides[VALIDATION] = splits[data.validation_split]
     return sides
 
@@ -317,7 +317,7 @@ def _texts(stream: Any, data: DataConfig) -> Iterator[str]:
 
 def _check_column(data: DataConfig, names: list[str]) -> None:
     if data.text_column not in names:
-        raise ConfigError("data.text_column", data.text_column, f"there is no such column; there are {', '.join(names)}")
+        raise ConfigError("data.text_column", data.text_column, f"is no column; there are {', '.join(names)}")
 
 
 def first_line(error: BaseException) -> str:

@@ -16,11 +16,13 @@ from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rope_exp.config import ConfigError, TokenizerConfig
 from rope_exp.data.corpus import DataError, first_line
 
+TokenType = type[np.uint16] | type[np.uint32]
 END_OF_TEXT = "<|endoftext|>"
 PIECE_CHARS = 1 << 16  # a longer document is encoded in pieces, for flat memory and even work
 CUT = re.compile(r"(?<=\S)(?=[ \n])")  # where the byte-level pre-tokenizer always cuts
@@ -40,7 +42,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
     if config.kind == "pretrained":
         return _pretrained(config)
     tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
-    return tokenizer, tokenizer.token_to_id(END_OF_TEXT)
+    return tokenizer, end_of_text_id(tokenizer)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -64,7 +66,8 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     Raises:
         ConfigError: the text has too few different pairs for tokenizer.vocab_size tokens.
     """
-    assert config.vocab_size is not None and config.train_bytes is not None
+    assert config.vocab_size is not None
+    assert config.train_bytes is not None
     # Every merge needs a pair of neighbours, so this many tokens are out of reach; the trainer would reserve memory.
     if config.vocab_size > config.train_bytes + 257:
         raise ConfigError(
@@ -90,12 +93,19 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+def end_of_text_id(tokenizer: Tokenizer) -> int:
+    """The id of <|endoftext|> in a tokenizer made here."""
+    id_ = tokenizer.token_to_id(END_OF_TEXT)
+    assert id_ is not None
+    return id_
+
+
 def vocab_size(tokenizer: Tokenizer) -> int:
     """One more than the largest id (a pretrained vocabulary may have holes)."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
-def token_dtype(size: int) -> type[np.uint16] | type[np.uint32]:
+def token_dtype(size: int) -> TokenType:
     """The narrowest type that holds every id of a vocabulary.
 
     Raises:
@@ -106,12 +116,13 @@ def token_dtype(size: int) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if size <= 2**16 else np.uint32
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of each text, on all cores."""
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+    """The ids of each text, on all cores (unless TOKENIZERS_PARALLELISM=false)."""
     can_cut = _cuts_at_spaces(tokenizer)
     parts = [list(pieces(text, PIECE_CHARS)) if can_cut else [text] for text in texts]
     encodings = iter(tokenizer.encode_batch_fast(list(chain.from_iterable(parts)), add_special_tokens=False))
-    return [list(chain.from_iterable(encoding.ids for encoding in islice(encodings, len(of_one)))) for of_one in parts]
+    ids = ([np.array(encoding.ids, dtype=np.uint32) for encoding in islice(encodings, len(of_one))] for of_one in parts)
+    return [of_one[0] if len(of_one) == 1 else np.concatenate(of_one) for of_one in ids]
 
 
 def pieces(text: str, limit: int) -> Iterator[str]:
@@ -169,7 +180,7 @@ def _pretrained(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     local = Path(path).exists()
     if not local and config.path.startswith(("/", ".", "~")):
         raise ConfigError("tokenizer.path", config.path, "there is no such folder")
-    code = "import json, sys; from rope_exp.data.tokens import save_pretrained; save_pretrained(*json.loads(sys.argv[1]))"
+    code = "import json, sys; from rope_exp.data import tokens; tokens.save_pretrained(*json.loads(sys.argv[1]))"
     root = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
     with tempfile.TemporaryDirectory(prefix="rope_exp-") as folder:

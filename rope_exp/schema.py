@@ -1,0 +1,118 @@
+"""From a plain mapping to frozen dataclasses: types, ranges, and errors that name the key. Knows no key by name."""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+
+class ConfigError(ValueError):
+    """A user's mistake in one sentence: the key, its value (... where there is none to show), and what is allowed."""
+
+    def __init__(self, key: str, value: Any, allowed: str) -> None:
+        super().__init__(f"{key}: {allowed}" if value is ... else f"{key}={show(value)}: {allowed}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value of an annotated type must satisfy, and how to say so."""
+
+    allowed: str
+    holds: Callable[[Any], bool]
+
+
+def show(value: Any) -> str:
+    """A value as the command line would spell it, shortened, on one line."""
+    text = value if isinstance(value, str) and value.isprintable() else json.dumps(value, default=repr)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def convert(hint: Any, value: Any, key: str) -> Any:
+    """`value` as the annotated type `hint`, or a ConfigError that names `key`."""
+    if dataclasses.is_dataclass(hint):
+        return _convert_section(hint, value, key)
+    if not _matches(hint, value):
+        raise ConfigError(key, value, _allowed(hint))
+    return _cast(hint, value)
+
+
+def _convert_section(section: Any, values: Any, key: str) -> Any:
+    prefix = f"{key}." if key else ""
+    if not isinstance(values, Mapping):
+        raise ConfigError(key or "config", values, "must be a group of keys")
+    hints = typing.get_type_hints(section, include_extras=True)
+    for name in values:
+        if name not in hints:
+            raise unknown_key(f"{prefix}{name}", known_keys(section, prefix), values[name])
+    for name in hints:
+        if name not in values:
+            raise ConfigError(f"{prefix}{name}", None, "is missing")
+    return section(**{name: convert(hint, values[name], f"{prefix}{name}") for name, hint in hints.items()})
+
+
+def _matches(hint: Any, value: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _matches(args[0], value) and all(rule.holds(value) for rule in args[1:])
+    if origin in (types.UnionType, typing.Union):
+        return any(_matches(option, value) for option in args)
+    if origin is Literal:
+        return isinstance(value, str) and value in args
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False
+        items = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+        return len(items) == len(value) and all(map(_matches, items, value))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is str:
+        return isinstance(value, str) and "\0" not in value
+    return type(value) is hint
+
+
+def _cast(hint: Any, value: Any) -> Any:
+    """A matching value in its canonical type, so that 1 and 1.0 hash alike."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _cast(args[0], value)
+    if origin in (types.UnionType, typing.Union):
+        return _cast(next(option for option in args if _matches(option, value)), value)
+    if origin is tuple:
+        items = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+        return tuple(map(_cast, items, value))
+    return float(value) if hint is float else value
+
+
+def _allowed(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return " and ".join(rule.allowed for rule in args[1:])
+    if origin in (types.UnionType, typing.Union):
+        return ", or ".join(_allowed(option) for option in args)
+    if origin is Literal:
+        return f"must be one of {', '.join(args)}" if len(args) > 1 else f"must be {args[0]}"
+    if origin is tuple:
+        count = "any number" if args[-1] is Ellipsis else str(len(args))
+        return f"must be a list of {count}, each of which {_allowed(args[0])}"
+    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", type(None): "null"}
+    return f"must be {names[hint]}"
+
+
+def unknown_key(key: str, known: Sequence[str], value: Any = ...) -> ConfigError:
+    """The error for a key that no section has, with the nearest one that exists."""
+    near = get_close_matches(key, known, n=1, cutoff=0.75)
+    hint = f"did you mean {near[0]}?" if near else "`python train.py --cfg job` prints the keys that there are"
+    return ConfigError(key, value, f"there is no such key; {hint}")
+
+
+def known_keys(section: Any, prefix: str = "") -> list[str]:
+    """The full path of every key below a section."""
+    keys: list[str] = []
+    for name, hint in typing.get_type_hints(section).items():
+        keys += known_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [prefix + name]
+    return keys

@@ -1,0 +1,100 @@
+"""Measure the preparation: `python scripts/bench_prepare.py FILE.parquet`.
+
+Prints the throughput of rope_exp.data (reading, hashing, encoding, writing) beside that of a bare `encode_batch` on the
+same text, already in memory, with the same tokenizer, in alternating rounds of one process; then the preparation's peak
+memory on the text and on ten times the text, each in a process of its own.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tokenizers import Tokenizer
+
+from rope_exp.compose import run_config
+from rope_exp.data.blocks import SIDES, TokenFile, write_tokens
+from rope_exp.data.corpus import Corpus, open_corpus
+from rope_exp.data.tokens import end_of_text_id, load_tokenizer, token_dtype, train_bpe, vocab_size
+from rope_exp.record import write_atomically
+
+
+def corpus_of(path: str, column: str, repeats: int) -> Corpus:
+    """The training documents of one file, `repeats` times over."""
+    paths = Path(path).resolve()
+    config = run_config(["data=files", f"data.path='{paths}'", f"data.text_column={column}"])
+    corpus = open_corpus(config.data)
+    read = corpus.splits["train"]
+    repeated = {"train": lambda: (text for _ in range(repeats) for text in read())}
+    return Corpus(repeated, corpus.holdout_fraction, None, {})
+
+
+def prepare_once(corpus: Corpus, tokenizer: Tokenizer) -> tuple[float, int]:
+    """Seconds, and bytes of text."""
+    dtype = token_dtype(vocab_size(tokenizer))
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        with TokenFile(Path(folder, "train"), dtype) as train, TokenFile(Path(folder, "validation"), dtype) as held:
+            files = dict(zip(SIDES, (train, held), strict=True))
+            counts = write_tokens(corpus, tokenizer, end_of_text_id(tokenizer), files, None)
+        return time.perf_counter() - started, sum(counts["text_bytes"].values())
+
+
+def peak_mib(arguments: argparse.Namespace, tokenizer: Path, repeats: int) -> int:
+    """Peak resident memory of a child that prepares."""
+    command = [sys.executable, __file__, arguments.path, "--column", arguments.column]
+    child = subprocess.run(
+        [*command, "--child", str(tokenizer), str(repeats)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return int(child.stdout)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", help="a Parquet file")
+    parser.add_argument("--column", default="text")
+    parser.add_argument("--vocab-size", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", nargs=2, metavar=("TOKENIZER", "REPEATS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        tokenizer_path, repeats = arguments.child
+        prepare_once(corpus_of(arguments.path, arguments.column, int(repeats)), load_tokenizer(tokenizer_path))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+        return
+
+    corpus = corpus_of(arguments.path, arguments.column, 1)
+    config = run_config(["tokenizer=bpe_8k", f"tokenizer.vocab_size={arguments.vocab_size}"]).tokenizer
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "tokenizer.json")
+        write_atomically(path, train_bpe(config, corpus.splits["train"]()).to_str())
+        memory = {repeats: peak_mib(arguments, path, repeats) for repeats in (1, 10)}
+        tokenizer = load_tokenizer(path)
+    texts = list(corpus.splits["train"]())
+    num_bytes = sum(len(text.encode()) for text in texts)
+    ours, bare = [], []
+    for _ in range(arguments.rounds):
+        seconds, same_bytes = prepare_once(corpus, tokenizer)
+        assert same_bytes == num_bytes
+        ours.append(seconds)
+        started = time.perf_counter()
+        encodings = tokenizer.encode_batch(texts)
+        bare.append(time.perf_counter() - started)
+        del encodings
+    print(f"{num_bytes / 1e6:.1f} MB of text, {os.cpu_count()} cores, medians of {arguments.rounds} rounds")
+    print(f"prepare:            {num_bytes / 1e6 / median(ours):6.2f} MB/s")
+    print(f"bare encode_batch:  {num_bytes / 1e6 / median(bare):6.2f} MB/s")
+    print(f"ratio:              {median(bare) / median(ours):6.2f}")
+    print(f"peak memory:        {memory[1]} MiB; on ten times the text {memory[10]} MiB")
+
+
+if __name__ == "__main__":
+    main()

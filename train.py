@@ -25,12 +25,17 @@ from rope_exp.machine import settle
 from rope_exp.record import DiskError, RecordError, read_result
 
 jobs: list[RunConfig] = []
+mistakes: list[ConfigError] = []  # kept, since Hydra prints words of its own about a job that raises
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="config")
 def collect(values: DictConfig) -> None:
     """Check one job. Jobs of Hydra's own launcher are dispatched together, after all have been checked."""
-    config = to_run_config(values)
+    try:
+        config = to_run_config(values)
+    except ConfigError as error:
+        mistakes.append(error)
+        return
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN and "basic_launcher" not in hydra_config.launcher._target_:
         if code := dispatch([config]):  # this process is a job of submitit's or another launcher's
@@ -60,7 +65,7 @@ def is_rank() -> bool:
 def run_as_rank(configs: list[RunConfig]) -> int:
     """`accelerate launch train.py ...`: the world is the launcher's, not launch.num_processes."""
     if len(configs) > 1:
-        raise ConfigError("--multirun", True, "every rank of `accelerate launch` would run the sweep; use python train.py")
+        raise ConfigError("--multirun", ..., "every rank of `accelerate launch` would run the sweep; use python train.py")
     from rope_exp import launch, worker
     from rope_exp.stop import StopSignal
 
@@ -96,6 +101,8 @@ def main() -> int:
     OmegaConf.register_new_resolver("scratch", scratch, use_cache=True)
     try:
         collect()
+        if mistakes:
+            return fail(mistakes[0], 2)
         return dispatch(jobs) if jobs else 0
     except (ConfigError, RecordError) as error:
         return fail(error, 2)

@@ -23,7 +23,10 @@ def to_run_config(values: DictConfig) -> RunConfig:
             reads into saved files.
     """
     _refuse_environment(OmegaConf.to_container(values, resolve=False), "")
-    plain = OmegaConf.to_container(values, resolve=True)
+    try:
+        plain = OmegaConf.to_container(values, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise explain(error) from error
     assert isinstance(plain, dict)
     return RunConfig.from_dict({str(key): value for key, value in plain.items()})
 

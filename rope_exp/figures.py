@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from rope_exp import published
 from rope_exp.config import SITES
 from rope_exp.report import Report, Run
-from rope_exp.stats import Row
+from rope_exp.stats import Row, Status
 
 # Paul Tol's "muted" scheme, made for colour-blind readers; the nine have a colour each, the seven other subsets share
 # them dashed, a user's own variants dotted. Keyed by label alone, so a variant looks the same in every figure.
@@ -75,17 +75,18 @@ def loss_curves(report: Report) -> bytes:
             validation = _curves(runs, "val/loss")
             training = _curves(runs, "train/loss", window)
             difference = validation.sub(reference).dropna(axis="columns", how="all")
-            finished = [run.config.seed for run in runs if run.status == "finished"]
-            _draw(losses, training, finished, style, pale=True)
-            _draw(losses, validation, finished, style, pale=False)
-            _draw(deltas, difference, finished, style, pale=False)
+            status = {run.config.seed: run.status for run in runs}
+            _draw(losses, training, status, style, pale=True)
+            _draw(losses, validation, status, style, pale=False)
+            _draw(deltas, difference, status, style, pale=False)
         _fit(losses)
         _fit(deltas)
         for run in report.group.runs:
             if run.status == "diverged":
                 _cross(losses, run, window)
         _say_axes(report, losses, deltas)
-        figure.legend(handles=[_legend_line(row) for row in report.rows], loc="outside right upper", fontsize=8)
+        handles = [_legend_line(row) for row in report.rows]
+        figure.legend(handles=handles, loc="outside right upper", fontsize=8, handlelength=3)
         figure.supxlabel(_small_print(report, window), fontsize=7, color="#555555")
         return _png(figure)
 
@@ -100,26 +101,31 @@ def _curves(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
     return pd.DataFrame(columns).sort_index()
 
 
-def _draw(axes: Axes, curves: pd.DataFrame, finished: Collection[Hashable], style: Look, *, pale: bool) -> None:
-    """The mean over finished seeds, where all of them have a value; thin, each seed, if there are several."""
-    color, line = style.color, style.linestyle
-    several = len(curves.columns) > 1
-    if several and not pale:
-        for seed in curves.columns:
-            axes.plot(curves[seed].dropna(), color=color, linestyle=line, linewidth=0.6, alpha=0.45)
-    whole = curves[[seed for seed in curves.columns if seed in finished or not several]]
-    average = whole.dropna().mean(axis="columns") if whole.columns.size else pd.Series(dtype=np.float64)
-    if pale:
-        axes.plot(average, color=color, linestyle=line, linewidth=0.9, alpha=0.35)
-    else:
-        axes.plot(average, color=color, linestyle=line, linewidth=1.3, marker=style.marker, markersize=4)
+def _draw(axes: Axes, curves: pd.DataFrame, status: Mapping[int, Status], style: Look, *, pale: bool) -> None:
+    """The mean over finished seeds, where all of them have a value; thin, each seed, if there are several.
+
+    A variant without a finished seed has no mean: each of its seeds stands for itself.
+    """
+    color, line, marker = style.color, style.linestyle, "" if pale else style.marker
+    seeds = [seed for seed in status if seed in curves.columns]
+    finished = [seed for seed in seeds if status[seed] == "finished"]
+    alone = {seed: curves[seed].dropna() for seed in seeds}
+    if finished and len(seeds) > 1 and not pale:
+        for seed, curve in alone.items():
+            axes.plot(curve, color=color, linestyle=line, linewidth=0.6, alpha=0.45, gid=status[seed])
+    means = {finished[0]: curves[finished].dropna().mean(axis="columns")} if finished else alone
+    alpha, width = (0.35, 0.9) if pale else (1.0, 1.3)
+    for seed, curve in means.items():
+        [drawn] = axes.plot(curve, color=color, linestyle=line, linewidth=width, alpha=alpha, gid=status[seed])
+        drawn.set(marker=marker, markersize=4)
 
 
 def _fit(axes: Axes) -> None:
-    """Limit the axes to what the curves do after their steep beginning; what lies above is cut off."""
-    points = np.concatenate([np.empty((0, 2)), *(np.asarray(line.get_xydata()) for line in axes.lines)])
+    """Limit the axes to what curves do after their steep beginning and before they diverge; the rest is cut off."""
+    lines = [line for line in axes.lines if line.get_gid() != "diverged"] or axes.lines
+    points = np.concatenate([np.empty((0, 2)), *(np.asarray(line.get_xydata()) for line in lines)])
     if not len(points):
-        axes.text(0.5, 0.5, "nothing to show yet", transform=axes.transAxes, ha="center", color="#555555")
+        axes.text(0.5, 0.6, "nothing to show yet", transform=axes.transAxes, ha="center", color="#555555")
         return
     heights = points[points[:, 0] >= _SHOWN_FROM * points[:, 0].max(), 1]
     margin = 0.06 * float(np.ptp(heights)) or 0.1
@@ -220,7 +226,7 @@ def _published_first(row: Row) -> tuple[bool, float, bool, float, str]:
 
 def _legend_dots(report: Report) -> list[Line2D]:
     several = any(row.delta_sd is not None for row in report.rows)
-    ours = f"ours ({'bars: one sd over seeds' if several else 'one seed'})"
+    ours = f"ours ({'bars: one sd of the differences' if several else 'one seed'})"
     grey = "#555555"
     return [
         Line2D([], [], color=grey, marker="o", linestyle="", markersize=6, label=ours),

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp import published
-from rope_exp.config import ConfigError, RunConfig, differing_keys
+from rope_exp.config import RunConfig, differing_keys
 from rope_exp.record import CONFIG, ENV, METRICS, RESULT, read_config, read_json, read_metrics, read_result
+from rope_exp.schema import ConfigError
 from rope_exp.stats import Row, Status, Variant, compare, kendall_tau
 
 REFERENCE = "qk_rope"

@@ -24,11 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from rope_exp.config import ConfigError, DataConfig, TokenizerConfig
+from rope_exp.config import DataConfig, TokenizerConfig
 from rope_exp.data import DataError, Prepared, load_tokenizer, prepare
 from rope_exp.data import blocks as blocks_module
 from rope_exp.data.corpus import Corpus, library_files, open_corpus
 from rope_exp.record import DiskError
+from rope_exp.schema import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 BYTES = TokenizerConfig("bytes", "bytes", None, None, None, None)
@@ -330,11 +331,11 @@ def test_a_killed_preparation_is_never_read_and_the_next_one_succeeds(tmp_path, 
 
 def test_memory_stays_flat_when_the_corpus_grows_tenfold(tmp_path):
     peaks = []
-    for times in (1, 10, 20):
+    for times in (1, 10):
         path = write_parquet(tmp_path / f"{times}.parquet", [text * 300 for text in TEXTS] * times, row_group_size=200)
         stdout, stderr = (child := start_child(path, tmp_path / "log")).communicate()
         assert child.returncode == 0, stderr
-        peaks.append(int(stdout.split()[1]) / 1024); print(peaks)
+        peaks.append(int(stdout.split()[1]) / 1024)
     assert peaks[1] < peaks[0] + 24, f"{peaks} MiB: the text grew by 35 MB"
 
 

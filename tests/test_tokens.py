@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rope_exp.config import ConfigError, TokenizerConfig
+from rope_exp.config import TokenizerConfig
 from rope_exp.data import DataError, load_tokenizer
 from rope_exp.data.tokens import (
     END_OF_TEXT,
@@ -25,6 +25,7 @@ from rope_exp.data.tokens import (
     train_bpe,
     vocab_size,
 )
+from rope_exp.schema import ConfigError
 
 TEXTS = [Path(json.__file__).read_text(), Path(subprocess.__file__).read_text(), "naïve café, 日本語 and 😀\n" * 50]
 BPE = TokenizerConfig("bpe", "bpe", 600, 200_000, None, None)

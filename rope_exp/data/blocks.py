@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from rope_exp.config import ConfigError, DataConfig, TokenizerConfig
+from rope_exp.config import DataConfig, TokenizerConfig
 from rope_exp.data.corpus import TRAIN, VALIDATION, Corpus, DataError, corpus_fingerprint, open_corpus
 from rope_exp.data.tokens import TokenType, build_tokenizer, encode, token_dtype, tokenizer_fingerprint, vocab_size
 from rope_exp.record import DiskError, RecordError, check_space, read_json, sync_folder, write_atomically, write_json
+from rope_exp.schema import ConfigError
 
 FORMAT = 1  # of the folder; part of its key
 META, TOKENIZER, LOCKS = "meta.json", "tokenizer.json", "locks"

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config import ConfigError, DataConfig
+from rope_exp.config import DataConfig
+from rope_exp.schema import ConfigError
 
 TRAIN, VALIDATION = "train", "validation"
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}

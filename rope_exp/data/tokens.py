@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rope_exp.config import ConfigError, TokenizerConfig
+from rope_exp.config import TokenizerConfig
 from rope_exp.data.corpus import DataError, first_line
+from rope_exp.schema import ConfigError
 
 TokenType = type[np.uint16] | type[np.uint32]
 END_OF_TEXT = "<|endoftext|>"

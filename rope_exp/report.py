@@ -138,9 +138,7 @@ def find_group(runs: Path, name: str | None) -> Path:
             raise ReportError(f"{runs} holds no group {name}; there is {', '.join(groups)}")
         return runs / name
     if len(groups) > 1:
-        raise ReportError(
-            f"{runs} holds several groups, and a table compares runs of one: --group {' | '.join(groups)}"
-        )
+        raise ReportError(f"{runs} holds several groups, and a table is of one; --group takes {', '.join(groups)}")
     return runs / groups[0]
 
 

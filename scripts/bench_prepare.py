@@ -2,12 +2,11 @@
 
 Prints the throughput of rope_exp.data (reading, hashing, encoding, writing) beside that of a bare `encode_batch` on the
 same text, already in memory, with the same tokenizer, in alternating rounds of one process; then the preparation's peak
-memory on the text and on ten times the text, each in a process of its own.
+memory on the text and on ten times the text, each in a process of its own. Linux only (it reads /proc).
 """
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -68,7 +67,8 @@ def main() -> None:
     if arguments.child:
         tokenizer_path, repeats = arguments.child
         prepare_once(corpus_of(arguments.path, arguments.column, int(repeats)), load_tokenizer(tokenizer_path))
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+        status = Path("/proc/self/status").read_text()  # getrusage would report the parent's peak, from before exec
+        print(int(status.split("VmHWM:")[1].split()[0]) // 1024)
         return
 
     corpus = corpus_of(arguments.path, arguments.column, 1)

@@ -10,9 +10,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rope_exp.compose import run_config
-from rope_exp.schema import ConfigError
 from rope_exp.data import DataError, prepare
 from rope_exp.record import DiskError
+from rope_exp.schema import ConfigError
 
 
 def main(overrides: list[str]) -> int:

@@ -28,7 +28,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         report = build(read_group(find_group(arguments.runs, arguments.group)), arguments.reference)
-    except (ReportError, RecordError) as error:
+    except (ReportError, RecordError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     files = {

@@ -39,7 +39,8 @@ def test_a_batch_is_a_pure_function_of_seed_and_step(shape, step, other_step):
 def test_the_rows_of_all_ranks_together_are_the_global_batch(shape, step, share):
     whole = Batches(TOKENS, **shape).ids(step)
     parts = [
-        Batches(TOKENS, **shape).ids(step, slice(first, first + share)) for first in range(0, shape["batch_size"], share)
+        Batches(TOKENS, **shape).ids(step, slice(first, first + share))
+        for first in range(0, shape["batch_size"], share)
     ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 

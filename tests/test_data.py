@@ -254,7 +254,9 @@ def test_the_data_hash_follows_the_tokens_and_not_the_place(tmp_path):
     hashes = []
     for name, texts in (("a", TEXTS), ("b", TEXTS), ("c", TEXTS[1:])):
         write_parquet(tmp_path / name / "x.parquet", texts)
-        hashes.append(prepare(files_config(tmp_path / name, cache_dir=str(tmp_path / f"cache_{name}")), BYTES).data_sha256)
+        hashes.append(
+            prepare(files_config(tmp_path / name, cache_dir=str(tmp_path / f"cache_{name}")), BYTES).data_sha256
+        )
     assert hashes[0] == hashes[1] != hashes[2]
 
 
@@ -276,7 +278,8 @@ def test_a_damaged_folder_is_named_and_not_read(tmp_path):
 
 
 CHILD = """
-import json, resource, sys
+import json, re, sys
+from pathlib import Path
 import rope_exp.data
 heavy = {"torch", "datasets", "transformers", "pyarrow"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
@@ -291,7 +294,8 @@ blocks._make = counted
 data, tokenizer = json.loads(sys.argv[1])
 print(prepare(DataConfig(**data), TokenizerConfig(**tokenizer)).data_sha256)
 assert "torch" not in sys.modules
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+status = Path("/proc/self/status")  # getrusage would report the parent's peak, from before exec
+print(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1] if status.exists() else 0)
 """
 
 
@@ -303,7 +307,9 @@ def start_child(path: Path, log: Path) -> subprocess.Popen[str]:
 
 
 def test_two_processes_at_once_prepare_once_and_neither_loads_torch(tmp_path):
-    path = write_parquet(tmp_path / "a.parquet", [text * 500 for text in TEXTS])
+    path = tmp_path / "data"  # a folder of JSON: datasets finds its splits and reads it
+    path.mkdir()
+    (path / "train.jsonl").write_text("".join(json.dumps({"text": text * 500}) + "\n" for text in TEXTS))
     children = [start_child(path, tmp_path / "log") for _ in range(2)]
     outcomes = [child.communicate() for child in children]
     assert [child.returncode for child in children] == [0, 0], outcomes
@@ -329,14 +335,16 @@ def test_a_killed_preparation_is_never_read_and_the_next_one_succeeds(tmp_path, 
     assert left_in(cache) == [prepared.folder.name]
 
 
-def test_memory_stays_flat_when_the_corpus_grows_tenfold(tmp_path):
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_memory_stays_flat_when_the_corpus_grows_tenfold(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")  # the allocator's waste varies with the threads' timing
     peaks = []
     for times in (1, 10):
         path = write_parquet(tmp_path / f"{times}.parquet", [text * 300 for text in TEXTS] * times, row_group_size=200)
         stdout, stderr = (child := start_child(path, tmp_path / "log")).communicate()
         assert child.returncode == 0, stderr
         peaks.append(int(stdout.split()[1]) / 1024)
-    assert peaks[1] < peaks[0] + 24, f"{peaks} MiB: the text grew by 35 MB"
+    assert peaks[1] < peaks[0] + 32, f"{peaks} MiB: the text grew by 35 MB"
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -362,23 +370,48 @@ BAD_INPUT = {
     "an empty folder": ({}, {}, r"data\.path=.*: holds no file"),
     "two kinds": ({"a.txt": b"a", "b.parquet": GOOD}, {}, r"holds parquet and text files; choose one"),
     "an empty text": ({"a.txt": b""}, {}, r"data\.text_column=text: the corpus holds no text"),
-    "an empty table": ({"a.parquet": parquet_bytes("text", [])}, {}, "holds null, not text|holds no text|holds double"),
-    "another column": ({"a.parquet": GOOD}, {"text_column": "body"}, r"data\.text_column=body: is no column; there are text"),
+    "an empty table": (
+        {"a.parquet": parquet_bytes("text", [])},
+        {},
+        r"data\.text_column=text: the corpus holds no text",
+    ),
+    "another column": (
+        {"a.parquet": GOOD},
+        {"text_column": "body"},
+        r"data\.text_column=body: is no column; there are text",
+    ),
     "another key": ({"a.jsonl": b'{"x": "a"}\n'}, {}, r"data\.text_column=text: is no column; there are x"),
     "numbers": ({"a.parquet": parquet_bytes("text", [1, 2])}, {}, r"data\.text_column=text: holds .*int64.*, not text"),
     "lists": ({"a.parquet": parquet_bytes("text", [["a"]])}, {}, r"data\.text_column=text: holds .*, not text"),
-    "mixed values": ({"a.jsonl": b'{"text": "a"}\n{"text": 1}\n'}, {}, r"data\.(text_column|path)=.*"),
-    "no values": ({"a.parquet": parquet_bytes("text", [None, "", None])}, {}, "text_column=text: the corpus holds no t"),
+    "mixed values": ({"a.jsonl": b'{"text": "a"}\n{"text": 1}\n'}, {}, r"data\.text_column=text: holds Json"),
+    "no values": (
+        {"a.parquet": parquet_bytes("text", [None, "", None])},
+        {},
+        "text_column=text: the corpus holds no t",
+    ),
     "latin-1": ({"a.txt": b"fine", "b.txt": b"caf\xe9"}, {}, r"data\.path=.*b\.txt: is not UTF-8 text"),
     "broken JSON": ({"a.jsonl": b'{"text": "a"}\n' * 9, "b.jsonl": b'{"text": \n'}, {}, r"data\.path=.*b\.jsonl"),
     "no Parquet": ({"a.parquet": GOOD, "b.parquet": b"PAR1 no"}, {}, r"b\.parquet: cannot be read as Parquet"),
-    "broken Parquet": ({"a.parquet": GOOD, "b.parquet": BROKEN}, {}, r"b\.parquet: cannot be read as parquet"),
+    "broken Parquet": ({"a.parquet": GOOD, "b.parquet": BROKEN}, {}, r"b\.parquet: cannot be read as Parquet"),
     "broken gzip": ({"a.txt.gz": gzip.compress(b"text" * 999)[:30]}, {}, r"a\.txt\.gz"),
-    "no train": ({"test.parquet": GOOD, "validation.parquet": GOOD}, {}, r"has no split named train; it has test, valid"),
+    "no train": (
+        {"test.parquet": GOOD, "validation.parquet": GOOD},
+        {},
+        r"has no split named train; it has test, valid",
+    ),
     "train as validation": ({"a.parquet": GOOD}, {"validation_split": "train"}, r"data\.validation_split=train"),
-    "one document": ({"a.txt": b"one text"}, {}, r"data\.sample_by=document: leaves no document for (train|validation)"),
+    "text cut by nothing": ({"a.txt": b"a"}, {"sample_by": None}, r"data\.sample_by=null: must be document, paragraph"),
+    "one document": (
+        {"a.txt": b"one text"},
+        {},
+        r"data\.sample_by=document: leaves no document for (train|validation)",
+    ),
     "nothing held out": ({"a.parquet": GOOD}, {"holdout_fraction": 1e-9}, r"data\.holdout_fraction=1e-09: leaves no"),
-    "too short": ({"a.parquet": GOOD}, {}, r"train\.seq_len=100000: a window needs 100001 tokens and the corpus has \d+"),
+    "too short": (
+        {"a.parquet": GOOD},
+        {},
+        r"train\.seq_len=100000: a window needs 100001 tokens and the corpus has \d+",
+    ),
 }
 
 

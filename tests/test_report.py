@@ -324,7 +324,7 @@ def test_what_the_record_says_of_interrupted_and_unequal_runs_is_noted(report: R
         "Runs differ in device: A100 (1 run), H200 (1 run).",
         "g/vo_rope/notes holds no run",
         "g/scraps holds no run",
-        "VO-RoPE, seed 0: result.json says 3.5, metrics.jsonl 3.25",
+        "VO-RoPE, seed 0: result.json says 3.5, metrics.jsonl ends at 3.25",
     ):
         assert note in report.markdown
     assert "old-1" not in report.markdown
@@ -478,6 +478,14 @@ def test_a_run_in_a_folder_named_after_another_is_refused(report: Reporter) -> N
 def test_a_file_that_cannot_be_read_is_named(report: Reporter, name: str, text: str) -> None:
     folder = write_run(report.runs, "qk_rope")
     (folder / name).write_text(text)
+    report.refuses(str(folder / name))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "result.json", "metrics.jsonl", "env.json"])
+def test_a_folder_where_a_file_belongs_is_named(report: Reporter, name: str) -> None:
+    folder = write_run(report.runs, "qk_rope")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
     report.refuses(str(folder / name))
 
 

@@ -91,9 +91,7 @@ def test_the_text_of_a_special_token_stays_text(both, tmp_path):
 
 
 def test_training_twice_gives_the_same_bytes():
-    code = (
-        "from tests.test_tokens import BPE, TEXTS, train_bpe; import sys; sys.stdout.write(train_bpe(BPE, TEXTS).to_str())"
-    )
+    code = "from tests.test_tokens import *; import sys; sys.stdout.write(train_bpe(BPE, TEXTS).to_str())"
     environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parent.parent)}
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment).stdout
     assert train_bpe(BPE, TEXTS).to_str().encode() == other
@@ -117,7 +115,9 @@ def test_a_corpus_too_small_for_the_vocabulary_says_how_far_it_reached():
 
 
 def test_a_vocabulary_that_the_training_text_cannot_reach_is_refused_at_once():
-    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size=4294967296: cannot be reached with tokenizer\.train_b"):
+    with pytest.raises(
+        ConfigError, match=r"tokenizer\.vocab_size=4294967296: cannot be reached with tokenizer\.train_b"
+    ):
         train_bpe(TokenizerConfig("bpe", "bpe", 2**32, 10**6, None, None), TEXTS)
 
 

@@ -235,8 +235,11 @@ def _estimate_bytes(corpus: Corpus, data: DataConfig, config: TokenizerConfig) -
 def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
     total = sum(num_documents.values())
     if total == 0:
-        raise ConfigError("data.text_column" if data.text_column else "data.path", data.text_column or data.path,
-                          "the corpus holds no text")
+        raise ConfigError(
+            "data.text_column" if data.text_column else "data.path",
+            data.text_column or data.path,
+            "the corpus holds no text",
+        )
     for side in SIDES:
         if num_documents[side] == 0:
             one = data.kind == "files" and data.sample_by == "document" and total == 1

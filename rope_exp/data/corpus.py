@@ -1,8 +1,8 @@
 """Where documents come from: Python's own library, files of the user's, or a dataset of the hub.
 
 A corpus is one or two streams of documents. Where it has no validation split of its own, documents are held out by a
-hash of their text, so that equal documents never stand on both sides. Files and hub go through `datasets`, streaming,
-so that memory does not grow with the corpus; it is imported only when a corpus is really read, and without torch.
+hash of their text, so that equal documents never stand on both sides. All is read as a stream, so that memory does not
+grow with the corpus. `datasets` and pyarrow are imported only when a corpus is really read, and without torch.
 """
 
 import hashlib
@@ -160,26 +160,18 @@ def _loader(path: Path) -> str | None:
 
 def _local(data: DataConfig) -> Corpus:
     _, files = local_files(data)
-    loader = _loader(files[0])
     splits = _local_splits(data, files)
+    all_read = [path for paths in splits.values() for path in paths]
+    loader = _loader(all_read[0])
+    if loader == "text" and data.sample_by is None:
+        raise ConfigError("data.sample_by", None, "must be document, paragraph or line where the files are plain text")
     if loader == "parquet":
-        text_bytes = sum(_parquet_text_bytes(path, data) for files in splits.values() for path in files)
-        options: dict[str, Any] = {"columns": [data.text_column], "batch_size": ROWS}
+        text_bytes = sum(_parquet_text_bytes(path, data) for path in all_read)
     else:
-        sizes = [(path, path.stat().st_size) for files in splits.values() for path in files]
-        text_bytes = sum(size * (COMPRESSION if path.suffix in COMPRESSED else 1) for path, size in sizes)
-        options = {"sample_by": data.sample_by or "document"} if loader == "text" else {}
+        text_bytes = sum(path.stat().st_size * (COMPRESSION if path.suffix in COMPRESSED else 1) for path in all_read)
 
     def reader(paths: list[Path]) -> Callable[[], Iterator[str]]:
-        def read() -> Iterator[str]:
-            try:
-                yield from _texts(_load_files(loader, paths, options), data)
-            except (ConfigError, MemoryError):
-                raise
-            except Exception as error:
-                raise _blame(data, loader, paths, options, error) from None
-
-        return read
+        return lambda: _parquet_texts(paths, data) if loader == "parquet" else _file_texts(loader, paths, data)
 
     facts = {"path": data.path, "validation": "its own" if VALIDATION in splits else "held out"}
     return Corpus({side: reader(paths) for side, paths in splits.items()}, data.holdout_fraction, text_bytes, facts)
@@ -233,18 +225,40 @@ def _parquet_text_bytes(path: Path, data: DataConfig) -> int:
         raise ConfigError("data.path", str(path), f"cannot be read as Parquet: {first_line(error)}") from None
 
 
-def _load_files(loader: str | None, paths: Iterable[Path], options: Mapping[str, Any]) -> Any:
+def _parquet_texts(paths: list[Path], data: DataConfig) -> Iterator[str]:
+    """Read Parquet by pyarrow itself: datasets' streaming decodes ahead of a slow reader, and memory grows."""
+    import pyarrow
+    import pyarrow.parquet
+
+    for path in paths:
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                yield from _texts(file.iter_batches(ROWS, columns=[data.text_column]), data)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ConfigError("data.path", str(path), f"cannot be read as Parquet: {first_line(error)}") from None
+
+
+def _file_texts(loader: str | None, paths: list[Path], data: DataConfig) -> Iterator[str]:
+    """Read JSON or text files by datasets."""
+    try:
+        yield from _stream_texts(_load_files(loader, paths, data), data)
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        raise _blame(loader, paths, data, error) from None
+
+
+def _load_files(loader: str | None, paths: Iterable[Path], data: DataConfig) -> Any:
     names = [re.sub(r"([*?\[])", r"[\1]", os.path.abspath(path)) for path in paths]  # names, not patterns
+    options = {"sample_by": data.sample_by} if loader == "text" else {}
     return _datasets().load_dataset(loader, data_files={TRAIN: names}, split=TRAIN, streaming=True, **options)
 
 
-def _blame(
-    data: DataConfig, loader: str | None, paths: list[Path], options: Mapping[str, Any], error: Exception
-) -> ConfigError:
+def _blame(loader: str | None, paths: list[Path], data: DataConfig, error: Exception) -> ConfigError:
     """The error of the first file that cannot be read by itself: datasets does not say which it was."""
     for path in paths:
         try:
-            for _ in _texts(_load_files(loader, [path], options), data):
+            for _ in _stream_texts(_load_files(loader, [path], data), data):
                 pass
         except Exception as found:
             what = "is not UTF-8 text" if isinstance(found, UnicodeDecodeError) else f"cannot be read as {loader}"
@@ -265,7 +279,7 @@ def _hub(data: DataConfig) -> Corpus:
     def reader(stream: Any) -> Callable[[], Iterator[str]]:
         def read() -> Iterator[str]:
             try:
-                yield from _texts(stream, data)
+                yield from _stream_texts(stream, data)
             except (ConfigError, MemoryError):
                 raise
             except Exception as error:
@@ -298,21 +312,27 @@ def _datasets() -> Any:
     return datasets
 
 
-def _texts(stream: Any, data: DataConfig) -> Iterator[str]:
-    """The text column of a datasets stream; rows without text are left out.
+def _stream_texts(stream: Any, data: DataConfig) -> Iterator[str]:
+    # A column of mixed types is declared "Json" and arrives as strings of JSON, which are no documents.
+    kind = (stream.features or {}).get(data.text_column)
+    if "Json" in str(kind):
+        raise ConfigError("data.text_column", data.text_column, f"holds {kind}, not text")
+    return _texts(stream.with_format("arrow").iter(batch_size=ROWS), data)
+
+
+def _texts(tables: Iterable[Any], data: DataConfig) -> Iterator[str]:
+    """The text column of Arrow tables or batches; rows without text are left out.
 
     Raises:
         ConfigError: there is no such column, or it holds no text.
     """
     import pyarrow
 
-    for table in stream.with_format("arrow").iter(batch_size=ROWS):
-        _check_column(data, table.column_names)
-        column = table[data.text_column]
-        kind = str((stream.features or {}).get(data.text_column, column.type))
-        is_text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
-        if "Json" in kind or not (is_text or pyarrow.types.is_null(column.type)):
-            raise ConfigError("data.text_column", data.text_column, f"holds {kind}, not text")
+    for table in tables:
+        _check_column(data, table.schema.names)
+        column = table.column(data.text_column)
+        if column.type not in (pyarrow.string(), pyarrow.large_string(), pyarrow.null()):
+            raise ConfigError("data.text_column", data.text_column, f"holds {column.type}, not text")
         yield from filter(None, column.to_pylist())
 
 

@@ -1,0 +1,128 @@
+"""Placing runs on a machine: what `auto` becomes, and GPUs that one run at a time may hold."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rope_exp import launch, machine
+from rope_exp.compose import run_config
+from rope_exp.config import ConfigError, RunConfig
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+
+
+def settled(*overrides: str) -> RunConfig:
+    return machine.settle(run_config(overrides))
+
+
+def test_on_two_gpus_each_run_takes_one_and_two_run_at_a_time(two_gpus: None) -> None:
+    config = settled()
+    assert (config.launch.device, config.launch.num_processes, config.launch.max_parallel) == ("cuda", 1, 2)
+    assert (config.train.precision, config.train.deterministic) == ("bf16", False)
+
+
+def test_all_gpus_give_one_run_every_gpu(two_gpus: None) -> None:
+    config = settled("launch=all_gpus")
+    assert (config.launch.num_processes, config.launch.max_parallel) == (2, 1)
+
+
+def test_more_processes_than_gpus_are_refused(two_gpus: None) -> None:
+    with pytest.raises(ConfigError, match=r"launch.num_processes=3: this machine shows 2 GPUs"):
+        settled("launch.num_processes=3", "train.global_batch_size=9")
+
+
+def test_without_a_gpu_a_run_is_deterministic_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    config = settled()
+    assert (config.launch.device, config.launch.max_parallel, config.train.deterministic) == ("cpu", 1, True)
+    with pytest.raises(ConfigError, match="shows no GPU"):
+        settled("launch=one_gpu_each")
+
+
+@pytest.mark.parametrize(("flags", "precision"), [("avx2 avx512f", "fp32"), ("amx_bf16", "bf16"), ("avx512_bf16", "bf16")])
+def test_bf16_on_a_cpu_only_where_its_flags_have_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, precision: str
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"model name : test\nflags : {flags}\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(machine, "Path", lambda _: cpuinfo)
+    assert settled().train.precision == precision
+
+
+def test_compiling_is_for_runs_long_enough_to_pay_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/bin/{name}")
+    assert settled("train.num_steps=10000").train.compile is True
+    assert settled("train.num_steps=20").train.compile is False
+    assert settled("train.num_steps=20", "train.compile=true").train.compile is True
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    assert settled("train.num_steps=10000").train.compile is False
+
+
+def test_a_gpu_is_leased_once_and_again_after_it_is_given_back(two_gpus: None) -> None:
+    config = settled()
+    first, second = launch.lease_gpus(config), launch.lease_gpus(config)
+    assert first is not None
+    assert second is not None
+    assert {first[0].gpu, second[0].gpu} == {"0", "1"}
+    assert launch.lease_gpus(config) is None
+    first[0].release()
+    third = launch.lease_gpus(config)
+    assert third is not None
+    assert third[0].gpu == first[0].gpu
+    second[0].release()
+    third[0].release()
+
+
+def test_a_run_of_two_gpus_waits_for_both_and_holds_none_meanwhile(two_gpus: None) -> None:
+    both, one = settled("launch=all_gpus"), settled()
+    held = launch.lease_gpus(one)
+    assert held is not None
+    assert launch.lease_gpus(both) is None
+    other = launch.lease_gpus(one)  # the refused run left the free one free
+    assert other is not None
+    held[0].release()
+    other[0].release()
+    leases = launch.lease_gpus(both)
+    assert leases is not None
+    assert [lease.gpu for lease in leases] == ["0", "1"]
+    for lease in leases:
+        lease.release()
+
+
+def test_a_lease_lives_as_long_as_a_child_that_inherited_it(two_gpus: None) -> None:
+    import subprocess
+    import sys
+
+    config = settled("launch=all_gpus")
+    leases = launch.lease_gpus(config)
+    assert leases is not None
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lease.descriptor for lease in leases]
+    )
+    for lease in leases:
+        lease.release()  # as when the dispatcher dies
+    assert launch.lease_gpus(config) is None
+    child.communicate(b"\n", timeout=30)
+    again = launch.lease_gpus(config)
+    assert again is not None
+    for lease in again:
+        lease.release()
+
+
+def test_cpu_runs_need_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert launch.lease_gpus(settled()) == []
+
+
+def test_gpus_are_read_from_the_environment_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, expected in (("", []), ("-1", []), ("3", ["3"]), ("0,2", ["0", "2"]), ("GPU-ab,GPU-cd", ["GPU-ab", "GPU-cd"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert machine.gpus() == expected
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-ab,GPU-cd"

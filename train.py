@@ -20,9 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rope_exp.compose import explain, to_run_config
-from rope_exp.config import ConfigError, RunConfig
+from rope_exp.config import RunConfig
 from rope_exp.machine import settle
 from rope_exp.record import DiskError, RecordError, read_result
+from rope_exp.schema import ConfigError
 
 jobs: list[RunConfig] = []
 mistakes: list[ConfigError] = []  # kept, since Hydra prints words of its own about a job that raises
@@ -65,7 +66,8 @@ def is_rank() -> bool:
 def run_as_rank(configs: list[RunConfig]) -> int:
     """`accelerate launch train.py ...`: the world is the launcher's, not launch.num_processes."""
     if len(configs) > 1:
-        raise ConfigError("--multirun", ..., "every rank of `accelerate launch` would run the sweep; use python train.py")
+        allowed = "every rank of `accelerate launch` would run the sweep; use `python train.py`"
+        raise ConfigError("--multirun", ..., allowed)
     from rope_exp import launch, worker
     from rope_exp.stop import StopSignal
 

@@ -63,7 +63,7 @@ def certificate(model: ModelConfig, pe: PeConfig) -> dict[str, Any]:
     holding = [law for law, error in errors.items() if error < TOLERANCE]
     measured = holding[0] if holding else "neither"
     expected = expected_class(pe.rotate)
-    assert measured == expected and len(holding) <= 1, (
+    assert (measured, len(holding)) == (expected, expected != "neither"), (
         f"the rotation of {pe.name} is {measured}, and by the mathematics of rotate={list(pe.rotate)} it must be "
         f"{expected} (deviations {errors}); refusing to train"
     )

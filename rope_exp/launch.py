@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from rope_exp.config import ConfigError, RunConfig, differing_keys
+from rope_exp.config import RunConfig, differing_keys
 from rope_exp.data import prepare
 from rope_exp.flops import checkpoint_bytes, num_parameters
+from rope_exp.live import LiveTable
 from rope_exp.machine import gpus, num_cores
-from rope_exp.record import CONFIG, RESULT, check_space, read_config, read_result, write_config
+from rope_exp.record import CONFIG, check_space, read_config, read_result, write_config
+from rope_exp.schema import ConfigError
 from rope_exp.stop import EXIT_STOPPED
-from rope_exp.table import LiveTable
 
 LOG = "log.txt"
 POLL_SECONDS = 0.1
@@ -96,7 +97,8 @@ def _check_folder(cell: Cell) -> None:
         raise ConfigError(
             "run.dir",
             str(cell.folder),
-            f"belongs to another config ({'; '.join(differing)}); choose another run.dir or run.group, or run.fresh=true",
+            f"belongs to another config ({'; '.join(differing)}); choose another run.dir or run.group, "
+            "or move it aside with run.fresh=true",
         )
     result = read_result(cell.folder)
     if result is not None:
@@ -117,25 +119,34 @@ def open_folder(cell: Cell) -> None:
 
 def _run_one(cell: Cell) -> int:
     if cell.exit_code is not None:
-        result = read_result(cell.folder) or {}
-        print(f"{cell.folder} is done: {result['status']}, val/loss {result['val/loss']}; run.fresh=true runs it anew")
+        done = read_result(cell.folder)
+        assert done is not None
+        print(f"{cell.folder} is done: {done['status']}, val/loss {done['val/loss']}; run.fresh=true runs it anew")
         return cell.exit_code
     if cell.config.launch.inline:
         from rope_exp import worker
         from rope_exp.stop import StopSignal
 
         return worker.guarded(lambda: worker.run(cell.config, cell.folder, StopSignal()))
-    cells = [cell]
-    with _Stopper(cells) as stopper:
-        while not (leases := lease_gpus(cell.config)) and _num_gpus(cell.config) and not stopper.asked:
-            time.sleep(1)
-        _start(cell, leases or [], None)
-        _wait(cells)
+    exit_code = _start_and_wait(cell)
     result = read_result(cell.folder)
-    if result is not None and cell.exit_code == 0:
+    if result is not None and exit_code == 0:
         rate = f", {result['tokens_per_s']:,.0f} tokens/s" if result["tokens_per_s"] else ""
-        print(f"{cell.config.name}: val/loss {result['val/loss']:.4f}{rate}, {result['wall_s']:.0f} s, in {cell.folder}")
-    assert cell.exit_code is not None
+        loss, seconds = result["val/loss"], result["wall_s"]
+        print(f"{cell.config.name}: val/loss {loss:.4f}{rate}, {seconds:.0f} s, in {cell.folder}")
+    return exit_code
+
+
+def _start_and_wait(cell: Cell) -> int:
+    with _Stopper([cell]) as stopper:
+        while (leases := lease_gpus(cell.config)) is None:
+            if stopper.asked:
+                return EXIT_STOPPED
+            time.sleep(1)
+        _start(cell, leases, None)
+        while cell.exit_code is None:
+            _collect([cell])
+            time.sleep(POLL_SECONDS)
     return cell.exit_code
 
 
@@ -156,7 +167,8 @@ def _run_all(cells: list[Cell]) -> int:
             time.sleep(POLL_SECONDS)
     failed = [cell for cell in cells if cell.status in ("failed", "diverged")]
     for cell in failed:
-        print(f"{cell.config.name}: {cell.status} (exit code {cell.exit_code}), see {cell.folder / LOG}", file=sys.stderr)
+        name = cell.config.name
+        print(f"{name}: {cell.status} (exit code {cell.exit_code}), see {cell.folder / LOG}", file=sys.stderr)
     if any(cell.status == "stopped" for cell in cells):
         print("stopped; the same command goes on", file=sys.stderr)
         return EXIT_STOPPED
@@ -215,12 +227,6 @@ def _collect(cells: list[Cell]) -> None:
         cell.exit_code = (2 if failures[0] == 2 else 1) if failures else max(code or 0 for code in codes)
         for lease in cell.leases:
             lease.release()
-
-
-def _wait(cells: list[Cell]) -> None:
-    while any(cell.exit_code is None for cell in cells):
-        _collect(cells)
-        time.sleep(POLL_SECONDS)
 
 
 class _Stopper:

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from rope_exp import checkpoint, flops
-from rope_exp.config import ConfigError, RunConfig
+from rope_exp.config import RunConfig
 from rope_exp.data import Batches, Prepared, chain_sha256, validation_ids
 from rope_exp.model import Decoder, weights, weights_sha256
 from rope_exp.optim import (
@@ -32,6 +32,7 @@ from rope_exp.optim import (
 )
 from rope_exp.progress import Progress
 from rope_exp.record import RESULT, MetricsWriter, read_metrics, write_json
+from rope_exp.schema import ConfigError
 from rope_exp.stop import StopSignal
 from rope_exp.track import open_tracker
 
@@ -100,7 +101,7 @@ class Trainer:
         set_learning_rate(self.optimizer, self._rate(step))
         scale = self.accelerator.num_processes / self.tokens_per_step
         loss = torch.zeros((), device=self.accelerator.device)
-        micro_batches = ids.split(self.micro)
+        micro_batches = torch.split(ids, self.micro)
         for number, micro in enumerate(micro_batches, start=1):
             last = number == len(micro_batches)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
@@ -116,7 +117,8 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
         bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
         self.first_bad_step = torch.where(bad & (self.first_bad_step == 0), step, self.first_bad_step)
-        self.optimizer.found_inf = (self.first_bad_step > 0).float()  # the fused kernel then leaves all as it was
+        # The fused kernel then leaves weights, moments and its own count of steps as they were.
+        self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return torch.stack([loss.double(), norm.double(), self.first_bad_step.double(), asked.double()])
@@ -160,7 +162,11 @@ class Trainer:
     # -- the run -------------------------------------------------------------------------------------------------
 
     def fit(self) -> str:
-        """Train to the end. Returns "finished", "diverged" or "stopped" (a checkpoint stands; the same command goes on)."""
+        """Train to the end.
+
+        Returns:
+            "finished", "diverged", or "stopped": a checkpoint stands, and the same command goes on.
+        """
         self._resume()
         main = self.accelerator.is_main_process
         self.started = time.perf_counter()
@@ -360,7 +366,7 @@ def _rng_state() -> dict[str, str]:
 
 
 def _set_rng_state(states: dict[str, str]) -> None:
-    tensors = {device: torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for device, state in states.items()}
+    tensors = {name: torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for name, state in states.items()}
     torch.set_rng_state(tensors["cpu"])
     if torch.cuda.is_available() and "cuda" in tensors:
         torch.cuda.set_rng_state(tensors["cuda"])

@@ -5,7 +5,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from rope_exp.config import AUTO, ConfigError, RunConfig
+from rope_exp.config import AUTO, RunConfig
+from rope_exp.schema import ConfigError
 
 # Compiling costs tens of seconds a run; below this many steps it does not pay back (docs/LOG.md).
 MIN_STEPS_TO_COMPILE = 200

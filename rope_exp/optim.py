@@ -49,9 +49,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str]) -> dict[str, Tensor]:
     """The optimizer's state as `<parameter>.<moment>`; {} before the first update."""
-    return {
-        f"{names[parameter]}.{key}": value for parameter, state in optimizer.state.items() for key, value in state.items()
-    }
+    return {f"{name}.{key}": value for p, name in names.items() for key, value in optimizer.state.get(p, {}).items()}
 
 
 def load_optimizer_tensors(

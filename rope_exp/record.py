@@ -1,8 +1,8 @@
-"""The run folder: config.yaml, env.json, metrics.jsonl, result.json. What a run says of itself, and nothing else does.
+"""The run folder: config.yaml, env.json, metrics.jsonl, result.json. What a run says of itself.
 
-Every file but metrics.jsonl appears whole by an atomic rename. metrics.jsonl grows by whole lines, one a step; on resume
-it is cut back to the checkpoint's step, so that no row is missing or stands twice. result.json comes last: its presence
-means that the run is done. No torch.
+Every file but metrics.jsonl appears whole by an atomic rename. metrics.jsonl grows by whole lines, one a step; on
+resume it is cut back to the checkpoint's step, so that no row is missing or stands twice. result.json comes last: its
+presence means that the run is done. No torch.
 """
 
 import json
@@ -126,7 +126,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)

@@ -1,8 +1,8 @@
 """An optional mirror of the record to wandb. It never stops, slows or changes a run.
 
-The tracker lives in a daemon thread behind a queue: the loop hands rows over and goes on. Whatever fails there (network,
-key, disk, its own process) ends in one warning; the curves can be rebuilt from metrics.jsonl. Keys are wandb's own
-business: it reads WANDB_API_KEY or its netrc; the config that is uploaded holds none.
+The tracker lives in a daemon thread behind a queue: the loop hands rows over and goes on. Whatever fails there
+(network, key, disk, its own process) ends in one warning; metrics.jsonl has every row. Keys are wandb's own business:
+it reads WANDB_API_KEY or its netrc; the config that is uploaded holds none.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ class WandbTracker:
             self._warn(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
 
     def _warn(self, reason: str) -> None:
-        print(f"warning: the wandb tracker stopped ({reason}); training goes on, metrics.jsonl has every row", file=sys.stderr)
+        print(f"warning: the wandb tracker stopped ({reason}); the run goes on without it", file=sys.stderr, flush=True)
 
 
 def open_tracker(config: RunConfig, folder: Path) -> Tracker:

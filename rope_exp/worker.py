@@ -16,13 +16,24 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rope_exp.config import ConfigError, RunConfig
+from rope_exp.config import RunConfig
 from rope_exp.machine import check_batch, num_cores
 from rope_exp.record import ENV, RecordError, read_config, read_json, write_json
+from rope_exp.schema import ConfigError
 from rope_exp.stop import EXIT_STOPPED, StopSignal
 
 EXIT_CODES = {"finished": 0, "diverged": 3, "stopped": EXIT_STOPPED}
-PACKAGES = ("torch", "accelerate", "datasets", "hydra-core", "numpy", "safetensors", "tokenizers", "transformers", "wandb")
+PACKAGES = (
+    "torch",
+    "accelerate",
+    "datasets",
+    "hydra-core",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "wandb",
+)
 
 
 def main() -> int:
@@ -64,7 +75,8 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # costs time and decides no number here
+        # Filling costs time and decides no number here: nothing reads memory before it is written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = config.train.precision == "bf16"
 
     from rope_exp.certify import certificate
@@ -126,7 +138,7 @@ def _environment(
     return {
         **now,
         "marks": marks,
-        "started": old.get("started", []) + [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())],
+        "started": [*old.get("started", []), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())],
         "git": _git(),
         "python": platform.python_version(),
         "platform": platform.platform(),

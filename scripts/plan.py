@@ -5,9 +5,12 @@ bf16 peak, and, where a run of this group is done, at the rate that it measured.
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rope_exp.compose import run_config
-from rope_exp.config import DEFAULT_OUTPUT, ConfigError, RunConfig
+from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.flops import (
     PEAK_TFLOPS,
     attention_flops_per_token,
@@ -19,6 +22,7 @@ from rope_exp.flops import (
 )
 from rope_exp.machine import settle
 from rope_exp.record import read_result
+from rope_exp.schema import ConfigError
 
 ASSUMED_MFU = 0.4
 CARDS = ("A100", "H100", "H200")

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rope_exp.compose import CONFIGS, run_config
-from rope_exp.config import SITES, ConfigError, RunConfig, differing_keys
+from rope_exp.config import SITES, RunConfig, differing_keys
+from rope_exp.schema import ConfigError
 
 GROUPS = ("pe", "model", "data", "tokenizer", "optim", "schedule", "train", "tracker", "launch")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]

@@ -15,13 +15,13 @@ RANKS = [
     {"schema", "progress", "stop", "published"},
     {"config"},
     {"compose", "flops", "machine", "record", "rope"},
-    {"model", "optim", "table", "track", "checkpoint", "data", "stats"},
+    {"model", "optim", "live", "track", "checkpoint", "data", "stats"},
     {"certify", "load", "report"},
     {"loop", "figures", "tables"},
     {"worker"},
     {"launch"},
 ]
-LIGHT = ("schema", "config", "compose", "flops", "machine", "record", "table", "track", "data", "launch", "report")
+LIGHT = ("schema", "config", "compose", "flops", "machine", "record", "live", "track", "data", "launch", "report")
 
 
 def imported(path: Path) -> set[str]:

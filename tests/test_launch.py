@@ -7,7 +7,8 @@ import pytest
 
 from rope_exp import launch, machine
 from rope_exp.compose import run_config
-from rope_exp.config import ConfigError, RunConfig
+from rope_exp.config import RunConfig
+from rope_exp.schema import ConfigError
 
 
 @pytest.fixture
@@ -44,7 +45,9 @@ def test_without_a_gpu_a_run_is_deterministic_on_the_cpu(monkeypatch: pytest.Mon
         settled("launch=one_gpu_each")
 
 
-@pytest.mark.parametrize(("flags", "precision"), [("avx2 avx512f", "fp32"), ("amx_bf16", "bf16"), ("avx512_bf16", "bf16")])
+@pytest.mark.parametrize(
+    ("flags", "precision"), [("avx2 avx512f", "fp32"), ("amx_bf16", "bf16"), ("avx512_bf16", "bf16")]
+)
 def test_bf16_on_a_cpu_only_where_its_flags_have_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, precision: str
 ) -> None:
@@ -122,7 +125,13 @@ def test_cpu_runs_need_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpus_are_read_from_the_environment_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value, expected in (("", []), ("-1", []), ("3", ["3"]), ("0,2", ["0", "2"]), ("GPU-ab,GPU-cd", ["GPU-ab", "GPU-cd"])):
+    for value, expected in (
+        ("", []),
+        ("-1", []),
+        ("3", ["3"]),
+        ("0,2", ["0", "2"]),
+        ("GPU-ab,GPU-cd", ["GPU-ab", "GPU-cd"]),
+    ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert machine.gpus() == expected
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-ab,GPU-cd"

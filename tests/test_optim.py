@@ -1,5 +1,6 @@
 """The schedules as functions of the step, and what AdamW decays."""
 
+import itertools
 import math
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_a_rate_is_never_negative_nor_above_the_peak_and_never_rises_after_warmu
     rates = [learning_rate(step, num_steps, OPTIM, schedule) for step in range(1, num_steps + 1)]
     assert all(0 <= rate <= OPTIM.lr * (1 + 1e-12) for rate in rates)
     after = rates[round(warmup * num_steps) :]
-    assert all(later <= earlier + 1e-15 for earlier, later in zip(after, after[1:], strict=False))
+    assert all(later <= earlier + 1e-15 for earlier, later in itertools.pairwise(after))
 
 
 def small_model() -> Decoder:

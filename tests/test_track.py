@@ -53,7 +53,11 @@ def test_what_wandb_wrote_offline_is_the_run(
     for row in ROWS:
         tracker.log({**row, **({"val/loss": 4.5} if row["step"] == 3 else {})})
     tracker.finish({"status": "finished", "val/loss": 4.5})
-    records = read_back(tmp_path)
+    deadline = time.monotonic() + 20
+    # wandb's own process may still be writing when its finish() has returned.
+    while not any(record.HasField("exit") for record in (records := read_back(tmp_path))):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     runs = [record.run for record in records if record.HasField("run")]
     assert runs[0].display_name == "vo_rope-s3"
     assert runs[0].run_group == config.group
@@ -67,7 +71,11 @@ def test_what_wandb_wrote_offline_is_the_run(
         for record in records
         if record.HasField("history")
     ]
-    assert [(row["step"], row["tokens"], row["train/loss"]) for row in rows] == [(1, 64, 4.0), (2, 128, 3.0), (3, 192, 2.0)]
+    assert [(row["step"], row["tokens"], row["train/loss"]) for row in rows] == [
+        (1, 64, 4.0),
+        (2, 128, 3.0),
+        (3, 192, 2.0),
+    ]
     assert rows[2]["val/loss"] == 4.5
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or b"c0ffeec0ffee" not in path.read_bytes(), path

@@ -80,7 +80,12 @@ def test_a_run_folder_holds_what_the_contract_says(whole: tuple[Path, list[str]]
         "status", "pe", "rotate", "seed", "params", "tokens", "steps", "val/loss", "train/loss_last", "init_sha256",
         "data_sha256", "order_sha256", "config_sha256", "group_sha256", "tokens_per_s", "mfu", "wall_s",
     }  # fmt: skip
-    assert (result["status"], result["pe"], result["rotate"], result["steps"]) == ("finished", "vo_rope", ["v", "o"], 60)
+    assert (result["status"], result["pe"], result["rotate"], result["steps"]) == (
+        "finished",
+        "vo_rope",
+        ["v", "o"],
+        60,
+    )
     assert result["tokens"] == 60 * 4 * 16
     rows = read_metrics(folder)
     assert [row["step"] for row in rows] == list(range(1, 61))
@@ -267,9 +272,7 @@ def test_a_length_past_the_corpus_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_no_space_is_said_before_the_start_with_exit_code_1(
-    tmp_path: Path, tiny_overrides: list[str]
-) -> None:
+def test_no_space_is_said_before_the_start_with_exit_code_1(tmp_path: Path, tiny_overrides: list[str]) -> None:
     # A model of some hundred TB: its two checkpoints fit nowhere, and no weight is ever allocated.
     huge = ("model.hidden_size=1048576", "model.intermediate_size=4194304", "model.num_hidden_layers=4")
     done = train(*tiny_overrides, *huge, cwd=tmp_path)

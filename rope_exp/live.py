@@ -50,7 +50,9 @@ class LiveTable:
         self._print_changes()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._refreshed = 0.0
         self.refresh()
         if self._live:
@@ -110,7 +112,8 @@ class LiveTable:
 
     def _steps_done(self) -> int:
         return sum(
-            self._step(row) if row.status in ("waiting", "running") else row.config.train.num_steps for row in self._rows
+            self._step(row) if row.status in ("waiting", "running") else row.config.train.num_steps
+            for row in self._rows
         )
 
     def _step(self, row: Row) -> int:

@@ -55,9 +55,10 @@ def test_what_wandb_wrote_offline_is_the_run(
     tracker.finish({"status": "finished", "val/loss": 4.5})
     deadline = time.monotonic() + 20
     # wandb's own process may still be writing when its finish() has returned.
-    while not any(record.HasField("exit") for record in (records := read_back(tmp_path))):
+    while not any(record.HasField("exit") for record in read_back(tmp_path)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    records = read_back(tmp_path)
     runs = [record.run for record in records if record.HasField("run")]
     assert runs[0].display_name == "vo_rope-s3"
     assert runs[0].run_group == config.group

@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import replace
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -71,9 +70,7 @@ def run_as_rank(configs: list[RunConfig]) -> int:
     from rope_exp import launch, worker
     from rope_exp.stop import StopSignal
 
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    config = configs[0]
-    config = settle(replace(config, launch=replace(config.launch, num_processes=world, max_parallel=1, inline=False)))
+    config = settle(configs[0], world_size=int(os.environ.get("WORLD_SIZE", "1")))
     if os.environ.get("RANK", "0") == "0":  # the others only need the config, and find the data prepared
         [cell] = launch.plan([config])
         if cell.exit_code is None:

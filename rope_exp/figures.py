@@ -142,8 +142,8 @@ def _cross(axes: Axes, run: Run, window: int) -> None:
 
 
 def _window(report: Report) -> int:
-    """Rows of the running median: a twentieth of the longest run's."""
-    return max(1, max(len(run.metrics) for run in report.group.runs) // 20)
+    """Rows of the running median: a tenth of the longest run's."""
+    return max(1, max(len(run.metrics) for run in report.group.runs) // 10)
 
 
 def _say_axes(report: Report, losses: Axes, deltas: Axes) -> None:

@@ -71,6 +71,8 @@ def plan(configs: Sequence[RunConfig]) -> list[Cell]:
     """Check everything that can be checked before anything is written; runs that are done are marked so."""
     cells = [Cell(config, config.folder) for config in configs]
     by_folder: dict[Path, Cell] = {}
+    if len(cells) > 1 and any(cell.config.launch.inline for cell in cells):
+        raise ConfigError("launch", "inline", "runs in this very process, and a sweep has several runs")
     for cell in cells:
         clash = by_folder.setdefault(cell.folder.absolute(), cell)
         if clash is not cell:
@@ -214,7 +216,8 @@ def _collect(cells: list[Cell]) -> None:
     for cell in cells:
         if not cell.ranks or cell.exit_code is not None:
             continue
-        codes = [rank.poll() for rank in cell.ranks]
+        # A rank that SIGTERM ended before it could listen had done nothing that is lost.
+        codes = [EXIT_STOPPED if (code := rank.poll()) == -signal.SIGTERM else code for rank in cell.ranks]
         failures = [code for code in codes if code not in (None, 0, 3, EXIT_STOPPED)]
         if failures and cell.failed_at is None:
             cell.failed_at = time.monotonic()

@@ -47,7 +47,6 @@ class Outcome:
     loss: float  # mean nats per token of the global batch
     grad_norm: float
     first_bad_step: int  # 0: none so far
-    stop: bool  # some process was asked to stop
 
 
 class Trainer:
@@ -67,6 +66,8 @@ class Trainer:
             prepared.train, seed=config.order_seed, batch_size=train.global_batch_size, seq_len=train.seq_len
         )
         self.validation = validation_ids(prepared.validation, train.eval_sequences, train.seq_len)
+        self.peak = self._peak_flops_per_s()
+        self.reads_late = accelerator.device.type == "cuda"  # by one step, so that the device is never waited for
 
         self.decoder = Decoder(config.model, config.pe, prepared.vocab_size)
         self.decoder.initialise(config.seed)
@@ -81,7 +82,9 @@ class Trainer:
         self.order_sha256 = ""
         self.elapsed_before_s = 0.0
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=accelerator.device)
-        self.pending: tuple[int, Tensor] | None = None
+        self.pending: tuple[int, Tensor] | None = None  # a step that was started and not read
+        self.agreed_to_stop = False  # some process was asked to, and every process knows
+        self.saved_step = 0
         self.step_seconds: list[float] = []
         self._mark: float | None = None
 
@@ -190,29 +193,26 @@ class Trainer:
             due = self._due(outcome.step)
             if due & {"row", "eval", "end"}:
                 self._record(outcome, evaluate=bool(due & {"eval", "end"}))
-            if due & {"save", "end"} or outcome.stop:
+            if due & {"save", "end"}:
                 self._save()
-            if outcome.stop and outcome.step < self.config.train.num_steps:
-                return "stopped"
-        if self.step < self.config.train.num_steps:  # stopped between micro-batches: the last update is saved
+        if self.step == self.config.train.num_steps:
+            return "finished"
+        if self.step > self.saved_step:
             self._save()
-            return "stopped"
-        return "finished"
+        return "stopped"
 
     def _steps(self) -> Iterator[Outcome]:
-        """Outcomes in step order. Before anything is due at a step, nothing later has been started."""
-        lag = self.accelerator.device.type == "cuda"
-        while self.step < self.config.train.num_steps:
-            if self.stop.requested and self.accelerator.num_processes == 1:
-                break
-            values = self.train_step(self.step + 1)
+        """Outcomes in step order, to the end or to a stop; nothing later has begun when anything is due at a step."""
+        alone = self.accelerator.num_processes == 1
+        while self.step < self.config.train.num_steps and not self.agreed_to_stop:
+            values = None if alone and self.stop.requested else self.train_step(self.step + 1)
             if values is None:
                 break
             self.step += 1
             previous, self.pending = self.pending, (self.step, values)
             if previous is not None:
                 yield self._read(*previous)
-            if not lag or self._due(self.step):
+            if not self.reads_late or self._due(self.step):
                 yield from self._drain()
         yield from self._drain()
 
@@ -228,7 +228,8 @@ class Trainer:
             self.step_seconds.append(now - self._mark)
         self._mark = now
         self.progress.update(step, loss)
-        return Outcome(step, loss, norm, int(bad), stop > 0)
+        self.agreed_to_stop |= stop > 0
+        return Outcome(step, loss, norm, int(bad))
 
     def _due(self, step: int) -> set[str]:
         train = self.config.train
@@ -280,6 +281,7 @@ class Trainer:
             )
             checkpoint.prune(folder, self.config.train.keep_checkpoints)
         self.accelerator.wait_for_everyone()
+        self.saved_step = self.step
         self._mark = None
 
     def _resume(self) -> None:
@@ -298,18 +300,18 @@ class Trainer:
                 parameter.copy_(saved.model[name])
         load_optimizer_tensors(self.optimizer, self.names, saved.optimizer)
         _set_rng_state(saved.state["rng"])
-        self.step, self.order_sha256 = saved.step, saved.state["order_sha256"]
+        self.step = self.saved_step = saved.step
+        self.order_sha256 = saved.state["order_sha256"]
         self.elapsed_before_s = saved.state["elapsed_s"]
 
     def _elapsed_s(self) -> float:
         return round(self.elapsed_before_s + time.perf_counter() - self.started, 3)
 
     def _mfu(self, tokens_per_s: float | None) -> float | None:
-        peak = self._peak_flops_per_s()
-        if peak is None or tokens_per_s is None:
+        if self.peak is None or tokens_per_s is None:
             return None
         used = tokens_per_s * flops.flops_per_token(self.config, self.prepared.vocab_size)
-        mfu = used / (peak * self.accelerator.num_processes)
+        mfu = used / (self.peak * self.accelerator.num_processes)
         assert mfu <= 1, f"MFU {mfu:.0%}: the peak of this device or the count of operations is wrong"
         return mfu
 

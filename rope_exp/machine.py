@@ -43,9 +43,11 @@ def has_compiler(device: str) -> bool:
     return device == "cuda" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
-def settle(config: RunConfig) -> RunConfig:
+def settle(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """`config` with every `auto` replaced by what this machine gives it: the config that config.yaml records.
 
+    Args:
+        world_size: of the launcher that started this process, perhaps over several hosts; None: we start the processes.
     Raises:
         ConfigError: the config asks for GPUs that are not there, or its batch does not divide.
     """
@@ -53,13 +55,13 @@ def settle(config: RunConfig) -> RunConfig:
     device = launch.device if launch.device != AUTO else ("cuda" if num_gpus else "cpu")
     if device == "cuda" and not num_gpus:
         raise ConfigError("launch.device", launch.device, "this machine shows no GPU; use launch=local")
-    processes = max(num_gpus, 1) if launch.num_processes == "all" else launch.num_processes
-    if device == "cuda" and processes > num_gpus:
+    processes = world_size or (max(num_gpus, 1) if launch.num_processes == "all" else launch.num_processes)
+    if device == "cuda" and world_size is None and processes > num_gpus:
         raise ConfigError("launch.num_processes", processes, f"this machine shows {num_gpus} GPUs")
     parallel = launch.max_parallel
     if parallel == AUTO:
-        parallel = num_gpus // processes if device == "cuda" else 1
-    if launch.inline and processes > 1:
+        parallel = max(num_gpus // processes, 1) if device == "cuda" else 1
+    if launch.inline and world_size is None and processes > 1:
         raise ConfigError("launch.num_processes", processes, "must be 1 for launch=inline, which starts no process")
     check_batch(config, processes)
 

@@ -1,11 +1,16 @@
 """What a config costs before it runs: `python scripts/plan.py model=1b data=fineweb_edu [...]`.
 
 Prints parameters, operations a token, memory, disk and time. Times are estimates: at a stated share of a card's dense
-bf16 peak, and, where a run of this group is done, at the rate that it measured.
+bf16 peak; on a CPU at the rate of a float32 matrix product, measured now; and at the rate that a run of this group
+measured, where one is done.
 """
 
+import statistics
 import sys
+import time
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -63,18 +68,47 @@ def plan(config: RunConfig, vocab_size: int) -> list[str]:
         f"({train.precision}, micro-batch of {train.micro_batch_size or 'its whole share'})",
         f"disk         {checkpoint_bytes(params) / 2**30:.2f} GiB a checkpoint, {train.keep_checkpoints} kept",
     ]
+    total = per_token * tokens
+    if config.launch.device == "cpu":
+        rate = matmul_flops_per_s()
+        lines.append(
+            f"time         {duration(total / rate)} here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"
+        )
     for card in CARDS:
-        hours = per_token * tokens / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU) / 3600
-        lines.append(f"time         {hours:,.2f} hours on one {card} at an assumed {ASSUMED_MFU:.0%} MFU")
-    for folder in sorted((DEFAULT_OUTPUT / config.group).glob("*/seed*")):
-        result = read_result(folder)
-        if result and result["tokens_per_s"]:
-            lines.append(
-                f"time         {tokens / result['tokens_per_s'] / 60:,.1f} minutes at the "
-                f"{result['tokens_per_s']:,.0f} tokens/s that {folder} measured"
-            )
-            break
+        seconds = total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)
+        lines.append(f"time         {duration(seconds)} on one {card} at an assumed {ASSUMED_MFU:.0%} MFU")
+    measured = measured_rate(config)
+    if measured:
+        lines.append(
+            f"time         {duration(tokens / measured)} at the {measured:,.0f} tokens/s measured in this group"
+        )
     return lines
+
+
+def matmul_flops_per_s() -> float:
+    """What this CPU makes of a float32 product of 2048 x 2048 matrices: the median of five, in FLOP/s."""
+    a = np.ones((2048, 2048), dtype=np.float32)
+    seconds = []
+    for _ in range(6):
+        started = time.perf_counter()
+        np.matmul(a, a)
+        seconds.append(time.perf_counter() - started)
+    return 2 * 2048**3 / statistics.median(seconds[1:])
+
+
+def measured_rate(config: RunConfig) -> float | None:
+    """Tokens per second, the median over the finished runs of this config's group; None without one."""
+    folders = sorted((DEFAULT_OUTPUT / config.group).glob("*/seed*"))
+    rates = [result["tokens_per_s"] for folder in folders if (result := read_result(folder)) and result["tokens_per_s"]]
+    return statistics.median(rates) if rates else None
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that a person would use."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:,.1f} seconds"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,134 @@
+"""The loop from inside: reading late, stopping between micro-batches, and updates that must not happen."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from rope_exp import launch
+from rope_exp.config import RunConfig
+from rope_exp.data import prepare
+from rope_exp.loop import Trainer
+from rope_exp.machine import settle
+from rope_exp.record import read_json, read_metrics
+
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture
+def make(tiny: Callable[..., RunConfig], tmp_path: Path) -> Make:
+    """A trainer in this process, in its own folder."""
+
+    def build(folder: str, *overrides: str) -> Trainer:
+        config = settle(tiny(f"run.dir={tmp_path / folder}", "launch.device=cpu", *overrides))
+        [cell] = launch.plan([config])
+        launch.open_folder(cell)
+        prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
+        stop: Any = SimpleNamespace(requested=False)
+        return Trainer(config, cell.folder, prepared, Accelerator(cpu=True), stop)
+
+    return build
+
+
+def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in trainer.decoder.named_parameters()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+def losses(trainer: Trainer) -> list[tuple[int, float, float | None]]:
+    return [(row["step"], row["train/loss"], row.get("val/loss")) for row in read_metrics(trainer.folder)]
+
+
+@pytest.mark.parametrize("log_every", [1, 2, 5])
+def test_reading_a_step_late_changes_nothing(make: Make, log_every: int) -> None:
+    command = (f"train.log_every={log_every}", "train.num_steps=11", "train.save_every=4", "train.eval_every=7")
+    prompt, late = make("prompt", *command), make("late", *command)
+    late.reads_late = True
+    assert (prompt.fit(), late.fit()) == ("finished", "finished")
+    assert losses(prompt) == losses(late)
+    assert same(snapshot(prompt), snapshot(late))
+    assert prompt.order_sha256 == late.order_sha256
+    steps = {step for step in range(1, 12) if step % log_every == 0 or step in (7, 11)}
+    assert [step for step, _, _ in losses(late)] == sorted(steps)
+
+
+@pytest.mark.parametrize("reads_late", [False, True])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step_with_the_weights_before_it(
+    make: Make, reads_late: bool, poison: float
+) -> None:
+    command = ("train.log_every=3", "train.num_steps=20", "train.save_every=3", "train.eval_every=20")
+    healthy, sick = make("healthy", *command), make("sick", *command)
+    for step in range(1, 8):
+        healthy.train_step(step)
+    sick.reads_late = reads_late
+    sick.decoder.lm_head.weight.register_hook(lambda gradient: gradient * poison if sick.step == 7 else gradient)
+    assert sick.fit() == "diverged"
+    assert same(snapshot(healthy), snapshot(sick))
+    result = read_json(sick.folder / "result.json")
+    assert (result["status"], result["diverged_step"], result["steps"]) == ("diverged", 8, 7)
+    assert [step for step, _, _ in losses(sick)] == [3, 6]
+    assert sorted(path.name for path in (sick.folder / "checkpoints").iterdir()) == ["step_00000003", "step_00000006"]
+
+
+def test_asked_to_stop_between_micro_batches_it_updates_nothing_and_forgets_the_batch(make: Make) -> None:
+    trainer = make("run", "train.micro_batch_size=1")
+    trainer.train_step(1)
+    before, order = snapshot(trainer), trainer.order_sha256
+    trainer.stop.requested = True
+    assert trainer.train_step(2) is None
+    assert same(before, snapshot(trainer))
+    assert trainer.order_sha256 == order
+    assert all(parameter.grad is None for parameter in trainer.decoder.parameters())
+
+
+def test_stopped_at_the_start_nothing_is_saved_and_the_same_run_follows(make: Make) -> None:
+    trainer = make("run")
+    trainer.stop.requested = True
+    assert trainer.fit() == "stopped"
+    assert not (trainer.folder / "checkpoints").exists()
+    again, whole = make("run"), make("whole")
+    assert (again.fit(), whole.fit()) == ("finished", "finished")
+    assert losses(again) == losses(whole)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
+    gradients = []
+    for micro in (4, 2, 1):
+        trainer = make(f"micro{micro}", f"train.micro_batch_size={micro}", "optim.grad_clip=1000")
+        kept: dict[str, torch.Tensor] = {}
+        trainer.optimizer.register_step_pre_hook(
+            lambda *_, t=trainer, k=kept: k.update({n: p.grad.clone() for n, p in t.decoder.named_parameters()})
+        )
+        trainer.train_step(1)
+        gradients.append(kept)
+    for other in gradients[1:]:
+        for name, gradient in gradients[0].items():
+            assert torch.allclose(gradient, other[name], rtol=1e-4, atol=1e-7), name
+
+
+def test_evaluation_is_the_mean_of_minus_log_p_over_the_held_out_windows(make: Make) -> None:
+    trainer = make("run")
+    ids = torch.from_numpy(trainer.validation)
+    with torch.no_grad():
+        log_p = torch.log_softmax(trainer.decoder(ids[:, :-1]).double(), dim=-1)
+    expected = -log_p.gather(-1, ids[:, 1:, None]).mean().item()
+    assert trainer.evaluate() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_checkpoint_of_other_data_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make("run")
+    assert trainer.fit() == "finished"
+    (trainer.folder / "result.json").unlink()
+    other = make("run")
+    object.__setattr__(other.prepared, "data_sha256", "0" * 64)
+    with pytest.raises(ValueError, match="data"):
+        other.fit()

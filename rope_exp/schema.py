@@ -27,9 +27,9 @@ class Rule:
 
 
 def show(value: Any) -> str:
-    """A value as the command line would spell it, shortened, on one line."""
+    """A value as the command line would spell it, on one line; a long one without its middle."""
     text = value if isinstance(value, str) and value.isprintable() else json.dumps(value, default=repr)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 200 else f"{text[:97]}...{text[-100:]}"
 
 
 def convert(hint: Any, value: Any, key: str) -> Any:

@@ -7,7 +7,6 @@ on the device, as is every later one, so reading late cannot let a bad update th
 """
 
 import contextlib
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,9 +33,8 @@ from rope_exp.progress import Progress
 from rope_exp.record import RESULT, MetricsWriter, read_metrics, write_json
 from rope_exp.schema import ConfigError
 from rope_exp.stop import StopSignal
+from rope_exp.throughput import Throughput, gpu_peak_flops_per_s
 from rope_exp.track import open_tracker
-
-WARMUP_STEPS = 10  # left out of the rates: compiling, first touches
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,9 @@ class Trainer:
             prepared.train, seed=config.order_seed, batch_size=train.global_batch_size, seq_len=train.seq_len
         )
         self.validation = validation_ids(prepared.validation, train.eval_sequences, train.seq_len)
-        self.peak = self._peak_flops_per_s()
+        self.throughput = Throughput(
+            self.tokens_per_step, flops.flops_per_token(config, prepared.vocab_size), self._peak_flops_per_s()
+        )
         self.reads_late = accelerator.device.type == "cuda"  # by one step, so that the device is never waited for
 
         self.decoder = Decoder(config.model, config.pe, prepared.vocab_size)
@@ -85,8 +85,6 @@ class Trainer:
         self.pending: tuple[int, Tensor] | None = None  # a step that was started and not read
         self.agreed_to_stop = False  # some process was asked to, and every process knows
         self.saved_step = 0
-        self.step_seconds: list[float] = []
-        self._mark: float | None = None
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -223,10 +221,7 @@ class Trainer:
 
     def _read(self, step: int, values: Tensor) -> Outcome:
         loss, norm, bad, stop = values.tolist()
-        now = time.perf_counter()
-        if self._mark is not None:
-            self.step_seconds.append(now - self._mark)
-        self._mark = now
+        self.throughput.step()
         self.progress.update(step, loss)
         self.agreed_to_stop |= stop > 0
         return Outcome(step, loss, norm, int(bad))
@@ -241,8 +236,7 @@ class Trainer:
     def _record(self, outcome: Outcome, *, evaluate: bool) -> None:
         validation = {"val/loss": self.evaluate()} if evaluate else {}
         if self.writer is not None and self.tracker is not None:
-            recent = self.step_seconds[-self.config.train.log_every :]
-            rate = self.tokens_per_step / statistics.median(recent) if recent else None
+            rate = self.throughput.recent(self.config.train.log_every)
             row = {
                 "step": outcome.step,
                 "tokens": outcome.step * self.tokens_per_step,
@@ -251,14 +245,14 @@ class Trainer:
                 "lr": self._rate(outcome.step),
                 "grad_norm": outcome.grad_norm,
                 "tokens_per_s": rate,
-                "mfu": self._mfu(rate),
+                "mfu": self.throughput.mfu(rate),
                 "elapsed_s": self._elapsed_s(),
             }
             self.writer.write(row)
             self.tracker.log(row)
             self.progress.row(row)
         if evaluate:
-            self._mark = None
+            self.throughput.pause()
 
     def _save(self) -> None:
         """Save once, by the first process; the rows up to here are on the disk before it."""
@@ -282,7 +276,7 @@ class Trainer:
             checkpoint.prune(folder, self.config.train.keep_checkpoints)
         self.accelerator.wait_for_everyone()
         self.saved_step = self.step
-        self._mark = None
+        self.throughput.pause()
 
     def _resume(self) -> None:
         if self.accelerator.is_main_process:
@@ -307,34 +301,17 @@ class Trainer:
     def _elapsed_s(self) -> float:
         return round(self.elapsed_before_s + time.perf_counter() - self.started, 3)
 
-    def _mfu(self, tokens_per_s: float | None) -> float | None:
-        if self.peak is None or tokens_per_s is None:
-            return None
-        used = tokens_per_s * flops.flops_per_token(self.config, self.prepared.vocab_size)
-        mfu = used / (self.peak * self.accelerator.num_processes)
-        assert mfu <= 1, f"MFU {mfu:.0%}: the peak of this device or the count of operations is wrong"
-        return mfu
-
     def _peak_flops_per_s(self) -> float | None:
-        """None where no MFU is recorded: on a CPU, or where train.peak_tflops is 0."""
-        device, given = self.accelerator.device, self.config.train.peak_tflops
-        if device.type != "cuda" or given == 0:
+        device = self.accelerator.device
+        if device.type != "cuda":
             return None
-        if given is not None:
-            return given * 1e12
-        name = torch.cuda.get_device_name(device)
-        peak = flops.peak_flops_per_s(name)
-        if peak is None:
-            raise ConfigError(
-                "train.peak_tflops", None, f"the dense bf16 peak of {name} is not known; give it, or 0 for no MFU"
-            )
-        return peak
+        peak = gpu_peak_flops_per_s(torch.cuda.get_device_name(device), self.config.train.peak_tflops)
+        return peak and peak * self.accelerator.num_processes
 
     def _result(self, status: str) -> dict[str, Any]:
         config, rows = self.config, read_metrics(self.folder)
         last = rows[-1] if rows else {}
-        steady = self.step_seconds[WARMUP_STEPS:]
-        rate = self.tokens_per_step / statistics.median(steady) if steady else last.get("tokens_per_s")
+        rate = self.throughput.overall() or last.get("tokens_per_s")
         finished = status == "finished"
         steps = config.train.num_steps if finished else self.diverged_step - 1
         return {
@@ -353,7 +330,7 @@ class Trainer:
             "config_sha256": config.config_sha256,
             "group_sha256": config.group_sha256,
             "tokens_per_s": rate,
-            "mfu": self._mfu(rate),
+            "mfu": self.throughput.mfu(rate),
             "wall_s": self._elapsed_s(),
             **({} if finished else {"diverged_step": self.diverged_step}),
         }

@@ -1,4 +1,4 @@
-"""Progress of one run: a bar on a terminal, plain lines otherwise."""
+"""Progress of a run and of a preparation: a bar on a terminal, plain lines otherwise."""
 
 import sys
 import time
@@ -50,3 +50,35 @@ class Progress:
         if row["tokens_per_s"]:
             parts.append(f"{row['tokens_per_s']:,.0f} tokens/s")
         print(", ".join([*parts, f"{left:.0f} s left"]), file=sys.stderr, flush=True)
+
+
+class PreparationProgress:
+    """Shows how much of a corpus has been encoded, on standard error."""
+
+    def __init__(self, text_bytes: int | None, max_tokens: int | None) -> None:
+        self._total = text_bytes if max_tokens is None else max_tokens
+        self._what = "text_bytes" if max_tokens is None else "tokens"
+        self._started = self._last = time.monotonic()
+        unit = "B" if max_tokens is None else "token"
+        self._bar = tqdm(total=self._total, desc="data", unit=unit, unit_scale=True, disable=not sys.stderr.isatty())
+
+    def update(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Show the counts so far."""
+        done = sum(counts[self._what].values()) if self._what == "text_bytes" else counts["tokens"]["train"]
+        self._bar.update(done - self._bar.n)
+        now = time.monotonic()
+        if not self._bar.disable or now - self._last < LINE_SECONDS:
+            return
+        self._last = now
+        elapsed, megabytes = now - self._started, sum(counts["text_bytes"].values()) / 1e6
+        left = f", {max(0.0, self._total / max(done, 1) - 1) * elapsed:.0f} s left" if self._total else ""
+        print(
+            f"data: {sum(counts['documents'].values()):,} documents, {megabytes:,.0f} MB, "
+            f"{sum(counts['tokens'].values()):,} tokens, {megabytes / elapsed:.1f} MB/s{left}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def close(self) -> None:
+        """The last count has been shown."""
+        self._bar.close()

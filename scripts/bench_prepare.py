@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 
 from rope_exp.compose import run_config
 from rope_exp.data.blocks import SIDES, TokenFile, write_tokens
-from rope_exp.data.corpus import Corpus, open_corpus
+from rope_exp.data.corpus import open_corpus
+from rope_exp.data.documents import Corpus
 from rope_exp.data.tokens import end_of_text_id, load_tokenizer, token_dtype, train_bpe, vocab_size
 from rope_exp.record import write_atomically
 

@@ -27,7 +27,8 @@ from tokenizers import Tokenizer
 from rope_exp.config import DataConfig, TokenizerConfig
 from rope_exp.data import DataError, Prepared, load_tokenizer, prepare
 from rope_exp.data import blocks as blocks_module
-from rope_exp.data.corpus import Corpus, library_files, open_corpus
+from rope_exp.data.corpus import library_files, open_corpus
+from rope_exp.data.documents import Corpus
 from rope_exp.record import DiskError
 from rope_exp.schema import ConfigError
 

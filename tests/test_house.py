@@ -15,7 +15,7 @@ RANKS = [
     {"schema", "progress", "stop", "published"},
     {"config"},
     {"compose", "flops", "machine", "record", "rope"},
-    {"model", "optim", "live", "track", "checkpoint", "data", "stats"},
+    {"model", "optim", "live", "track", "checkpoint", "data", "stats", "throughput"},
     {"certify", "load", "report"},
     {"loop", "figures", "tables"},
     {"worker"},

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -26,11 +25,12 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from rope_exp.config import DataConfig, TokenizerConfig
-from rope_exp.data.corpus import TRAIN, VALIDATION, Corpus, DataError, corpus_fingerprint, open_corpus
+from rope_exp.data.corpus import corpus_fingerprint, open_corpus
+from rope_exp.data.documents import TRAIN, VALIDATION, Corpus, DataError
 from rope_exp.data.tokens import TokenType, build_tokenizer, encode, token_dtype, tokenizer_fingerprint, vocab_size
+from rope_exp.progress import PreparationProgress
 from rope_exp.record import DiskError, RecordError, check_space, read_json, sync_folder, write_atomically, write_json
 from rope_exp.schema import ConfigError
 
@@ -39,7 +39,6 @@ META, TOKENIZER, LOCKS = "meta.json", "tokenizer.json", "locks"
 SIDES = (TRAIN, VALIDATION)
 BATCH_BYTES = 1 << 20  # of text encoded at once: enough for all cores; an encoding takes about 100 bytes a token
 BLOCK_BYTES = 8 << 20  # of a .bin file under one digest
-LINE_SECONDS = 10.0  # between lines of progress
 UNNUMBERED = ("name", "path", "cache_dir", "seed")  # keys of data that change no token (path: the fingerprint does)
 
 
@@ -273,7 +272,7 @@ def write_tokens(
         documents, text_bytes and tokens, each by side.
     """
     counts = {what: dict.fromkeys(SIDES, 0) for what in ("documents", "text_bytes", "tokens")}
-    report = Report(corpus.text_bytes, max_tokens)
+    report = PreparationProgress(corpus.text_bytes, max_tokens)
     end = np.array([end_id], dtype=np.uint32)
     for split in corpus.splits:
         full = False
@@ -344,38 +343,6 @@ class TokenFile:
             if self._filled == BLOCK_BYTES:
                 self.block_sha256.append(self._digest.hexdigest())
                 self._digest, self._filled = hashlib.sha256(), 0
-
-
-class Report:
-    """Progress on standard error: a bar on a terminal, else a line every few seconds."""
-
-    def __init__(self, text_bytes: int | None, max_tokens: int | None) -> None:
-        self._total = text_bytes if max_tokens is None else max_tokens
-        self._what = "text_bytes" if max_tokens is None else "tokens"
-        self._started = self._last = time.monotonic()
-        unit = "B" if max_tokens is None else "token"
-        self._bar = tqdm(total=self._total, desc="data", unit=unit, unit_scale=True, disable=not sys.stderr.isatty())
-
-    def update(self, counts: Mapping[str, Mapping[str, int]]) -> None:
-        """Show the counts so far."""
-        done = sum(counts[self._what].values()) if self._what == "text_bytes" else counts["tokens"][TRAIN]
-        self._bar.update(done - self._bar.n)
-        now = time.monotonic()
-        if not self._bar.disable or now - self._last < LINE_SECONDS:
-            return
-        self._last = now
-        elapsed, megabytes = now - self._started, sum(counts["text_bytes"].values()) / 1e6
-        left = f", {max(0.0, self._total / max(done, 1) - 1) * elapsed:.0f} s left" if self._total else ""
-        print(
-            f"data: {sum(counts['documents'].values()):,} documents, {megabytes:,.0f} MB, "
-            f"{sum(counts['tokens'].values()):,} tokens, {megabytes / elapsed:.1f} MB/s{left}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def close(self) -> None:
-        """The last count has been shown."""
-        self._bar.close()
 
 
 def _file_sha256(path: Path) -> str:

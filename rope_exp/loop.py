@@ -31,7 +31,6 @@ from rope_exp.optim import (
 )
 from rope_exp.progress import Progress
 from rope_exp.record import RESULT, MetricsWriter, read_metrics, write_json
-from rope_exp.schema import ConfigError
 from rope_exp.stop import StopSignal
 from rope_exp.throughput import Throughput, gpu_peak_flops_per_s
 from rope_exp.track import open_tracker
@@ -265,9 +264,7 @@ class Trainer:
                 weights(self.decoder),
                 optimizer_tensors(self.optimizer, self.names),
                 {
-                    "config_sha256": self.config.config_sha256,
-                    "data_sha256": self.prepared.data_sha256,
-                    "init_sha256": self.init_sha256,
+                    **self._identity(),
                     "order_sha256": self.order_sha256,
                     "elapsed_s": self._elapsed_s(),
                     "rng": _rng_state(),
@@ -285,10 +282,7 @@ class Trainer:
         saved = checkpoint.load_newest(self.folder / "checkpoints")
         if saved is None:
             return
-        for key, mine in (("data_sha256", self.prepared.data_sha256), ("init_sha256", self.init_sha256)):
-            if saved.state[key] != mine:
-                what = "data.path" if key == "data_sha256" else "seed"
-                raise ConfigError(what, key, f"differs from the checkpoint of step {saved.step} in {self.folder}")
+        self._check_belongs(saved)
         with torch.no_grad():
             for name, parameter in self.decoder.named_parameters():
                 parameter.copy_(saved.model[name])
@@ -297,6 +291,27 @@ class Trainer:
         self.step = self.saved_step = saved.step
         self.order_sha256 = saved.state["order_sha256"]
         self.elapsed_before_s = saved.state["elapsed_s"]
+
+    def _check_belongs(self, saved: checkpoint.Checkpoint) -> None:
+        """Refuse a checkpoint of another config, corpus or beginning, or one whose state is not all there."""
+        where = f"the checkpoint of step {saved.step} in {self.folder}"
+        mine = self._identity()
+        lacking = sorted({*mine, "order_sha256", "elapsed_s", "rng"} - saved.state.keys())
+        if lacking:
+            raise checkpoint.CheckpointError(f"{where} lacks {', '.join(lacking)}; restore it, or use run.fresh=true")
+        for key, value in mine.items():
+            if saved.state[key] != value:
+                raise checkpoint.CheckpointError(
+                    f"{where} is of another run: its {key} is {saved.state[key]!s:.12} and this run's {value:.12}; "
+                    "restore what it was trained on, or use run.fresh=true"
+                )
+
+    def _identity(self) -> dict[str, str]:
+        return {
+            "config_sha256": self.config.config_sha256,
+            "data_sha256": self.prepared.data_sha256,
+            "init_sha256": self.init_sha256,
+        }
 
     def _elapsed_s(self) -> float:
         return round(self.elapsed_before_s + time.perf_counter() - self.started, 3)

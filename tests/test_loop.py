@@ -10,7 +10,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from rope_exp import launch
+from rope_exp import checkpoint, launch
+from rope_exp.checkpoint import CheckpointError
 from rope_exp.config import RunConfig
 from rope_exp.data import prepare
 from rope_exp.loop import Trainer
@@ -124,11 +125,24 @@ def test_evaluation_is_the_mean_of_minus_log_p_over_the_held_out_windows(make: M
     assert trainer.evaluate() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_checkpoint_of_other_data_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_other_data_is_refused(make: Make) -> None:
     trainer = make("run")
     assert trainer.fit() == "finished"
     (trainer.folder / "result.json").unlink()
     other = make("run")
     object.__setattr__(other.prepared, "data_sha256", "0" * 64)
-    with pytest.raises(ValueError, match="data"):
+    with pytest.raises(CheckpointError, match="is of another run: its data_sha256"):
         other.fit()
+
+
+@pytest.mark.parametrize("key", ["rng", "order_sha256", "init_sha256", "elapsed_s"])
+def test_a_state_that_lacks_something_is_refused_and_not_guessed(make: Make, key: str) -> None:
+    trainer = make("run")
+    assert trainer.fit() == "finished"
+    (trainer.folder / "result.json").unlink()
+    folder = trainer.folder / "checkpoints"
+    saved = checkpoint.load(folder, 6)
+    state = {name: value for name, value in saved.state.items() if name != key}
+    checkpoint.save(folder, 6, saved.model, saved.optimizer, state)  # whole by its manifest, and yet not ours
+    with pytest.raises(CheckpointError, match=f"lacks {key}"):
+        make("run").fit()

@@ -107,8 +107,10 @@ class LiveTable:
         done, elapsed = self._steps_done(), time.monotonic() - self._started
         fresh = done - self._steps_before
         left = f"about {elapsed / fresh * (total - done) / 60:.1f} minutes left" if fresh else "no estimate yet"
-        finished = sum(row.status in ("finished", "diverged", "failed") for row in self._rows)
-        return f"{finished} of {len(self._rows)} runs ended, {left}"
+        ended = sum(row.status not in ("waiting", "running") for row in self._rows)
+        if ended == len(self._rows):
+            return f"all {ended} runs ended, after {elapsed / 60:.1f} minutes"
+        return f"{ended} of {len(self._rows)} runs ended, {left}"
 
     def _steps_done(self) -> int:
         return sum(

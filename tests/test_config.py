@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from conftest import NINE
+from hydra import compose, initialize_config_dir
+from hydra.types import RunMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,3 +185,21 @@ def test_any_value_anywhere_converts_or_is_refused_in_one_sentence(values: dict[
     else:
         assert dataclasses.is_dataclass(config)
         assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def swept(experiment: str) -> dict[str, str]:
+    """What an experiment sweeps over, as Hydra composed it."""
+    with initialize_config_dir(version_base=None, config_dir=str(CONFIGS)):
+        values = compose("config", overrides=[f"+experiment={experiment}"], return_hydra_config=True)
+    assert values.hydra.mode == RunMode.MULTIRUN
+    return dict(values.hydra.sweeper.params)
+
+
+def test_experiments_sweep_over_what_they_say() -> None:
+    assert swept("nine") == {"pe": "glob(*)"}
+    assert swept("seeds") == {"seed": "0,1,2,3,4", "pe": "glob(*)"}
+    subsets = swept("subsets")["pe.rotate"].replace("],[", "] [").split()
+    assert {run_config([f"pe.rotate={subset}"]).pe.rotate for subset in subsets} == {
+        sites for size in range(5) for sites in itertools.combinations(SITES, size)
+    }
+    assert len(subsets) == 16

@@ -69,3 +69,12 @@ def test_the_makefile_has_at_most_14_targets_and_each_says_what_it_is_for() -> N
     targets = done.stdout.splitlines()
     assert 6 <= len(targets) <= 14
     assert all(len(line.split(maxsplit=1)) == 2 for line in targets)
+
+
+def test_the_readme_shows_the_table_that_is_committed() -> None:
+    table = (REPOSITORY / "results" / "table.md").read_text(encoding="utf-8").splitlines()
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in table if line.startswith("|")]
+    assert len(rows) == 11
+    assert [line for line in readme if line in rows] == rows
+    assert next(line for line in table if line.startswith("One seed")) in readme

@@ -8,6 +8,7 @@ usage, 3 diverged, 75 stopped with a checkpoint (the same command goes on).
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -17,12 +18,14 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rope_exp.compose import explain, to_run_config
 from rope_exp.config import RunConfig
 from rope_exp.machine import settle
-from rope_exp.record import DiskError, RecordError, read_result
+from rope_exp.record import RecordError, read_result
 from rope_exp.schema import ConfigError
+from rope_exp.stop import EXIT_STOPPED
 
 jobs: list[RunConfig] = []
 mistakes: list[ConfigError] = []  # kept, since Hydra prints words of its own about a job that raises
@@ -31,17 +34,19 @@ mistakes: list[ConfigError] = []  # kept, since Hydra prints words of its own ab
 @hydra.main(version_base=None, config_path="configs", config_name="config")
 def collect(values: DictConfig) -> None:
     """Check one job. Jobs of Hydra's own launcher are dispatched together, after all have been checked."""
+    hydra_config = HydraConfig.get()
+    elsewhere = hydra_config.mode == RunMode.MULTIRUN and "basic_launcher" not in hydra_config.launcher._target_
     try:
         config = to_run_config(values)
     except ConfigError as error:
+        if elsewhere:
+            raise
         mistakes.append(error)
         return
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode == RunMode.MULTIRUN and "basic_launcher" not in hydra_config.launcher._target_:
-        if code := dispatch([config]):  # this process is a job of submitit's or another launcher's
-            sys.exit(code)
-        return
-    jobs.append(config)
+    if not elsewhere:
+        jobs.append(config)
+    elif code := dispatch([config]):  # this process is a job of submitit's or another launcher's
+        sys.exit(code)
 
 
 def dispatch(configs: list[RunConfig]) -> int:
@@ -53,7 +58,7 @@ def dispatch(configs: list[RunConfig]) -> int:
         if is_rank():
             return run_as_rank(configs)
         return launch.dispatch([settle(config) for config in configs])
-    except (DataError, DiskError) as error:
+    except (DataError, OSError) as error:
         return fail(error, 1)
 
 
@@ -75,7 +80,7 @@ def run_as_rank(configs: list[RunConfig]) -> int:
         [cell] = launch.plan([config])
         if cell.exit_code is None:
             launch.open_folder(cell)
-    result = read_result(config.folder)
+    result = None if config.run.fresh else read_result(config.folder)
     if result is not None:
         return worker.EXIT_CODES[result["status"]]
     return worker.guarded(lambda: worker.run(config, config.folder, StopSignal()))
@@ -96,6 +101,7 @@ def scratch() -> str:
 
 def main() -> int:
     """Compose, check, dispatch."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the dispatcher or the worker takes over
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, who say them in one sentence
     OmegaConf.register_new_resolver("scratch", scratch, use_cache=True)
     try:
@@ -105,8 +111,11 @@ def main() -> int:
         return dispatch(jobs) if jobs else 0
     except (ConfigError, RecordError) as error:
         return fail(error, 2)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         return fail(explain(error), 2)
+    except KeyboardInterrupt:
+        print("stopped before any run was started", file=sys.stderr)
+        return EXIT_STOPPED
 
 
 if __name__ == "__main__":

@@ -67,12 +67,22 @@ def save(
     return final
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, and what interrupted saves left."""
+def clear_leftovers(folder: Path) -> None:
+    """Delete what interrupted saves left."""
     for leftover in folder.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(leftover)
-    for old in list_steps(folder)[:-keep]:
-        shutil.rmtree(folder / f"step_{old:08d}")
+
+
+def prune(folder: Path, keep: int, newest: int) -> None:
+    """Keep the `keep` checkpoints up to step `newest`, just saved.
+
+    Later ones did not verify: the run went on from an older one.
+    """
+    steps = list_steps(folder)
+    kept = [step for step in steps if step <= newest][-keep:]
+    for step in steps:
+        if step not in kept:
+            shutil.rmtree(folder / f"step_{step:08d}")
 
 
 def list_steps(folder: Path) -> list[int]:

@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rope_exp.config import RunConfig
 from rope_exp.schema import ConfigError, known_keys, unknown_key
@@ -40,7 +41,7 @@ def run_config(overrides: Sequence[str]) -> RunConfig:
     try:
         with initialize_config_dir(version_base=None, config_dir=str(CONFIGS)):
             return to_run_config(compose("config", overrides=list(overrides)))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise explain(error) from error
 
 
@@ -53,6 +54,8 @@ def explain(error: Exception) -> ConfigError:
             return ConfigError(group, choice, "this plugin of Hydra is not installed (see README, SLURM)")
         choices = error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
         return ConfigError(group, choice, f"there is no such choice; choose one of {', '.join(sorted(choices))}")
+    if isinstance(error, YAMLError):
+        return ConfigError("configs", ..., f"a file there is no YAML: {text}")
     if isinstance(error, OverrideParseException):
         return ConfigError("override", error.override, "is not of the form key=value")
     if match := re.search(r"Could not override '([^']*)'", text):

@@ -17,6 +17,7 @@ from rope_exp.schema import ConfigError, Rule, convert, show
 
 SITES = ("q", "k", "v", "o")
 AUTO = "auto"
+MAX_POSITION = 2**24  # the last whole number below which float32 has them all
 DEFAULT_OUTPUT = Path("results/runs")
 
 
@@ -269,6 +270,8 @@ class RunConfig:
                 self.model.num_attention_heads,
                 f"leaves heads of {self.model.head_dim} features; rotation pairs them, so the number must be even",
             )
+        if self.pe.start + self.train.seq_len > MAX_POSITION:
+            raise ConfigError("pe.start", self.pe.start, f"positions past {MAX_POSITION:,} are not exact in float32")
         if self.pe.num_features(self.model.head_dim) < 2:
             raise ConfigError(
                 "pe.fraction", self.pe.fraction, f"leaves no pair to rotate in heads of {self.model.head_dim} features"
@@ -321,7 +324,11 @@ class RunConfig:
     @property
     def group_sha256(self) -> str:
         """Of the same keys without pe and seed: equal in all rows that may be compared."""
-        return _sha256({key: value for key, value in self.numeric_dict().items() if key not in ("pe", "seed")})
+        return _sha256(self.group_dict())
+
+    def group_dict(self) -> dict[str, Any]:
+        """`numeric_dict` without pe and seed."""
+        return {key: value for key, value in self.numeric_dict().items() if key not in ("pe", "seed")}
 
     def numeric_dict(self) -> dict[str, Any]:
         """The config without the keys that cannot change a number: logging, saving, tracker, launch, folders."""

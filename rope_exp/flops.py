@@ -1,11 +1,14 @@
 """Counting: parameters, floating-point operations, memory and peaks. Arithmetic only, no torch."""
 
+import re
+
 from rope_exp.config import ModelConfig, PeConfig, RunConfig
 
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheet, without sparsity; the key is found in the device's name.
-# Ordered: the first match counts (an "H100 PCIe" is not an "H100").
+# Matched as whole words of the device's name, in this order: an H100 PCIe is no H100, and an L40 no L4.
 PEAK_TFLOPS = {
     "B200": 2250.0,
+    "H200 NVL": 835.0,
     "H200": 989.0,
     "GH200": 989.0,
     "H100 PCIe": 756.0,
@@ -17,14 +20,12 @@ PEAK_TFLOPS = {
     "L40S": 362.0,
     "L4": 121.0,
     "A10": 125.0,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
 }
 
 
 def peak_flops_per_s(device_name: str) -> float | None:
     """The device's dense bf16 peak in FLOP/s, or None for a device that the table does not hold."""
-    return next((peak * 1e12 for name, peak in PEAK_TFLOPS.items() if name in device_name), None)
+    return next((peak * 1e12 for name, peak in PEAK_TFLOPS.items() if re.search(rf"\b{name}\b", device_name)), None)
 
 
 def num_parameters(model: ModelConfig, pe: PeConfig, vocab_size: int) -> int:
@@ -56,9 +57,10 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> int:
     )
 
 
-def checkpoint_bytes(num_params: int) -> int:
-    """Weights and AdamW's two moments in float32, and a margin for the small files."""
-    return 12 * num_params + 2**20
+def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
+    """Weights (a tied head under both names) and AdamW's two moments in float32, and a margin for the small files."""
+    tied = vocab_size * config.model.hidden_size if config.model.tie_word_embeddings else 0
+    return 12 * num_parameters(config.model, config.pe, vocab_size) + 4 * tied + 2**20
 
 
 def memory_bytes(config: RunConfig, vocab_size: int, num_processes: int) -> int:

@@ -18,18 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from rope_exp.config import RunConfig, differing_keys
+from rope_exp.config import DEFAULT_OUTPUT, RunConfig, differing_keys
 from rope_exp.data import prepare
-from rope_exp.flops import checkpoint_bytes, num_parameters
+from rope_exp.flops import checkpoint_bytes
 from rope_exp.live import LiveTable
 from rope_exp.machine import gpus, num_cores
-from rope_exp.record import CONFIG, check_space, read_config, read_result, write_config
+from rope_exp.record import CONFIG, check_space, describe, hold, read_config, read_result, write_config
 from rope_exp.schema import ConfigError
 from rope_exp.stop import EXIT_STOPPED
 
 LOG = "log.txt"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
+STOP_SECONDS = 60.0  # the same where the rank was stopped: the first rank saves meanwhile
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -40,7 +41,7 @@ class Cell:
     config: RunConfig
     folder: Path
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    failed_at: float | None = None  # when a rank was first seen to have failed
+    left_at: float | None = None  # when a rank was first seen to have ended before its time
     leases: list["Lease"] = field(default_factory=list)
     exit_code: int | None = None  # of this dispatch; None: not ended yet
 
@@ -78,11 +79,15 @@ def plan(configs: Sequence[RunConfig]) -> list[Cell]:
         if clash is not cell:
             raise ConfigError("run.dir", str(cell.folder), f"two runs of the sweep ({cell.config.name}) would share it")
         _check_folder(cell)
+        _check_group(cell)
+    needed_bytes = 0
     for cell in cells:
         if cell.exit_code is None:
-            prepared = prepare(cell.config.data, cell.config.tokenizer, seq_len=cell.config.train.seq_len)
-            params = num_parameters(cell.config.model, cell.config.pe, prepared.vocab_size)
-            check_space(cell.folder, 2 * checkpoint_bytes(params), "the room for two checkpoints")
+            config = cell.config
+            prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
+            # A save stands beside those that are kept until they are pruned; the runs of a sweep all keep theirs.
+            needed_bytes += (config.train.keep_checkpoints + 1) * checkpoint_bytes(config, prepared.vocab_size)
+            check_space(cell.folder, needed_bytes, "the checkpoints' room")
     return cells
 
 
@@ -90,6 +95,8 @@ def _check_folder(cell: Cell) -> None:
     """Refuse a folder that belongs to another config, and see whether the run is done."""
     if cell.config.run.fresh or not cell.folder.exists():
         return
+    if not cell.folder.is_dir():
+        raise ConfigError("run.dir", str(cell.folder), "is a file; a run needs a folder")
     if not (cell.folder / CONFIG).exists():
         if any(cell.folder.iterdir()):
             raise ConfigError("run.dir", str(cell.folder), "holds files that are no run; choose another folder")
@@ -108,13 +115,48 @@ def _check_folder(cell: Cell) -> None:
 
 
 def open_folder(cell: Cell) -> None:
-    """Make the run folder and write its config; with run.fresh an old one is moved aside, never deleted."""
-    if cell.config.run.fresh and cell.folder.exists():
-        number = 1
-        while (aside := cell.folder.with_name(f".{cell.folder.name}.old-{number}")).exists():
-            number += 1
-        cell.folder.rename(aside)
-    cell.folder.mkdir(parents=True, exist_ok=True)
+    """Make the run folder and write its config; with run.fresh an old one is moved aside, never deleted.
+
+    Raises:
+        ConfigError: another process is running this run; nothing was changed.
+    """
+    if cell.folder.exists():
+        with hold(cell.folder):
+            if cell.config.run.fresh:
+                cell.folder.rename(_aside(cell.folder))
+            else:
+                _write_config(cell)
+    if not cell.folder.exists():
+        cell.folder.mkdir(parents=True)
+        _write_config(cell)
+
+
+def _check_group(cell: Cell) -> None:
+    """Refuse a run that could not stand in one table with its group's others, before it is computed."""
+    if cell.config.run.dir is not None:
+        return
+    for path in sorted((DEFAULT_OUTPUT / cell.config.group).glob(f"*/seed*/{CONFIG}")):
+        if path.parent == cell.folder:
+            continue
+        other = read_config(path.parent)
+        if other.group_sha256 != cell.config.group_sha256:
+            old, new = (config.group_dict() for config in (other, cell.config))
+            raise ConfigError(
+                "run.group",
+                cell.config.group,
+                f"holds runs of another config ({'; '.join(differing_keys(old, new))}); choose another name, or null",
+            )
+        return
+
+
+def _aside(folder: Path) -> Path:
+    number = 1
+    while (aside := folder.with_name(f".{folder.name}.old-{number}")).exists():
+        number += 1
+    return aside
+
+
+def _write_config(cell: Cell) -> None:
     # A later start of the same run goes on in this folder; only its first start is fresh.
     write_config(cell.folder, cell.config.replace("run", fresh=False, dir=str(cell.folder), group=cell.config.group))
 
@@ -123,29 +165,28 @@ def _run_one(cell: Cell) -> int:
     if cell.exit_code is not None:
         done = read_result(cell.folder)
         assert done is not None
-        print(f"{cell.folder} is done: {done['status']}, val/loss {done['val/loss']}; run.fresh=true runs it anew")
+        print(f"{cell.folder} is done: {describe(done)}; run.fresh=true runs it anew")
         return cell.exit_code
     if cell.config.launch.inline:
         from rope_exp import worker
         from rope_exp.stop import StopSignal
 
         return worker.guarded(lambda: worker.run(cell.config, cell.folder, StopSignal()))
-    exit_code = _start_and_wait(cell)
-    result = read_result(cell.folder)
-    if result is not None and exit_code == 0:
-        rate = f", {result['tokens_per_s']:,.0f} tokens/s" if result["tokens_per_s"] else ""
-        loss, seconds = result["val/loss"], result["wall_s"]
-        print(f"{cell.config.name}: val/loss {loss:.4f}{rate}, {seconds:.0f} s, in {cell.folder}")
-    return exit_code
+    return _start_and_wait(cell)
 
 
 def _start_and_wait(cell: Cell) -> int:
     with _Stopper([cell]) as stopper:
-        while (leases := lease_gpus(cell.config)) is None:
+        leases = lease_gpus(cell.config)
+        if leases is None:
+            print(f"{cell.config.name}: every GPU is leased to another run; waiting for one", file=sys.stderr)
+        while leases is None:
             if stopper.asked:
                 return EXIT_STOPPED
             time.sleep(1)
+            leases = lease_gpus(cell.config)
         _start(cell, leases, None)
+        stopper.pass_on()
         while cell.exit_code is None:
             _collect([cell])
             time.sleep(POLL_SECONDS)
@@ -164,6 +205,7 @@ def _run_all(cells: list[Cell]) -> int:
                     cell.exit_code = EXIT_STOPPED
                 elif (leases := lease_gpus(cell.config)) is not None:
                     _start(cell, leases, cell.folder / LOG)
+                    stopper.pass_on()
             _collect(cells)
             table.refresh()
             time.sleep(POLL_SECONDS)
@@ -174,6 +216,9 @@ def _run_all(cells: list[Cell]) -> int:
     if any(cell.status == "stopped" for cell in cells):
         print("stopped; the same command goes on", file=sys.stderr)
         return EXIT_STOPPED
+    groups = sorted({cell.config.group for cell in cells if cell.config.run.dir is None})
+    for group in groups:
+        print(f"in {DEFAULT_OUTPUT / group}; its table: python scripts/report.py --group {group}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -196,6 +241,7 @@ def _start(cell: Cell, leases: list["Lease"], log: Path | None) -> None:
         environment |= {"WORLD_SIZE": str(launch.num_processes), "LOCAL_WORLD_SIZE": str(launch.num_processes)}
     output: IO[bytes] | None = log.open("ab") if log else None
     cell.leases = leases
+    environment["ROPE_EXP_DISPATCHER"] = str(os.getpid())
     for rank in range(launch.num_processes):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if launch.num_processes > 1 else {}
         process = subprocess.Popen(
@@ -219,21 +265,22 @@ def _collect(cells: list[Cell]) -> None:
         # A rank that SIGTERM ended before it could listen had done nothing that is lost.
         codes = [EXIT_STOPPED if (code := rank.poll()) == -signal.SIGTERM else code for rank in cell.ranks]
         failures = [code for code in codes if code not in (None, 0, 3, EXIT_STOPPED)]
-        if failures and cell.failed_at is None:
-            cell.failed_at = time.monotonic()
+        if any(codes) and cell.left_at is None:
+            cell.left_at = time.monotonic()
         if None in codes:
-            if cell.failed_at is not None and time.monotonic() - cell.failed_at > GRACE_SECONDS:
+            grace = GRACE_SECONDS if failures else STOP_SECONDS
+            if cell.left_at is not None and time.monotonic() - cell.left_at > grace:
                 for rank in cell.ranks:
                     rank.kill()
             continue
         # A rank that a signal ended, or that raised, is a failure: 1. Its own word counts where it is a contract's: 2.
-        cell.exit_code = (2 if failures[0] == 2 else 1) if failures else max(code or 0 for code in codes)
+        cell.exit_code = (2 if 2 in failures else 1) if failures else max(code or 0 for code in codes)
         for lease in cell.leases:
             lease.release()
 
 
 class _Stopper:
-    """Passes SIGTERM and SIGINT on to the children; a second one passes on too, and they leave at once."""
+    """Passes SIGTERM and SIGINT on to the ranks; a second one ends them at once."""
 
     def __init__(self, cells: list[Cell]) -> None:
         self.asked, self._cells = False, cells
@@ -247,8 +294,16 @@ class _Stopper:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: object) -> None:
+        if self.asked:  # a rank inside a long operation does not hear its second signal: the last checkpoint stands
+            for cell in self._cells:
+                for rank in cell.ranks:
+                    rank.kill()
         self.asked = True
-        for cell in self._cells:
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """If asked to stop, ask every rank that runs: also one that was just being started when we were asked."""
+        for cell in self._cells if self.asked else []:
             for rank in cell.ranks:
                 if rank.poll() is None:
                     rank.send_signal(signal.SIGTERM)
@@ -286,8 +341,10 @@ def lease_gpus(config: RunConfig) -> list[Lease] | None:
     leases: list[Lease] = []
     folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
     for gpu in gpus() if _num_gpus(config) else []:
-        folder.mkdir(mode=0o777, exist_ok=True)
-        descriptor = os.open(folder / f"{gpu}.lock", os.O_CREAT | os.O_RDWR, 0o666)
+        if not folder.exists():
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o777)  # shared by the users of the machine, whatever this one's umask
+        descriptor = os.open(folder / f"{gpu}.lock", os.O_CREAT | os.O_RDONLY, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from rope_exp.config import RunConfig
-from rope_exp.record import read_metrics
+from rope_exp.record import RecordError, read_metrics
 
 REFRESH_SECONDS, LINE_SECONDS = 1.0, 30.0
 
@@ -128,5 +128,9 @@ class LiveTable:
     def _read(self, row: Row) -> list[dict[str, Any]]:
         number = next(index for index, other in enumerate(self._rows) if other is row)
         if self._read_at.get(number) != row.status or row.status == "running":
-            self._metrics[number], self._read_at[number] = read_metrics(row.folder), row.status
+            self._read_at[number] = row.status
+            try:
+                self._metrics[number] = read_metrics(row.folder)
+            except (RecordError, OSError):  # the run itself refuses its broken record, and says so in its log
+                self._metrics[number] = []
         return self._metrics[number]

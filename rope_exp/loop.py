@@ -44,6 +44,17 @@ class Outcome:
     loss: float  # mean nats per token of the global batch
     grad_norm: float
     first_bad_step: int  # 0: none so far
+    order_before: str  # order_sha256 without this step
+
+
+@dataclass(frozen=True)
+class Started:
+    """A step that was started and not read."""
+
+    step: int
+    values: Tensor  # [loss, grad_norm, first_bad_step, stop], on the host once `ready`
+    ready: torch.cuda.Event | None  # None: it is
+    order_before: str
 
 
 class Trainer:
@@ -81,7 +92,7 @@ class Trainer:
         self.order_sha256 = ""
         self.elapsed_before_s = 0.0
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=accelerator.device)
-        self.pending: tuple[int, Tensor] | None = None  # a step that was started and not read
+        self.pending: Started | None = None
         self.agreed_to_stop = False  # some process was asked to, and every process knows
         self.saved_step = 0
 
@@ -112,7 +123,7 @@ class Trainer:
                 self.optimizer.zero_grad(set_to_none=True)
                 self.order_sha256 = order_before
                 return None
-        asked = torch.tensor(float(self.stop.requested), device=loss.device)
+        asked = torch.full_like(loss, float(self.stop.requested))  # filled there: a copy would wait for the device
         loss, asked = self._sum_over_processes(torch.stack([loss / self.tokens_per_step, asked])).unbind()
         norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
         bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
@@ -185,7 +196,7 @@ class Trainer:
     def _run(self) -> str:
         for outcome in self._steps():
             if outcome.first_bad_step:
-                self.diverged_step = outcome.first_bad_step
+                self.diverged_step, self.order_sha256 = outcome.first_bad_step, outcome.order_before
                 return "diverged"
             due = self._due(outcome.step)
             if due & {"row", "eval", "end"}:
@@ -202,28 +213,40 @@ class Trainer:
         """Outcomes in step order, to the end or to a stop; nothing later has begun when anything is due at a step."""
         alone = self.accelerator.num_processes == 1
         while self.step < self.config.train.num_steps and not self.agreed_to_stop:
+            order_before = self.order_sha256
             values = None if alone and self.stop.requested else self.train_step(self.step + 1)
             if values is None:
                 break
             self.step += 1
-            previous, self.pending = self.pending, (self.step, values)
+            previous, self.pending = self.pending, self._fetch(values, order_before)
             if previous is not None:
-                yield self._read(*previous)
+                yield self._read(previous)
             if not self.reads_late or self._due(self.step):
                 yield from self._drain()
         yield from self._drain()
 
+    def _fetch(self, values: Tensor, order_before: str) -> Started:
+        """Have the device copy a step's outcome to the host as soon as it has it, and go on."""
+        if values.device.type != "cuda":
+            return Started(self.step, values, None, order_before)
+        on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        return Started(self.step, on_host, ready, order_before)
+
     def _drain(self) -> Iterator[Outcome]:
         if self.pending is not None:
             waiting, self.pending = self.pending, None
-            yield self._read(*waiting)
+            yield self._read(waiting)
 
-    def _read(self, step: int, values: Tensor) -> Outcome:
-        loss, norm, bad, stop = values.tolist()
+    def _read(self, started: Started) -> Outcome:
+        if started.ready is not None:
+            started.ready.synchronize()
+        loss, norm, bad, stop = started.values.tolist()
         self.throughput.step()
-        self.progress.update(step, loss)
+        self.progress.update(started.step, loss)
         self.agreed_to_stop |= stop > 0
-        return Outcome(step, loss, norm, int(bad))
+        return Outcome(started.step, loss, norm, int(bad), started.order_before)
 
     def _due(self, step: int) -> set[str]:
         train = self.config.train
@@ -270,14 +293,14 @@ class Trainer:
                     "rng": _rng_state(),
                 },
             )
-            checkpoint.prune(folder, self.config.train.keep_checkpoints)
+            checkpoint.prune(folder, self.config.train.keep_checkpoints, self.step)
         self.accelerator.wait_for_everyone()
         self.saved_step = self.step
         self.throughput.pause()
 
     def _resume(self) -> None:
         if self.accelerator.is_main_process:
-            checkpoint.prune(self.folder / "checkpoints", self.config.train.keep_checkpoints)
+            checkpoint.clear_leftovers(self.folder / "checkpoints")
         self.accelerator.wait_for_everyone()
         saved = checkpoint.load_newest(self.folder / "checkpoints")
         if saved is None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 from rope_exp.config import AUTO, RunConfig
@@ -10,18 +11,36 @@ from rope_exp.schema import ConfigError
 
 # Compiling costs tens of seconds a run; below this many steps it does not pay back (docs/LOG.md).
 MIN_STEPS_TO_COMPILE = 200
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 def gpus() -> list[str]:
-    """The ids of the GPUs that runs may use, as CUDA_VISIBLE_DEVICES would name them; [] without one."""
+    """The GPUs that runs may use, by UUID where the driver tells it: an index is another card in another container.
+
+    CUDA_VISIBLE_DEVICES limits them; [] without one.
+    """
+    uuid_by_index: dict[str, str] = {row[0]: row[1] for row in _nvidia_smi("index", "uuid")}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [gpu for gpu in visible.split(",") if gpu.strip() not in ("", "-1")]
+    if visible is None:
+        return list(uuid_by_index.values())
+    named = [gpu.strip() for gpu in visible.split(",")]
+    return [uuid_by_index.get(gpu, gpu) for gpu in named if gpu not in ("", "-1")]
+
+
+def gpus_have_bf16() -> bool:
+    """Whether every GPU multiplies bfloat16 in hardware (compute capability 8.0, Ampere, or newer)."""
+    return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
+
+
+def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
+    """One row a GPU, in the order of the PCI bus; [] where there is no driver."""
     if shutil.which("nvidia-smi") is None:
         return []
-    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    query = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader"]
     listed = subprocess.run(query, capture_output=True, text=True, check=False)
-    return listed.stdout.split() if listed.returncode == 0 else []
+    if listed.returncode != 0:
+        return []
+    return [tuple(cell.strip() for cell in line.split(",")) for line in listed.stdout.splitlines()]
 
 
 def num_cores() -> int:
@@ -32,15 +51,17 @@ def num_cores() -> int:
 def cpu_has_bf16() -> bool:
     """Whether the CPU multiplies bfloat16 in hardware; without it bf16 is tens of times slower than float32."""
     try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        flags = CPU_INFO.read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
 def has_compiler(device: str) -> bool:
-    """Whether torch.compile has what it needs: Triton comes with CUDA torch, a CPU needs a C++ compiler."""
-    return device == "cuda" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+    """Whether torch.compile has what it needs: a compiler (of C for a GPU, of C++ for a CPU) and Python's headers."""
+    compilers = ("gcc", "clang", "cc") if device == "cuda" else ("g++", "clang++", "c++")
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return headers.exists() and any(shutil.which(name) for name in compilers)
 
 
 def settle(config: RunConfig, world_size: int | None = None) -> RunConfig:
@@ -67,7 +88,7 @@ def settle(config: RunConfig, world_size: int | None = None) -> RunConfig:
 
     precision, compiled, deterministic = train.precision, train.compile, train.deterministic
     if precision == AUTO:
-        precision = "bf16" if device == "cuda" or cpu_has_bf16() else "fp32"
+        precision = "bf16" if (gpus_have_bf16() if device == "cuda" else cpu_has_bf16()) else "fp32"
     if compiled == AUTO:
         compiled = train.num_steps >= MIN_STEPS_TO_COMPILE and has_compiler(device)
     if deterministic == AUTO:

@@ -29,10 +29,7 @@ def learning_rate(step: int, num_steps: int, optim: OptimConfig, schedule: Sched
 
 
 def build_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
-    """Fused AdamW; matrices decay, one-dimensional parameters (norms, frequencies) do not.
-
-    The rate is a tensor, so that writing a new value each step rebuilds nothing in a compiled or captured step.
-    """
+    """Fused AdamW; matrices decay, one-dimensional parameters (norms, frequencies) do not."""
     named = list(parameters)
     groups = [
         {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": config.weight_decay},

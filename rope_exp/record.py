@@ -8,15 +8,21 @@ presence means that the run is done. No torch.
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from rope_exp.config import RunConfig
+from rope_exp.schema import ConfigError
 
 CONFIG, ENV, METRICS, RESULT = "config.yaml", "env.json", "metrics.jsonl", "result.json"
+
+
+LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 
 
 class RecordError(ValueError):
@@ -66,6 +72,24 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold the run folder's lock; it is given back when the process ends, however it ends.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise ConfigError("run.dir", str(folder), "another process is running this run; wait for it") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def write_config(folder: Path, config: RunConfig) -> None:
     """Write config.yaml, the fully resolved config."""
     write_atomically(folder / CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False))
@@ -112,6 +136,14 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """result.json, or None while the run is not done."""
     return read_json(folder / RESULT) if (folder / RESULT).exists() else None
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """A result in a few words."""
+    if result["status"] == "diverged":
+        return f"diverged: the loss or a gradient of step {result['diverged_step']} was not finite"
+    rate = f", {result['tokens_per_s']:,.0f} tokens/s" if result["tokens_per_s"] else ""
+    return f"finished, val/loss {result['val/loss']:.4f}{rate}, {result['wall_s']:.0f} s"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

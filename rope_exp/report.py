@@ -16,7 +16,7 @@ from rope_exp import published
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.record import CONFIG, ENV, METRICS, RESULT, read_config, read_json, read_metrics, read_result
 from rope_exp.schema import ConfigError
-from rope_exp.stats import Row, Status, Variant, compare, kendall_tau
+from rope_exp.stats import Row, Status, Variant, compare, kendall_tau, shared_means
 
 REFERENCE = "qk_rope"
 HOW_TO = "`python train.py -m 'pe=glob(*)'` makes the nine runs"
@@ -105,8 +105,8 @@ def build(group: Group, reference: str | None) -> Report:
     if reference is not None and reference not in labels:
         raise ReportError(f"--reference {reference} is no variant of group {group.name}, which has {', '.join(labels)}")
     rows = compare(variants, reference or REFERENCE, published.LOSSES)
-    means = {row.label: row.loss_mean for row in rows if row.loss_mean is not None}
-    return Report(group, reference or REFERENCE, tuple(rows), *kendall_tau(means, published.LOSSES))
+    tau, tau_n = kendall_tau(shared_means(variants), published.LOSSES)
+    return Report(group, reference or REFERENCE, tuple(rows), tau, tau_n)
 
 
 def _variant(runs: list[Run]) -> Variant:

@@ -92,9 +92,21 @@ def compare(variants: Sequence[Variant], reference: str, published: Mapping[str,
     """
     base = next((variant.loss_by_seed for variant in variants if variant.label == reference), {})
     means = {v.label: float(np.mean(seeds_in_order(v.loss_by_seed))) for v in variants if v.loss_by_seed}
-    rank = ranks(means)
+    rank = ranks(shared_means(variants))
     rows = [_row(variant, base, means, rank, reference, published) for variant in variants]
-    return sorted(rows, key=lambda row: (row.loss_mean is None, row.loss_mean or 0.0, row.label))
+    return sorted(rows, key=lambda row: (row.loss_mean is None, row.rank or 0, row.loss_mean or 0.0, row.label))
+
+
+def shared_means(variants: Sequence[Variant]) -> dict[str, float]:
+    """Each variant's mean over the seeds that all with a loss have finished: what an order may be read from.
+
+    A mean over other seeds differs by the seeds too. Empty where no seed is shared.
+    """
+    having = [variant for variant in variants if variant.loss_by_seed]
+    shared = set.intersection(*(set(variant.loss_by_seed) for variant in having)) if having else set()
+    if not shared:
+        return {}
+    return {v.label: float(np.mean([v.loss_by_seed[seed] for seed in sorted(shared)])) for v in having}
 
 
 def _row(

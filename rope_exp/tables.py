@@ -73,7 +73,11 @@ def markdown(report: Report) -> str:
     """table.md: the table, the two orders, the summary, what to know of single runs, and every assumption."""
     lines = [_headers(report), ["---", "---", *["---:"] * 8], *(_cells(row) for row in report.rows)]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-    ours = f"Our order, by mean loss and untested: {_order(report)}." if _ranked(report) else "Our order: none yet."
+    ours = (
+        f"Our order, by mean loss over the seeds that all share, untested: {_order(report)}."
+        if _ranked(report)
+        else "Our order: none yet."
+    )
     theirs = f'Published order: {published.ORDER} (">" is better).'
     parts = [
         f"**{caption(report)}**",
@@ -110,6 +114,8 @@ def summary(report: Report) -> str:
     """One sentence that claims no more than the runs carry."""
     ranked = _ranked(report)
     if not ranked:
+        if any(row.num_seeds for row in report.rows):
+            return "No seed has finished in every variant that has a loss: there is no order to read."
         return "No run has finished: there is nothing to compare."
     if len(ranked) == 1:
         return f"Only {ranked[0].name} has finished ({_fixed(ranked[0].loss_mean, 4)}): there is nothing to compare."
@@ -141,12 +147,19 @@ def notes(report: Report) -> list[str]:
         f"{name} learns its frequencies: its initial weights hold them, and no hash shows the rest to be the others'."
         for name in sorted({run.variant_name for run in group.runs if run.config.pe.trainable})
     ]
-    for key in ("device", "torch", "world_size"):
-        values = Counter(str(run.env[key]) for run in group.runs if key in run.env)
+    for key in ("device", "torch", "world_size", "num_threads", "git"):
+        values = Counter(_of_env(run.env[key]) for run in group.runs if key in run.env)
         if len(values) > 1:
             listed = ", ".join(f"{value} ({_count(values[value], 'run')})" for value in sorted(values))
             said.append(f"Runs differ in {key}: {listed}.")
     return said + [f"{folder} holds no run <pe>/seed<k> and was left out." for folder in group.left_out]
+
+
+def _of_env(value: object) -> str:
+    """A value of env.json in a note: a commit by its first digits, + where the tree was changed."""
+    if isinstance(value, dict):
+        return f"{value.get('commit')!s:.10}{'+' if value.get('dirty') else ''}"
+    return str(value)
 
 
 def _run_notes(run: Run) -> list[str]:
@@ -228,7 +241,8 @@ def _order(report: Report) -> str:
 
 
 def _ranked(report: Report) -> list[Row]:
-    return [row for row in report.rows if row.loss_mean is not None]
+    """The rows that stand in an order: those with a loss, where they share a seed."""
+    return [row for row in report.rows if row.rank is not None]
 
 
 def _config(report: Report) -> RunConfig:

@@ -5,8 +5,8 @@ The tracker lives in a daemon thread behind a queue: the loop hands rows over an
 it reads WANDB_API_KEY or its netrc; the config that is uploaded holds none.
 """
 
-import hashlib
 import queue
+import secrets
 import sys
 import threading
 from collections.abc import Mapping
@@ -72,8 +72,7 @@ class WandbTracker:
                 group=config.group,
                 job_type=config.pe.label,
                 name=config.name,
-                # The same folder and config mirror to the same run when they go on after a stop.
-                id=hashlib.sha256(f"{config.config_sha256} {config.group}".encode()).hexdigest()[:16],
+                id=run_id(self._folder),
                 resume="allow" if tracker.mode == "online" else None,
                 dir=str(self._folder),
                 config=config.to_dict(),
@@ -96,6 +95,14 @@ class WandbTracker:
 
     def _warn(self, reason: str) -> None:
         print(f"warning: the wandb tracker stopped ({reason}); the run goes on without it", file=sys.stderr, flush=True)
+
+
+def run_id(folder: Path) -> str:
+    """The run's id at wandb: drawn once and kept in its folder, so that a run that goes on mirrors to the same one."""
+    path = folder / "wandb_id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8), encoding="ascii")
+    return path.read_text(encoding="ascii")
 
 
 def open_tracker(config: RunConfig, folder: Path) -> Tracker:

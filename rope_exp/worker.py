@@ -1,26 +1,25 @@
 """One rank of one run: read the run's saved config, make sure the process is what the config asked for, and fit.
 
-Started by launch.py (directly, or under torchrun for several processes), or entered from train.py when that process is
-already a rank of `accelerate launch`.
+Started by launch.py, or entered from train.py when that process is already a rank of `accelerate launch` or torchrun.
 """
 
+import gc
 import os
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from rope_exp.config import RunConfig
 from rope_exp.machine import check_batch, num_cores
-from rope_exp.record import ENV, RecordError, read_config, read_json, write_json
+from rope_exp.record import ENV, RESULT, RecordError, describe, hold, read_config, read_json, write_json
 from rope_exp.schema import ConfigError
-from rope_exp.stop import EXIT_STOPPED, StopSignal
+from rope_exp.stop import EXIT_STOPPED, StopSignal, end_with_parent
 
 EXIT_CODES = {"finished": 0, "diverged": 3, "stopped": EXIT_STOPPED}
 PACKAGES = (
@@ -39,6 +38,8 @@ PACKAGES = (
 def main() -> int:
     """`python -m rope_exp.worker RUN_FOLDER`."""
     stop = StopSignal()  # before anything slow, so that a signal during imports is heard
+    if "ROPE_EXP_DISPATCHER" in os.environ:
+        end_with_parent(int(os.environ["ROPE_EXP_DISPATCHER"]))
     folder = Path(sys.argv[1])
     return guarded(lambda: run(read_config(folder), folder, stop))
 
@@ -61,13 +62,12 @@ def guarded(action: Callable[[], int]) -> int:
 def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     """Train one run in this process, as the rank that the environment says it is. Returns the exit code."""
     rank = int(os.environ.get("RANK", "0"))
-    lock = FileLock(folder / ".lock")
-    if rank == 0:
-        try:
-            lock.acquire(timeout=0)  # held until this process ends, however it ends
-        except Timeout:
-            raise ConfigError("run.dir", str(folder), "another process is running this run; wait for it") from None
-    if stop.requested:
+    with nullcontext() if rank else hold(folder):
+        return _run(config, folder, stop, rank)
+
+
+def _run(config: RunConfig, folder: Path, stop: StopSignal, rank: int) -> int:
+    if stop.requested and int(os.environ.get("WORLD_SIZE", "1")) == 1:  # several ranks leave together, from the loop
         return EXIT_STOPPED
 
     import torch
@@ -77,7 +77,8 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         torch.use_deterministic_algorithms(True)
         # Filling costs time and decides no number here: nothing reads memory before it is written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cuda.matmul.allow_tf32 = config.train.precision == "bf16"
+    # One compiled block serves every layer; DDP's own splitting of graphs by bucket would undo that.
+    torch._dynamo.config.optimize_ddp = False
 
     from rope_exp.certify import certificate
     from rope_exp.data import prepare
@@ -92,8 +93,21 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         (folder / "tokenizer.json").write_bytes(prepared.tokenizer_file.read_bytes())
     trainer = Trainer(config, folder, prepared, accelerator, stop)
     status = trainer.fit()
+    # Before the process group ends: DDP holds it, and a group that is freed last can wait for its own thread for ever.
+    del trainer
+    accelerator.free_memory()
+    gc.collect()
     accelerator.end_training()
+    if rank == 0:
+        print(f"{config.name}: {_said(status, folder)}", file=sys.stderr, flush=True)
     return EXIT_CODES[status]
+
+
+def _said(status: str, folder: Path) -> str:
+    """How the run ended, for a person."""
+    if status == "stopped":
+        return f"stopped; its last checkpoint is in {folder}, and the same command goes on"
+    return f"{describe(read_json(folder / RESULT))}, in {folder}"
 
 
 def _accelerator(config: RunConfig) -> Any:
@@ -112,8 +126,10 @@ def _accelerator(config: RunConfig) -> Any:
     )
     assert accelerator.device.type == launch.device, f"{launch.device} asked for, {accelerator.device} given"
     assert str(accelerator.state.dynamo_plugin.backend) in ("DynamoBackend.NO", "NO"), "train.compile decides compiling"
-    expected = "NO" if launch.num_processes == 1 else ("MULTI_GPU" if launch.device == "cuda" else "MULTI_CPU")
-    assert accelerator.distributed_type.name == expected, accelerator.distributed_type
+    expected = {"MULTI_GPU" if launch.device == "cuda" else "MULTI_CPU"}
+    if launch.num_processes == 1:
+        expected.add("NO")  # torchrun may start one process, too
+    assert accelerator.distributed_type.name in expected, accelerator.distributed_type
     if precision == "bf16" and launch.device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError("train.precision", precision, f"{torch.cuda.get_device_name()} has no bf16; use fp32")
     check_batch(config, accelerator.num_processes)
@@ -132,6 +148,7 @@ def _environment(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
+        "git": _git(),
     }
     marks = list(old.get("marks", []))
     marks += [f"went on with {key} {now[key]} after {old[key]}" for key in now if key in old and old[key] != now[key]]
@@ -139,7 +156,6 @@ def _environment(
         **now,
         "marks": marks,
         "started": [*old.get("started", []), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())],
-        "git": _git(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "num_cores": num_cores(),

@@ -66,7 +66,8 @@ def plan(config: RunConfig, vocab_size: int) -> list[str]:
         f"{attention_flops_per_token(model, train.seq_len):.3e} in causal attention), {per_token * tokens:.3e} in all",
         f"memory       about {memory_bytes(config, vocab_size, config.launch.num_processes) / 2**30:.1f} GiB a process "
         f"({train.precision}, micro-batch of {train.micro_batch_size or 'its whole share'})",
-        f"disk         {checkpoint_bytes(params) / 2**30:.2f} GiB a checkpoint, {train.keep_checkpoints} kept",
+        f"disk         {checkpoint_bytes(config, vocab_size) / 2**30:.2f} GiB a checkpoint, "
+        f"{train.keep_checkpoints} kept and one more while saving",
     ]
     total = per_token * tokens
     if config.launch.device == "cpu":

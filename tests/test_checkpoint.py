@@ -99,13 +99,18 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_leftovers(
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
 
 
-def test_pruning_keeps_the_newest_and_clears_interrupted_saves(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 4):
+def test_pruning_keeps_the_newest_and_drops_what_was_passed_over(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 9):
         save(tmp_path, step)
-    (tmp_path / ".saving-00000005").mkdir()
-    checkpoint.prune(tmp_path, keep=2)
+    checkpoint.prune(tmp_path, keep=2, newest=4)  # 9 did not verify, and the run went on from 3
     assert checkpoint.list_steps(tmp_path) == [3, 4]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000003", "step_00000004"]
+
+
+def test_interrupted_saves_are_cleared(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    (tmp_path / ".saving-00000005").mkdir()
+    checkpoint.clear_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000004"]
 
 
 def test_no_pickle_is_written(tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ def swept(experiment: str) -> dict[str, str]:
 
 
 def test_experiments_sweep_over_what_they_say() -> None:
-    assert swept("nine") == {"pe": "glob(*)"}
-    assert swept("seeds") == {"seed": "0,1,2,3,4", "pe": "glob(*)"}
+    assert swept("nine") == {"pe": ",".join(NINE)}
+    assert swept("seeds") == {"seed": "0,1,2,3,4", "pe": ",".join(NINE)}
     subsets = swept("subsets")["pe.rotate"].replace("],[", "] [").split()
     assert {run_config([f"pe.rotate={subset}"]).pe.rotate for subset in subsets} == {
         sites for size in range(5) for sites in itertools.combinations(SITES, size)

@@ -54,13 +54,13 @@ def test_bf16_on_a_cpu_only_where_its_flags_have_it(
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"model name : test\nflags : {flags}\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(machine, "Path", lambda _: cpuinfo)
+    monkeypatch.setattr(machine, "CPU_INFO", cpuinfo)
     assert settled().train.precision == precision
 
 
 def test_compiling_is_for_runs_long_enough_to_pay_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None if name == "nvidia-smi" else name)
     assert settled("train.num_steps=10000").train.compile is True
     assert settled("train.num_steps=20").train.compile is False
     assert settled("train.num_steps=20", "train.compile=true").train.compile is True

@@ -328,17 +328,17 @@ def test_one_failed_run_does_not_stop_the_others_and_a_rerun_starts_it_alone(
     folders = {pe: tmp_path / "results/runs/some" / pe / "seed0" for pe in ("nope", "vo_rope", "qk_rope")}
     for folder in folders.values():
         (folder / "result.json").unlink()
-    lock = folders["vo_rope"] / ".lock"
-    lock.unlink()
-    lock.mkdir()  # a folder where the lock's file belongs: this run's child fails
+    metrics = folders["vo_rope"] / "metrics.jsonl"
+    rows = metrics.read_text()
+    metrics.write_text("no row of metrics\n")  # this run's child refuses to go on
 
     done = train("-m", *command, cwd=tmp_path)
     assert done.returncode == 1
-    assert f"vo_rope-s0: failed (exit code 1), see {Path('results/runs/some/vo_rope/seed0/log.txt')}" in done.stderr
+    assert f"vo_rope-s0: failed (exit code 2), see {Path('results/runs/some/vo_rope/seed0/log.txt')}" in done.stderr
     assert [pe for pe, folder in folders.items() if (folder / "result.json").exists()] == ["nope", "qk_rope"]
-    assert ".lock" in (folders["vo_rope"] / "log.txt").read_text()
+    assert "metrics.jsonl line 1 is not a row of metrics" in (folders["vo_rope"] / "log.txt").read_text()
 
-    lock.rmdir()
+    metrics.write_text(rows)
     before = {pe: (folders[pe] / "env.json").stat().st_mtime_ns for pe in folders}
     assert train("-m", *command, cwd=tmp_path).returncode == 0
     after = {pe: (folders[pe] / "env.json").stat().st_mtime_ns for pe in folders}

@@ -243,7 +243,8 @@ def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
         if num_documents[side] == 0:
             one = data.kind == "files" and data.sample_by == "document" and total == 1
             key, value = ("data.sample_by", data.sample_by) if one else ("data.holdout_fraction", data.holdout_fraction)
-            raise ConfigError(key, value, f"leaves no document for {side} of the corpus's {total}")
+            hint = "; data.sample_by=line makes each line a document" if one else ""
+            raise ConfigError(key, value, f"leaves no document for {side} of the corpus's {total}{hint}")
 
 
 def _meta(

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,18 +111,23 @@ def test_killed_at_any_moment_and_started_again_it_is_the_same_run(
 ) -> None:
     folder, command = whole
     again = [*command, f"run.dir={tmp_path / 'run'}"]
-    for rows_seen in (3, 14, 37):
+    for rows_seen, kill in ((3, kill_the_tree), (14, kill_alone), (37, kill_the_tree)):
         process = start(*again, cwd=tmp_path)
         deadline = time.monotonic() + 60
         while len(read_metrics(tmp_path / "run") if (tmp_path / "run").exists() else []) < rows_seen:
             assert time.monotonic() < deadline
             assert process.poll() is None, process.communicate()
             time.sleep(0.005)
-        kill_the_tree(process.pid)
+        kill(process.pid)
         process.communicate()
     done = train(*again, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same_run(folder, tmp_path / "run")
+
+
+def kill_alone(pid: int) -> None:
+    """kill -9 the dispatcher; its child must not live on and hold the run."""
+    os.kill(pid, signal.SIGKILL)
 
 
 def kill_the_tree(pid: int) -> None:
@@ -186,13 +192,16 @@ def test_accumulating_micro_batches_is_one_run_up_to_rounding(whole: tuple[Path,
 def test_under_a_launcher_this_process_is_a_rank(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
     folder, command = whole
     done = train(
-        *command, f"run.dir={tmp_path / 'run'}", "launch.device=cpu", "train.num_steps=60", cwd=tmp_path,
+        *command, f"run.dir={tmp_path / 'run'}", "launch.device=cpu", "train.micro_batch_size=1", cwd=tmp_path,
         launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert read_json(tmp_path / "run" / "env.json")["world_size"] == 2
     ranks, alone = (read_json(path / "result.json") for path in (tmp_path / "run", folder))
     assert ranks["order_sha256"] == alone["order_sha256"]
+    # Two micro-batches on each of two processes: gradients are summed within, averaged between, and come out the same.
+    for left, right in zip(read_metrics(folder), read_metrics(tmp_path / "run"), strict=True):
+        assert left["train/loss"] == pytest.approx(right["train/loss"], abs=2e-4)
 
 
 def test_a_sweep_under_a_launcher_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -355,6 +364,11 @@ def test_a_run_in_a_folder_that_is_being_run_is_refused(tmp_path: Path, tiny_ove
         done = train(*command, cwd=tmp_path)
         assert done.returncode == 2
         assert "another process is running this run" in done.stderr
+        before = sorted(path.name for path in tmp_path.iterdir())
+        done = train(*command, "run.fresh=true", "optim.lr=0.5", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "another process is running this run" in done.stderr
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
@@ -411,16 +425,36 @@ def test_real_english_is_learned(tmp_path: Path, real_text: Path) -> None:
     assert read_json(tmp_path / "run" / "result.json")["val/loss"] < 5.0  # log(512) = 6.24 knows nothing
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_bf16_and_compiling_stay_near_float32(tmp_path: Path, tiny_overrides: list[str], compiled: bool) -> None:
-    plain, changed = tmp_path / "plain", tmp_path / "changed"
+@pytest.mark.parametrize(("precision", "compiled"), [("fp32", True), ("bf16", False), ("bf16", True)])
+def test_bf16_and_compiling_stay_near_float32(
+    tmp_path: Path, tiny_overrides: list[str], precision: str, compiled: bool
+) -> None:
     command = [word for word in tiny_overrides if "run.dir" not in word]
-    assert train(*command, f"run.dir={plain}", cwd=tmp_path).returncode == 0
-    done = train(
-        *command, f"run.dir={changed}", f"train.compile={str(compiled).lower()}",
-        f"train.precision={'fp32' if compiled else 'bf16'}", cwd=tmp_path,
-    )  # fmt: skip
+    assert train(*command, f"run.dir={tmp_path / 'plain'}", cwd=tmp_path).returncode == 0
+    changed = (f"train.compile={str(compiled).lower()}", f"train.precision={precision}")
+    done = train(*command, f"run.dir={tmp_path / 'changed'}", *changed, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    bound = 1e-4 if compiled else 2e-2
-    for left, right in zip(read_metrics(plain), read_metrics(changed), strict=True):
+    bound = 1e-4 if precision == "fp32" else 2e-2
+    for left, right in zip(read_metrics(tmp_path / "plain"), read_metrics(tmp_path / "changed"), strict=True):
         assert left["train/loss"] == pytest.approx(right["train/loss"], abs=bound)
+
+
+def test_a_group_takes_no_run_of_another_config(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    command = [*(word for word in tiny_overrides if "run.dir" not in word), "run.group=mine", "train.num_steps=1"]
+    assert train(*command, cwd=tmp_path).returncode == 0
+    done = train(*command, "pe=vo_rope", "optim.lr=0.5", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "run.group=mine: holds runs of another config (optim.lr: 0.003 -> 0.5)" in done.stderr
+    assert not (tmp_path / "results/runs/mine/vo_rope").exists()
+
+
+def test_a_broken_variant_file_is_one_sentence(tmp_path: Path) -> None:
+    copy = tmp_path / "checkout"
+    shutil.copytree(REPOSITORY / "configs", copy / "configs")
+    shutil.copytree(REPOSITORY / "rope_exp", copy / "rope_exp")
+    shutil.copy(REPOSITORY / "train.py", copy)
+    (copy / "configs" / "pe" / "bad.yaml").write_text("name: Bad\nrotate: [k, v\n")
+    done = subprocess.run([sys.executable, "train.py", "pe=bad"], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: configs: a file there is no YAML")
+    assert done.stderr.count("\n") == 1

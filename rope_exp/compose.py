@@ -72,5 +72,5 @@ def _refuse_environment(node: object, key: str) -> None:
     elif isinstance(node, list):
         for value in node:
             _refuse_environment(value, key)
-    elif isinstance(node, str) and re.search(r"\$\{\s*oc\.env", node):
+    elif isinstance(node, str) and re.search(r"\$\{\s*(oc\.env|hydra)\b", node):
         raise ConfigError(key, node, "may not read the environment: configs are saved with every run")

@@ -25,7 +25,7 @@ from rope_exp.live import LiveTable
 from rope_exp.machine import gpus, num_cores
 from rope_exp.record import CONFIG, check_space, describe, hold, read_config, read_result, write_config
 from rope_exp.schema import ConfigError
-from rope_exp.stop import EXIT_STOPPED
+from rope_exp.stop import EXIT_STOPPED, REPEAT_SECONDS
 
 LOG = "log.txt"
 POLL_SECONDS = 0.1
@@ -93,13 +93,15 @@ def plan(configs: Sequence[RunConfig]) -> list[Cell]:
 
 def _check_folder(cell: Cell) -> None:
     """Refuse a folder that belongs to another config, and see whether the run is done."""
-    if cell.config.run.fresh or not cell.folder.exists():
+    if not cell.folder.exists():
         return
     if not cell.folder.is_dir():
         raise ConfigError("run.dir", str(cell.folder), "is a file; a run needs a folder")
     if not (cell.folder / CONFIG).exists():
-        if any(cell.folder.iterdir()):
+        if any(path.name != ".lock" for path in cell.folder.iterdir()):
             raise ConfigError("run.dir", str(cell.folder), "holds files that are no run; choose another folder")
+        return
+    if cell.config.run.fresh:
         return
     differing = differing_keys(read_config(cell.folder).numeric_dict(), cell.config.numeric_dict())
     if differing:
@@ -122,6 +124,7 @@ def open_folder(cell: Cell) -> None:
     """
     if cell.folder.exists():
         with hold(cell.folder):
+            _check_folder(cell)  # again: another command may have made it since
             if cell.config.run.fresh:
                 cell.folder.rename(_aside(cell.folder))
             else:
@@ -283,7 +286,7 @@ class _Stopper:
     """Passes SIGTERM and SIGINT on to the ranks; a second one ends them at once."""
 
     def __init__(self, cells: list[Cell]) -> None:
-        self.asked, self._cells = False, cells
+        self.asked, self._asked_at, self._cells = False, 0.0, cells
 
     def __enter__(self) -> "_Stopper":
         self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -294,6 +297,10 @@ class _Stopper:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if self.asked and now - self._asked_at < REPEAT_SECONDS:
+            return
+        self._asked_at = now if not self.asked else self._asked_at
         if self.asked:  # a rank inside a long operation does not hear its second signal: the last checkpoint stands
             for cell in self._cells:
                 for rank in cell.ranks:

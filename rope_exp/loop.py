@@ -7,6 +7,7 @@ on the device, as is every later one, so reading late cannot let a bad update th
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -199,8 +200,12 @@ class Trainer:
                 self.diverged_step, self.order_sha256 = outcome.first_bad_step, outcome.order_before
                 return "diverged"
             due = self._due(outcome.step)
+            validation = {"val/loss": self.evaluate()} if due & {"eval", "end"} else {}
+            if not all(map(math.isfinite, validation.values())):  # weights that no loss can be had of
+                self.diverged_step = outcome.step + 1
+                return "diverged"
             if due & {"row", "eval", "end"}:
-                self._record(outcome, evaluate=bool(due & {"eval", "end"}))
+                self._record(outcome, validation)
             if due & {"save", "end"}:
                 self._save()
         if self.step == self.config.train.num_steps:
@@ -255,8 +260,7 @@ class Trainer:
 
     # -- the record ----------------------------------------------------------------------------------------------
 
-    def _record(self, outcome: Outcome, *, evaluate: bool) -> None:
-        validation = {"val/loss": self.evaluate()} if evaluate else {}
+    def _record(self, outcome: Outcome, validation: dict[str, float]) -> None:
         if self.writer is not None and self.tracker is not None:
             rate = self.throughput.recent(self.config.train.log_every)
             row = {
@@ -273,7 +277,7 @@ class Trainer:
             self.writer.write(row)
             self.tracker.log(row)
             self.progress.row(row)
-        if evaluate:
+        if validation:
             self.throughput.pause()
 
     def _save(self) -> None:

@@ -4,8 +4,10 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from types import FrameType
 
+REPEAT_SECONDS = 2.0  # signals closer together are one: schedulers send theirs to every process of a job
 EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
 
 
@@ -25,12 +27,15 @@ class StopSignal:
     """Installs itself on construction; `requested` turns true with the first signal."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested, self._requested_at = False, 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
         if self.requested:
-            os._exit(EXIT_STOPPED)
-        self.requested = True
+            if now - self._requested_at >= REPEAT_SECONDS:
+                os._exit(EXIT_STOPPED)
+            return
+        self.requested, self._requested_at = True, now
         os.write(2, b"asked to stop: saving after this micro-batch; a second signal leaves at once\n")

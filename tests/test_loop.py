@@ -146,3 +146,11 @@ def test_a_state_that_lacks_something_is_refused_and_not_guessed(make: Make, key
     checkpoint.save(folder, 6, saved.model, saved.optimizer, state)  # whole by its manifest, and yet not ours
     with pytest.raises(CheckpointError, match=f"lacks {key}"):
         make("run").fit()
+
+
+def test_weights_that_give_no_finite_validation_loss_are_diverged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make("run", "train.eval_every=3")
+    monkeypatch.setattr(trainer, "evaluate", lambda: math.nan if trainer.step == 6 else 5.0)
+    assert trainer.fit() == "diverged"
+    assert read_json(trainer.folder / "result.json")["status"] == "diverged"
+    assert [step for step, _, _ in losses(trainer)] == [1, 2, 3, 4, 5]

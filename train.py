@@ -79,7 +79,7 @@ def run_as_rank(configs: list[RunConfig]) -> int:
     if os.environ.get("RANK", "0") == "0":  # the others only need the config, and find the data prepared
         [cell] = launch.plan([config])
         if cell.exit_code is None:
-            launch.open_folder(cell)
+            launch.take(cell)
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:
         return worker.EXIT_CODES[result["status"]]

@@ -2,12 +2,13 @@
 
 checkpoints/step_XXXXXXXX/ holds model.safetensors, optimizer.safetensors, state.json and manifest.json (size and
 SHA-256 of the other three). A save writes into a temporary folder, syncs every file and the folder, renames it, and
-syncs the parent: whatever interrupts it, the newest complete checkpoint is the old or the new one. Pickle is never read
-or written.
+syncs the parent; one that is dropped is renamed before it is deleted. So whatever interrupts it, the newest checkpoint
+is the old or the new one, and each is whole. Pickle is never read or written.
 """
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -15,13 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rope_exp.record import RecordError, read_json, sync_folder, to_json, write_json
+from rope_exp.record import (
+    DiskError,
+    RecordError,
+    disk_full,
+    is_full,
+    open_regular,
+    read_json,
+    read_text,
+    sync_folder,
+    to_json,
+    write_json,
+)
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
-_TEMPORARY = ".saving-"
+_SAVING, _DROPPED = ".saving-", ".dropped-"
 
 
 class CheckpointError(RuntimeError):
@@ -44,33 +57,34 @@ def save(
     """Save a checkpoint under `folder` (the run's `checkpoints/`), atomically.
 
     Raises:
-        OSError: the disk is full or broken; the temporary folder is gone and older checkpoints stand.
+        DiskError: the disk is full. OSError: it is broken. The temporary folder is gone and older checkpoints stand.
     """
-    final, temporary = folder / f"step_{step:08d}", folder / f"{_TEMPORARY}{step:08d}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    final, temporary = folder / f"step_{step:08d}", folder / f"{_SAVING}{step:08d}"
+    _remove(temporary)
     temporary.mkdir(parents=True)
     try:
-        save_file(_own_storage(model), temporary / MODEL)
-        save_file(_own_storage(optimizer), temporary / OPTIMIZER)
+        _save_tensors(temporary / MODEL, model)
+        _save_tensors(temporary / OPTIMIZER, optimizer)
         write_json(temporary / STATE, {"step": step, **state})
-        for name in (MODEL, OPTIMIZER):
-            _sync_file(temporary / name)
         manifest = {name: _fingerprint(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
         write_json(temporary / MANIFEST, manifest)
-        if final.exists():  # left by an earlier process that died between this rename and its next record
-            shutil.rmtree(final)
+        _drop(final)  # only ever one that did not verify: the run went on from an older one
         temporary.rename(final)
         sync_folder(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException as error:
+        _remove(temporary)
+        if isinstance(error, DiskError) or (isinstance(error, OSError) and is_full(error)):
+            needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
+            raise disk_full(folder, needed_bytes, f"the checkpoint of step {step}") from None
         raise
     return final
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Delete what interrupted saves left."""
-    for leftover in folder.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(leftover)
+    """Delete what interrupted saves and deletions left."""
+    for pattern in (f"{_SAVING}*", f"{_DROPPED}*"):
+        for leftover in folder.glob(pattern):
+            _remove(leftover)
 
 
 def prune(folder: Path, keep: int, newest: int) -> None:
@@ -82,13 +96,34 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     kept = [step for step in steps if step <= newest][-keep:]
     for step in steps:
         if step not in kept:
-            shutil.rmtree(folder / f"step_{step:08d}")
+            _drop(folder / f"step_{step:08d}")
+
+
+def _drop(path: Path) -> None:
+    """Delete a checkpoint, which until then is whole or, under its name, not there at all."""
+    if os.path.lexists(path):
+        aside = path.with_name(f"{_DROPPED}{path.name}")
+        _remove(aside)
+        path.rename(aside)
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def list_steps(folder: Path) -> list[int]:
     """The steps of the checkpoints under `folder`, oldest first, verified or not."""
     names = [path.name for path in folder.glob("step_*") if path.is_dir() and not path.is_symlink()]
     return sorted(int(name[5:]) for name in names if name[5:].isdigit() and len(name) == 13)
+
+
+def state_file(folder: Path, step: int) -> Path:
+    """Where the scalars of a checkpoint stand."""
+    return folder / f"step_{step:08d}" / STATE
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
@@ -115,22 +150,58 @@ def load(folder: Path, step: int) -> Checkpoint:
     """Load the checkpoint of `step`, every byte verified first.
 
     Raises:
-        CheckpointError: a file is missing, or its size or SHA-256 is not the manifest's.
+        CheckpointError: a file is missing, is no regular file, or its size or SHA-256 is not the manifest's.
     """
     path = folder / f"step_{step:08d}"
     try:
         manifest = read_json(path / MANIFEST)
-        if (path / MANIFEST).read_text(encoding="utf-8") != to_json(manifest):
+        if read_text(path / MANIFEST) != to_json(manifest):
             raise CheckpointError(f"{path / MANIFEST} is not as it was written")
         for name in (MODEL, OPTIMIZER, STATE):
-            if not (path / name).is_file() or manifest.get(name) != _fingerprint(path / name):
+            if manifest.get(name) != _fingerprint(path / name):
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
         state = read_json(path / STATE)
-    except RecordError as error:
+    except (RecordError, OSError) as error:
         raise CheckpointError(str(error)) from error
     if state.get("step") != step:
         raise CheckpointError(f"{path / STATE} is of step {state.get('step')}, not {step}")
-    return Checkpoint(step, load_file(path / MODEL), load_file(path / OPTIMIZER), state)
+    return Checkpoint(step, _load_tensors(path / MODEL), _load_tensors(path / OPTIMIZER), state)
+
+
+def check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not, name by name, of the expected shapes and types: nothing is loaded in part or spread.
+
+    Raises:
+        CheckpointError: naming the first that is missing, unknown or different.
+    """
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found or name not in expected:
+            raise CheckpointError(f"{what} {'lacks' if name in expected else 'holds an unknown'} {name}")
+        here, there = found[name], expected[name]
+        if (here.shape, here.dtype) != (there.shape, there.dtype):
+            raise CheckpointError(
+                f"{what} holds {name} as {here.dtype} of {list(here.shape)}; "
+                f"this run's is {there.dtype} of {list(there.shape)}"
+            )
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    try:
+        save_file(_own_storage(tensors), path)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))  # it says an error of the system as text
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} holds no tensors that safetensors reads: {error}") from error
 
 
 def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -145,10 +216,5 @@ def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    with open_regular(path) as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

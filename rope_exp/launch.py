@@ -1,11 +1,11 @@
 """The dispatcher: checks every run, prepares their data once, then starts one fresh child a run and waits.
 
-A sweep is the same with more runs: each leases its GPUs (one lock file a GPU, held by the child too, so that a lease
-lives as long as the work), a failed run never stops the others, a run with a result.json is not started again, and a
-rerun goes on where each run stopped. No torch in this process.
+A sweep is the same with more runs: each leases its GPUs (one lock file a GPU) and takes its folder's lock, both held by
+the child too, so that they live as long as the work. A failed run never stops the others, a run with a result.json is
+not started again, one that another sweep is running is waited for, and a rerun goes on where each run stopped. No torch
+in this process.
 """
 
-import fcntl
 import os
 import signal
 import socket
@@ -16,19 +16,33 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from types import TracebackType
+from typing import IO, Any
 
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig, differing_keys
-from rope_exp.data import prepare
+from rope_exp.data import Prepared, prepare
 from rope_exp.flops import checkpoint_bytes
 from rope_exp.live import LiveTable
 from rope_exp.machine import gpus, num_cores
-from rope_exp.record import CONFIG, check_space, describe, hold, read_config, read_result, write_config
+from rope_exp.record import (
+    CONFIG,
+    LOCK,
+    RecordError,
+    check_space,
+    describe,
+    is_full,
+    read_config,
+    read_result,
+    try_lock,
+    write_config,
+)
 from rope_exp.schema import ConfigError
-from rope_exp.stop import EXIT_STOPPED, REPEAT_SECONDS
+from rope_exp.stop import EXIT_STOPPED, REPEAT_SECONDS, STOP_SIGNALS
 
-LOG = "log.txt"
+LOG, FAILURE = "log.txt", ".failure-"
 POLL_SECONDS = 0.1
+LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
+ELSEWHERE_SECONDS = 1.0  # between two looks at a run that another dispatcher is running
 GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
 STOP_SECONDS = 60.0  # the same where the rank was stopped: the first rank saves meanwhile
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -40,16 +54,21 @@ class Cell:
 
     config: RunConfig
     folder: Path
+    lock: int | None = None  # the descriptor that holds the folder's lock
+    looked_at: float | None = None  # when another dispatcher was last seen to hold it
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    left_at: float | None = None  # when a rank was first seen to have ended before its time
+    ended: dict[int, float] = field(default_factory=dict)  # when each rank was seen to have ended
+    were_killed: bool = False  # those ranks that had not ended, by us
     leases: list["Lease"] = field(default_factory=list)
     exit_code: int | None = None  # of this dispatch; None: not ended yet
+    log: Path | None = None  # where its ranks write; None: to the terminal
+    reason: str = ""  # of a failure, where no rank's own word is enough
 
     @property
     def status(self) -> str:
-        """finished, diverged, failed, stopped, running or waiting."""
+        """finished, diverged, failed, stopped, running, elsewhere or waiting."""
         if self.exit_code is None:
-            return "running" if self.ranks else "waiting"
+            return "running" if self.ranks else "waiting" if self.looked_at is None else "elsewhere"
         return {0: "finished", 3: "diverged", EXIT_STOPPED: "stopped"}.get(self.exit_code, "failed")
 
 
@@ -60,9 +79,9 @@ def dispatch(configs: Sequence[RunConfig]) -> int:
         ConfigError, DataError, DiskError: before anything is written.
     """
     cells = plan(configs)
-    waiting = [cell for cell in cells if cell.exit_code is None]
-    for cell in waiting:
-        open_folder(cell)
+    for cell in cells:
+        if cell.exit_code is None:
+            _make_folder(cell)
     if len(cells) == 1:
         return _run_one(cells[0])
     return _run_all(cells)
@@ -74,19 +93,30 @@ def plan(configs: Sequence[RunConfig]) -> list[Cell]:
     by_folder: dict[Path, Cell] = {}
     if len(cells) > 1 and any(cell.config.launch.inline for cell in cells):
         raise ConfigError("launch", "inline", "runs in this very process, and a sweep has several runs")
+    others: dict[str, RunConfig | None] = {}
+    fresh = {cell.folder for cell in cells if cell.config.run.fresh}
     for cell in cells:
         clash = by_folder.setdefault(cell.folder.absolute(), cell)
         if clash is not cell:
             raise ConfigError("run.dir", str(cell.folder), f"two runs of the sweep ({cell.config.name}) would share it")
         _check_folder(cell)
-        _check_group(cell)
+        if cell.config.run.dir is None:
+            group = cell.config.group
+            if group not in others:
+                others[group] = _any_of_group(group, fresh)
+            _check_group(cell, others[group])
+    prepared: dict[tuple[Any, ...], Prepared] = {}  # many runs, one corpus
     needed_bytes = 0
     for cell in cells:
         if cell.exit_code is None:
-            config = cell.config
-            prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
+            data, tokenizer, train = cell.config.data, cell.config.tokenizer, cell.config.train
+            key = (data, tokenizer, train.seq_len)
+            if key not in prepared:
+                prepared[key] = prepare(data, tokenizer, seq_len=train.seq_len)
             # A save stands beside those that are kept until they are pruned; the runs of a sweep all keep theirs.
-            needed_bytes += (config.train.keep_checkpoints + 1) * checkpoint_bytes(config, prepared.vocab_size)
+            saved = len(list((cell.folder / "checkpoints").glob("step_*")))
+            room = max(2, train.keep_checkpoints + 1 - saved)
+            needed_bytes += room * checkpoint_bytes(cell.config, prepared[key].vocab_size)
             check_space(cell.folder, needed_bytes, "the checkpoints' room")
     return cells
 
@@ -98,7 +128,7 @@ def _check_folder(cell: Cell) -> None:
     if not cell.folder.is_dir():
         raise ConfigError("run.dir", str(cell.folder), "is a file; a run needs a folder")
     if not (cell.folder / CONFIG).exists():
-        if any(path.name != ".lock" for path in cell.folder.iterdir()):
+        if {path.name for path in cell.folder.iterdir()} - {LOCK, f".{CONFIG}.new"}:  # of a start that was killed
             raise ConfigError("run.dir", str(cell.folder), "holds files that are no run; choose another folder")
         return
     if cell.config.run.fresh:
@@ -116,40 +146,82 @@ def _check_folder(cell: Cell) -> None:
         cell.exit_code = 3 if result["status"] == "diverged" else 0
 
 
-def open_folder(cell: Cell) -> None:
-    """Make the run folder and write its config; with run.fresh an old one is moved aside, never deleted.
+def _make_folder(cell: Cell) -> None:
+    try:
+        cell.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise ConfigError("run.dir", str(cell.folder), f"cannot be made: {error.strerror}") from None
+
+
+def claim(cell: Cell) -> bool:
+    """Take the run's lock, look again, write its config; with run.fresh an old folder is moved aside, never deleted.
+
+    Returns:
+        False if another process holds the lock. True otherwise; the run may prove to be done (`exit_code`).
+    """
+    _make_folder(cell)
+    cell.lock = try_lock(cell.folder / LOCK)
+    if cell.lock is None:
+        cell.looked_at = time.monotonic()
+        return False
+    cell.looked_at = None
+    try:
+        _check_folder(cell)  # again: another command may have made or finished it since
+        if cell.config.run.fresh and (cell.folder / CONFIG).exists():
+            cell.folder.rename(_aside(cell.folder))
+            unlock(cell)
+            return claim(cell)
+        if cell.exit_code is None:
+            # A later start of the same run goes on in this folder; only its first start is fresh.
+            placed = cell.config.replace("run", fresh=False, dir=str(cell.folder), group=cell.config.group)
+            write_config(cell.folder, placed)
+    except BaseException:
+        unlock(cell)
+        raise
+    if cell.exit_code is not None:
+        unlock(cell)
+    return True
+
+
+def unlock(cell: Cell) -> None:
+    """Give the lock back; a child that inherited the descriptor keeps it while it lives."""
+    if cell.lock is not None:
+        os.close(cell.lock)
+        cell.lock = None
+
+
+def take(cell: Cell) -> None:
+    """Claim the one run of a command.
 
     Raises:
-        ConfigError: another process is running this run; nothing was changed.
+        ConfigError: another process is running it; nothing was changed.
     """
-    if cell.folder.exists():
-        with hold(cell.folder):
-            _check_folder(cell)  # again: another command may have made it since
-            if cell.config.run.fresh:
-                cell.folder.rename(_aside(cell.folder))
-            else:
-                _write_config(cell)
-    if not cell.folder.exists():
-        cell.folder.mkdir(parents=True)
-        _write_config(cell)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not claim(cell):
+        if time.monotonic() > deadline:
+            raise ConfigError("run.dir", str(cell.folder), "another process is running this run; wait for it")
+        time.sleep(POLL_SECONDS)
 
 
-def _check_group(cell: Cell) -> None:
+def _any_of_group(group: str, leaving_out: set[Path]) -> RunConfig | None:
+    """The config of some run of a group."""
+    for path in sorted((DEFAULT_OUTPUT / group).glob(f"*/seed*/{CONFIG}")):
+        if path.parent not in leaving_out:
+            return read_config(path.parent)
+    return None
+
+
+def _check_group(cell: Cell, other: RunConfig | None) -> None:
     """Refuse a run that could not stand in one table with its group's others, before it is computed."""
-    if cell.config.run.dir is not None:
-        return
-    for path in sorted((DEFAULT_OUTPUT / cell.config.group).glob(f"*/seed*/{CONFIG}")):
-        if path.parent == cell.folder:
-            continue
-        other = read_config(path.parent)
-        if other.group_sha256 != cell.config.group_sha256:
-            old, new = (config.group_dict() for config in (other, cell.config))
-            raise ConfigError(
-                "run.group",
-                cell.config.group,
-                f"holds runs of another config ({'; '.join(differing_keys(old, new))}); choose another name, or null",
-            )
-        return
+    if other is not None and other.group_sha256 != cell.config.group_sha256:
+        differing = differing_keys(other.group_dict(), cell.config.group_dict())
+        raise ConfigError(
+            "run.group",
+            cell.config.group,
+            f"holds runs of another config ({'; '.join(differing)}); choose another name, or null",
+        )
 
 
 def _aside(folder: Path) -> Path:
@@ -159,12 +231,9 @@ def _aside(folder: Path) -> Path:
     return aside
 
 
-def _write_config(cell: Cell) -> None:
-    # A later start of the same run goes on in this folder; only its first start is fresh.
-    write_config(cell.folder, cell.config.replace("run", fresh=False, dir=str(cell.folder), group=cell.config.group))
-
-
 def _run_one(cell: Cell) -> int:
+    if cell.exit_code is None:
+        take(cell)
     if cell.exit_code is not None:
         done = read_result(cell.folder)
         assert done is not None
@@ -193,29 +262,32 @@ def _start_and_wait(cell: Cell) -> int:
         while cell.exit_code is None:
             _collect([cell])
             time.sleep(POLL_SECONDS)
+    if cell.reason:
+        print(f"error: {cell.config.name}: {cell.reason}", file=sys.stderr)
     return cell.exit_code
 
 
 def _run_all(cells: list[Cell]) -> int:
     with _Stopper(cells) as stopper, LiveTable(cells) as table:
         while any(cell.exit_code is None for cell in cells):
+            running = sum(cell.status == "running" for cell in cells)
             for cell in cells:
-                running = sum(other.status == "running" for other in cells)
                 limit = cell.config.launch.max_parallel
-                if cell.status != "waiting" or not isinstance(limit, int) or running >= limit:
-                    continue
-                if stopper.asked:
-                    cell.exit_code = EXIT_STOPPED
-                elif (leases := lease_gpus(cell.config)) is not None:
-                    _start(cell, leases, cell.folder / LOG)
-                    stopper.pass_on()
+                assert isinstance(limit, int)
+                if cell.status in ("waiting", "elsewhere"):
+                    if stopper.asked:
+                        cell.exit_code = EXIT_STOPPED
+                    elif running < limit:
+                        running += _try_to_start(cell)
+                        stopper.pass_on()
             _collect(cells)
             table.refresh()
             time.sleep(POLL_SECONDS)
     failed = [cell for cell in cells if cell.status in ("failed", "diverged")]
     for cell in failed:
-        name = cell.config.name
-        print(f"{name}: {cell.status} (exit code {cell.exit_code}), see {cell.folder / LOG}", file=sys.stderr)
+        why = f": {cell.reason.splitlines()[-1]}" if cell.reason else ""
+        where = f"{cell.config.name}: {cell.status} (exit code {cell.exit_code}), see {cell.folder / LOG}"
+        print(where + why, file=sys.stderr)
     if any(cell.status == "stopped" for cell in cells):
         print("stopped; the same command goes on", file=sys.stderr)
         return EXIT_STOPPED
@@ -223,6 +295,25 @@ def _run_all(cells: list[Cell]) -> int:
     for group in groups:
         print(f"in {DEFAULT_OUTPUT / group}; its table: python scripts/report.py --group {group}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _try_to_start(cell: Cell) -> bool:
+    """Start a run of a sweep, if a GPU is free and no other dispatcher is running it."""
+    if cell.looked_at is not None and time.monotonic() - cell.looked_at < ELSEWHERE_SECONDS:
+        return False
+    leases = lease_gpus(cell.config)
+    if leases is None:
+        return False
+    try:
+        claimed = claim(cell)
+    except (ConfigError, RecordError, OSError) as error:
+        claimed, cell.exit_code, cell.reason = False, 1 if isinstance(error, OSError) else 2, str(error)
+    if claimed and cell.exit_code is None:
+        _start(cell, leases, cell.folder / LOG)
+        return True
+    for lease in leases:
+        lease.release()
+    return False
 
 
 # -- children -------------------------------------------------------------------------------------------------------
@@ -243,16 +334,22 @@ def _start(cell: Cell, leases: list["Lease"], log: Path | None) -> None:
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         environment |= {"WORLD_SIZE": str(launch.num_processes), "LOCAL_WORLD_SIZE": str(launch.num_processes)}
     output: IO[bytes] | None = log.open("ab") if log else None
-    cell.leases = leases
+    cell.leases, cell.log = leases, log
+    assert cell.lock is not None
     environment["ROPE_EXP_DISPATCHER"] = str(os.getpid())
+    for failure in cell.folder.glob(f"{FAILURE}*"):
+        failure.unlink()
     for rank in range(launch.num_processes):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if launch.num_processes > 1 else {}
+        own = {}
+        if launch.num_processes > 1:
+            failure = (cell.folder / f"{FAILURE}{rank}").absolute()
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROPE_EXP_FAILURE": str(failure)}
         process = subprocess.Popen(
             [sys.executable, "-m", "rope_exp.worker", str(cell.folder)],
             env=environment | own,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
-            pass_fds=[lease.descriptor for lease in leases],
+            pass_fds=[cell.lock, *(lease.descriptor for lease in leases)],
             start_new_session=True,  # a terminal's Ctrl-C reaches the dispatcher alone, which passes it on once
         )
         cell.ranks.append(process)
@@ -261,38 +358,84 @@ def _start(cell: Cell, leases: list["Lease"], log: Path | None) -> None:
 
 
 def _collect(cells: list[Cell]) -> None:
-    """Note the runs that have ended; where one rank has failed, the others are ended too."""
+    """Note the runs that have ended; where one rank has failed or left, the others are ended after a while, too."""
     for cell in cells:
         if not cell.ranks or cell.exit_code is not None:
             continue
+        now = time.monotonic()
+        codes = {number: code for number, rank in enumerate(cell.ranks) if (code := rank.poll()) is not None}
+        for number in codes:
+            cell.ended.setdefault(number, now)
         # A rank that SIGTERM ended before it could listen had done nothing that is lost.
-        codes = [EXIT_STOPPED if (code := rank.poll()) == -signal.SIGTERM else code for rank in cell.ranks]
-        failures = [code for code in codes if code not in (None, 0, 3, EXIT_STOPPED)]
-        if any(codes) and cell.left_at is None:
-            cell.left_at = time.monotonic()
-        if None in codes:
+        stopped = {EXIT_STOPPED, -signal.SIGTERM} | ({-signal.SIGKILL} if cell.were_killed else set())
+        failures = {number: code for number, code in codes.items() if code not in {0, 3} | stopped}
+        if len(codes) < len(cell.ranks):
             grace = GRACE_SECONDS if failures else STOP_SECONDS
-            if cell.left_at is not None and time.monotonic() - cell.left_at > grace:
-                for rank in cell.ranks:
-                    rank.kill()
+            if codes and now - min(cell.ended.values()) > grace:
+                kill(cell)
             continue
-        # A rank that a signal ended, or that raised, is a failure: 1. Its own word counts where it is a contract's: 2.
-        cell.exit_code = (2 if 2 in failures else 1) if failures else max(code or 0 for code in codes)
+        if failures:
+            # Its own word counts where it is a contract's: 2.
+            cell.exit_code = 2 if 2 in failures.values() else 1
+            cell.reason = _first_failure(cell, failures)
+            if cell.log and cell.reason:
+                with cell.log.open("a", encoding="utf-8") as file:
+                    print(f"error: {cell.reason}", file=file)
+        else:
+            cell.exit_code = EXIT_STOPPED if stopped & set(codes.values()) else max(codes.values())
+        unlock(cell)
         for lease in cell.leases:
             lease.release()
 
 
+def kill(cell: Cell) -> None:
+    """End the ranks that have not ended; the run's last checkpoint stands."""
+    cell.were_killed = True
+    for rank in cell.ranks:
+        rank.kill()
+
+
+def _first_failure(cell: Cell, failures: dict[int, int]) -> str:
+    """What the rank that failed first has to say; "" where it has said it itself. The others failed because it did."""
+    files = {number: cell.folder / f"{FAILURE}{number}" for number in failures}
+    wall = time.time() - time.monotonic()
+    when = {
+        number: file.stat().st_mtime if (file := files[number]).exists() else cell.ended[number] + wall - POLL_SECONDS
+        for number in failures
+    }
+    killed = [number for number, code in failures.items() if code == -signal.SIGKILL]  # never another rank's doing
+    first = killed[0] if killed else min(failures, key=lambda number: when[number])
+    said = files[first].read_text(encoding="utf-8") if files[first].exists() else ""
+    for file in files.values():
+        file.unlink(missing_ok=True)
+    who = f"process {first} of {len(cell.ranks)}" if len(cell.ranks) > 1 else "its process"
+    if failures[first] < 0:
+        hint = " (the kernel does that where memory runs out)" if killed else ""
+        return f"{who} was ended by {signal.Signals(-failures[first]).name}{hint}"
+    return f"{who} failed\n{said.rstrip()}" if said else ""
+
+
 class _Stopper:
-    """Passes SIGTERM and SIGINT on to the ranks; a second one ends them at once."""
+    """Passes SIGTERM, SIGINT and SIGUSR1 on to the ranks as SIGTERM; a second one ends them at once."""
 
     def __init__(self, cells: list[Cell]) -> None:
         self.asked, self._asked_at, self._cells = False, 0.0, cells
 
     def __enter__(self) -> "_Stopper":
-        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:  # a handler that is not ours raised: submitit's does, ahead of the job's limit
+            self.asked = True
+            self.pass_on()
+            deadline = time.monotonic() + STOP_SECONDS
+            while any(rank.poll() is None for cell in self._cells for rank in cell.ranks):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(POLL_SECONDS)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -300,12 +443,11 @@ class _Stopper:
         now = time.monotonic()
         if self.asked and now - self._asked_at < REPEAT_SECONDS:
             return
-        self._asked_at = now if not self.asked else self._asked_at
         if self.asked:  # a rank inside a long operation does not hear its second signal: the last checkpoint stands
             for cell in self._cells:
-                for rank in cell.ranks:
-                    rank.kill()
-        self.asked = True
+                kill(cell)
+            return
+        self.asked, self._asked_at = True, now
         self.pass_on()
 
     def pass_on(self) -> None:
@@ -351,11 +493,8 @@ def lease_gpus(config: RunConfig) -> list[Lease] | None:
         if not folder.exists():
             folder.mkdir(exist_ok=True)
             folder.chmod(0o777)  # shared by the users of the machine, whatever this one's umask
-        descriptor = os.open(folder / f"{gpu}.lock", os.O_CREAT | os.O_RDONLY, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
+        descriptor = try_lock(folder / f"{gpu}.lock")
+        if descriptor is None:
             continue
         leases.append(Lease(gpu, descriptor))
         if len(leases) == _num_gpus(config):

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from rope_exp.config import RunConfig
-from rope_exp.record import RecordError, read_metrics
+from rope_exp.record import METRICS, RecordError, open_regular, parse_row
 
 REFRESH_SECONDS, LINE_SECONDS = 1.0, 30.0
 
@@ -33,15 +33,14 @@ class Row(Protocol):
 
 
 class LiveTable:
-    """Reads the runs' own metrics; a run that no longer changes is read once."""
+    """Follows the runs' own metrics."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows, self._console = rows, Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._started = self._refreshed = self._last_line = time.monotonic()
-        self._metrics: dict[int, list[dict[str, Any]]] = {}
+        self._curves = {id(row): _Curve(row.folder) for row in rows}
         self._printed: dict[int, str] = {}
-        self._read_at: dict[int, str] = {}  # the status at which a run's metrics were last read
         self._steps_before = self._steps_done()
 
     def __enter__(self) -> Self:
@@ -91,13 +90,14 @@ class LiveTable:
         for column in ("run", "status", "step", "train loss", "val loss", "tokens/s"):
             table.add_column(column, justify="left" if column in ("run", "status") else "right")
         for row in self._rows:
-            last, validated = self._last(row), [m for m in self._read(row) if "val/loss" in m]
+            curve = self._curves[id(row)]
+            last, validated = curve.last(), curve.validated
             table.add_row(
                 row.config.name,
                 row.status,
                 f"{self._step(row)}/{row.config.train.num_steps}",
                 f"{last['train/loss']:.4f}" if last else "",
-                f"{validated[-1]['val/loss']:.4f}" if validated else "",
+                f"{validated['val/loss']:.4f}" if validated else "",
                 f"{last['tokens_per_s']:,.0f}" if last and last["tokens_per_s"] else "",
             )
         return table
@@ -107,14 +107,14 @@ class LiveTable:
         done, elapsed = self._steps_done(), time.monotonic() - self._started
         fresh = done - self._steps_before
         left = f"about {elapsed / fresh * (total - done) / 60:.1f} minutes left" if fresh else "no estimate yet"
-        ended = sum(row.status not in ("waiting", "running") for row in self._rows)
+        ended = sum(row.status not in ("waiting", "elsewhere", "running") for row in self._rows)
         if ended == len(self._rows):
             return f"all {ended} runs ended, after {elapsed / 60:.1f} minutes"
         return f"{ended} of {len(self._rows)} runs ended, {left}"
 
     def _steps_done(self) -> int:
         return sum(
-            self._step(row) if row.status in ("waiting", "running") else row.config.train.num_steps
+            self._step(row) if row.status in ("waiting", "elsewhere", "running") else row.config.train.num_steps
             for row in self._rows
         )
 
@@ -122,15 +122,30 @@ class LiveTable:
         return int(self._last(row).get("step", 0))
 
     def _last(self, row: Row) -> dict[str, Any]:
-        rows = self._read(row)
-        return rows[-1] if rows else {}
+        return self._curves[id(row)].last()
 
-    def _read(self, row: Row) -> list[dict[str, Any]]:
-        number = next(index for index, other in enumerate(self._rows) if other is row)
-        if self._read_at.get(number) != row.status or row.status == "running":
-            self._read_at[number] = row.status
-            try:
-                self._metrics[number] = read_metrics(row.folder)
-            except (RecordError, OSError):  # the run itself refuses its broken record, and says so in its log
-                self._metrics[number] = []
-        return self._metrics[number]
+
+class _Curve:
+    """The last row of a run's metrics and the last with a validation loss; each byte is read once, no row is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._read = folder / METRICS, 0
+        self._last: dict[str, Any] = {}
+        self.validated: dict[str, Any] = {}
+
+    def last(self) -> dict[str, Any]:
+        """The last whole row of now; {} before the first."""
+        try:
+            with open_regular(self._path) as file:
+                if file.seek(0, 2) < self._read:  # cut back: the run went on from a checkpoint
+                    self._read, self._last, self.validated = 0, {}, {}
+                file.seek(self._read)
+                lines = file.read().rpartition(b"\n")[0].splitlines(keepends=True)
+            self._read += sum(map(len, lines)) + bool(lines)
+            for line in lines[-1:]:
+                self._last = parse_row(line, "the last row")
+            for line in [line for line in lines if b'"val/loss"' in line][-1:]:
+                self.validated = parse_row(line, "the last row")
+        except (RecordError, OSError):  # not there yet; or broken, which the run itself refuses and says in its log
+            pass
+        return self._last

@@ -1,15 +1,16 @@
 """The loop: train_step, evaluate, fit.
 
 Everything that decides a number is a pure function of the step (batch, learning rate) or stands in the checkpoint, so
-resume is an integer. The step never waits for the accelerator: its outcome (loss, gradient norm, first bad step, asked
-to stop) is read one step late on a GPU and at once on a CPU. An update whose loss or gradient is not finite is skipped
-on the device, as is every later one, so reading late cannot let a bad update through.
+resume is an integer. The step never waits for the accelerator: its outcome (loss, gradient norm, first bad step) is
+read one step late on a GPU and at once on a CPU. An update whose loss or gradient is not finite is skipped on the
+device, as is every later one, so reading late cannot let a bad update through. Between micro-batches, in training and
+in evaluation, the processes agree on whether any was asked to stop: all save the same step, and leave.
 """
 
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,36 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from rope_exp import checkpoint, flops
-from rope_exp.config import RunConfig
+from rope_exp.checkpoint import CheckpointError
+from rope_exp.config import NonNegative, RunConfig
 from rope_exp.data import Batches, Prepared, chain_sha256, validation_ids
 from rope_exp.model import Decoder, weights, weights_sha256
 from rope_exp.optim import (
     build_optimizer,
+    expected_optimizer_tensors,
     learning_rate,
     load_optimizer_tensors,
     optimizer_tensors,
     set_learning_rate,
 )
 from rope_exp.progress import Progress
-from rope_exp.record import RESULT, MetricsWriter, read_metrics, write_json
+from rope_exp.record import MARK_FIELDS, RESULT, MetricsWriter, OrderSha256, Sha256, check_fields, write_json
 from rope_exp.stop import StopSignal
 from rope_exp.throughput import Throughput, gpu_peak_flops_per_s
 from rope_exp.track import open_tracker
+
+# state.json, beside the step.
+STATE_FIELDS: dict[str, Any] = {
+    "config_sha256": Sha256,
+    "data_sha256": Sha256,
+    "init_sha256": Sha256,
+    "order_sha256": OrderSha256,
+    "elapsed_s": NonNegative,
+    "rng": dict,
+    "metrics": dict,
+    "unrecorded": dict | None,  # the outcome of this step, where its row waits for an evaluation that was broken off
+}
+OUTCOME_FIELDS: dict[str, Any] = {"loss": float, "grad_norm": float}
 
 
 @dataclass(frozen=True)
@@ -53,13 +69,17 @@ class Started:
     """A step that was started and not read."""
 
     step: int
-    values: Tensor  # [loss, grad_norm, first_bad_step, stop], on the host once `ready`
+    values: Tensor  # [loss, grad_norm, first_bad_step], on the host once `ready`
     ready: torch.cuda.Event | None  # None: it is
     order_before: str
 
 
 class Trainer:
-    """One run on this process, from its newest checkpoint or from the start, to its end or to a stop."""
+    """One run on this process, from its newest checkpoint or from the start, to its end or to a stop.
+
+    Raises:
+        CheckpointError, RecordError: the folder holds what is no beginning of this run; nothing was changed.
+    """
 
     def __init__(
         self, config: RunConfig, folder: Path, prepared: Prepared, accelerator: Accelerator, stop: StopSignal
@@ -89,13 +109,16 @@ class Trainer:
         self.optimizer = build_optimizer(self.decoder.named_parameters(), config.optim)
         self.names = {parameter: name for name, parameter in self.decoder.named_parameters()}
 
-        self.step = 0
-        self.order_sha256 = ""
-        self.elapsed_before_s = 0.0
+        # Of the host's own kind on every device: to ask must not wait for the accelerator.
+        self.hosts = torch.distributed.new_group(backend="gloo") if world > 1 else None
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=accelerator.device)
         self.pending: Started | None = None
-        self.agreed_to_stop = False  # some process was asked to, and every process knows
-        self.saved_step = 0
+        self.step = self.saved_step = 0
+        self.order_sha256 = ""
+        self.elapsed_before_s = 0.0
+        self.mark: Mapping[str, Any] | None = None  # of metrics.jsonl
+        self.unrecorded: Outcome | None = None
+        self._resume()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -106,7 +129,7 @@ class Trainer:
         global count; wrapped training averages gradients over processes, hence the factor `num_processes`.
 
         Returns:
-            [loss, grad_norm, first_bad_step, stop], or None if asked to stop between micro-batches, nothing updated.
+            [loss, grad_norm, first_bad_step], or None if asked to stop before the last micro-batch, nothing updated.
         """
         order_before = self.order_sha256
         ids = self._read_batch(step)
@@ -115,17 +138,16 @@ class Trainer:
         loss = torch.zeros((), device=self.accelerator.device)
         micro_batches = torch.split(ids, self.micro)
         for number, micro in enumerate(micro_batches, start=1):
+            if self.asked_to_stop():
+                self.optimizer.zero_grad(set_to_none=True)
+                self.order_sha256 = order_before
+                return None
             last = number == len(micro_batches)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                 nats = self.model(micro[:, :-1], micro[:, 1:])
                 (nats * scale).backward()
             loss += nats.detach()
-            if self.stop.requested and not last and self.accelerator.num_processes == 1:
-                self.optimizer.zero_grad(set_to_none=True)
-                self.order_sha256 = order_before
-                return None
-        asked = torch.full_like(loss, float(self.stop.requested))  # filled there: a copy would wait for the device
-        loss, asked = self._sum_over_processes(torch.stack([loss / self.tokens_per_step, asked])).unbind()
+        loss = self._sum_over_processes(loss / self.tokens_per_step)
         norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
         bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
         self.first_bad_step = torch.where(bad & (self.first_bad_step == 0), step, self.first_bad_step)
@@ -133,7 +155,15 @@ class Trainer:
         self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.stack([loss.double(), norm.double(), self.first_bad_step.double(), asked.double()])
+        return torch.stack([loss.double(), norm.double(), self.first_bad_step.double()])
+
+    def asked_to_stop(self) -> bool:
+        """Whether any process was asked to; all of them ask at the same places of a run, and get the same answer."""
+        if self.hosts is None:
+            return self.stop.requested
+        asked = torch.tensor(float(self.stop.requested))
+        torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX, group=self.hosts)
+        return bool(asked)
 
     def _read_batch(self, step: int) -> Tensor:
         # The first process reads the whole batch: the order's hash covers every process's tokens.
@@ -160,15 +190,20 @@ class Trainer:
     # -- evaluation ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Mean nats per token over the held-out windows, the same for every run of a corpus."""
+    def evaluate(self) -> float | None:
+        """Mean nats per token over the held-out windows, the same for every run of a corpus; None if asked to stop."""
         total = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
-        mine = self.validation[self.accelerator.process_index :: self.accelerator.num_processes]
+        world = self.accelerator.num_processes
+        mine = self.validation[self.accelerator.process_index :: world]
+        most = math.ceil(len(self.validation) / world)  # of any process: all ask to stop equally often
         # Eager: a few batches do not pay for compiling a second graph.
         with torch.compiler.set_stance("force_eager"), self.accelerator.autocast():
-            for start in range(0, len(mine), self.micro):
+            for start in range(0, most, self.micro):
+                if self.asked_to_stop():
+                    return None
                 ids = self._to_device(mine[start : start + self.micro])
-                total += self.decoder(ids[:, :-1], ids[:, 1:]).double()
+                if len(ids):
+                    total += self.decoder(ids[:, :-1], ids[:, 1:]).double()
         return float(self._sum_over_processes(total)) / (len(self.validation) * self.config.train.seq_len)
 
     # -- the run -------------------------------------------------------------------------------------------------
@@ -179,47 +214,54 @@ class Trainer:
         Returns:
             "finished", "diverged", or "stopped": a checkpoint stands, and the same command goes on.
         """
-        self._resume()
         main = self.accelerator.is_main_process
         self.started = time.perf_counter()
-        self.writer = MetricsWriter(self.folder, self.step) if main else None
+        if main:
+            checkpoint.clear_leftovers(self.folder / "checkpoints")
+        self.writer = MetricsWriter(self.folder, self.mark) if main else None
         self.tracker = open_tracker(self.config, self.folder) if main else None
         with Progress(self.config.name, self.config.train.num_steps, self.step, shown=main) as self.progress:
             status = self._run()
         if self.writer is not None and self.tracker is not None:
             self.writer.close()
-            result = None if status == "stopped" else self._result(status)
+            result = None if status == "stopped" else self._result(status, self.writer.last)
             if result is not None:
                 write_json(self.folder / RESULT, result)
             self.tracker.finish(result)
         return status
 
     def _run(self) -> str:
-        for outcome in self._steps():
+        for outcome in self._outcomes():
             if outcome.first_bad_step:
                 self.diverged_step, self.order_sha256 = outcome.first_bad_step, outcome.order_before
                 return "diverged"
             due = self._due(outcome.step)
-            validation = {"val/loss": self.evaluate()} if due & {"eval", "end"} else {}
-            if not all(map(math.isfinite, validation.values())):  # weights that no loss can be had of
-                self.diverged_step = outcome.step + 1
-                return "diverged"
+            validation: dict[str, float] = {}
+            if due & {"eval", "end"}:
+                loss = self.evaluate()
+                if loss is None:
+                    self._save(outcome)
+                    return "stopped"
+                if not math.isfinite(loss):  # weights that no loss can be had of
+                    self.diverged_step = outcome.step + 1
+                    return "diverged"
+                validation = {"val/loss": loss}
             if due & {"row", "eval", "end"}:
                 self._record(outcome, validation)
             if due & {"save", "end"}:
                 self._save()
         if self.step == self.config.train.num_steps:
             return "finished"
-        if self.step > self.saved_step:
-            self._save()
+        self._save()
         return "stopped"
 
-    def _steps(self) -> Iterator[Outcome]:
-        """Outcomes in step order, to the end or to a stop; nothing later has begun when anything is due at a step."""
-        alone = self.accelerator.num_processes == 1
-        while self.step < self.config.train.num_steps and not self.agreed_to_stop:
+    def _outcomes(self) -> Iterator[Outcome]:
+        """In step order, to the end or to a stop; nothing later has begun when anything is due at a step."""
+        if self.unrecorded is not None:
+            yield self.unrecorded
+        while self.step < self.config.train.num_steps:
             order_before = self.order_sha256
-            values = None if alone and self.stop.requested else self.train_step(self.step + 1)
+            values = self.train_step(self.step + 1)
             if values is None:
                 break
             self.step += 1
@@ -247,10 +289,9 @@ class Trainer:
     def _read(self, started: Started) -> Outcome:
         if started.ready is not None:
             started.ready.synchronize()
-        loss, norm, bad, stop = started.values.tolist()
+        loss, norm, bad = started.values.tolist()
         self.throughput.step()
         self.progress.update(started.step, loss)
-        self.agreed_to_stop |= stop > 0
         return Outcome(started.step, loss, norm, int(bad), started.order_before)
 
     def _due(self, step: int) -> set[str]:
@@ -280,22 +321,22 @@ class Trainer:
         if validation:
             self.throughput.pause()
 
-    def _save(self) -> None:
-        """Save once, by the first process; the rows up to here are on the disk before it."""
+    def _save(self, unrecorded: Outcome | None = None) -> None:
+        """Save this step, once, by the first process; the rows up to here are on the disk before it."""
+        if self.step == self.saved_step:
+            return
         if self.accelerator.is_main_process and self.writer is not None:
-            self.writer.sync()
             folder = self.folder / "checkpoints"
+            state = {
+                **self._identity(),
+                "order_sha256": self.order_sha256,
+                "elapsed_s": self._elapsed_s(),
+                "rng": _rng_state(self.accelerator.device),
+                "metrics": self.writer.mark(),
+                "unrecorded": unrecorded and {"loss": unrecorded.loss, "grad_norm": unrecorded.grad_norm},
+            }
             checkpoint.save(
-                folder,
-                self.step,
-                weights(self.decoder),
-                optimizer_tensors(self.optimizer, self.names),
-                {
-                    **self._identity(),
-                    "order_sha256": self.order_sha256,
-                    "elapsed_s": self._elapsed_s(),
-                    "rng": _rng_state(),
-                },
+                folder, self.step, weights(self.decoder), optimizer_tensors(self.optimizer, self.names), state
             )
             checkpoint.prune(folder, self.config.train.keep_checkpoints, self.step)
         self.accelerator.wait_for_everyone()
@@ -303,35 +344,40 @@ class Trainer:
         self.throughput.pause()
 
     def _resume(self) -> None:
-        if self.accelerator.is_main_process:
-            checkpoint.clear_leftovers(self.folder / "checkpoints")
-        self.accelerator.wait_for_everyone()
         saved = checkpoint.load_newest(self.folder / "checkpoints")
         if saved is None:
             return
-        self._check_belongs(saved)
+        where = f"the checkpoint of step {saved.step} in {self.folder}"
+        state = self._check_state(saved, where)
+        parameters = dict(self.decoder.named_parameters())
+        checkpoint.check_tensors(where, saved.model, weights(self.decoder))
+        checkpoint.check_tensors(where, saved.optimizer, expected_optimizer_tensors(parameters))
+        _set_rng_state(state["rng"], self.accelerator.device, where)
         with torch.no_grad():
-            for name, parameter in self.decoder.named_parameters():
+            for name, parameter in parameters.items():
                 parameter.copy_(saved.model[name])
         load_optimizer_tensors(self.optimizer, self.names, saved.optimizer)
-        _set_rng_state(saved.state["rng"])
         self.step = self.saved_step = saved.step
-        self.order_sha256 = saved.state["order_sha256"]
-        self.elapsed_before_s = saved.state["elapsed_s"]
+        self.order_sha256, self.elapsed_before_s = state["order_sha256"], state["elapsed_s"]
+        self.mark = state["metrics"]
+        if state["unrecorded"] is not None:
+            loss, norm = state["unrecorded"]["loss"], state["unrecorded"]["grad_norm"]
+            self.unrecorded = Outcome(saved.step, loss, norm, 0, self.order_sha256)
 
-    def _check_belongs(self, saved: checkpoint.Checkpoint) -> None:
+    def _check_state(self, saved: checkpoint.Checkpoint, where: str) -> dict[str, Any]:
         """Refuse a checkpoint of another config, corpus or beginning, or one whose state is not all there."""
-        where = f"the checkpoint of step {saved.step} in {self.folder}"
-        mine = self._identity()
-        lacking = sorted({*mine, "order_sha256", "elapsed_s", "rng"} - saved.state.keys())
-        if lacking:
-            raise checkpoint.CheckpointError(f"{where} lacks {', '.join(lacking)}; restore it, or use run.fresh=true")
-        for key, value in mine.items():
-            if saved.state[key] != value:
-                raise checkpoint.CheckpointError(
-                    f"{where} is of another run: its {key} is {saved.state[key]!s:.12} and this run's {value:.12}; "
+        path, state = checkpoint.state_file(self.folder / "checkpoints", saved.step), saved.state
+        check_fields(path, state, STATE_FIELDS)
+        check_fields(path, state["metrics"], MARK_FIELDS)
+        if state["unrecorded"] is not None:
+            check_fields(path, state["unrecorded"], OUTCOME_FIELDS)
+        for key, value in self._identity().items():
+            if state[key] != value:
+                raise CheckpointError(
+                    f"{where} is of another run: its {key} is {state[key]!s:.12} and this run's {value:.12}; "
                     "restore what it was trained on, or use run.fresh=true"
                 )
+        return state
 
     def _identity(self) -> dict[str, str]:
         return {
@@ -350,9 +396,8 @@ class Trainer:
         peak = gpu_peak_flops_per_s(torch.cuda.get_device_name(device), self.config.train.peak_tflops)
         return peak and peak * self.accelerator.num_processes
 
-    def _result(self, status: str) -> dict[str, Any]:
-        config, rows = self.config, read_metrics(self.folder)
-        last = rows[-1] if rows else {}
+    def _result(self, status: str, last: Mapping[str, Any]) -> dict[str, Any]:
+        config = self.config
         rate = self.throughput.overall() or last.get("tokens_per_s")
         finished = status == "finished"
         steps = config.train.num_steps if finished else self.diverged_step - 1
@@ -378,16 +423,21 @@ class Trainer:
         }
 
 
-def _rng_state() -> dict[str, str]:
+def _rng_state(device: torch.device) -> dict[str, str]:
     """Of torch's generators, in hex. Training draws no number after initialisation; whoever adds that is covered."""
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return {device: state.numpy().tobytes().hex() for device, state in states.items()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {name: state.numpy().tobytes().hex() for name, state in states.items()}
 
 
-def _set_rng_state(states: dict[str, str]) -> None:
-    tensors = {name: torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for name, state in states.items()}
-    torch.set_rng_state(tensors["cpu"])
-    if torch.cuda.is_available() and "cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["cuda"])
+def _set_rng_state(states: Mapping[str, str], device: torch.device, where: str) -> None:
+    try:
+        tensors = {name: torch.frombuffer(bytearray.fromhex(states[name]), dtype=torch.uint8) for name in states}
+        torch.set_rng_state(tensors["cpu"])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["cuda"], device)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{where} holds no state of torch's random numbers for {device.type}; restore it, or use run.fresh=true"
+        ) from error

@@ -1,7 +1,7 @@
 """AdamW over two parameter groups, and the learning rate as a pure function of the step."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -58,3 +58,13 @@ def load_optimizer_tensors(
         parameter_name, _, key = name.rpartition(".")
         parameter = by_name[parameter_name]
         optimizer.state[parameter][key] = tensor.to(parameter.device)
+
+
+def expected_optimizer_tensors(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """What `optimizer_tensors` gives after an update, in names, shapes and types; the values mean nothing."""
+    step = torch.zeros(())
+    return {
+        f"{name}.{key}": value
+        for name, parameter in parameters.items()
+        for key, value in (("step", step), ("exp_avg", parameter), ("exp_avg_sq", parameter))
+    }

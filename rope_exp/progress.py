@@ -43,7 +43,7 @@ class Progress:
         if not self._lines or not due:
             return
         self._last_line = now
-        left = (now - self._started) / (row["step"] - self._first) * (self._num_steps - row["step"])
+        left = (now - self._started) / max(row["step"] - self._first, 1) * (self._num_steps - row["step"])
         parts = [f"{self._name}: step {row['step']}/{self._num_steps}", f"loss {row['train/loss']:.4f}"]
         if "val/loss" in row:
             parts.append(f"val {row['val/loss']:.4f}")

@@ -1,28 +1,63 @@
 """The run folder: config.yaml, env.json, metrics.jsonl, result.json. What a run says of itself.
 
 Every file but metrics.jsonl appears whole by an atomic rename. metrics.jsonl grows by whole lines, one a step; on
-resume it is cut back to the checkpoint's step, so that no row is missing or stands twice. result.json comes last: its
-presence means that the run is done. No torch.
+resume it is cut back to what it was at the checkpoint, so that no row is missing or stands twice. result.json comes
+last: its presence means that the run is done. What is read back is checked, type by type: a folder that was damaged or
+edited is refused by the file's name. No torch.
 """
 
+import errno
+import fcntl
+import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import stat
+from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from filelock import FileLock, Timeout
 
-from rope_exp.config import RunConfig
-from rope_exp.schema import ConfigError
+from rope_exp.config import Count, Natural, NonNegative, RunConfig, Seed
+from rope_exp.schema import ConfigError, Rule, check
 
 CONFIG, ENV, METRICS, RESULT = "config.yaml", "env.json", "metrics.jsonl", "result.json"
+LOCK = ".lock"
 
-
-LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
+_is_sha256 = re.compile("[0-9a-f]{64}").fullmatch
+Sha256 = Annotated[str, Rule("must be 64 hexadecimal digits", lambda text: _is_sha256(text) is not None)]
+OrderSha256 = Annotated[  # empty before the first step
+    str, Rule("must be 64 hexadecimal digits, or empty", lambda text: not text or _is_sha256(text) is not None)
+]
+# result.json, as DESIGN, section 4, has it.
+RESULT_FIELDS: dict[str, Any] = {
+    "status": Literal["finished", "diverged"],
+    "pe": str,
+    "rotate": tuple[str, ...],
+    "seed": Seed,
+    "params": Count,
+    "tokens": Natural,
+    "steps": Natural,
+    "val/loss": float | None,
+    "train/loss_last": float | None,
+    "init_sha256": Sha256,
+    "data_sha256": Sha256,
+    "order_sha256": OrderSha256,
+    "config_sha256": Sha256,
+    "group_sha256": Sha256,
+    "tokens_per_s": NonNegative | None,
+    "mfu": NonNegative | None,
+    "wall_s": NonNegative,
+}
+# Of a row of metrics.jsonl, what is read back.
+ROW_FIELDS: dict[str, Any] = {"step": Count}
+# What MetricsWriter.mark gives.
+MARK_FIELDS: dict[str, Any] = {"bytes": Natural, "sha256": Sha256}
+# Of env.json, what is read back.
+ENV_FIELDS: dict[str, Any] = {"marks": tuple[str, ...], "started": tuple[str, ...]}
 
 
 class RecordError(ValueError):
@@ -39,26 +74,50 @@ def check_space(folder: Path, needed_bytes: int, what: str) -> None:
     Raises:
         DiskError: naming the folder and both numbers.
     """
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    free = free_bytes(folder)
     if free < needed_bytes:
-        raise DiskError(
-            f"no space left in {folder}: {what} needs {needed_bytes:,} bytes and {free:,} are free; "
-            f"make {needed_bytes - free:,} bytes of room or choose another folder"
-        )
+        raise disk_full(folder, needed_bytes, what)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by a file that holds `text`, whole or not at all, and on the disk when this returns."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def free_bytes(folder: Path) -> int:
+    """The space left where `folder` is, or will be."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def disk_full(folder: Path, needed_bytes: int, what: str) -> DiskError:
+    """The error of a disk that has no room for `what`."""
+    return DiskError(
+        f"no space left in {folder}: {what} needs {needed_bytes:,} bytes and {free_bytes(folder):,} are free; "
+        "make room, or choose another folder"
+    )
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or the user's share of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace `path` by a file of this content, whole or not at all, and on the disk when this returns.
+
+    What a kill leaves (`.<name>.new`) is overwritten by the next write of the same file.
+
+    Raises:
+        DiskError: the disk is full. OSError: it is broken. The old file stands.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    content = content.encode() if isinstance(content, str) else content
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and is_full(error):
+            raise disk_full(path.parent, len(content), path.name) from None
         raise
     sync_folder(path.parent)
 
@@ -72,22 +131,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold the run folder's lock; it is given back when the process ends, however it ends.
+def try_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock of `path`, or None while another one does.
 
-    Raises:
-        ConfigError: another process holds it.
+    The lock lives as long as any process has the descriptor open, children that it was passed to included; the kernel
+    gives it back when the last one ends, however it ends.
     """
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except Timeout:
-        raise ConfigError("run.dir", str(folder), "another process is running this run; wait for it") from None
-    try:
-        yield
-    finally:
-        lock.release()
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)  # its folder was moved aside meanwhile
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
@@ -99,13 +158,47 @@ def read_config(folder: Path) -> RunConfig:
     """Read config.yaml.
 
     Raises:
-        RecordError: it is missing or no YAML mapping. ConfigError: it is not a config of this version.
+        RecordError: it is missing, or is not a config as this version writes it.
+    """
+    path = folder / CONFIG
+    try:
+        text = read_text(path)
+        # We write none; and a few hundred bytes of aliases to aliases would unfold to more than a machine holds.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise RecordError(f"{path} cannot be read: it holds aliases")
+        return RunConfig.from_dict(yaml.safe_load(text))
+    except ConfigError as error:
+        raise RecordError(f"{path} is no config of this version: {error}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise RecordError(f"{path} cannot be read: {_first_line(error)}") from error
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of ours: a regular file (a link or a pipe in its place is not what was written), in UTF-8.
+
+    Raises:
+        RecordError: it is none.
     """
     try:
-        values = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecordError(f"{folder / CONFIG} cannot be read: {_first_line(error)}") from error
-    return RunConfig.from_dict(values)
+        with open_regular(path) as file:
+            return file.read().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} cannot be read: {_first_line(error)}") from error
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading, and nothing else: no link, no device, no pipe that one would wait at.
+
+    Raises:
+        OSError: it is missing, or something else.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -124,18 +217,60 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: the file is missing, is no JSON, or holds no object.
     """
+    text = read_text(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        values = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {_first_line(error)}") from error
     if not isinstance(values, dict):
         raise RecordError(f"{path} holds no JSON object")
     return values
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def check_fields(path: Path, values: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Refuse what `path` holds unless each of `fields` is there and of its type; others are left alone.
+
+    Raises:
+        RecordError: naming the file, the field, its value and what is allowed.
+    """
+    try:
+        check(values, fields)
+    except ConfigError as error:
+        raise RecordError(f"{path} was damaged or edited: {error}") from error
+
+
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """result.json, or None while the run is not done."""
-    return read_json(folder / RESULT) if (folder / RESULT).exists() else None
+    """result.json, or None while the run is not done.
+
+    Raises:
+        RecordError: it is not what a run of this version writes.
+    """
+    path = folder / RESULT
+    if not os.path.lexists(path):
+        return None
+    result = read_json(path)
+    finished, diverged = {"val/loss": float}, {"val/loss": type(None), "diverged_step": Count}
+    ended: dict[str, Any] = finished if result.get("status") == "finished" else diverged
+    check_fields(path, result, RESULT_FIELDS | ended)
+    return result
+
+
+def read_env(folder: Path) -> dict[str, Any]:
+    """env.json, or {} before the run's first start.
+
+    Raises:
+        RecordError: it is not what a run of this version writes.
+    """
+    path = folder / ENV
+    if not os.path.lexists(path):
+        return {}
+    env = read_json(path)
+    check_fields(path, env, ENV_FIELDS)
+    return env
 
 
 def describe(result: Mapping[str, Any]) -> str:
@@ -155,49 +290,96 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         RecordError: a line is no JSON object with a step, or steps do not increase.
     """
     path = folder / METRICS
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]
     rows: list[dict[str, Any]] = []
+    lines = read_text(path).split("\n")[:-1]
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            step = row["step"]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise RecordError(f"{path} line {number} is not a row of metrics") from error
-        if type(step) is not int or (rows and step <= rows[-1]["step"]):
-            raise RecordError(f"{path} line {number}: step {step!r} does not follow the row before")
+        row = parse_row(line, f"{path} line {number}")
+        if rows and row["step"] <= rows[-1]["step"]:
+            raise RecordError(f"{path} line {number}: step {row['step']!r} does not follow the row before")
         rows.append(row)
     return rows
 
 
-class MetricsWriter:
-    """Appends rows to metrics.jsonl; opening it at step s drops every row after s."""
+def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
+    """One line of metrics.jsonl.
 
-    def __init__(self, folder: Path, resume_step: int) -> None:
-        path = folder / METRICS
-        kept = [row for row in read_metrics(folder) if row["step"] <= resume_step]
-        write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
-        self.last_step = kept[-1]["step"] if kept else 0
-        self._file = path.open("ab", buffering=0)
+    Raises:
+        RecordError: it is no JSON object with a step; the message begins with `where`.
+    """
+    try:
+        row = json.loads(line, parse_constant=_refuse_constant)
+        check(row, ROW_FIELDS)
+    except (ConfigError, ValueError, TypeError, RecursionError) as error:
+        raise RecordError(f"{where} is not a row of metrics: {_first_line(error)}") from error
+    return dict(row)
+
+
+class MetricsWriter:
+    """Appends rows to metrics.jsonl, and knows what it holds: its length and SHA-256, as checkpoints keep them."""
+
+    def __init__(self, folder: Path, mark: Mapping[str, Any] | None) -> None:
+        """Cut the file back to `mark`, what `mark()` gave at the checkpoint; to nothing if None, at a run's beginning.
+
+        Raises:
+            RecordError: what it holds up to there is not what it held then; it is left as it is.
+        """
+        self._path = folder / METRICS
+        end, self._digest = 0, hashlib.sha256()
+        self.last: dict[str, Any] = {}
+        if mark is not None:
+            held = self._read(mark)
+            end, self._digest = len(held), hashlib.sha256(held)
+            if held:
+                self.last = parse_row(held.splitlines()[-1], f"{self._path}'s last row")
+        self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", buffering=0)
+        self._file.truncate(end)
+        self._file.seek(end)
+        sync_folder(folder)
+
+    def _read(self, mark: Mapping[str, Any]) -> bytes:
+        try:
+            with open_regular(self._path) as file:
+                held = file.read(mark["bytes"])
+        except OSError as error:
+            raise RecordError(f"{self._path} cannot be read: {_first_line(error)}") from error
+        if hashlib.sha256(held).hexdigest() != mark["sha256"]:
+            raise RecordError(
+                f"{self._path} was changed: its first {mark['bytes']:,} bytes are not those that stood there when the "
+                "checkpoint was saved; restore it, or begin anew with run.fresh=true"
+            )
+        return held
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one row, whole; steps increase."""
-        assert row["step"] > self.last_step, (row["step"], self.last_step)
+        """Append one row, whole; steps increase.
+
+        Raises:
+            DiskError: the disk is full; no part of the row stands in the file.
+        """
+        assert row["step"] > self.last.get("step", 0), (row["step"], self.last)
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         end = self._file.tell()
-        if self._file.write(line) != len(line):  # the disk is full: leave no half line behind
+        try:
+            whole = self._file.write(line) == len(line)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            whole = False
+        if not whole:
             self._file.truncate(end)
-            raise OSError(28, "No space left on device", self._file.name)
-        self.last_step = row["step"]
+            raise disk_full(self._path.parent, len(line), "a row of metrics")
+        self._digest.update(line)
+        self.last = dict(row)
 
-    def sync(self) -> None:
-        """Put every row so far on the disk (before a checkpoint that they must not be newer than)."""
+    def mark(self) -> dict[str, Any]:
+        """What the file holds now, for `__init__`; every row is on the disk (no checkpoint may be newer than they)."""
         os.fsync(self._file.fileno())
+        return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
         """Sync and close."""
-        self.sync()
+        self.mark()
         self._file.close()
 
 

@@ -4,7 +4,7 @@ A row may be compared with another only if everything but the variant was the sa
 checked here, before anything is written; a `ReportError` is one sentence that names the folders. No torch.
 """
 
-import math
+import hashlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -14,8 +14,18 @@ from typing import Any
 
 from rope_exp import published
 from rope_exp.config import RunConfig, differing_keys
-from rope_exp.record import CONFIG, ENV, METRICS, RESULT, read_config, read_json, read_metrics, read_result
-from rope_exp.schema import ConfigError
+from rope_exp.record import (
+    CONFIG,
+    MARK_FIELDS,
+    METRICS,
+    RESULT,
+    check_fields,
+    read_config,
+    read_env,
+    read_json,
+    read_metrics,
+    read_result,
+)
 from rope_exp.stats import Row, Status, Variant, compare, kendall_tau, shared_means
 
 REFERENCE = "qk_rope"
@@ -176,19 +186,12 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG).exists()
+    return any((folder / name).exists() for name in (CONFIG, METRICS, RESULT))
 
 
 def _read_run(folder: Path) -> Run:
-    try:
-        config = read_config(folder)
-    except ConfigError as error:
-        raise ReportError(f"{folder / CONFIG} is no config of this version: {error}") from error
-    env = read_json(folder / ENV) if (folder / ENV).exists() else {}
-    marks = env.get("marks", [])
-    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
-        raise ReportError(f"{folder / ENV}: marks must be a list of texts")
-    return Run(folder, "/".join(folder.parts[-3:]), config, read_result(folder), read_metrics(folder), env)
+    where = "/".join(folder.parts[-3:])
+    return Run(folder, where, read_config(folder), read_result(folder), read_metrics(folder), read_env(folder))
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -223,24 +226,43 @@ def _check_result(run: Run) -> None:
                 f"{path} says {key}={result.get(key)!r}, and by its config.yaml it is {value!r}: "
                 "one of them was edited, or is another run's"
             )
-    finished = result.get("status") == "finished"
-    kinds = {
-        "status": result.get("status") in ("finished", "diverged"),
-        "val/loss": _is_finite(result.get("val/loss")) if finished else result.get("val/loss") is None,
-        "diverged_step": finished or type(result.get("diverged_step")) is int,
-        "params": type(result.get("params")) is int,
-        **{key: isinstance(result.get(key), str) for key in ("init_sha256", "data_sha256", "order_sha256")},
-    }
-    for key, is_right in kinds.items():
-        if not is_right:
-            raise ReportError(f"{path} says {key}={result.get(key)!r}, which no run of this version writes")
 
 
 def _check_metrics(run: Run) -> None:
-    for row in run.metrics:
-        for key in ("train/loss", "val/loss"):
-            if key in row and not _is_finite(row[key]):
-                raise ReportError(f"{run.folder / METRICS} step {row['step']}: {key}={row[key]!r} is no finite number")
+    """The curve is of numbers, and ends where result.json says that the run did."""
+    path, rows, result = run.folder / METRICS, run.metrics, run.result
+    for row in rows:
+        where = path.with_name(f"{METRICS} step {row['step']}")
+        check_fields(where, row, {"train/loss": float} | ({"val/loss": float} if "val/loss" in row else {}))
+    if result is None or (run.status == "diverged" and not rows):
+        return
+    last = rows[-1] if rows else {}
+    expected = {"train/loss": result["train/loss_last"]}
+    if run.status == "finished":
+        expected |= {"step": result["steps"], "tokens": result["tokens"], "val/loss": result["val/loss"]}
+    for key, value in expected.items():
+        if last.get(key) != value:
+            raise ReportError(
+                f"{path} ends with {key}={last.get(key)!r}, and by {RESULT} the run ended with {value!r}: "
+                "rows are missing, or one of them was edited"
+            )
+    if last.get("step", 0) > result["steps"]:
+        raise ReportError(f"{path} goes on to step {last['step']}, past the {result['steps']} of {RESULT}")
+    _check_against_checkpoint(run)
+
+
+def _check_against_checkpoint(run: Run) -> None:
+    """The newest checkpoint, where one was kept, knows what the curve was when it was saved."""
+    states = sorted((run.folder / "checkpoints").glob("step_*/state.json"))
+    if not states:
+        return
+    state = read_json(states[-1])
+    check_fields(states[-1], state, {"metrics": dict})
+    mark = state["metrics"]
+    check_fields(states[-1], mark, MARK_FIELDS)
+    held = (run.folder / METRICS).read_bytes()[: mark["bytes"]]
+    if hashlib.sha256(held).hexdigest() != mark["sha256"]:
+        raise ReportError(f"{run.folder / METRICS} is not what it was when {states[-1].parent.name} was saved: edited")
 
 
 def _check_configs(runs: list[Run]) -> None:
@@ -289,7 +311,3 @@ def _check_equal(key: str, what: str, runs: Iterable[tuple[Run, Hashable]]) -> N
                     f"{members[0].folder} and {run.folder} {what}, and cannot be compared "
                     f"({key} {members[0].result[key]!s:.12} and {run.result[key]!s:.12})"
                 )
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

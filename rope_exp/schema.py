@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,8 @@ def _matches(hint: Any, value: Any) -> bool:
         items = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
         return len(items) == len(value) and all(map(_matches, items, value))
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        # A whole number may have more digits than a float can hold.
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
     if hint is str:
         return isinstance(value, str) and "\0" not in value
     return type(value) is hint
@@ -99,8 +100,14 @@ def _allowed(hint: Any) -> str:
     if origin is tuple:
         count = "any number" if args[-1] is Ellipsis else str(len(args))
         return f"must be a list of {count}, each of which {_allowed(args[0])}"
-    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", type(None): "null"}
-    return f"must be {names[hint]}"
+    names = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a finite number",
+        str: "text",
+        dict: "a group of keys",
+    }
+    return f"must be {names.get(hint, 'null')}"
 
 
 def unknown_key(key: str, known: Sequence[str], value: Any = ...) -> ConfigError:
@@ -116,3 +123,18 @@ def known_keys(section: Any, prefix: str = "") -> list[str]:
     for name, hint in typing.get_type_hints(section).items():
         keys += known_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [prefix + name]
     return keys
+
+
+def check(values: Any, fields: Mapping[str, Any]) -> None:
+    """Refuse a mapping unless each of `fields` (a name to a type, as dataclasses annotate theirs) is there and matches.
+
+    Raises:
+        ConfigError: naming the first field that does not.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError("its content", values, "must be a group of keys")
+    for name, hint in fields.items():
+        if name not in values:
+            raise ConfigError(name, ..., "is missing")
+        if not _matches(hint, values[name]):
+            raise ConfigError(name, values[name], _allowed(hint))

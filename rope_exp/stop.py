@@ -1,4 +1,7 @@
-"""Being asked to stop: SIGTERM or SIGINT once is a request, twice leaves at once."""
+"""Being asked to stop: SIGTERM, SIGINT or SIGUSR1 once is a request, twice leaves at once.
+
+SIGUSR1 is what `sbatch --signal=USR1@120` sends ahead of a job's limit.
+"""
 
 import ctypes
 import os
@@ -8,6 +11,7 @@ import time
 from types import FrameType
 
 REPEAT_SECONDS = 2.0  # signals closer together are one: schedulers send theirs to every process of a job
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
 
 
@@ -28,7 +32,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested, self._requested_at = False, 0.0
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -170,10 +170,6 @@ def _run_notes(run: Run) -> list[str]:
         said.append(f"{name}, is unfinished: at step {last['step']} of {steps} ({run.where}).")
     elif run.status == "diverged":
         said.append(f"{name}, diverged at step {run.result['diverged_step']} of {steps} ({run.where}).")
-    elif last.get("val/loss", run.loss_nats) != run.loss_nats:
-        said.append(
-            f"{name}: result.json says {run.loss_nats}, metrics.jsonl ends at {last['val/loss']} ({run.where})."
-        )
     return said
 
 

@@ -9,15 +9,25 @@ import platform
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rope_exp.config import RunConfig
 from rope_exp.machine import check_batch, num_cores
-from rope_exp.record import ENV, RESULT, RecordError, describe, hold, read_config, read_json, write_json
+from rope_exp.record import (
+    ENV,
+    RESULT,
+    RecordError,
+    describe,
+    read_config,
+    read_env,
+    read_json,
+    write_atomically,
+    write_json,
+)
 from rope_exp.schema import ConfigError
 from rope_exp.stop import EXIT_STOPPED, StopSignal, end_with_parent
 
@@ -38,14 +48,20 @@ PACKAGES = (
 def main() -> int:
     """`python -m rope_exp.worker RUN_FOLDER`."""
     stop = StopSignal()  # before anything slow, so that a signal during imports is heard
-    if "ROPE_EXP_DISPATCHER" in os.environ:
-        end_with_parent(int(os.environ["ROPE_EXP_DISPATCHER"]))
+    end_with_parent(int(os.environ["ROPE_EXP_DISPATCHER"]))
     folder = Path(sys.argv[1])
-    return guarded(lambda: run(read_config(folder), folder, stop))
+    try:
+        return guarded(lambda: run(read_config(folder), folder, stop))
+    except Exception:
+        if "ROPE_EXP_FAILURE" not in os.environ:
+            raise
+        # One of several ranks: the dispatcher shows what the first to fail wrote, not what the others made of it.
+        Path(os.environ["ROPE_EXP_FAILURE"]).write_text(traceback.format_exc(), encoding="utf-8")
+        return 1
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Run `action`; a user's mistake ends in one sentence and exit code 2, a full or broken disk in 1."""
+    """Run `action`; a user's mistake ends in one sentence and exit code 2, a full disk or memory in 1."""
     from rope_exp.checkpoint import CheckpointError
     from rope_exp.data import DataError
 
@@ -57,16 +73,27 @@ def guarded(action: Callable[[], int]) -> int:
     except (DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _is_out_of_memory(error):
+            raise
+        what = str(error).partition("\n")[0] or "Python's heap is full"
+        print(f"error: out of memory ({what}); a smaller train.micro_batch_size takes less", file=sys.stderr)
+        return 1
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch had no memory left: a type of its own on a GPU, words alone on a CPU."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
-    """Train one run in this process, as the rank that the environment says it is. Returns the exit code."""
-    rank = int(os.environ.get("RANK", "0"))
-    with nullcontext() if rank else hold(folder):
-        return _run(config, folder, stop, rank)
+    """Train one run in this process, as the rank that the environment says it is; whoever calls holds the run's lock.
 
-
-def _run(config: RunConfig, folder: Path, stop: StopSignal, rank: int) -> int:
+    Returns:
+        The exit code.
+    """
     if stop.requested and int(os.environ.get("WORLD_SIZE", "1")) == 1:  # several ranks leave together, from the loop
         return EXIT_STOPPED
 
@@ -87,18 +114,18 @@ def _run(config: RunConfig, folder: Path, stop: StopSignal, rank: int) -> int:
     checked = certificate(config.model, config.pe)
     prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
     accelerator = _accelerator(config)
-    if accelerator.is_main_process:
-        old = read_json(folder / ENV) if (folder / ENV).exists() else {}
-        write_json(folder / ENV, _environment(config, accelerator, prepared.corpus, checked, old))
-        (folder / "tokenizer.json").write_bytes(prepared.tokenizer_file.read_bytes())
     trainer = Trainer(config, folder, prepared, accelerator, stop)
+    if accelerator.is_main_process:
+        env = _environment(config, accelerator, prepared.corpus, checked, read_env(folder))
+        write_json(folder / ENV, env)
+        write_atomically(folder / "tokenizer.json", prepared.tokenizer_file.read_text(encoding="utf-8"))
     status = trainer.fit()
     # Before the process group ends: DDP holds it, and a group that is freed last can wait for its own thread for ever.
     del trainer
     accelerator.free_memory()
     gc.collect()
     accelerator.end_training()
-    if rank == 0:
+    if os.environ.get("RANK", "0") == "0":
         print(f"{config.name}: {_said(status, folder)}", file=sys.stderr, flush=True)
     return EXIT_CODES[status]
 
@@ -150,7 +177,7 @@ def _environment(
         "num_threads": torch.get_num_threads(),
         "git": _git(),
     }
-    marks = list(old.get("marks", []))
+    marks = [*old.get("marks", [])]
     marks += [f"went on with {key} {now[key]} after {old[key]}" for key in now if key in old and old[key] != now[key]]
     return {
         **now,

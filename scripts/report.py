@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.figures import against_published, loss_curves
-from rope_exp.record import RecordError
+from rope_exp.record import RecordError, write_atomically
 from rope_exp.report import REFERENCE, ReportError, build, find_group, read_group
 from rope_exp.tables import csv_table, markdown, plain_table, summary, tex_table
 
@@ -42,7 +42,7 @@ def main() -> int:
         for name, content in files.items():
             path = arguments.out / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            write_atomically(path, content)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,6 +1,9 @@
 """What tests share: small configs composed from the real YAMLs, and real text where the machine has it."""
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +48,31 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache of prepared blocks for the whole session."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> tuple[Path, list[str]]:
+    """One uninterrupted run of 60 steps and its command line without run.dir."""
+    from runs import train
+
+    folder = tmp_path_factory.mktemp("whole")
+    command = [*TINY, f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
+    command += ["train.num_steps=60", "train.save_every=10", "train.eval_every=30", "pe=vo_rope"]
+    done = train(*command, f"run.dir={folder / 'run'}", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run", command
+
+
+@pytest.fixture(scope="session")
+def broken_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """faults/files.c, compiled: preloaded into a process it breaks the n-th file operation."""
+    compiler = shutil.which("cc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("breaking file operations takes a C compiler and Linux's LD_PRELOAD")
+    library = tmp_path_factory.mktemp("faults") / "files.so"
+    source = Path(__file__).parent / "faults" / "files.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-o", library, source, "-ldl"], check=True)
+    return library
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The loop from inside: reading late, stopping between micro-batches, and updates that must not happen."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from rope_exp.config import RunConfig
 from rope_exp.data import prepare
 from rope_exp.loop import Trainer
 from rope_exp.machine import settle
-from rope_exp.record import read_json, read_metrics
+from rope_exp.record import RecordError, read_json, read_metrics
 
 Make = Callable[..., Trainer]
 
@@ -28,7 +29,8 @@ def make(tiny: Callable[..., RunConfig], tmp_path: Path) -> Make:
     def build(folder: str, *overrides: str) -> Trainer:
         config = settle(tiny(f"run.dir={tmp_path / folder}", "launch.device=cpu", *overrides))
         [cell] = launch.plan([config])
-        launch.open_folder(cell)
+        assert launch.claim(cell)
+        launch.unlock(cell)
         prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
         stop: Any = SimpleNamespace(requested=False)
         return Trainer(config, cell.folder, prepared, Accelerator(cpu=True), stop)
@@ -125,27 +127,135 @@ def test_evaluation_is_the_mean_of_minus_log_p_over_the_held_out_windows(make: M
     assert trainer.evaluate() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_checkpoint_of_other_data_is_refused(make: Make) -> None:
+def test_a_checkpoint_of_other_data_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make("run")
     assert trainer.fit() == "finished"
     (trainer.folder / "result.json").unlink()
-    other = make("run")
-    object.__setattr__(other.prepared, "data_sha256", "0" * 64)
+    healthy = prepare
+    monkeypatch.setattr(
+        "test_loop.prepare", lambda *a, **k: dataclasses.replace(healthy(*a, **k), data_sha256="0" * 64)
+    )
     with pytest.raises(CheckpointError, match="is of another run: its data_sha256"):
-        other.fit()
+        make("run")
 
 
-@pytest.mark.parametrize("key", ["rng", "order_sha256", "init_sha256", "elapsed_s"])
-def test_a_state_that_lacks_something_is_refused_and_not_guessed(make: Make, key: str) -> None:
-    trainer = make("run")
-    assert trainer.fit() == "finished"
-    (trainer.folder / "result.json").unlink()
+def resave(trainer: Trainer, change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]) -> None:
+    """Put a changed checkpoint in the place of the last: whole by its manifest, and yet not ours."""
+    (trainer.folder / "result.json").unlink(missing_ok=True)
     folder = trainer.folder / "checkpoints"
     saved = checkpoint.load(folder, 6)
-    state = {name: value for name, value in saved.state.items() if name != key}
-    checkpoint.save(folder, 6, saved.model, saved.optimizer, state)  # whole by its manifest, and yet not ours
-    with pytest.raises(CheckpointError, match=f"lacks {key}"):
+    change(saved.model, saved.optimizer, saved.state)
+    checkpoint.save(folder, 6, saved.model, saved.optimizer, saved.state)
+
+
+def refuses(make: Make, trainer: Trainer, words: str) -> None:
+    """A start is refused, in words, and changes nothing."""
+    before = {path: path.read_bytes() for path in trainer.folder.rglob("*") if path.is_file()}
+    with pytest.raises((CheckpointError, RecordError), match=words):
         make("run").fit()
+    after = {path: path.read_bytes() for path in trainer.folder.rglob("*") if path.is_file()}
+    assert {path for path in before if before[path] != after.get(path)} <= {trainer.folder / "config.yaml"}
+    assert before.keys() == after.keys()
+
+
+KEYS = ("rng", "order_sha256", "init_sha256", "config_sha256", "data_sha256", "elapsed_s", "metrics", "unrecorded")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_state_that_lacks_something_or_holds_something_else_is_refused_and_not_guessed(make: Make, key: str) -> None:
+    trainer = make("run")
+    assert trainer.fit() == "finished"
+    resave(trainer, lambda model, optimizer, state: state.update({key: "zz"}))
+    refuses(make, trainer, f"state.json was damaged or edited: {key}=zz")
+    resave(trainer, lambda model, optimizer, state: state.pop(key))
+    refuses(make, trainer, f"state.json was damaged or edited: {key}: is missing")
+
+
+@pytest.mark.parametrize("rng", [{}, {"cpu": 3}, {"cpu": "no hex"}, {"cpu": "00ff"}, {"cuda": "00"}])
+def test_a_foreign_state_of_random_numbers_is_refused(make: Make, rng: dict[str, Any]) -> None:
+    trainer = make("run")
+    assert trainer.fit() == "finished"
+    resave(trainer, lambda model, optimizer, state: state.update(rng=rng))
+    refuses(make, trainer, "no state of torch's random numbers")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m, o: m.pop("model.norm.weight"), "lacks model.norm.weight"),
+        (lambda m, o: m.update(extra=torch.ones(1)), "holds an unknown extra"),
+        (lambda m, o: m.update({"model.norm.weight": torch.ones(1)}), r"float32 of \[1\]; .*float32 of \[32\]"),
+        (lambda m, o: m.update({"model.norm.weight": torch.ones(32).bfloat16()}), "bfloat16"),
+        (lambda m, o: o.pop("model.norm.weight.exp_avg_sq"), "lacks model.norm.weight.exp_avg_sq"),
+        (lambda m, o: o.clear(), "lacks lm_head.weight.exp_avg"),
+        (lambda m, o: o.update({"lm_head.weight.step": torch.ones(2)}), r"\[2\]"),
+    ],
+    ids=["missing", "unknown", "shape", "type", "moment", "no moments", "count"],
+)
+def test_tensors_of_another_model_are_refused_and_never_loaded_in_part(
+    make: Make, change: Callable[[dict[str, Any], dict[str, Any]], Any], words: str
+) -> None:
+    trainer = make("run")
+    assert trainer.fit() == "finished"
+    resave(trainer, lambda model, optimizer, state: change(model, optimizer))
+    refuses(make, trainer, words)
+
+
+@pytest.mark.parametrize("harm", ["edited", "cut", "removed"])
+def test_rows_that_were_changed_before_the_checkpoint_are_refused(make: Make, harm: str) -> None:
+    trainer = make("run")
+    assert trainer.fit() == "finished"
+    (trainer.folder / "result.json").unlink()
+    path = trainer.folder / "metrics.jsonl"
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*rows[:2], *rows[3:]] if harm == "cut" else [rows[0].replace("5", "4"), *rows[1:]]))
+    if harm == "removed":
+        path.unlink()
+    before = sorted(item.name for item in trainer.folder.iterdir())
+    with pytest.raises(RecordError, match=r"metrics\.jsonl (was changed|cannot be read)"):
+        make("run").fit()
+    assert sorted(item.name for item in trainer.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("reads_late", [False, True])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_asked_to_stop_in_an_evaluation_it_saves_at_once_and_the_row_follows(
+    make: Make, at: int, reads_late: bool
+) -> None:
+    command = ("train.num_steps=6", "train.eval_every=3", "train.save_every=100", "train.micro_batch_size=1")
+    whole, stopped = make("whole", *command), make("run", *command)
+    assert whole.fit() == "finished"
+    stopped.reads_late = reads_late
+    batches = 0
+
+    def count(*_: object) -> None:
+        nonlocal batches
+        batches += not torch.is_grad_enabled()
+        stopped.stop.requested = batches >= at
+
+    stopped.decoder.register_forward_pre_hook(count)
+    assert stopped.fit() == "stopped"
+    assert batches == at  # within one micro-batch
+    assert [step for step, _, _ in losses(stopped)] == [1, 2]
+    assert checkpoint.list_steps(stopped.folder / "checkpoints") == [3]
+    again = make("run", *command)
+    again.stop.requested = True  # and once more, before the evaluation could be made up for
+    assert again.fit() == "stopped"
+    last = make("run", *command)
+    assert last.fit() == "finished"
+    assert losses(whole) == losses(last)
+    assert same(snapshot(whole), snapshot(last))
+
+
+def test_leftovers_of_interrupted_saves_are_cleared_by_the_next_start(make: Make) -> None:
+    trainer = make("run")
+    folder = trainer.folder / "checkpoints"
+    (folder / ".saving-00000009").mkdir(parents=True)
+    (folder / ".dropped-step_00000001").write_text("a file where a folder is expected")
+    (folder / ".saving-00000008").symlink_to(trainer.folder)
+    assert trainer.fit() == "finished"
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000006"]
+    assert (trainer.folder / "result.json").exists()
 
 
 def test_weights_that_give_no_finite_validation_loss_are_diverged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,11 @@
 """The run folder: whole rows in step order, none twice, and files that appear whole."""
 
-import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import REPOSITORY
@@ -15,8 +19,11 @@ from rope_exp.record import (
     RecordError,
     check_space,
     read_config,
+    read_env,
     read_json,
     read_metrics,
+    read_result,
+    try_lock,
     write_atomically,
     write_config,
     write_json,
@@ -29,30 +36,55 @@ def test_config_yaml_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_config(tmp_path) == config
 
 
-def test_rows_are_read_back_in_step_order(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path, 0)
-    for step in (1, 2, 5):
+def write_rows(folder: Path, steps: Iterable[int]) -> dict[str, Any]:
+    writer = MetricsWriter(folder, None)
+    for step in steps:
         writer.write({"step": step, "train/loss": 1 / step})
+    mark = writer.mark()
     writer.close()
+    return mark
+
+
+def test_rows_are_read_back_in_step_order(tmp_path: Path) -> None:
+    write_rows(tmp_path, (1, 2, 5))
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 5]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 12), st.integers(0, 40))
-def test_resuming_at_a_step_leaves_each_row_once_wherever_the_file_was_cut(
-    tmp_path: Path, resume: int, cut: int
+@given(st.integers(0, 10), st.data())
+def test_resuming_at_a_mark_leaves_each_row_once_wherever_the_file_was_cut_after_it(
+    tmp_path: Path, marked: int, data: st.DataObject
 ) -> None:
+    mark = write_rows(tmp_path, range(1, marked + 1))
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 11)))
-    with path.open("r+b") as file:
-        file.truncate(max(path.stat().st_size - cut, 0))  # a kill in the middle of a row
-    whole = [row["step"] for row in read_metrics(tmp_path)]
-    writer = MetricsWriter(tmp_path, resume)
-    kept = [step for step in whole if step <= resume]
-    writer.write({"step": max([resume, *kept]) + 1})
+    whole = path.read_bytes() + b"".join(b'{"step": %d}\n' % step for step in range(marked + 1, 12))
+    path.write_bytes(whole[: data.draw(st.integers(mark["bytes"], len(whole)))])  # a kill, perhaps in a row's middle
+    writer = MetricsWriter(tmp_path, mark)
+    assert writer.mark() == mark
+    assert writer.last.get("step", 0) == marked
+    writer.write({"step": marked + 1})
     writer.close()
-    assert [row["step"] for row in read_metrics(tmp_path)] == [*kept, max([resume, *kept]) + 1]
+    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, marked + 2))
     assert path.read_bytes().endswith(b"\n")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 7), st.data())
+def test_rows_before_the_mark_that_were_changed_or_lost_are_refused_and_left_as_they_are(
+    tmp_path: Path, bit: int, data: st.DataObject
+) -> None:
+    mark = write_rows(tmp_path, range(1, 6))
+    path = tmp_path / "metrics.jsonl"
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content[place] ^= 1 << bit
+    else:
+        del content[place:]
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=r"metrics\.jsonl was changed"):
+        MetricsWriter(tmp_path, mark)
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -104,3 +136,64 @@ def test_the_repository_holds_no_word_of_where_it_was_made() -> None:
     words = ("/wo" + "rk/", "/ro" + "ot/", "/tm" + "p/")
     for path in [*REPOSITORY.glob("rope_exp/**/*.py"), *REPOSITORY.glob("tests/*.py"), *REPOSITORY.glob("*.md")]:
         assert not any(word in path.read_text(encoding="utf-8") for word in words), path
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "result.json", "env.json", "metrics.jsonl"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / "run" / name
+    path.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        (tmp_path / "elsewhere").write_text("{}")
+        path.symlink_to(tmp_path / "elsewhere")
+    reader = {"config.yaml": read_config, "result.json": read_result, "env.json": read_env}.get(name, read_metrics)
+    with pytest.raises(RecordError, match=name):
+        reader(path.parent)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}", '{"status": "running"}', '{"status": "finished"}', '{"status": "diverged", "val/loss": null}', "[]", "",
+        '{"status": ' + "1" * 5000 + "}", "[" * 100_000,
+    ],
+    ids=["empty", "running", "finished", "diverged", "list", "nothing", "long", "deep"],
+)  # fmt: skip
+def test_a_result_that_no_run_writes_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(RecordError, match=r"result\.json"):
+        read_result(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: &a\n  b: *a\n", "- 1\n", "seed: 1\n", "\x00", "{", "a: " + "[" * 5000, "!!python/object:os.system x"],
+    ids=["circular", "list", "short", "nul", "open", "deep", "tag"],
+)
+def test_a_config_that_no_run_writes_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(RecordError, match=r"config\.yaml"):
+        read_config(tmp_path)
+
+
+def test_a_lock_lives_as_long_as_a_child_that_inherited_it_and_does_not_follow_a_moved_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    held = try_lock(folder / ".lock")
+    assert held is not None
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[held])
+    os.close(held)
+    assert try_lock(folder / ".lock") is None
+    child.communicate(b"\n", timeout=30)
+    again = try_lock(folder / ".lock")
+    assert again is not None
+    folder.rename(tmp_path / "aside")
+    folder.mkdir()
+    other = try_lock(folder / ".lock")
+    assert other is not None
+    os.close(again)
+    os.close(other)

@@ -53,7 +53,7 @@ def write_run(
     num_steps = config.train.num_steps
     last = num_steps if steps is None else steps
     noise = np.random.default_rng(seed)
-    writer = MetricsWriter(folder, 0)
+    writer = MetricsWriter(folder, None)
     for step in range(10, last + 1, 10):
         shape = 4.0 * (np.exp(-step / 40) + np.exp(-5 * step / num_steps) / 2)
         value = (loss or 3.6) + float(shape - 2.0 * np.exp(-5.0))
@@ -63,7 +63,7 @@ def write_run(
         writer.write({**row, "lr": 1e-3})
     writer.close()
     if env is not None:
-        write_json(folder / "env.json", env)
+        write_json(folder / "env.json", {"marks": [], "started": [], **env})
     if loss is None and result is None:
         return folder
     finished = loss is not None
@@ -78,7 +78,7 @@ def write_run(
             "tokens": last * 4096,
             "steps": last,
             "val/loss": loss,
-            "train/loss_last": 3.4,
+            "train/loss_last": writer.last.get("train/loss"),
             "init_sha256": _sha256(f"init {seed}"),
             "data_sha256": _sha256("data"),
             "order_sha256": _sha256(f"order {seed} {last}"),
@@ -316,15 +316,12 @@ def test_what_the_record_says_of_interrupted_and_unequal_runs_is_noted(report: R
     (report.runs / "g/scraps").mkdir()
     (report.runs / "g/.hidden").mkdir()
     (report.runs / "g/vo_rope/.seed0.old-1").mkdir()
-    metrics = report.runs / "g/vo_rope/seed0/metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace('"val/loss": 3.5,', '"val/loss": 3.25,'))
     assert report() == 0
     for note in (
         "QK-RoPE, seed 0: went on with world_size 2 after 1 (g/qk_rope/seed0).",
         "Runs differ in device: A100 (1 run), H200 (1 run).",
         "g/vo_rope/notes holds no run",
         "g/scraps holds no run",
-        "VO-RoPE, seed 0: result.json says 3.5, metrics.jsonl ends at 3.25",
     ):
         assert note in report.markdown
     assert "old-1" not in report.markdown
@@ -333,7 +330,7 @@ def test_what_the_record_says_of_interrupted_and_unequal_runs_is_noted(report: R
 
 def test_learned_frequencies_may_add_parameters_and_change_the_hash_of_weights(report: Reporter) -> None:
     write_run(report.runs, "qk_rope")
-    write_run(report.runs, "pe.trainable=true", 0, 3.4, result={"params": 1328288, "init_sha256": "other"})
+    write_run(report.runs, "pe.trainable=true", 0, 3.4, result={"params": 1328288, "init_sha256": _sha256("other")})
     assert report() == 0
     assert "QK-RoPE trainable learns its frequencies" in report.markdown
     assert "1,328,256 to 1,328,288 parameters" in report.markdown
@@ -371,13 +368,13 @@ def test_the_same_runs_give_the_same_bytes_in_whatever_order_they_were_made(repo
 )
 def test_rows_of_one_seed_that_were_not_made_alike_are_refused(report: Reporter, key: str, what: str) -> None:
     qk = write_run(report.runs, "qk_rope")
-    vo = write_run(report.runs, "vo_rope", result={key: 7 if key == "params" else "other"})
+    vo = write_run(report.runs, "vo_rope", result={key: 7 if key == "params" else _sha256("other")})
     report.refuses(what, str(qk), str(vo), key)
 
 
 def test_a_refusal_in_a_process_of_its_own_exits_2(report: Reporter) -> None:
     write_run(report.runs, "qk_rope")
-    write_run(report.runs, "vo_rope", result={"init_sha256": "other"})
+    write_run(report.runs, "vo_rope", result={"init_sha256": _sha256("other")})
     done = in_a_process(report)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
@@ -389,13 +386,13 @@ def test_corpora_must_agree_over_seeds_too_but_weights_and_order_need_not(report
     write_run(report.runs, "qk_rope", 1)
     assert report() == 0
     shutil.rmtree(report.out)
-    write_run(report.runs, "qk_rope", 2, result={"data_sha256": "other"})
+    write_run(report.runs, "qk_rope", 2, result={"data_sha256": _sha256("other")})
     report.refuses("read different corpora")
 
 
 def test_a_diverged_run_has_seen_fewer_tokens_and_is_no_reason_to_refuse(report: Reporter) -> None:
     write_run(report.runs, "qk_rope")
-    write_run(report.runs, "vo_rope", loss=None, steps=100, result={"order_sha256": "of the first 100 steps"})
+    write_run(report.runs, "vo_rope", loss=None, steps=100, result={"order_sha256": _sha256("100 steps")})
     assert report() == 0
 
 
@@ -441,7 +438,7 @@ def test_not_a_number_is_no_loss(report: Reporter) -> None:
     folder = write_run(report.runs, "qk_rope")
     path = folder / "result.json"
     path.write_text(path.read_text().replace('"val/loss": 3.5', '"val/loss": NaN'))
-    report.refuses("val/loss=nan")
+    report.refuses("result.json", "NaN is no JSON")
 
 
 def test_a_diverged_result_with_a_loss_or_without_its_step_is_refused(report: Reporter) -> None:
@@ -489,6 +486,44 @@ def test_a_folder_where_a_file_belongs_is_named(report: Reporter, name: str) -> 
     report.refuses(str(folder / name))
 
 
+@pytest.mark.parametrize("harm", ["edited", "cut", "emptied", "removed", "longer"])
+def test_a_curve_that_does_not_end_where_the_result_says_is_refused(report: Reporter, harm: str) -> None:
+    folder = write_run(report.runs, "qk_rope")
+    path = folder / "metrics.jsonl"
+    text = path.read_text()
+    if harm == "edited":
+        path.write_text(text.replace('"val/loss": 3.5,', '"val/loss": 3.25,'))
+    elif harm == "cut":
+        path.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    elif harm == "emptied":
+        path.write_text("")
+    elif harm == "removed":
+        path.unlink()
+    else:
+        path.write_text(text + '{"step": 510, "tokens": 2088960, "train/loss": 3.0, "val/loss": 3.5}\n')
+    report.refuses(str(path))
+
+
+def test_a_curve_edited_in_its_middle_is_refused_where_a_checkpoint_knows_it(report: Reporter) -> None:
+    folder = write_run(report.runs, "qk_rope")
+    path, state = folder / "metrics.jsonl", folder / "checkpoints/step_00000500/state.json"
+    held = path.read_bytes()
+    state.parent.mkdir(parents=True)
+    write_json(state, {"metrics": {"bytes": len(held), "sha256": hashlib.sha256(held).hexdigest()}})
+    assert report() == 0
+    shutil.rmtree(report.out)
+    rows = held.decode().splitlines(keepends=True)
+    path.write_text("".join([*rows[:9], *rows[10:]]))
+    report.refuses(str(path), "step_00000500")
+
+
+def test_a_folder_that_lost_its_config_is_refused_and_not_left_out(report: Reporter) -> None:
+    write_run(report.runs, "qk_rope")
+    folder = write_run(report.runs, "vo_rope")
+    (folder / "config.yaml").unlink()
+    report.refuses(str(folder / "config.yaml"))
+
+
 def test_several_groups_are_not_mixed_but_asked_about(report: Reporter) -> None:
     write_run(report.runs, "qk_rope", group="small")
     write_run(report.runs, "qk_rope", group="large")
@@ -529,7 +564,8 @@ def test_figures_are_drawn_of_sixteen_variants_and_runs_that_blew_up(report: Rep
             for seed in range(2):
                 blown = sites == ("o",) and seed == 1
                 loss, steps = (None, 100) if blown else (3.5 + 0.01 * size, None)
-                write_run(report.runs, f"pe.rotate=[{','.join(sites)}]", seed, loss, steps=steps, result={})
+                last = {"steps": 105, "train/loss_last": 1e30, "diverged_step": 106} if blown else {}
+                write_run(report.runs, f"pe.rotate=[{','.join(sites)}]", seed, loss, steps=steps, result=last)
     path = report.runs / "g/o_rope/seed1/metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 105, "train/loss": 1e30, "val/loss": 1e30}\n')
     assert report() == 0

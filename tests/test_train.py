@@ -8,69 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import NINE, REPOSITORY, TINY
-from safetensors.torch import load_file
+from conftest import NINE, REPOSITORY
+from runs import assert_same_run, final_weights, kill_alone, kill_the_tree, start, train
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rope_exp import load_run
 from rope_exp.record import read_json, read_metrics
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-NUMBERS = ("step", "tokens", "train/loss", "val/loss", "lr", "grad_norm")
-
-
-def start(*overrides: str, cwd: Path, launcher: tuple[str, ...] = (), **environment: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, *launcher, str(REPOSITORY / "train.py"), *overrides],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def train(*overrides: str, cwd: Path, **kwargs: Any) -> "subprocess.CompletedProcess[str]":
-    process = start(*overrides, cwd=cwd, **kwargs)
-    stdout, stderr = process.communicate(timeout=240)
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-
-
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    """The rows without what a clock wrote."""
-    return [{key: row[key] for key in NUMBERS if key in row} for row in read_metrics(folder)]
-
-
-def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(sorted((folder / "checkpoints").glob("step_*"))[-1] / "model.safetensors")
-
-
-def assert_same_run(left: Path, right: Path) -> None:
-    assert numbers(left) == numbers(right)
-    weights = final_weights(right)
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in final_weights(left).items())
-    timing = {"tokens_per_s", "wall_s"}
-    results = [read_json(folder / "result.json") for folder in (left, right)]
-    assert {k: v for k, v in results[0].items() if k not in timing} == {
-        k: v for k, v in results[1].items() if k not in timing
-    }
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> tuple[Path, list[str]]:
-    """One uninterrupted run of 60 steps and its command line without run.dir."""
-    folder = tmp_path_factory.mktemp("whole")
-    command = [*TINY, f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
-    command += ["train.num_steps=60", "train.save_every=10", "train.eval_every=30", "pe=vo_rope"]
-    done = train(*command, f"run.dir={folder / 'run'}", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run", command
 
 
 def test_a_run_folder_holds_what_the_contract_says(whole: tuple[Path, list[str]]) -> None:
@@ -123,18 +70,6 @@ def test_killed_at_any_moment_and_started_again_it_is_the_same_run(
     done = train(*again, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same_run(folder, tmp_path / "run")
-
-
-def kill_alone(pid: int) -> None:
-    """kill -9 the dispatcher; its child must not live on and hold the run."""
-    os.kill(pid, signal.SIGKILL)
-
-
-def kill_the_tree(pid: int) -> None:
-    """kill -9 the dispatcher and its child."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for victim in (*map(int, children), pid):
-        os.kill(victim, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,41 @@
+"""On PYTHONPATH, breaks one process of one run from within at one step: SABOTAGE=<pe>:<rank>:<step>:<what>."""
+
+import math
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
+    pe, rank, at, what = os.environ["SABOTAGE"].split(":")
+    if os.environ.get("RANK", "0") == rank:
+        import torch
+
+        from rope_exp.loop import Trainer
+
+        healthy = Trainer.train_step
+
+        def train_step(trainer: Any, step: int) -> Any:
+            """The step, broken if it is the one."""
+            if step != int(at) or trainer.config.pe.label != pe:
+                return healthy(trainer, step)
+            if what == "raise":
+                raise RuntimeError(f"sabotage of process {rank}")
+            if what == "hang":
+                time.sleep(600)
+            if what == "memory":
+                used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), -1))
+                torch.ones(1 << 28)
+            if what == "loss":
+                model = trainer.model
+                trainer.model = lambda *ids: model(*ids) * math.inf
+            poison = {"nan": math.nan, "inf": math.inf}.get(what, 1.0)
+            hook = trainer.decoder.lm_head.weight.register_hook(lambda gradient: gradient * poison)
+            try:
+                return healthy(trainer, step)
+            finally:
+                hook.remove()
+
+        Trainer.train_step = train_step

@@ -1,0 +1,89 @@
+"""Saves checkpoints with files.c preloaded, one forked child for each operation and each way to break it.
+
+Prints a JSON line a trial: the operation, how it was broken, how the child ended, the steps that verify afterwards, the
+step that is loaded, and the names that are left once the next start has cleaned up.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from rope_exp import checkpoint
+from rope_exp.checkpoint import CheckpointError
+
+COUNT, HOW = 0, {1: "killed before", 2: "killed after", 3: "disk full", 4: "input/output error"}
+faults = ctypes.CDLL(sys.argv[1])
+
+
+def save(folder: Path, step: int) -> None:
+    """A save as the loop does it: the checkpoint, then the oldest goes."""
+    tensors = {f"layer{n}.weight": torch.full((64, 64), float(step + n)) for n in range(3)}
+    checkpoint.save(folder, step, tensors, {"m": torch.full((9,), float(step))}, {"order_sha256": f"{step:064x}"})
+    checkpoint.prune(folder, keep=2, newest=step)
+
+
+def attempt(folder: Path, number: int, how: int) -> int:
+    """Save step 3 in a child that is struck; its exit status."""
+    child = os.fork()
+    if child == 0:
+        faults.fault_arm(str(folder).encode(), number, how)
+        try:
+            save(folder, 3)
+        except OSError:
+            os._exit(1)
+        if how == COUNT:
+            print(faults.fault_count(), flush=True)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def verified(folder: Path) -> list[int]:
+    """The steps whose checkpoints verify."""
+    good = []
+    for step in checkpoint.list_steps(folder):
+        try:
+            loaded = checkpoint.load(folder, step)
+        except CheckpointError:
+            continue
+        assert all(torch.all(t == float(step + int(n[5]))) for n, t in loaded.model.items())
+        good.append(step)
+    return good
+
+
+def trial(number: int, how: int) -> dict[str, object]:
+    """Two checkpoints stand; the third save is broken at one operation."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "checkpoints")
+        save(folder, 1)
+        save(folder, 2)
+        status = attempt(folder, number, how)
+        good, listed = verified(folder), checkpoint.list_steps(folder)
+        left = sorted(path.name for path in folder.iterdir())
+        checkpoint.clear_leftovers(folder)
+        newest = checkpoint.load_newest(folder)
+        save(folder, 4)  # the run goes on, whatever was left
+        return {
+            "operation": number, "how": HOW.get(how), "status": status, "verified": good, "listed": listed,
+            "left": left, "loaded": newest and newest.step,
+            "after": sorted(path.name for path in folder.iterdir()),
+        }  # fmt: skip
+
+
+with tempfile.TemporaryDirectory() as name:
+    folder = Path(name, "checkpoints")
+    save(folder, 1)
+    save(folder, 2)
+    read, write = os.pipe()
+    stdout = os.dup(1)
+    os.dup2(write, 1)
+    attempt(folder, 0, COUNT)
+    os.dup2(stdout, 1)
+    total = int(os.read(read, 100))
+for how in HOW:
+    for number in range(1, total + 1):
+        print(json.dumps(trial(number, how)), flush=True)

@@ -48,6 +48,14 @@ STOP_SECONDS = 60.0  # the same where the rank was stopped: the first rank saves
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended: its exit code (minus the signal that ended it), and when that was seen."""
+
+    code: int
+    at: float
+
+
 @dataclass
 class Cell:
     """One run of a dispatch."""
@@ -57,7 +65,7 @@ class Cell:
     lock: int | None = None  # the descriptor that holds the folder's lock
     looked_at: float | None = None  # when another dispatcher was last seen to hold it
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    ended: dict[int, float] = field(default_factory=dict)  # when each rank was seen to have ended
+    ended: dict[int, Ended] = field(default_factory=dict)  # by rank
     were_killed: bool = False  # those ranks that had not ended, by us
     leases: list["Lease"] = field(default_factory=list)
     exit_code: int | None = None  # of this dispatch; None: not ended yet
@@ -363,26 +371,27 @@ def _collect(cells: list[Cell]) -> None:
         if not cell.ranks or cell.exit_code is not None:
             continue
         now = time.monotonic()
-        codes = {number: code for number, rank in enumerate(cell.ranks) if (code := rank.poll()) is not None}
-        for number in codes:
-            cell.ended.setdefault(number, now)
         # A rank that SIGTERM ended before it could listen had done nothing that is lost.
-        stopped = {EXIT_STOPPED, -signal.SIGTERM} | ({-signal.SIGKILL} if cell.were_killed else set())
-        failures = {number: code for number, code in codes.items() if code not in {0, 3} | stopped}
-        if len(codes) < len(cell.ranks):
+        stopped = {-signal.SIGTERM} | ({-signal.SIGKILL} if cell.were_killed else set())
+        for number, rank in enumerate(cell.ranks):
+            if number not in cell.ended and (code := rank.poll()) is not None:
+                cell.ended[number] = Ended(EXIT_STOPPED if code in stopped else code, now)
+        failures = {number: ended for number, ended in cell.ended.items() if ended.code not in (0, 3, EXIT_STOPPED)}
+        if len(cell.ended) < len(cell.ranks):
             grace = GRACE_SECONDS if failures else STOP_SECONDS
-            if codes and now - min(cell.ended.values()) > grace:
+            if cell.ended and now - min(ended.at for ended in cell.ended.values()) > grace:
                 kill(cell)
             continue
+        codes = {ended.code for ended in cell.ended.values()}
         if failures:
             # Its own word counts where it is a contract's: 2.
-            cell.exit_code = 2 if 2 in failures.values() else 1
+            cell.exit_code = 2 if 2 in codes else 1
             cell.reason = _first_failure(cell, failures)
             if cell.log and cell.reason:
                 with cell.log.open("a", encoding="utf-8") as file:
                     print(f"error: {cell.reason}", file=file)
         else:
-            cell.exit_code = EXIT_STOPPED if stopped & set(codes.values()) else max(codes.values())
+            cell.exit_code = max(codes)
         unlock(cell)
         for lease in cell.leases:
             lease.release()
@@ -395,23 +404,25 @@ def kill(cell: Cell) -> None:
         rank.kill()
 
 
-def _first_failure(cell: Cell, failures: dict[int, int]) -> str:
+def _first_failure(cell: Cell, failures: dict[int, Ended]) -> str:
     """What the rank that failed first has to say; "" where it has said it itself. The others failed because it did."""
     files = {number: cell.folder / f"{FAILURE}{number}" for number in failures}
     wall = time.time() - time.monotonic()
     when = {
-        number: file.stat().st_mtime if (file := files[number]).exists() else cell.ended[number] + wall - POLL_SECONDS
-        for number in failures
+        number: file.stat().st_mtime if (file := files[number]).exists() else ended.at + wall - POLL_SECONDS
+        for number, ended in failures.items()
     }
-    killed = [number for number, code in failures.items() if code == -signal.SIGKILL]  # never another rank's doing
+    killed = [
+        number for number, ended in failures.items() if ended.code == -signal.SIGKILL
+    ]  # never another rank's doing
     first = killed[0] if killed else min(failures, key=lambda number: when[number])
     said = files[first].read_text(encoding="utf-8") if files[first].exists() else ""
     for file in files.values():
         file.unlink(missing_ok=True)
     who = f"process {first} of {len(cell.ranks)}" if len(cell.ranks) > 1 else "its process"
-    if failures[first] < 0:
+    if failures[first].code < 0:
         hint = " (the kernel does that where memory runs out)" if killed else ""
-        return f"{who} was ended by {signal.Signals(-failures[first]).name}{hint}"
+        return f"{who} was ended by {signal.Signals(-failures[first].code).name}{hint}"
     return f"{who} failed\n{said.rstrip()}" if said else ""
 
 

@@ -77,7 +77,7 @@ def on_small_disk(mount: Path, kilobytes: int, script: str) -> "subprocess.Compl
     space = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*space, "true"], capture_output=True).returncode:
         pytest.skip("mounting a small file system takes Linux's user namespaces, which are not allowed here")
-    prepared = f"mount -t tmpfs -o size={kilobytes}k tmpfs {mount} && cd {mount} && {script}"
+    prepared = f"set -e; mount -t tmpfs -o size={kilobytes}k tmpfs {mount}; cd {mount}; set +e; {script}"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run([*space, "sh", "-c", prepared], env=environment, capture_output=True, text=True, timeout=240)
 
@@ -88,12 +88,13 @@ def test_a_disk_that_fills_up_costs_no_checkpoint_and_no_half_row_and_the_run_go
     folder, command = whole
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     run = " ".join([sys.executable, str(REPOSITORY / "train.py"), *command, f"run.dir={disk}/run"])
-    # A checkpoint takes about 450 kB, and room is asked for three with some to spare. Once the first stands, another program eats what is left.
+    # A checkpoint takes about 450 kB, and room is asked for three with some to spare. Once the first stands, another
+    # program eats what is left.
     script = f"""
-        {run} 2> err & run=$!
+        {run} 2> {tmp_path}/err & run=$!
         while kill -0 $run && ! [ -d run/checkpoints/step_00000010 ]; do sleep 0.01; done
         cat /dev/zero > eater 2> /dev/null
-        wait $run; echo "exit $?"; cat err; ls -A run run/checkpoints; cp -r run {kept}
+        wait $run; echo "exit $?"; cat {tmp_path}/err; ls -A run run/checkpoints; cp -r run {kept}
         rm eater; {run} > /dev/null 2>&1; echo "then $?"; cp -r run {tmp_path}/run
     """
     done = on_small_disk(disk, 5000, script)

@@ -117,8 +117,8 @@ def _remove(path: Path) -> None:
 
 def list_steps(folder: Path) -> list[int]:
     """The steps of the checkpoints under `folder`, oldest first, verified or not."""
-    names = [path.name for path in folder.glob("step_*") if path.is_dir() and not path.is_symlink()]
-    return sorted(int(name[5:]) for name in names if name[5:].isdigit() and len(name) == 13)
+    names = (path.name for path in folder.glob("step_*") if path.is_dir() and not path.is_symlink())
+    return sorted(int(name[5:]) for name in names if re.fullmatch("step_[0-9]{8}", name))
 
 
 def state_file(folder: Path, step: int) -> Path:
@@ -157,8 +157,10 @@ def load(folder: Path, step: int) -> Checkpoint:
         manifest = read_json(path / MANIFEST)
         if read_text(path / MANIFEST) != to_json(manifest):
             raise CheckpointError(f"{path / MANIFEST} is not as it was written")
+        if manifest.keys() != {MODEL, OPTIMIZER, STATE}:
+            raise CheckpointError(f"{path / MANIFEST} must name {MODEL}, {OPTIMIZER} and {STATE}")
         for name in (MODEL, OPTIMIZER, STATE):
-            if manifest.get(name) != _fingerprint(path / name):
+            if manifest[name] != _fingerprint(path / name):
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
         state = read_json(path / STATE)
     except (RecordError, OSError) as error:

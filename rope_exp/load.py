@@ -3,12 +3,13 @@
 from os import PathLike
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
 from rope_exp import checkpoint
 from rope_exp.checkpoint import CheckpointError
 from rope_exp.data import load_tokenizer
-from rope_exp.model import Decoder
+from rope_exp.model import Decoder, weights
 from rope_exp.record import read_config
 
 
@@ -32,6 +33,10 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     if saved is None:
         raise CheckpointError(f"{checkpoints} holds no checkpoint yet")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    model = Decoder(config.model, config.pe, saved.model["lm_head.weight"].shape[0])
-    model.load_state_dict(saved.model)
+    head = saved.model.get("lm_head.weight")
+    vocab_size = head.shape[0] if head is not None and head.ndim == 2 else 1
+    with torch.device("meta"):  # no memory yet, whatever the sizes are that config.yaml claims
+        model = Decoder(config.model, config.pe, vocab_size)
+    checkpoint.check_tensors(f"the checkpoint of step {saved.step} in {folder}", saved.model, weights(model))
+    model.load_state_dict(saved.model, assign=True)
     return model.eval(), tokenizer

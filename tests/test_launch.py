@@ -1,6 +1,9 @@
 """Placing runs on a machine: what `auto` becomes, and GPUs that one run at a time may hold."""
 
+import dataclasses
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -135,3 +138,98 @@ def test_gpus_are_read_from_the_environment_first(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert machine.gpus() == expected
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-ab,GPU-cd"
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def cell(config: RunConfig) -> launch.Cell:
+    return launch.Cell(config, config.folder)
+
+
+OTHER = [
+    ("seed=4", "seed: 0 -> 4"),
+    ("data.holdout_fraction=0.3", "data.holdout_fraction: 0.2 -> 0.3"),
+    ("data.max_tokens=5000", "data.max_tokens: null -> 5000"),
+    ("data.seed=7", "data.seed: null -> 7"),
+    ("tokenizer=bpe_2k", "tokenizer.kind: bytes -> bpe"),
+    ("train.global_batch_size=8", "train.global_batch_size: 4 -> 8"),
+    ("train.seq_len=32", "train.seq_len: 16 -> 32"),
+    ("train.num_steps=7", "train.num_steps: 6 -> 7"),
+    ("train.micro_batch_size=1", "train.micro_batch_size: null -> 1"),
+    ("pe=vo_rope", "pe.rotate: "),
+    ("pe.base=500000", "pe.base: 10000.0 -> 500000.0"),
+    ("model.hidden_size=64", "model.hidden_size: 32 -> 64"),
+    ("model.num_hidden_layers=3", "model.num_hidden_layers: 2 -> 3"),
+    ("optim.lr=0.1", "optim.lr: 0.003 -> 0.1"),
+    ("schedule.final_fraction=0.5", "schedule.final_fraction: "),
+]
+HARMLESS = [
+    "tracker=wandb", "tracker.project=other", "train.log_every=3", "train.save_every=5", "train.keep_checkpoints=7",
+    "launch.num_processes=2", "run.group=elsewhere", "train.peak_tflops=100",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "words"), OTHER, ids=[override for override, _ in OTHER])
+def test_another_config_on_an_old_folder_is_refused_by_key_with_the_old_and_the_new_value(
+    tiny: Callable[..., RunConfig], override: str, words: str
+) -> None:
+    first = cell(machine.settle(tiny("launch.device=cpu")))
+    assert launch.claim(first)
+    launch.unlock(first)
+    before = {path: path.read_bytes() for path in first.folder.rglob("*")}
+    with pytest.raises(ConfigError, match=re.escape(words)) as refused:
+        launch.plan([machine.settle(tiny("launch.device=cpu", override))])
+    assert "run.fresh=true" in str(refused.value)
+    assert str(refused.value).count("\n") == 0
+    assert {path: path.read_bytes() for path in first.folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize("override", HARMLESS)
+def test_a_key_that_cannot_change_a_number_may_change_on_an_old_folder(
+    tiny: Callable[..., RunConfig], override: str
+) -> None:
+    first = cell(machine.settle(tiny("launch.device=cpu")))
+    assert launch.claim(first)
+    launch.unlock(first)
+    [again] = launch.plan([machine.settle(tiny("launch.device=cpu", override))])
+    assert launch.claim(again)
+    launch.unlock(again)
+
+
+def test_a_folder_is_claimed_by_one_and_looked_at_again_by_the_next(tiny: Callable[..., RunConfig]) -> None:
+    config = machine.settle(tiny("launch.device=cpu"))
+    first, second = cell(config), cell(config)
+    assert launch.claim(first)
+    assert not launch.claim(second)
+    assert second.status == "elsewhere"
+    launch.unlock(first)
+    assert launch.claim(second)
+    launch.unlock(second)
+
+
+def test_a_start_that_was_killed_while_it_wrote_its_config_does_not_block_the_next(
+    tiny: Callable[..., RunConfig],
+) -> None:
+    config = machine.settle(tiny("launch.device=cpu"))
+    config.folder.mkdir()
+    (config.folder / ".lock").touch()
+    (config.folder / ".config.yaml.new").write_text("seed: ")
+    [again] = launch.plan([config])
+    assert launch.claim(again)
+    launch.unlock(again)
+    assert sorted(path.name for path in config.folder.iterdir()) == [".lock", "config.yaml"]
+
+
+def test_two_hundred_runs_are_planned_at_the_cost_of_one_corpus(
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    prepared, prepare = [], launch.prepare
+    monkeypatch.setattr(launch, "prepare", lambda *a, **k: prepared.append(a) or prepare(*a, **k))
+    base = machine.settle(tiny("launch.device=cpu"))
+    configs = [
+        dataclasses.replace(base, seed=seed, run=dataclasses.replace(base.run, dir=str(tmp_path / f"run{seed}")))
+        for seed in range(200)
+    ]
+    assert len(launch.plan(configs)) == 200
+    assert len(prepared) == 1

@@ -64,7 +64,6 @@ class Episode:
         while not (self.run / "result.json").exists():
             process = start(*self.command, cwd=self.run.parent)
             self._follow(process, lambda: False)
-            assert process.returncode == 0, process.communicate()[1]
 
     def _killed(self, aim: str) -> bool:
         """Start the run and kill it when the aim says; False if it had ended before."""
@@ -100,7 +99,8 @@ class Episode:
             if not self.curve or self.curve[-1][1] != step:
                 self.curve.append((round(time.monotonic() - self.began, 2), step))
             time.sleep(0.002)
-        process.communicate()
+        _, stderr = process.communicate()
+        assert process.returncode == 0, stderr
         return False
 
     def _moment(self, aim: str, rows: int) -> Callable[[], bool]:

@@ -22,10 +22,11 @@ LARGE = 4096  # bytes from which a file lies on another host
 class Fault:
     """What goes wrong with the requests whose "METHOD path" `matches`, after the first `after`, `times` times.
 
-    Kinds: a status; "hang" says nothing; "half" breaks off in the middle; "short" is well-formed and too short.
+    Kinds: a status; "hang" says nothing; "half" breaks off in the middle; "short" is well-formed and too short;
+    "trickle" sends a byte now and then.
     """
 
-    kind: int | Literal["hang", "half", "short"]
+    kind: int | Literal["hang", "half", "short", "trickle"]
     matches: str = ""
     times: float = float("inf")
     after: int = 0
@@ -36,7 +37,8 @@ class Hub:
     """`with Hub({"datasets/owner/corpus": {"train.parquet": b"..."}}) as hub:` serves at `hub.url`.
 
     Attributes:
-        requests: "METHOD path" of each request so far, in order.
+        requests: "METHOD path range" of each request so far, in order.
+        authorizations: the credentials that came with them.
         faults: consulted at each request; the first that matches counts.
     """
 
@@ -45,6 +47,7 @@ class Hub:
     def __init__(self, repositories: Mapping[str, Mapping[str, bytes]]) -> None:
         self.repositories = repositories
         self.requests: list[str] = []
+        self.authorizations: set[str | None] = set()
         self.faults: list[Fault] = []
         self.closed = threading.Event()
         self._lock = threading.Lock()
@@ -98,7 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         self.body = self.rfile.read(length)
         self.fault = self.hub.fault(f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip())
-        if self.fault is None or self.fault.kind in ("half", "short"):
+        self.hub.authorizations.add(self.headers.get("Authorization"))
+        if self.fault is None or self.fault.kind in ("half", "short", "trickle"):
             self.route()
         elif self.fault.kind == "hang":
             self.hub.closed.wait()
@@ -197,6 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(sent if kind == "short" else body)))
         self.end_headers()
         if self.command != "HEAD":
+            while kind == "trickle" and len(sent) > 1 and not self.hub.closed.wait(0.1):
+                self.wfile.write(sent[:1])
+                sent = sent[1:]
             self.wfile.write(sent)
         self.close_connection = kind == "half"
 

@@ -106,13 +106,14 @@ def _hub(data: DataConfig) -> Corpus:
     datasets.config.USE_PARQUET_EXPORT = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     hub = Hub.connect(sys.stderr)
     asking = partial(hub.asking, "data.path", data.path)
-    with asking("the dataset could not be opened", mistakes=(ValueError,)):  # no such subset
+    absent = (datasets.exceptions.DatasetNotFoundError, ValueError)  # ValueError: no such subset
+    with asking("the dataset could not be opened", mistakes=absent):
         streams = datasets.load_dataset(data.path, data.subset, revision=data.revision, streaming=True)
     sides = choose_sides(data, streams)
 
     def reader(stream: Any) -> Callable[[], Iterator[str]]:
         def read() -> Iterator[str]:
-            with asking("reading stopped"):
+            with asking("reading stopped", mistakes=()):
                 for text in stream_texts(stream, data):
                     hub.check()
                     yield text

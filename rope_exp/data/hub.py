@@ -25,7 +25,7 @@ from rope_exp.schema import ConfigError
 TIMEOUT_S = 10.0  # of connecting, and of silence
 FIRST_WAIT_S = 1.0  # before the second attempt; doubles with each further one
 PATIENCE_S = 120.0  # of waiting with one request; the last attempt begins at the latest then
-FINAL = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)  # so says the hub also of what is gated
+ABSENT = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)  # or gated
 PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 
 
@@ -67,23 +67,21 @@ class Hub:
         print(f"hub: {failure}; attempt {attempt + 1} in {wait_s:.1f} s", file=self._log, flush=True)
         time.sleep(wait_s)
 
-    def say(self, error: BaseException) -> tuple[str, bool]:
-        """What a library's error means, in words, and whether the user's key is at fault: it fails again the same."""
+    def say(self, error: BaseException) -> str:
+        """What a library's error means: that patience has ended, or what the hub answered."""
         if self.refusal is not None:
-            return f"{self.refusal}; the same command tries again", False
-        links = list(_chain(error))
-        if any(isinstance(link, FINAL) for link in links):
-            return plain(error), True
-        return plain(next((link for link in links if isinstance(link, errors.HfHubHTTPError)), error)), False
+            return f"{self.refusal}; the same command tries again"
+        answer: BaseException | None = error
+        while answer is not None and not isinstance(answer, errors.HfHubHTTPError):
+            answer = answer.__cause__ or answer.__context__
+        return plain(answer or error)
 
     @contextmanager
-    def asking(
-        self, key: str, value: str | None, doing: str, mistakes: tuple[type[Exception], ...] = ()
-    ) -> Iterator[None]:
+    def asking(self, key: str, value: str | None, doing: str, mistakes: tuple[type[Exception], ...]) -> Iterator[None]:
         """Say in one sentence what a library raises while it asks the hub for `key=value`.
 
         Raises:
-            ConfigError: the hub has no such thing, or not for this user, or the error is one of `mistakes`.
+            ConfigError: one of `mistakes`: asked again, the hub would answer the same.
             DataError: anything else.
         """
         try:
@@ -92,10 +90,9 @@ class Hub:
         except (ConfigError, MemoryError):
             raise
         except Exception as error:
-            said, mistaken = self.say(error)
-            if mistaken or (self.refusal is None and isinstance(error, mistakes)):
-                raise ConfigError(key, value, said) from None
-            raise DataError(f"{key}={value}: {doing}: {said}") from None
+            if self.refusal is None and isinstance(error, mistakes):
+                raise ConfigError(key, value, plain(error)) from None
+            raise DataError(f"{key}={value}: {doing}: {self.say(error)}") from None
 
 
 class HubError(Exception):
@@ -140,12 +137,6 @@ def _failure(request: httpx.Request, response: httpx.Response) -> str | None:
         if len(response.content) != num_bytes:  # the readers above would take it for the end of the file
             return f"{len(response.content)} bytes instead of {num_bytes}"
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def plain(error: BaseException) -> str:

@@ -161,7 +161,7 @@ def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
 
 def save_pretrained(path: str, revision: str | None, folder: str) -> None:
     """Fetch a pretrained tokenizer into `folder`: tokenizer.json and outcome.json. Loads transformers, and so torch."""
-    from rope_exp.data.hub import Hub
+    from rope_exp.data.hub import ABSENT, Hub, plain
 
     hub = Hub.connect(sys.stdout)
     outcome: dict[str, object]
@@ -175,8 +175,8 @@ def save_pretrained(path: str, revision: str | None, folder: str) -> None:
             Path(folder, "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
         outcome = {"end_id": found.eos_token_id, "fast": backend is not None}
     except Exception as error:  # whatever it is, the parent says it in one sentence
-        said, mistaken = hub.say(error)
-        outcome = {"error": said, "mistaken": mistaken}
+        mistaken = hub.refusal is None and isinstance(error.__cause__, ABSENT)
+        outcome = {"error": plain(error) if mistaken else hub.say(error), "mistaken": mistaken}
     Path(folder, "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
 
 

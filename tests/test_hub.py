@@ -284,6 +284,14 @@ def test_what_will_not_pass_is_said_at_once(override, fault, code, sentence, hub
     assert left_in(tmp_path / "cache") == []
 
 
+def test_a_hub_that_refuses_is_not_replaced_by_what_the_library_has_in_its_cache(hub, run, tmp_path):
+    (tmp_path / "load.py").write_text("import datasets\ndatasets.load_dataset('owner/corpus', 'plain')\n")
+    assert run(script=str(tmp_path / "load.py")).code == 0
+    hub.faults = [Fault(401, headers={"X-Error-Code": "RepoNotFound"})]
+    done = run(*HUB_DATA, "tokenizer=bytes")
+    done.fails(2, r"data\.path=owner/corpus: .*Repository Not Found")
+
+
 # -- tokenizers --------------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import tokenize
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rope_exp.config import DataConfig
@@ -107,8 +108,9 @@ def _hub(data: DataConfig) -> Corpus:
     hub = Hub.connect(sys.stderr)
     asking = partial(hub.asking, "data.path", data.path)
     absent = (datasets.exceptions.DatasetNotFoundError, ValueError)  # ValueError: no such subset
-    with asking("the dataset could not be opened", mistakes=absent):
-        streams = datasets.load_dataset(data.path, data.subset, revision=data.revision, streaming=True)
+    # Where the hub refuses, the library reads what it finds in its cache, of whatever revision: give it an empty one.
+    with asking("the dataset could not be opened", mistakes=absent), TemporaryDirectory(prefix="rope_exp-") as empty:
+        streams = datasets.load_dataset(data.path, data.subset, revision=data.revision, streaming=True, cache_dir=empty)
     sides = choose_sides(data, streams)
 
     def reader(stream: Any) -> Callable[[], Iterator[str]]:

@@ -24,7 +24,7 @@ from rope_exp.schema import ConfigError
 
 TIMEOUT_S = 10.0  # of connecting, and of silence
 FIRST_WAIT_S = 1.0  # before the second attempt; doubles with each further one
-PATIENCE_S = 120.0  # of waiting with one request; the last attempt begins at the latest then
+PATIENCE_S = 100.0  # with one request, after it first failed; the last attempt begins at the latest then
 ABSENT = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)  # or gated
 PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 
@@ -54,34 +54,31 @@ class Hub:
         if self.refusal is not None:
             raise HubError(self.refusal)
 
-    def wait(self, failure: str, attempt: int, elapsed_s: float, least_s: int) -> None:
-        """Wait before the next attempt, at least `least_s`; or end patience.
-
-        Args:
-            failure: of this attempt, the how manieth of its request, `elapsed_s` after its first began.
-        """
+    def wait(self, failure: str, num_failures: int, elapsed_s: float, least_s: int) -> None:
+        """Wait before a request is repeated, at least `least_s`; or end patience, `elapsed_s` after it first failed."""
         if elapsed_s >= PATIENCE_S:
-            self.refusal = f"the hub failed {attempt} times in {elapsed_s:.0f} s, at last with {failure}"
+            self.refusal = f"the hub failed {num_failures} times in {elapsed_s:.0f} s, at last with {failure}"
             self.check()
-        wait_s = min(max(FIRST_WAIT_S * 2 ** (attempt - 1), least_s), PATIENCE_S - elapsed_s)
-        print(f"hub: {failure}; attempt {attempt + 1} in {wait_s:.1f} s", file=self._log, flush=True)
+        wait_s = min(max(FIRST_WAIT_S * 2 ** (num_failures - 1), least_s), PATIENCE_S - elapsed_s)
+        print(f"hub: {failure}; attempt {num_failures + 1} in {wait_s:.1f} s", file=self._log, flush=True)
         time.sleep(wait_s)
 
-    def say(self, error: BaseException) -> str:
-        """What a library's error means: that patience has ended, or what the hub answered."""
+    def judge(self, error: BaseException) -> tuple[str, bool]:
+        """What a library's error means, and whether the user's key is at fault: the hub has no such thing for them."""
         if self.refusal is not None:
-            return f"{self.refusal}; the same command tries again"
+            return f"{self.refusal}; the same command tries again", False
         answer: BaseException | None = error
         while answer is not None and not isinstance(answer, errors.HfHubHTTPError):
             answer = answer.__cause__ or answer.__context__
-        return plain(answer or error)
+        absent = isinstance(answer, ABSENT)
+        return plain(error if answer is None or absent else answer), absent
 
     @contextmanager
     def asking(self, key: str, value: str | None, doing: str, mistakes: tuple[type[Exception], ...]) -> Iterator[None]:
         """Say in one sentence what a library raises while it asks the hub for `key=value`.
 
         Raises:
-            ConfigError: one of `mistakes`: asked again, the hub would answer the same.
+            ConfigError: one of `mistakes`, or the hub has no such thing for this user.
             DataError: anything else.
         """
         try:
@@ -90,9 +87,10 @@ class Hub:
         except (ConfigError, MemoryError):
             raise
         except Exception as error:
-            if self.refusal is None and isinstance(error, mistakes):
-                raise ConfigError(key, value, plain(error)) from None
-            raise DataError(f"{key}={value}: {doing}: {self.say(error)}") from None
+            said, absent = self.judge(error)
+            if absent or (self.refusal is None and isinstance(error, mistakes)):
+                raise ConfigError(key, value, said) from None
+            raise DataError(f"{key}={value}: {doing}: {said}") from None
 
 
 class HubError(Exception):
@@ -108,10 +106,8 @@ class _Client(httpx.Client):
         """Send until there is an answer that will not pass, and read all of it (`stream` or not: it may break off)."""
         request.extensions = {**request.extensions, "timeout": httpx.Timeout(TIMEOUT_S).as_dict()}
         asked = f"{request.method} {request.url.netloc.decode()}{request.url.path}"  # no query: it may hold a signature
-        began = time.monotonic()
-        attempt = 0
+        failed_at: list[float] = []  # a slow answer that breaks off has not used up patience
         while True:
-            attempt += 1
             self._hub.check()
             least_s = 0
             try:
@@ -124,7 +120,8 @@ class _Client(httpx.Client):
             except PASSING as error:
                 silent = isinstance(error, httpx.TimeoutException)
                 failure = f"silence for {TIMEOUT_S:g} s" if silent else first_line(error)
-            self._hub.wait(f"{failure} ({asked})", attempt, time.monotonic() - began, least_s)
+            failed_at.append(time.monotonic())
+            self._hub.wait(f"{failure} ({asked})", len(failed_at), failed_at[-1] - failed_at[0], least_s)
 
 
 def _failure(request: httpx.Request, response: httpx.Response) -> str | None:

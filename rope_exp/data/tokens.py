@@ -161,7 +161,7 @@ def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
 
 def save_pretrained(path: str, revision: str | None, folder: str) -> None:
     """Fetch a pretrained tokenizer into `folder`: tokenizer.json and outcome.json. Loads transformers, and so torch."""
-    from rope_exp.data.hub import ABSENT, Hub, plain
+    from rope_exp.data.hub import Hub
 
     hub = Hub.connect(sys.stdout)
     outcome: dict[str, object]
@@ -175,8 +175,8 @@ def save_pretrained(path: str, revision: str | None, folder: str) -> None:
             Path(folder, "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
         outcome = {"end_id": found.eos_token_id, "fast": backend is not None}
     except Exception as error:  # whatever it is, the parent says it in one sentence
-        mistaken = hub.refusal is None and isinstance(error.__cause__, ABSENT)
-        outcome = {"error": plain(error) if mistaken else hub.say(error), "mistaken": mistaken}
+        said, absent = hub.judge(error)
+        outcome = {"error": said, "absent": absent}
     Path(folder, "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
 
 
@@ -210,7 +210,7 @@ def _pretrained(config: TokenizerConfig) -> tuple[Tokenizer, int]:
         if "error" in outcome:
             if local:
                 raise ConfigError("tokenizer.path", config.path, f"holds no tokenizer: {outcome['error']}")
-            if outcome["mistaken"]:
+            if outcome["absent"]:
                 raise ConfigError("tokenizer.path", config.path, outcome["error"])
             raise DataError(f"{failed}: {outcome['error']}")
         if not outcome["fast"]:

@@ -11,7 +11,9 @@ import sys
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rope_exp.config import DataConfig
@@ -19,9 +21,7 @@ from rope_exp.data.documents import (
     TRAIN,
     VALIDATION,
     Corpus,
-    DataError,
     choose_sides,
-    first_line,
     load_datasets,
     stream_texts,
 )
@@ -100,20 +100,25 @@ def _library(data: DataConfig) -> Corpus:
 
 
 def _hub(data: DataConfig) -> Corpus:
-    try:
-        streams = load_datasets().load_dataset(data.path, data.subset, revision=data.revision, streaming=True)
-    except Exception as error:
-        raise DataError(f"data.path={data.path}: the dataset could not be opened: {first_line(error)}") from None
+    datasets = load_datasets()
+    from rope_exp.data.hub import Hub
+
+    # Hints of another server's and a count of downloads: requests that are no part of the data, and could fail alone.
+    datasets.config.USE_PARQUET_EXPORT = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    hub = Hub.connect(sys.stderr)
+    asking = partial(hub.asking, "data.path", data.path)
+    absent = (datasets.exceptions.DatasetNotFoundError, ValueError)  # ValueError: no such subset
+    # Where the hub refuses, the library reads what it finds in its cache, of whatever revision: give it an empty one.
+    with asking("the dataset could not be opened", mistakes=absent), TemporaryDirectory(prefix="rope_exp-") as empty:
+        streams = datasets.load_dataset(data.path, data.subset, revision=data.revision, streaming=True, cache_dir=empty)
     sides = choose_sides(data, streams)
 
     def reader(stream: Any) -> Callable[[], Iterator[str]]:
         def read() -> Iterator[str]:
-            try:
-                yield from stream_texts(stream, data)
-            except (ConfigError, MemoryError):
-                raise
-            except Exception as error:
-                raise DataError(f"data.path={data.path}: reading stopped: {first_line(error)}") from None
+            with asking("reading stopped", mistakes=()):
+                for text in stream_texts(stream, data):
+                    hub.check()
+                    yield text
 
         return read
 

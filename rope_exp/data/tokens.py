@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rope_exp.config import TokenizerConfig
-from rope_exp.data.documents import DataError, first_line
+from rope_exp.data.documents import DataError
 from rope_exp.schema import ConfigError
 
 TokenType = type[np.uint16] | type[np.uint32]
 END_OF_TEXT = "<|endoftext|>"
 PIECE_CHARS = 1 << 16  # a longer document is encoded in pieces, for flat memory and even work
 CUT = re.compile(r"(?<=\S)(?=[ \n])")  # where the byte-level pre-tokenizer always cuts
+FETCH_S = 600.0  # of the process that fetches a pretrained tokenizer, whatever holds it up
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 
 
@@ -160,17 +161,22 @@ def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
 
 def save_pretrained(path: str, revision: str | None, folder: str) -> None:
     """Fetch a pretrained tokenizer into `folder`: tokenizer.json and outcome.json. Loads transformers, and so torch."""
+    from rope_exp.data.hub import Hub
+
+    hub = Hub.connect(sys.stdout)
     outcome: dict[str, object]
     try:
         from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, use_fast=True)
+        hub.check()  # transformers does without a file that it could not get
         backend = getattr(found, "backend_tokenizer", None)
         if backend is not None:
             Path(folder, "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
         outcome = {"end_id": found.eos_token_id, "fast": backend is not None}
     except Exception as error:  # whatever it is, the parent says it in one sentence
-        outcome = {"error": first_line(error)}
+        said, absent = hub.judge(error)
+        outcome = {"error": said, "absent": absent}
     Path(folder, "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
 
 
@@ -181,21 +187,32 @@ def _pretrained(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     local = Path(path).exists()
     if not local and config.path.startswith(("/", ".", "~")):
         raise ConfigError("tokenizer.path", config.path, "there is no such folder")
+    failed = f"tokenizer.path={config.path}: the tokenizer could not be fetched"
     code = "import json, sys; from rope_exp.data import tokens; tokens.save_pretrained(*json.loads(sys.argv[1]))"
     root = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
     with tempfile.TemporaryDirectory(prefix="rope_exp-") as folder:
         arguments = json.dumps([path if local else config.path, config.revision, folder])
-        child = subprocess.run(
-            [sys.executable, "-c", code, arguments], env=environment, stdin=subprocess.DEVNULL, capture_output=True
-        )
+        try:
+            child = subprocess.run(
+                [sys.executable, "-c", code, arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what it says of its patience; its standard error holds the libraries' talk
+                stderr=subprocess.PIPE,
+                timeout=FETCH_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise DataError(f"{failed}: it took longer than {FETCH_S:g} s; the same command tries again") from None
         if child.returncode:
-            raise DataError(f"the tokenizer {config.path} could not be loaded: {_last_line(child.stderr)}")
+            raise DataError(f"{failed}: {_last_line(child.stderr)}")
         outcome = json.loads(Path(folder, "outcome.json").read_text(encoding="utf-8"))
         if "error" in outcome:
             if local:
                 raise ConfigError("tokenizer.path", config.path, f"holds no tokenizer: {outcome['error']}")
-            raise DataError(f"the tokenizer {config.path} could not be fetched: {outcome['error']}")
+            if outcome["absent"]:
+                raise ConfigError("tokenizer.path", config.path, outcome["error"])
+            raise DataError(f"{failed}: {outcome['error']}")
         if not outcome["fast"]:
             raise ConfigError("tokenizer.path", config.path, "has no fast tokenizer, which is what is needed")
         if outcome["end_id"] is None:

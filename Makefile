@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev table test lint type format report lock clean
+.PHONY: help setup setup-dev table test torture lint type format report lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,10 @@ report: setup ## the table and figures again, from the runs that are there
 
 test: setup-dev ## every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+torture: setup-dev ## the long faults, and KILLS=50 random kill -9 compared bit for bit, into results/
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m torture
+	$(BIN)/python tests/torture.py --kills $(or $(KILLS),50)
 
 lint: setup-dev type ## style and types
 	$(BIN)/ruff check .

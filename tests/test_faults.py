@@ -382,3 +382,34 @@ def test_when_the_dispatcher_of_a_sweep_is_killed_its_runs_end_and_a_rerun_picks
     assert train(*command, cwd=tmp_path).returncode == 0
     for pe in ("nope", "vo_rope"):
         assert [row["step"] for row in read_metrics(runs / pe / "seed0")] == list(range(1, 201))
+
+
+@pytest.mark.torture
+def test_two_hundred_tiny_runs_in_one_sweep_keep_memory_and_start_up_flat(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    words = ["train.num_steps=1", "train.eval_every=1", "train.save_every=1", "launch.max_parallel=2"]
+    command = sweep(tiny_overrides, *words, "pe=nope,vo_rope", f"seed={','.join(map(str, range(100)))}")
+    runs = tmp_path / "results/runs/some"
+    process = start(*command, cwd=tmp_path)
+    status = Path(f"/proc/{process.pid}/status")
+    memory: dict[int, int] = {}  # kB in use by the number of runs that are done
+
+    def done() -> int:
+        return len(list(runs.glob("*/seed*/result.json")))
+
+    while process.poll() is None:
+        resident = re.search(r"VmRSS:\s+(\d+)", status.read_text())
+        if resident:
+            memory[done()] = int(resident[1])
+        time.sleep(0.2)
+    assert process.returncode == 0, process.communicate()[1]
+    process.communicate()
+    assert done() == 200
+    ended = sorted(path.stat().st_mtime for path in runs.glob("*/seed*/result.json"))
+    first, last = ended[49] - ended[9], ended[189] - ended[149]
+    early, late = max(memory[n] for n in memory if 5 < n < 20), max(memory[n] for n in memory if n > 180)
+    print(f"dispatcher: {early // 1024} MiB after 5 to 20 runs, {late // 1024} MiB at the end")
+    print(f"40 runs took {first:.0f} s at the beginning, {last:.0f} s at the end")
+    assert late < early + 16 * 1024
+    assert last < 1.5 * first

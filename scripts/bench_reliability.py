@@ -1,0 +1,109 @@
+"""What trust costs: checksums, fsync and deterministic mode, as shares of a run: `python scripts/bench_reliability.py`.
+
+Takes the overrides of train.py (model=125m on a GPU, say). One run is made in this process, with a clock around every
+fsync, every SHA-256 (of checkpoints, token blocks and batches) and every save; then pairs of runs, with and without
+deterministic mode, take turns, and the ratio of their medians of tokens/s is printed. Nothing is kept.
+"""
+
+import functools
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from rope_exp import checkpoint, launch, record, worker
+from rope_exp.compose import run_config
+from rope_exp.data import batches
+from rope_exp.machine import settle
+from rope_exp.record import read_json
+from rope_exp.stop import StopSignal
+
+PAIRS, PAIR_STEPS = 3, 150
+
+
+class Clock:
+    """Seconds spent inside functions, by what they are for; nested ones count for the inner."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inner = 0.0
+
+    def around(self, owner: Any, name: str, what: str) -> None:
+        """Have `owner.name` timed as `what`."""
+        function: Callable[..., Any] = getattr(owner, name)
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            outer, self._inner, began = self._inner, 0.0, time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = time.perf_counter() - began
+                self.seconds[what] += took - self._inner
+                self._inner = outer + took
+
+        setattr(owner, name, timed)
+
+
+def shares(overrides: list[str], folder: str) -> list[str]:
+    """One run, its parts in percent of its wall time."""
+    clock = Clock()
+    clock.around(os, "fsync", "fsync")
+    clock.around(hashlib, "file_digest", "SHA-256 of checkpoints")
+    clock.around(batches, "chain_sha256", "SHA-256 of the order of tokens")
+    clock.around(checkpoint, "save", "the rest of saving (copies and writes)")
+    clock.around(record.MetricsWriter, "write", "rows of metrics")
+    from rope_exp import loop
+    from rope_exp.data import blocks
+
+    loop.chain_sha256 = batches.chain_sha256  # type: ignore[attr-defined]
+    clock.around(blocks, "block_sha256", "SHA-256 of token blocks")
+    config = settle(run_config([*overrides, f"run.dir={folder}/run"]))
+    [cell] = launch.plan([config])
+    launch.take(cell)
+    code = worker.guarded(lambda: worker.run(cell.config, cell.folder, StopSignal()))
+    assert code == 0, code
+    result = read_json(cell.folder / "result.json")
+    saves = config.train.num_steps // config.train.save_every
+    lines = [f"{result['wall_s']:.1f} s of run, {result['params']:,} parameters, {saves} saves"]
+    for what, seconds in sorted(clock.seconds.items(), key=lambda item: -item[1]):
+        lines.append(f"{what + ':':42}{100 * seconds / result['wall_s']:6.2f} %")
+    trust = sum(seconds for what, seconds in clock.seconds.items() if "SHA" in what or what == "fsync")
+    return [*lines, f"{'checksums and fsync together:':42}{100 * trust / result['wall_s']:6.2f} %"]
+
+
+def deterministic(overrides: list[str], folder: str) -> str:
+    """The median tokens/s with deterministic mode over that without, of runs that take turns."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(PAIRS):
+        for wanted in (True, False) if number % 2 else (False, True):
+            run = Path(folder, f"{number}-{wanted}")
+            words = [f"train.deterministic={str(wanted).lower()}", f"run.dir={run}", f"train.num_steps={PAIR_STEPS}"]
+            command = [sys.executable, str(REPOSITORY / "train.py"), *overrides, *words]
+            subprocess.run(command, check=True, capture_output=True)
+            rates[wanted].append(read_json(run / "result.json")["tokens_per_s"])
+    ratios = [on / off for on, off in zip(rates[True], rates[False], strict=True)]
+    listed = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+    return f"tokens/s with deterministic mode over without: {statistics.median(ratios):.3f} (pairs {listed})"
+
+
+def main() -> None:
+    """Measure and print."""
+    overrides = sys.argv[1:]
+    with tempfile.TemporaryDirectory(prefix="rope_exp-bench-") as folder:
+        print(*shares(overrides, folder), sep="\n", flush=True)
+        print(deterministic(overrides, folder))
+
+
+if __name__ == "__main__":
+    main()

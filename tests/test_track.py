@@ -160,17 +160,17 @@ class Tracked:
                 found[next((name for word, name in known.items() if word in words), words)] = int(path.name)
         return found
 
-    def wait(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 60
+    def wait(self, condition: Callable[[], Any], poll_s: float = 0.05) -> None:
+        deadline = time.monotonic() + 90
         while not condition():
             assert time.monotonic() < deadline
-            time.sleep(0.005)
+            time.sleep(poll_s)
 
     @contextlib.contextmanager
     def held(self, until: Callable[[], Any]) -> Iterator[dict[str, int]]:
         """Training stands still from an early row on until the block is done; it begins once `until()` is true."""
         metrics = self.folder / "metrics.jsonl"
-        self.wait(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 5)
+        self.wait(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 5, poll_s=0.005)
         worker = self.processes()["worker"]
         os.kill(worker, signal.SIGSTOP)
         try:

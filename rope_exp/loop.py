@@ -37,7 +37,7 @@ from rope_exp.progress import Progress
 from rope_exp.record import MARK_FIELDS, RESULT, MetricsWriter, OrderSha256, Sha256, check_fields, write_json
 from rope_exp.stop import StopSignal
 from rope_exp.throughput import Throughput, gpu_peak_flops_per_s
-from rope_exp.track import open_tracker
+from rope_exp.track import mirrored
 
 # state.json, beside the step.
 STATE_FIELDS: dict[str, Any] = {
@@ -219,15 +219,13 @@ class Trainer:
         if main:
             checkpoint.clear_leftovers(self.folder / "checkpoints")
         self.writer = MetricsWriter(self.folder, self.mark) if main else None
-        self.tracker = open_tracker(self.config, self.folder) if main else None
-        with Progress(self.config.name, self.config.train.num_steps, self.step, shown=main) as self.progress:
-            status = self._run()
-        if self.writer is not None and self.tracker is not None:
-            self.writer.close()
-            result = None if status == "stopped" else self._result(status, self.writer.last)
-            if result is not None:
-                write_json(self.folder / RESULT, result)
-            self.tracker.finish(result)
+        with mirrored(self.config, self.folder) if main else contextlib.nullcontext():
+            with Progress(self.config.name, self.config.train.num_steps, self.step, shown=main) as self.progress:
+                status = self._run()
+            if self.writer is not None:
+                self.writer.close()
+                if status != "stopped":
+                    write_json(self.folder / RESULT, self._result(status, self.writer.last))
         return status
 
     def _run(self) -> str:
@@ -302,7 +300,7 @@ class Trainer:
     # -- the record ----------------------------------------------------------------------------------------------
 
     def _record(self, outcome: Outcome, validation: dict[str, float]) -> None:
-        if self.writer is not None and self.tracker is not None:
+        if self.writer is not None:
             rate = self.throughput.recent(self.config.train.log_every)
             row = {
                 "step": outcome.step,
@@ -316,7 +314,6 @@ class Trainer:
                 "elapsed_s": self._elapsed_s(),
             }
             self.writer.write(row)
-            self.tracker.log(row)
             self.progress.row(row)
         if validation:
             self.throughput.pause()

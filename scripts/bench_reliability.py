@@ -18,8 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rope_exp import checkpoint, launch, record, worker
 from rope_exp.compose import run_config
@@ -28,6 +27,7 @@ from rope_exp.machine import settle
 from rope_exp.record import read_json
 from rope_exp.stop import StopSignal
 
+TRAIN = str(Path(__file__).resolve().parent.parent / "train.py")
 PAIRS, PAIR_STEPS = 3, 150
 
 
@@ -89,7 +89,7 @@ def deterministic(overrides: list[str], folder: str) -> str:
         for wanted in (True, False) if number % 2 else (False, True):
             run = Path(folder, f"{number}-{wanted}")
             words = [f"train.deterministic={str(wanted).lower()}", f"run.dir={run}", f"train.num_steps={PAIR_STEPS}"]
-            command = [sys.executable, str(REPOSITORY / "train.py"), *overrides, *words]
+            command = [sys.executable, TRAIN, *overrides, *words]
             subprocess.run(command, check=True, capture_output=True)
             rates[wanted].append(read_json(run / "result.json")["tokens_per_s"])
     ratios = [on / off for on, off in zip(rates[True], rates[False], strict=True)]

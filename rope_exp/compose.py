@@ -34,6 +34,7 @@ HYDRA_IN_FILES = re.compile(
     r"|sweep\.dir=(\$\{scratch:\}|(?!/|.*\.\.)[\w./-]+))",
     re.DOTALL,
 )
+MAX_BRACKETS = 50  # of one override: where they nest, Python's stack is the limit
 ALIAS = "\0"
 SUSPECT = re.compile(r"hydra|_target_|[$\\]|\.\.")  # a file without one of these says nothing that is refused
 
@@ -71,7 +72,8 @@ def run_config(overrides: Sequence[str]) -> RunConfig:
 
 def explain(error: Exception) -> ConfigError:
     """Hydra's error as one sentence."""
-    text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
+    text = "".join(c if c.isprintable() else " " for c in re.sub(r"\s+", " ", str(error))).strip()
+    text = text or type(error).__name__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         if group.startswith("hydra/"):
@@ -89,6 +91,8 @@ def explain(error: Exception) -> ConfigError:
         return ConfigError(match[1], ..., "is a key already; leave out the +")
     if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '\W*([^=]*)=", text):
         return ConfigError(match[1], ..., "several values make a sweep, which needs -m; a list is written [a,b]")
+    if match := re.search(r"Could not delete from config. The value of '([^']*)'", text):
+        return ConfigError(match[1], ..., "has another value than the one to be deleted")
     if match := re.search(r"Error merging override \W*([^=]*)=", text):
         return ConfigError(match[1], ..., "cannot take a value of that kind")
     return ConfigError(str(getattr(error, "full_key", None) or "config"), ..., text)
@@ -164,13 +168,15 @@ def check_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> None:
             raise ConfigError(key, ..., allowed)
         if _resolves(override):
             raise ConfigError(key, value, "may not read the environment: configs are saved with every run")
+        if override.count("[") + override.count("{") > MAX_BRACKETS:
+            raise ConfigError(key, ..., "its value is nested too deeply")
         try:
             parsed = OverridesParser.create().parse_override(override).value()
         except HydraException as error:
             allowed = "its value cannot be read; special characters need quotes of their own, as in \"key='a value'\""
             raise ConfigError(key, ..., allowed) from error
-        except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-            raise ConfigError(key, ..., "its value is too long to be read") from error
+        except ValueError as error:
+            raise ConfigError(key, ..., "is a number of too many digits") from error
         num_runs *= _num_values(key, parsed, folders)
         if num_runs > MAX_RUNS:
             raise ConfigError(key, ..., f"makes a sweep of more than {MAX_RUNS:,} runs")

@@ -5,12 +5,32 @@ already a rank (`accelerate launch train.py ...`) or asked to run inline. Exit c
 usage, 3 diverged, 75 stopped with a checkpoint (the same command goes on).
 """
 
-import atexit
+# ruff: noqa: E402
+
 import os
-import shutil
 import signal
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # stop.STOP_SIGNALS, before that can be imported
+temporary: list[str] = []  # folders that are gone when this process ends
+
+
+def leave(number: int, frame: object) -> None:
+    """Asked to stop before there is anything to save. An exception could be lost, or be shown, inside an import."""
+    for folder in temporary:
+        shutil.rmtree(folder, ignore_errors=True)
+    os.write(2, b"stopped before any run was started\n")
+    os._exit(75)  # EXIT_STOPPED, before that can be imported
+
+
+if __name__ == "__main__":
+    for number in SIGNALS:
+        signal.signal(number, leave)
+
+import re
+import shutil
 import sys
 import tempfile
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -20,9 +40,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rope_exp.compose import explain, to_run_config
+from rope_exp.compose import explain, read_command, to_run_config
 from rope_exp.config import RunConfig
-from rope_exp.machine import settle
+from rope_exp.machine import check_memory, settle
 from rope_exp.record import RecordError, read_result
 from rope_exp.schema import ConfigError
 from rope_exp.stop import EXIT_STOPPED
@@ -54,17 +74,50 @@ def dispatch(configs: list[RunConfig]) -> int:
     from rope_exp import launch
     from rope_exp.data import DataError
 
+    for number in SIGNALS:  # until the dispatcher or the worker takes over, what prepares data is unwound
+        signal.signal(number, interrupt)
     try:
         if is_rank():
             return run_as_rank(configs)
-        return launch.dispatch([settle(config) for config in configs])
+        settled = [settle(config) for config in configs]
+        for config in settled:
+            check_memory(config)
+        return launch.dispatch(settled)
     except (DataError, OSError) as error:
         return fail(error, 1)
+
+
+def interrupt(number: int, frame: object) -> NoReturn:
+    """Asked to stop while data are prepared; asked again, perhaps by one burst of signals, leave at once."""
+    for each in SIGNALS:
+        signal.signal(each, leave)
+    raise KeyboardInterrupt
 
 
 def is_rank() -> bool:
     """Whether a launcher started this process: torchrun sets RANK, `accelerate launch` at least its precision."""
     return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+
+
+def check_ranks() -> None:
+    """Refuse what no launcher sets: a rank that is no number, is none of the world's, or cannot find the others.
+
+    Raises:
+        ConfigError: naming the variable of the environment.
+    """
+    given = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ}
+    for name, value in given.items():
+        if not re.fullmatch("[0-9]{1,9}", value) or (name == "WORLD_SIZE" and int(value) == 0):
+            raise ConfigError(name, value, "is no number of a process; a launcher sets it, and without one it is unset")
+    if given and "RANK" not in given:
+        raise ConfigError("RANK", ..., f"a launcher sets it beside {' and '.join(given)}; without one they are unset")
+    world = int(given.get("WORLD_SIZE", "1"))
+    for name in given.keys() - {"WORLD_SIZE"}:
+        if int(given[name]) >= world:
+            raise ConfigError(name, given[name], f"must be below WORLD_SIZE={world}")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if world > 1 and not os.environ.get(name):
+            raise ConfigError(name, ..., f"a launcher sets it where WORLD_SIZE={world}")
 
 
 def run_as_rank(configs: list[RunConfig]) -> int:
@@ -76,6 +129,7 @@ def run_as_rank(configs: list[RunConfig]) -> int:
     from rope_exp.stop import StopSignal
 
     config = settle(configs[0], world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    check_memory(config, num_here=1)
     if os.environ.get("RANK", "0") == "0":  # the others only need the config, and find the data prepared
         [cell] = launch.plan([config])
         if cell.exit_code is None:
@@ -94,28 +148,47 @@ def fail(error: Exception, code: int) -> int:
 
 def scratch() -> str:
     """A folder for the file that Hydra insists on writing beside a sweep; gone when this process ends."""
-    folder = tempfile.mkdtemp(prefix="rope_exp-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    temporary.append(tempfile.mkdtemp(prefix="rope_exp-"))
+    return temporary[-1]
 
 
 def main() -> int:
     """Compose, check, dispatch."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the dispatcher or the worker takes over
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, who say them in one sentence
     OmegaConf.register_new_resolver("scratch", scratch, use_cache=True)
     try:
-        collect()
-        if mistakes:
-            return fail(mistakes[0], 2)
+        compose()
         return dispatch(jobs) if jobs else 0
     except (ConfigError, RecordError) as error:
         return fail(error, 2)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        return fail(explain(error), 2)
+    except OSError as error:
+        return fail(error, 1)
     except KeyboardInterrupt:
         print("stopped before any run was started", file=sys.stderr)
         return EXIT_STOPPED
+    finally:
+        for number in SIGNALS:  # the rest is Python's own end, which a signal would only garble
+            signal.signal(number, signal.SIG_IGN)
+        for folder in temporary:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def compose() -> None:
+    """Have Hydra fill `jobs`, or print what --cfg, --help and --info ask for, or hand the runs to another launcher.
+
+    Raises:
+        ConfigError: whatever is wrong with the command line or a file.
+    """
+    check_ranks()
+    args = read_command(sys.argv[1:])
+    flags = [word for word in sys.argv[1:] if word not in args.overrides]
+    sys.argv[1:] = [*flags, *args.overrides]  # Hydra itself takes no flag between overrides
+    try:
+        collect()
+    except (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError) as error:
+        raise explain(error) from error
+    if mistakes:
+        raise mistakes[0]
 
 
 if __name__ == "__main__":

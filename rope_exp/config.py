@@ -7,6 +7,7 @@ holds types, ranges and everything that must hold between keys, and no defaults.
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from rope_exp.schema import ConfigError, Rule, convert, show
 
 SITES = ("q", "k", "v", "o")
 AUTO = "auto"
+MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 MAX_POSITION = 2**24  # the last whole number below which float32 has them all
 DEFAULT_OUTPUT = Path("results/runs")
 
@@ -29,14 +31,32 @@ def _slug_rule(what: str) -> Rule:
     )
 
 
-Count = Annotated[int, Rule("must be a whole number of at least 1", lambda n: n >= 1)]
-Natural = Annotated[int, Rule("must be a whole number of at least 0", lambda n: n >= 0)]
+def _is_path(text: str) -> bool:
+    """Whether the system could have it: else the first use of it would fail, after something was written."""
+    try:
+        path = Path(text).expanduser()  # RuntimeError: ~ of a user that there is not
+    except RuntimeError:
+        return False
+    return text != "" and all(len(os.fsencode(part)) <= 255 for part in path.parts) and len(os.fsencode(path)) <= 3840
+
+
+Count = Annotated[int, Rule("must be a whole number of at least 1 and below 2^63", lambda n: 1 <= n < 2**63)]
+Natural = Annotated[int, Rule("must be a whole number of at least 0 and below 2^63", lambda n: 0 <= n < 2**63)]
 Seed = Annotated[int, Rule("must be a whole number from 0 to 2^63 - 1", lambda n: 0 <= n < 2**63)]
 Positive = Annotated[float, Rule("must be a number above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Rule("must be a number of at least 0", lambda x: x >= 0)]
 Share = Annotated[float, Rule("must be a number from 0 to 1", lambda x: 0 <= x <= 1)]
 OpenShare = Annotated[float, Rule("must be a number above 0 and below 1", lambda x: 0 < x < 1)]
 Name = Annotated[str, _slug_rule("a name")]
+# The system's limit is 4,096 bytes; the rest is for what stands below a run's folder.
+PathText = Annotated[
+    str,
+    Rule(
+        "must be a path without control characters, of at most 3,840 bytes and 255 a name, beginning with ~ only where "
+        "it names a user's home",
+        _is_path,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -45,7 +65,7 @@ class PeConfig:
 
     name: Name
     rotate: tuple[Literal["q", "k", "v", "o"], ...]
-    base: Annotated[float, Rule("must be a number above 1", lambda x: x > 1)]
+    base: Annotated[float, Rule("must be a number above 1 and at most 1e30", lambda x: 1 < x <= 1e30)]  # in float32
     fraction: Annotated[float, Rule("must be a number above 0 and at most 1", lambda x: 0 < x <= 1)]
     trainable: bool
     start: Natural
@@ -94,7 +114,8 @@ class ModelConfig:
     name: Name
     hidden_size: Count
     intermediate_size: Count
-    num_hidden_layers: Count
+    # Past that a layer's objects outweigh its weights, so no estimate of memory would see them.
+    num_hidden_layers: Annotated[int, Rule("must be a whole number from 1 to 4096", lambda n: 1 <= n <= 4096)]
     num_attention_heads: Count
     num_key_value_heads: Count
     rms_norm_eps: Positive
@@ -121,7 +142,7 @@ class DataConfig:
 
     name: Name
     kind: Literal["stdlib", "files", "hub"]
-    path: str | None  # files: a file or folder; hub: owner/name
+    path: PathText | None  # files: a file or folder; hub: owner/name
     subset: str | None  # hub: the dataset's configuration
     revision: str | None  # hub: the pinned commit
     text_column: str | None
@@ -129,7 +150,7 @@ class DataConfig:
     validation_split: str | None  # null: hold documents out
     holdout_fraction: OpenShare
     max_tokens: Count | None
-    cache_dir: str | None
+    cache_dir: PathText | None
     seed: Seed | None  # of the order of batches; null: the run's seed
 
     def __post_init__(self) -> None:
@@ -147,10 +168,18 @@ class TokenizerConfig:
 
     name: Name
     kind: Literal["bpe", "bytes", "pretrained"]
-    vocab_size: Annotated[int, Rule("must be a whole number from 257 to 2^32", lambda n: 257 <= n <= 2**32)] | None
+    # The largest published vocabularies hold a million; the trainer of merges reserves memory for all that it is asked.
+    vocab_size: (
+        Annotated[int, Rule("must be a whole number from 257 to 2^24", lambda n: MIN_VOCAB_SIZE <= n <= 2**24)] | None
+    )
     train_bytes: Count | None  # bpe: how much text its merges are learned from
-    path: str | None  # pretrained: a folder, or a repository on the hub
+    path: PathText | None  # pretrained: a folder, or a repository on the hub
     revision: str | None
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """The size of the vocabulary, or None where only a pretrained tokenizer itself knows it."""
+        return MIN_VOCAB_SIZE if self.kind == "bytes" else self.vocab_size
 
     def __post_init__(self) -> None:
         if self.kind == "bpe" and (self.vocab_size is None or self.train_bytes is None):
@@ -241,7 +270,7 @@ class LaunchConfig:
 class PlaceConfig:
     """Where the run's record goes."""
 
-    dir: str | None
+    dir: PathText | None
     group: Name | None
     fresh: bool  # move an old folder aside instead of going on in it
 
@@ -303,7 +332,7 @@ class RunConfig:
     def folder(self) -> Path:
         """`run.dir`, or results/runs/<group>/<pe>/seed<k>."""
         if self.run.dir is not None:
-            return Path(self.run.dir)
+            return Path(self.run.dir).expanduser()
         return DEFAULT_OUTPUT / self.group / self.pe.label / f"seed{self.seed}"
 
     @property

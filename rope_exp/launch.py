@@ -23,7 +23,7 @@ from rope_exp.config import DEFAULT_OUTPUT, RunConfig, differing_keys
 from rope_exp.data import Prepared, prepare
 from rope_exp.flops import checkpoint_bytes
 from rope_exp.live import LiveTable
-from rope_exp.machine import gpus, num_cores
+from rope_exp.machine import check_memory, gpus, num_cores
 from rope_exp.record import (
     CONFIG,
     LOCK,
@@ -121,6 +121,8 @@ def plan(configs: Sequence[RunConfig]) -> list[Cell]:
             key = (data, tokenizer, train.seq_len)
             if key not in prepared:
                 prepared[key] = prepare(data, tokenizer, seq_len=train.seq_len)
+            if tokenizer.known_vocab_size is None:
+                check_memory(cell.config, prepared[key].vocab_size)
             # A save stands beside those that are kept until they are pruned; the runs of a sweep all keep theirs.
             saved = len(list((cell.folder / "checkpoints").glob("step_*")))
             room = max(2, train.keep_checkpoints + 1 - saved)

@@ -1,30 +1,38 @@
 """What this machine has, read without torch, and the `auto` keys of a config settled by it."""
 
+import functools
 import os
 import shutil
 import subprocess
 import sysconfig
+from itertools import takewhile
 from pathlib import Path
 
-from rope_exp.config import AUTO, RunConfig
+from rope_exp.config import AUTO, MIN_VOCAB_SIZE, RunConfig
+from rope_exp.flops import memory_bytes, num_parameters
 from rope_exp.schema import ConfigError
 
 # Compiling costs tens of seconds a run; below this many steps it does not pay back (docs/LOG.md).
 MIN_STEPS_TO_COMPILE = 200
 CPU_INFO = Path("/proc/cpuinfo")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+PROCESS_BYTES = 150 * 2**20  # of a process that has imported torch, before it holds a model
+HOPELESS = 1.5  # the estimate of a run's memory is rough: only what exceeds the machine by so much is refused
 
 
 def gpus() -> list[str]:
-    """The GPUs that runs may use, by UUID where the driver tells it: an index is another card in another container.
+    """The GPUs that runs may use, by UUID where they are numbered: an index is another card in another container.
 
-    CUDA_VISIBLE_DEVICES limits them; [] without one.
+    CUDA_VISIBLE_DEVICES limits them, and as CUDA reads it: what follows a number that no GPU has is hidden, too. [] on
+    a machine without a driver, whatever that variable says.
     """
     uuid_by_index: dict[str, str] = {row[0]: row[1] for row in _nvidia_smi("index", "uuid")}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if visible is None or not uuid_by_index:
         return list(uuid_by_index.values())
-    named = [gpu.strip() for gpu in visible.split(",")]
-    return [uuid_by_index.get(gpu, gpu) for gpu in named if gpu not in ("", "-1")]
+    named = (gpu.strip() for gpu in visible.split(","))
+    there = takewhile(lambda gpu: gpu in uuid_by_index or gpu.startswith(("GPU-", "MIG-")), named)
+    return [uuid_by_index.get(gpu, gpu) for gpu in there]
 
 
 def gpus_have_bf16() -> bool:
@@ -32,6 +40,7 @@ def gpus_have_bf16() -> bool:
     return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
 
 
+@functools.cache
 def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
     """One row a GPU, in the order of the PCI bus; [] where there is no driver."""
     if shutil.which("nvidia-smi") is None:
@@ -55,6 +64,19 @@ def cpu_has_bf16() -> bool:
     except OSError:
         return False
     return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+def memory_size() -> int:
+    """The bytes of memory that this machine, or the container that we are in, has."""
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = CGROUP_LIMIT.read_text(encoding="ascii").strip() if CGROUP_LIMIT.exists() else "max"
+    return installed if limit == "max" else min(installed, int(limit))
+
+
+def gpu_memory_size() -> int | None:
+    """The bytes of the smallest GPU's memory; None where the driver does not tell."""
+    sizes = [int(size.removesuffix(" MiB")) for (size,) in _nvidia_smi("memory.total") if size.endswith(" MiB")]
+    return min(sizes) * 2**20 if sizes else None
 
 
 def has_compiler(device: str) -> bool:
@@ -85,7 +107,6 @@ def settle(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if launch.inline and world_size is None and processes > 1:
         raise ConfigError("launch.num_processes", processes, "must be 1 for launch=inline, which starts no process")
     check_batch(config, processes)
-
     precision, compiled, deterministic = train.precision, train.compile, train.deterministic
     if precision == AUTO:
         precision = "bf16" if (gpus_have_bf16() if device == "cuda" else cpu_has_bf16()) else "fp32"
@@ -95,6 +116,40 @@ def settle(config: RunConfig, world_size: int | None = None) -> RunConfig:
         deterministic = device == "cpu"
     config = config.replace("launch", device=device, num_processes=processes, max_parallel=parallel)
     return config.replace("train", precision=precision, compile=compiled, deterministic=deterministic)
+
+
+def check_memory(config: RunConfig, vocab_size: int | None = None, num_here: int | None = None) -> None:
+    """Refuse a settled config that has no hope of fitting in this machine's memory, or in a GPU's.
+
+    Not part of settling: scripts/plan.py plans for other machines.
+
+    Args:
+        vocab_size: None: the config's own, and the smallest that there is for a pretrained tokenizer.
+        num_here: how many of the run's processes are on this machine; None: all.
+    """
+    launch, train, on_cpu = config.launch, config.train, config.launch.device == "cpu"
+    assert isinstance(launch.num_processes, int)
+    vocab_size = vocab_size or config.tokenizer.known_vocab_size or MIN_VOCAB_SIZE
+    num_here = num_here or launch.num_processes
+    batch = ("train.global_batch_size", train.global_batch_size)
+    micro = batch if train.micro_batch_size is None else ("train.micro_batch_size", train.micro_batch_size)
+    of_weights = 16 * num_parameters(config.model, config.pe, vocab_size)
+    of_activations = memory_bytes(config, vocab_size, launch.num_processes) - of_weights
+    of_model = [(of_weights, ("model", config.model.name)), (of_activations, micro)]
+    # The first process reads the whole batch, as 64-bit ids, and lists its windows.
+    on_host: list[tuple[int, tuple[str, object]]] = [(train.global_batch_size * (8 * (train.seq_len + 1) + 64), batch)]
+    on_host += [(num_here * PROCESS_BYTES, ("launch.num_processes", launch.num_processes))]
+    if on_cpu:
+        on_host += [(num_here * size, what) for size, what in of_model]
+    for parts, size, where in (
+        (on_host, memory_size(), "this machine"),
+        (of_model, None if on_cpu else gpu_memory_size(), "a GPU here"),
+    ):
+        needed = sum(part for part, _ in parts)
+        if size is not None and needed > HOPELESS * size:
+            key, value = max(parts)[1]
+            numbers = f"about {needed / 2**30:,.0f} GiB, and {where} has {size / 2**30:,.0f}"
+            raise ConfigError(key, value, f"takes most of the memory that the run needs: {numbers}")
 
 
 def check_batch(config: RunConfig, num_processes: int) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import types
 import typing
@@ -10,12 +11,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
+# Of ASCII and Latin-1, line separators, and halves of a surrogate pair: what is no text in UTF-8, or no single line.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
 
 class ConfigError(ValueError):
     """A user's mistake in one sentence: the key, its value (... where there is none to show), and what is allowed."""
 
     def __init__(self, key: str, value: Any, allowed: str) -> None:
-        super().__init__(f"{key}: {allowed}" if value is ... else f"{key}={show(value)}: {allowed}")
+        super().__init__(f"{show(key)}: {allowed}" if value is ... else f"{show(key)}={show(value)}: {allowed}")
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,10 @@ class Rule:
 
 def show(value: Any) -> str:
     """A value as the command line would spell it, on one line; a long one without its middle."""
-    text = value if isinstance(value, str) and value.isprintable() else json.dumps(value, default=repr)
+    try:
+        text = value if isinstance(value, str) and value.isprintable() else json.dumps(value, default=repr)
+    except (TypeError, ValueError, RecursionError):  # a key that is no text, a number past Python's limit, a circle
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 200 else f"{text[:97]}...{text[-100:]}"
 
 
@@ -48,7 +55,7 @@ def _convert_section(section: Any, values: Any, key: str) -> Any:
     hints = typing.get_type_hints(section, include_extras=True)
     for name in values:
         if name not in hints:
-            raise unknown_key(f"{prefix}{name}", known_keys(section, prefix), values[name])
+            raise unknown_key(f"{prefix}{name}", known_keys(section, prefix))
     for name in hints:
         if name not in values:
             raise ConfigError(f"{prefix}{name}", None, "is missing")
@@ -72,7 +79,7 @@ def _matches(hint: Any, value: Any) -> bool:
         # A whole number may have more digits than a float can hold.
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
     if hint is str:
-        return isinstance(value, str) and "\0" not in value
+        return isinstance(value, str) and CONTROL.search(value) is None
     return type(value) is hint
 
 
@@ -104,17 +111,17 @@ def _allowed(hint: Any) -> str:
         bool: "true or false",
         int: "a whole number",
         float: "a finite number",
-        str: "text",
+        str: "text without control characters",
         dict: "a group of keys",
     }
     return f"must be {names.get(hint, 'null')}"
 
 
-def unknown_key(key: str, known: Sequence[str], value: Any = ...) -> ConfigError:
-    """The error for a key that no section has, with the nearest one that exists."""
-    near = get_close_matches(key, known, n=1, cutoff=0.75)
+def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
+    """The error for a key that no section has, with the nearest that exists; without its value, perhaps a secret."""
+    near = get_close_matches(key, known, n=1, cutoff=0.75) or [full for full in known if full.endswith(f".{key}")]
     hint = f"did you mean {near[0]}?" if near else "`python train.py --cfg job` prints the keys that there are"
-    return ConfigError(key, value, f"there is no such key; {hint}")
+    return ConfigError(key, ..., f"there is no such key; {hint}")
 
 
 def known_keys(section: Any, prefix: str = "") -> list[str]:

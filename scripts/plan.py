@@ -35,12 +35,15 @@ CARDS = ("A100", "H100", "H200")
 
 def main(overrides: list[str]) -> int:
     """Print the plan of one config."""
+    if {"-h", "--help"} & set(overrides):
+        print(__doc__)
+        return 0
     try:
         config = settle(run_config(overrides))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    vocab_size = config.tokenizer.vocab_size or (257 if config.tokenizer.kind == "bytes" else None)
+    vocab_size = config.tokenizer.known_vocab_size
     if vocab_size is None:
         print("error: tokenizer=pretrained: its vocabulary is known once data are prepared", file=sys.stderr)
         return 2

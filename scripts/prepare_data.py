@@ -17,6 +17,9 @@ from rope_exp.schema import ConfigError
 
 def main(overrides: list[str]) -> int:
     """Compose, prepare, verify, print."""
+    if {"-h", "--help"} & set(overrides):
+        print(__doc__)
+        return 0
     try:
         config = run_config(overrides)
         prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)

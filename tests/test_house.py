@@ -14,7 +14,8 @@ PACKAGE = REPOSITORY / "rope_exp"
 RANKS = [
     {"schema", "progress", "stop", "published"},
     {"config"},
-    {"compose", "flops", "machine", "record", "rope"},
+    {"compose", "flops", "record", "rope"},
+    {"machine"},
     {"model", "optim", "live", "track", "checkpoint", "data", "stats", "throughput"},
     {"certify", "load", "report"},
     {"loop", "figures", "tables"},

@@ -1,7 +1,6 @@
 """Placing runs on a machine: what `auto` becomes, and GPUs that one run at a time may hold."""
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,20 @@ from rope_exp.config import RunConfig
 from rope_exp.schema import ConfigError
 
 
+def show_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A driver that lists `count` GPUs of compute capability 9.0 and 80 GiB, with their numbers for UUIDs."""
+    values = {"uuid": None, "compute_cap": "9.0", "memory.total": "81920 MiB"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(
+        machine,
+        "_nvidia_smi",
+        lambda *columns: [tuple(values.get(name) or str(gpu) for name in columns) for gpu in range(count)],
+    )
+
+
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    show_gpus(monkeypatch, 2)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
 
 
@@ -128,16 +138,42 @@ def test_cpu_runs_need_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpus_are_read_from_the_environment_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 4)
+    assert machine.gpus() == ["0", "1", "2", "3"]
     for value, expected in (
         ("", []),
         ("-1", []),
         ("3", ["3"]),
-        ("0,2", ["0", "2"]),
+        ("0, 2", ["0", "2"]),
+        ("2,7,1", ["2"]),  # what follows a number that no GPU has is hidden, as CUDA has it
         ("GPU-ab,GPU-cd", ["GPU-ab", "GPU-cd"]),
     ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert machine.gpus() == expected
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-ab,GPU-cd"
+
+
+def test_without_a_driver_there_is_no_gpu_whatever_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert machine.gpus() == []
+    assert settled().launch.device == "cpu"
+
+
+def test_a_run_that_no_gpu_here_can_hold_is_refused_with_both_numbers(two_gpus: None) -> None:
+    huge = ("model.hidden_size=65536", "model.num_attention_heads=512", "model.num_key_value_heads=512")
+    config = settled(*huge)
+    with pytest.raises(ConfigError, match=r"model=nano: .* about 1,0\d\d GiB, and a GPU here has 80"):
+        machine.check_memory(config, 257, 1)
+
+
+def test_a_container_has_the_memory_that_its_limit_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "CGROUP_LIMIT", limit)
+    installed = machine.memory_size()
+    limit.write_text("max\n")
+    assert machine.memory_size() == installed
+    limit.write_text(f"{2**28}\n")
+    assert machine.memory_size() == 2**28
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------

@@ -413,3 +413,58 @@ def test_two_hundred_tiny_runs_in_one_sweep_keep_memory_and_start_up_flat(
     print(f"40 runs took {first:.0f} s at the beginning, {last:.0f} s at the end")
     assert late < early + 16 * 1024
     assert last < 1.5 * first
+
+
+# -- schedulers --------------------------------------------------------------------------------------------------------
+
+
+def test_the_batch_script_of_the_readme_goes_on_after_its_time_limit(whole: Whole, tmp_path: Path) -> None:
+    folder, command = whole
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"    #!/bin/bash\n(?:    .*\n)+", readme)
+    assert block
+    words = " ".join([*command, f"run.dir={tmp_path / 'run'}"])
+    script = re.sub(r"^    ", "", block[0], flags=re.MULTILINE)
+    script = re.sub(r"python train.py .* \|\|", f"{sys.executable} {REPOSITORY / 'train.py'} {words} ||", script)
+    (tmp_path / "job.sh").write_text(script)
+    for name, does in (("srun", 'exec "$@"'), ("scontrol", f'echo "$@" >> {tmp_path}/requeued')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    job = ["bash", str(tmp_path / "job.sh")]
+
+    process = subprocess.Popen(job, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: num_rows(tmp_path / "run") >= 5, process)
+    for pid, words in processes_of(tmp_path / "run").items():  # SLURM signals every process of a step
+        if "job.sh" not in words:
+            os.kill(pid, signal.SIGUSR1)
+    process.communicate(timeout=60)
+    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+    subprocess.run(job, env=environment, check=True, capture_output=True, timeout=120)
+    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+    assert_same_run(folder, tmp_path / "run")
+
+
+def test_a_launcher_that_raises_in_the_dispatcher_leaves_a_checkpoint_first(whole: Whole, tmp_path: Path) -> None:
+    # submitit's handler of SIGUSR2 requeues the job and ends the process by an exception, in our waiting loop.
+    folder, command = whole
+    run = tmp_path / "run"
+    script = f"""
+import signal, sys
+from rope_exp import launch
+from rope_exp.compose import run_config
+from rope_exp.machine import settle
+signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(9))
+launch.dispatch([settle(run_config({[*command, f"run.dir={run}"]!r}))])
+"""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: num_rows(run) >= 13, process)
+    process.send_signal(signal.SIGUSR2)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 9, stderr
+    assert not (run / "result.json").exists()
+    saved = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert int(saved[-1].removeprefix("step_")) == num_rows(run) >= 13
+    assert train(*command, f"run.dir={run}", cwd=tmp_path).returncode == 0
+    assert_same_run(folder, run)

@@ -16,12 +16,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -31,8 +32,17 @@ from tokenizers import Tokenizer
 from rope_exp.config import Count, DataConfig, Natural, TokenizerConfig
 from rope_exp.data.corpus import corpus_fingerprint, open_corpus
 from rope_exp.data.documents import TRAIN, VALIDATION, Corpus, DataError, first_line
+from rope_exp.data.files import within_limits
 from rope_exp.data.store import DIGEST_BYTES, TokenFile, Tokens, read_plain
-from rope_exp.data.tokens import build_tokenizer, encode, token_dtype, tokenizer_fingerprint, vocab_size
+from rope_exp.data.tokens import (
+    build_tokenizer,
+    cuts_at_spaces,
+    encode,
+    pieces,
+    token_dtype,
+    tokenizer_fingerprint,
+    vocab_size,
+)
 from rope_exp.progress import PreparationProgress
 from rope_exp.record import DiskError, check_space, sync_folder, write_atomically, write_json
 from rope_exp.schema import ConfigError, Rule, convert
@@ -260,6 +270,8 @@ def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: P
     try:
         temporary.mkdir()
         corpus = open_corpus(data)
+        splits = {side: partial(_bounded, read, data) for side, read in corpus.splits.items()}
+        corpus = replace(corpus, splits=splits)
         needed_bytes = _estimate_bytes(corpus, data, config)
         check_space(folder.parent, needed_bytes, f"the tokens of data={data.name}")
         if config.kind == "bpe":
@@ -295,6 +307,10 @@ def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: P
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _bounded(read: Callable[[], Iterator[str]], data: DataConfig) -> Iterator[str]:
+    return within_limits(read(), data)
 
 
 def _estimate_bytes(corpus: Corpus, data: DataConfig, config: TokenizerConfig) -> int:
@@ -367,16 +383,17 @@ def write_tokens(
     for split in corpus.splits:
         full = False
         with closing(corpus.documents(split)) as documents:
-            for batch in _batches(documents):
+            for batch in _batches(_parts(documents, tokenizer)):
                 ids: dict[str, list[NDArray[np.uint32]]] = {side: [] for side in SIDES}
-                for (side, text), of_one in zip(batch, encode(tokenizer, [text for _, text in batch]), strict=True):
-                    room = len(of_one) + 1 if max_tokens is None else max_tokens - counts["tokens"][side]
+                for part, found in zip(batch, encode(tokenizer, [part.text for part in batch]), strict=True):
+                    side, of_one = part.side, np.concatenate([found, end]) if part.ends else found
+                    room = len(of_one) if max_tokens is None else max_tokens - counts["tokens"][side]
                     if room == 0:
                         continue
-                    ids[side] += [of_one[:room], end[: max(0, room - len(of_one))]]
-                    counts["documents"][side] += 1
-                    counts["text_bytes"][side] += len(text.encode())
-                    counts["tokens"][side] += min(room, len(of_one) + 1)
+                    ids[side].append(of_one[:room])
+                    counts["documents"][side] += part.starts
+                    counts["text_bytes"][side] += len(part.text.encode())
+                    counts["tokens"][side] += len(of_one[:room])
                     full = counts["tokens"][split] == max_tokens
                     if full:
                         break
@@ -389,12 +406,29 @@ def write_tokens(
     return counts
 
 
-def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    batch: list[tuple[str, str]] = []
-    size = 0
+class Part(NamedTuple):
+    """A document, or a part of a long one, so that encoding takes no more memory for it."""
+
+    side: str
+    text: str
+    starts: bool  # its document
+    ends: bool
+
+
+def _parts(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[Part]:
+    can_cut = cuts_at_spaces(tokenizer)
     for side, text in documents:
-        batch.append((side, text))
-        size += len(text)
+        texts = list(pieces(text, BATCH_BYTES)) if can_cut else [text]
+        for number, part in enumerate(texts, start=1):
+            yield Part(side, part, number == 1, number == len(texts))
+
+
+def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    batch: list[Part] = []
+    size = 0
+    for part in parts:
+        batch.append(part)
+        size += len(part.text)
         if size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0

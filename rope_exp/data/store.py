@@ -87,7 +87,7 @@ class Tokens:
             while len(content) < last - first:
                 part = os.pread(self._file, last - first - len(content), first + len(content))
                 if not part:
-                    raise self._damaged(f"ends at byte {first + len(content):,}")
+                    raise self._damaged(f"ends before byte {last:,}")
                 content = content + part if content else part
         except OSError as error:
             raise self._damaged(f"cannot be read in bytes {first:,} to {last:,}: {error.strerror}") from None

@@ -119,7 +119,7 @@ def token_dtype(size: int) -> TokenType:
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
     """The ids of each text, on all cores (unless TOKENIZERS_PARALLELISM=false)."""
-    can_cut = _cuts_at_spaces(tokenizer)
+    can_cut = cuts_at_spaces(tokenizer)
     parts = [list(pieces(text, PIECE_CHARS)) if can_cut else [text] for text in texts]
     encodings = iter(tokenizer.encode_batch_fast(list(chain.from_iterable(parts)), add_special_tokens=False))
     ids = ([np.array(encoding.ids, dtype=np.uint32) for encoding in islice(encodings, len(of_one))] for of_one in parts)
@@ -228,7 +228,8 @@ def _byte_symbols() -> list[str]:
     return [chr(stand_in.get(byte, byte)) for byte in range(256)]
 
 
-def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
+def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether `pieces` cuts a text where this tokenizer does anyway."""
     first = tokenizer.pre_tokenizer
     return (
         isinstance(first, pre_tokenizers.ByteLevel)

@@ -368,7 +368,7 @@ def flip(path: Path, block: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.torture)])
 def test_a_run_ends_before_a_damaged_step_and_goes_on_once_the_bytes_are_back(
     tiny_overrides, long_corpus, tmp_path, num_processes
 ):

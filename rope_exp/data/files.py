@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,7 @@ MAX_COPIES = 16
 BATCH_BYTES = 512 << 20  # of text in one batch of rows from Parquet, whichever texts of a dictionary they name
 MAX_NESTING = 500  # of JSON
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # of JSON
+STEPS = np.array([(chr(byte) in "[{") - (chr(byte) in "]}") for byte in range(256)])  # of nesting, by a byte
 MAX_ROWS_A_BYTE = 1000  # of a Parquet file beyond its first million rows; empty ones take some bits
 
 
@@ -178,13 +178,14 @@ def _text_bytes(path: Path, data: DataConfig) -> int:
                 pyarrow.input_stream(str(path), compression=COMPRESSED.get(path.suffix)) as unpacked,
                 io.BufferedReader(unpacked, 1 << 20) as file,
             ):
-                for line in iter(partial(file.readline, MAX_DOCUMENT + 1), b""):
-                    num_bytes += len(line)
+                while lines := file.read(1 << 20):
+                    lines += file.readline(MAX_DOCUMENT)
+                    num_bytes += len(lines)
                     if path.suffix in COMPRESSED and num_bytes > max(SUSPECT_BYTES, MAX_RATIO * size):
                         raise ConfigError("data.path", str(path), f"unpacks to over {MAX_RATIO} times its size")
-                    if len(line) > MAX_DOCUMENT:
-                        raise _too_long(str(path), len(line))
-                    deepest, depth = _nesting(line, depth) if loader == "json" else (0, 0)
+                    if len(lines) > MAX_DOCUMENT:
+                        raise _too_long(str(path), len(lines))
+                    deepest, depth = _nesting(lines, depth) if loader == "json" else (0, 0)
                     if deepest > MAX_NESTING:  # Arrow's reader would overflow the stack, which ends the process
                         raise ConfigError("data.path", str(path), f"holds JSON nested over {MAX_NESTING} deep")
         except (pyarrow.ArrowException, OSError) as error:
@@ -196,16 +197,11 @@ def _text_bytes(path: Path, data: DataConfig) -> int:
     return num_bytes
 
 
-def _nesting(line: bytes, depth: int) -> tuple[int, int]:
-    """How deep a line of JSON nests at most, and at its end, where it begins at `depth`."""
-    symbols = STRING.sub(b"", line)
-    opened, closed = (symbols.count(one) + symbols.count(other) for one, other in ((b"[", b"{"), (b"]", b"}")))
-    after = max(0, depth + opened - closed)
-    if depth + opened <= MAX_NESTING:  # nearly every line
-        return depth + opened, after
-    codes = np.frombuffer(symbols, dtype=np.uint8)
-    steps = np.isin(codes, bytearray(b"[{")).astype(np.int32) - np.isin(codes, bytearray(b"]}"))
-    return depth + int(np.cumsum(steps).max()), after
+def _nesting(lines: bytes, depth: int) -> tuple[int, int]:
+    """How deep lines of JSON nest at most, and at their end, where they begin at `depth`."""
+    symbols = np.frombuffer(STRING.sub(b"", lines), dtype=np.uint8)
+    depths = depth + np.cumsum(STEPS[symbols])
+    return int(depths.max(initial=depth)), int(depths[-1]) if len(depths) else depth
 
 
 def _parquet_text_bytes(path: Path, data: DataConfig) -> int:
@@ -216,7 +212,11 @@ def _parquet_text_bytes(path: Path, data: DataConfig) -> int:
     """
     with _open_parquet(path) as file:
         check_column(data, file.schema_arrow.names)
-        return sum(chunk.total_uncompressed_size for chunk in _chunks(file, path, data))
+        chunks = _chunks(file, path, data)
+    if max((_dictionary_bytes(path, chunk) for chunk in chunks), default=0) > 1 << 20:  # more than writers allow it
+        for _ in _parquet_texts([path], data):  # to see before anything is encoded that it is no bomb
+            pass
+    return sum(chunk.total_uncompressed_size for chunk in chunks)
 
 
 def _chunks(file: Any, path: Path, data: DataConfig) -> list[Any]:

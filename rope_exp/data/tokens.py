@@ -47,8 +47,17 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Read a tokenizer.json such that it encodes any text as plain text (a setting that the file does not keep)."""
-    tokenizer = Tokenizer.from_file(str(path))
+    """Read a tokenizer.json such that it encodes any text as plain text (a setting that the file does not keep).
+
+    Raises:
+        DataError: it is no tokenizer.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's plain Exception, or its panic, which is no Exception
+        raise DataError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from None
     tokenizer.encode_special_tokens = True
     return tokenizer
 

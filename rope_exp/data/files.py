@@ -213,7 +213,8 @@ def _parquet_text_bytes(path: Path, data: DataConfig) -> int:
     with _open_parquet(path) as file:
         check_column(data, file.schema_arrow.names)
         chunks = _chunks(file, path, data)
-    if max((_dictionary_bytes(path, chunk) for chunk in chunks), default=0) > 1 << 20:  # more than writers allow it
+        longest = max((_dictionary_bytes(path, chunk) for chunk in chunks), default=0)
+    if longest > 8 << 20:  # more than writers commonly allow it
         for _ in _parquet_texts([path], data):  # to see before anything is encoded that it is no bomb
             pass
     return sum(chunk.total_uncompressed_size for chunk in chunks)
@@ -262,8 +263,9 @@ def _dictionary_bytes(path: Path, chunk: Any) -> int:
     with path.open("rb") as file:
         file.seek(chunk.dictionary_page_offset)
         header = iter(file.read(24))
+    number = 0
     for _ in range(2):
-        next(header)
+        next(header, 0)
         number = shift = 0
         for byte in header:
             number |= (byte & 127) << shift

@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tokenizers import Tokenizer
 
 from rope_exp.compose import run_config
-from rope_exp.data.blocks import SIDES, TokenFile, write_tokens
+from rope_exp.data.blocks import SIDES, write_tokens
 from rope_exp.data.corpus import open_corpus
 from rope_exp.data.documents import Corpus
+from rope_exp.data.store import TokenFile
 from rope_exp.data.tokens import end_of_text_id, load_tokenizer, token_dtype, train_bpe, vocab_size
 from rope_exp.record import write_atomically
 

@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rope_exp.compose import run_config
 from rope_exp.data import DataError, prepare
-from rope_exp.record import DiskError
 from rope_exp.schema import ConfigError
 
 
@@ -24,7 +23,7 @@ def main(overrides: list[str]) -> int:
         config = run_config(overrides)
         prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
         prepared.verify()
-    except (ConfigError, DataError, DiskError) as error:
+    except (ConfigError, DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     corpus = prepared.corpus

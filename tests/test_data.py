@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import gzip
+import hashlib
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from tokenizers import Tokenizer
 from rope_exp.config import DataConfig, TokenizerConfig
 from rope_exp.data import DataError, Prepared, load_tokenizer, prepare
 from rope_exp.data import blocks as blocks_module
+from rope_exp.data import store as store_module
 from rope_exp.data.corpus import library_files, open_corpus
 from rope_exp.data.documents import Corpus
 from rope_exp.record import DiskError
@@ -64,7 +66,7 @@ def write_parquet(path: Path, texts: list[str | None], column: str = "text", **o
 def documents_of(prepared: Prepared, side: str) -> list[str]:
     """Decode a side's documents one by one."""
     tokenizer, end_id = load_tokenizer(prepared.tokenizer_file), prepared.corpus["end_id"]
-    ids = getattr(prepared, side)
+    ids = getattr(prepared, side)[:]
     assert ids[-1] == end_id
     parts = np.split(ids, np.flatnonzero(ids == end_id) + 1)[:-1]
     return [tokenizer.decode(part[:-1].tolist()) for part in parts]
@@ -86,8 +88,7 @@ def test_blocks_equal_an_independent_encoding_by_the_plain_library(tmp_path, tok
     plain = Tokenizer.from_file(str(prepared.tokenizer_file))
     end_id = plain.token_to_id("<|endoftext|>")
     for side, texts in (("train", TEXTS), ("validation", TEXTS[:20])):
-        tokens = getattr(prepared, side)
-        assert isinstance(tokens, np.memmap)
+        tokens = getattr(prepared, side)[:]
         assert tokens.dtype == np.uint16
         assert tokens.tolist() == [id_ for text in texts for id_ in [*plain.encode(text).ids, end_id]]
         assert prepared.corpus["documents"][side] == len(texts)
@@ -99,29 +100,30 @@ def test_blocks_equal_an_independent_encoding_by_the_plain_library(tmp_path, tok
 
 def test_a_large_vocabulary_takes_32_bits(tmp_path):
     path = tmp_path / "tokens.bin"
-    with blocks_module.TokenFile(path, np.uint32) as file:
+    with store_module.TokenFile(path, np.uint32) as file:
         file.write(np.array([70_000, 1], dtype=np.uint32))
     assert np.fromfile(path, "<u4").tolist() == [70_000, 1]
 
 
 def test_an_id_that_does_not_fit_never_wraps(tmp_path):
     with (
-        blocks_module.TokenFile(tmp_path / "tokens.bin", np.uint16) as file,
+        store_module.TokenFile(tmp_path / "tokens.bin", np.uint16) as file,
         pytest.raises(AssertionError, match="would wrap"),
     ):
         file.write(np.array([65_536], dtype=np.uint32))
 
 
 def test_digests_cover_blocks_of_a_fixed_size_however_they_were_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks_module, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(store_module, "BLOCK_BYTES", 64)
     digests = []
     for step in (1, 7, 1000):
-        with blocks_module.TokenFile(tmp_path / str(step), np.uint16) as file:
+        with store_module.TokenFile(tmp_path / str(step), np.uint16) as file:
             for first in range(0, 1000, step):
                 file.write(np.arange(first, min(first + step, 1000), dtype=np.uint32))
         assert np.fromfile(tmp_path / str(step), "<u2").tolist() == list(range(1000))
-        digests.append(file.block_sha256)
-    assert len(digests[0]) == -(-2000 // 64)
+        digests.append(bytes(file.digests))
+    blocks = [np.arange(1000, dtype="<u2").tobytes()[first : first + 64] for first in range(0, 2000, 64)]
+    assert digests[0] == b"".join(hashlib.sha256(block).digest() for block in blocks)
     assert digests[0] == digests[1] == digests[2]
 
 
@@ -186,8 +188,8 @@ def test_training_stops_at_the_limit_exactly(tmp_path, max_tokens):
     write_parquet(tmp_path / "a.parquet", TEXTS)
     whole = prepare(files_config(tmp_path / "a.parquet", holdout_fraction=0.5), BYTES)
     part = prepare(files_config(tmp_path / "a.parquet", holdout_fraction=0.5, max_tokens=max_tokens), BYTES)
-    assert part.train.tolist() == whole.train[:max_tokens].tolist()
-    assert part.validation.tolist() == whole.validation[: len(part.validation)].tolist()
+    assert part.train[:].tolist() == whole.train[:max_tokens].tolist()
+    assert part.validation[:].tolist() == whole.validation[: len(part.validation)].tolist()
 
 
 # -- held-out documents ------------------------------------------------------------------------------------------------
@@ -267,10 +269,10 @@ def test_a_damaged_folder_is_named_and_not_read(tmp_path):
     block = prepared.folder / "train.bin"
     whole = block.read_bytes()
     block.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    with pytest.raises(DataError, match=r"train\.bin is damaged"):
+    with pytest.raises(DataError, match=r"train\.bin is damaged in bytes 0 to [\d,]+; remove .* and prepare again"):
         prepare(data, BYTES).verify()
     block.write_bytes(whole[:-2])
-    with pytest.raises(DataError, match=rf"{prepared.folder} is damaged .*; remove it"):
+    with pytest.raises(DataError, match=rf"{block} is too short or too long; remove {prepared.folder} and"):
         prepare(data, BYTES)
     block.write_bytes(whole)
     prepared.tokenizer_file.write_text("{}")
@@ -468,7 +470,7 @@ def test_space_that_runs_out_on_the_way_is_said_and_given_back(tmp_path, cache, 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(blocks_module.TokenFile, "write", full)
+    monkeypatch.setattr(store_module.TokenFile, "write", full)
     with pytest.raises(DiskError, match=rf"{cache}: the tokens of data=mine need about [\d,]+ bytes and [\d,]+ are"):
         prepare(data, BYTES)
     assert left_in(cache) == []

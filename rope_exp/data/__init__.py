@@ -1,4 +1,4 @@
-"""Corpus -> tokenizer -> memory-mapped token blocks -> batch = f(seed, step). Importing it loads nothing heavy."""
+"""Corpus -> tokenizer -> token blocks -> batch = f(seed, step). Importing it loads nothing heavy."""
 
 from rope_exp.data.batches import Batches, chain_sha256, validation_ids
 from rope_exp.data.blocks import Prepared, prepare

@@ -1,5 +1,7 @@
 """Which token ids a step sees: a pure function of (tokens, seed, step), whatever the number of processes.
 
+Reading `Tokens` may raise DataError, of a block that is damaged; a plain array is read as it is.
+
 Training windows are T + 1 tokens long and start every T tokens, so that each token is predicted once an epoch (the last
 fewer than T are left out). Sample n of a run, counted from 0 over all steps and rows, is window n mod N of epoch
 n div N. An epoch's order sorts the windows by the raw words of a Philox counter generator keyed by (seed, epoch): raw
@@ -13,11 +15,15 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_exp.data.store import Tokens
+
+IdSource = NDArray[np.unsignedinteger] | Tokens  # 1-D
+
 
 class Batches:
     """The global batch of each step."""
 
-    def __init__(self, tokens: NDArray[np.unsignedinteger], *, seed: int, batch_size: int, seq_len: int) -> None:
+    def __init__(self, tokens: IdSource, *, seed: int, batch_size: int, seq_len: int) -> None:
         """`tokens` is the 1-D training stream; `batch_size` (B) and `seq_len` (T) are those of the whole run.
 
         Raises:
@@ -55,7 +61,7 @@ def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     return np.argsort(words, kind="stable")
 
 
-def num_windows(tokens: NDArray[np.unsignedinteger], seq_len: int) -> int:
+def num_windows(tokens: IdSource, seq_len: int) -> int:
     """N, the whole windows of T + 1 tokens at stride T.
 
     Raises:
@@ -67,7 +73,7 @@ def num_windows(tokens: NDArray[np.unsignedinteger], seq_len: int) -> int:
     return count
 
 
-def validation_ids(tokens: NDArray[np.unsignedinteger], num_sequences: int, seq_len: int) -> NDArray[np.int64]:
+def validation_ids(tokens: IdSource, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
     """Fixed windows of the held-out set: the same for every run, not overlapping, evenly spread, the first at 0.
 
     Returns:
@@ -94,7 +100,7 @@ def chain_sha256(previous: str, ids: NDArray[np.integer]) -> str:
     return hashlib.sha256(bytes.fromhex(previous) + ids.astype("<u4").tobytes()).hexdigest()
 
 
-def _windows(tokens: NDArray[np.unsignedinteger], windows: list[int], seq_len: int) -> NDArray[np.int64]:
+def _windows(tokens: IdSource, windows: list[int], seq_len: int) -> NDArray[np.int64]:
     ids = np.empty((len(windows), seq_len + 1), dtype=np.int64)
     for row, window in enumerate(windows):
         ids[row] = tokens[window * seq_len : (window + 1) * seq_len + 1]

@@ -1,45 +1,98 @@
-"""Preparation: a corpus and a tokenizer become two memory-mapped files of token ids, made once and then only read.
+"""Preparation: a corpus and a tokenizer become two files of token ids, made once and then only read.
 
     <cache>/<key>/tokenizer.json  train.bin  validation.bin  meta.json
 
 A document's ids are followed by the end-of-text id, and documents by each other; ids are 16 bits wide where the
 vocabulary allows. The key hashes what the tokens depend on. A folder is made under a hidden name, under a lock, and
-renamed when it is whole and on the disk: whoever finds `<key>` can trust it, and a preparation that dies leaves nothing
-that is read.
+renamed when it is whole and on the disk: whoever finds `<key>` finds all of it, and a preparation that dies leaves
+nothing that is read. What a disk or a hand did to it since is found: meta.json and tokenizer.json are verified
+whenever a folder is opened, and a block of tokens before the first of its ids is handed out (store.py).
 """
 
 import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from rope_exp.config import DataConfig, TokenizerConfig
+from rope_exp.config import Count, DataConfig, Natural, TokenizerConfig
 from rope_exp.data.corpus import corpus_fingerprint, open_corpus
-from rope_exp.data.documents import TRAIN, VALIDATION, Corpus, DataError
-from rope_exp.data.tokens import TokenType, build_tokenizer, encode, token_dtype, tokenizer_fingerprint, vocab_size
+from rope_exp.data.documents import TRAIN, VALIDATION, Corpus, DataError, first_line
+from rope_exp.data.files import within_limits
+from rope_exp.data.store import DIGEST_BYTES, TokenFile, Tokens, read_plain
+from rope_exp.data.tokens import (
+    build_tokenizer,
+    cuts_at_spaces,
+    encode,
+    pieces,
+    token_dtype,
+    tokenizer_fingerprint,
+    vocab_size,
+)
 from rope_exp.progress import PreparationProgress
-from rope_exp.record import DiskError, RecordError, check_space, read_json, sync_folder, write_atomically, write_json
-from rope_exp.schema import ConfigError
+from rope_exp.record import DiskError, check_space, sync_folder, write_atomically, write_json
+from rope_exp.schema import ConfigError, Rule, convert
 
-FORMAT = 1  # of the folder; part of its key
+FORMAT = 2  # of the folder; part of its key
 META, TOKENIZER, LOCKS = "meta.json", "tokenizer.json", "locks"
 SIDES = (TRAIN, VALIDATION)
+COUNTS = ("documents", "text_bytes", "tokens")  # of each side, in meta.json
+META_BYTES = 1 << 20  # of meta.json at most, beside a 64th of the tokens' size, of which digests take a thousandth
+TOKENIZER_BYTES = 1 << 30  # of tokenizer.json at most; those of the largest vocabularies have some 2^25
 BATCH_BYTES = 1 << 20  # of text encoded at once: enough for all cores; an encoding takes about 100 bytes a token
-BLOCK_BYTES = 8 << 20  # of a .bin file under one digest
 UNNUMBERED = ("name", "path", "cache_dir", "seed")  # keys of data that change no token (path: the fingerprint does)
+
+
+Sha256 = Annotated[str, Rule("must be 64 hexadecimal digits", re.compile(r"[0-9a-f]{64}").fullmatch)]
+Digests = Annotated[
+    str,
+    Rule(
+        f"must be digests of {2 * DIGEST_BYTES} hexadecimal digits",
+        lambda text: len(text) % (2 * DIGEST_BYTES) == 0 and re.fullmatch("[0-9a-f]+", text) is not None,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class BySide:
+    """A count of each side."""
+
+    train: Natural
+    validation: Natural
+
+
+@dataclass(frozen=True)
+class BlockDigests:
+    """The digests of each side's blocks, one after another."""
+
+    train: Digests
+    validation: Digests
+
+
+@dataclass(frozen=True)
+class Meta:
+    """meta.json, without its group `corpus`."""
+
+    format: Annotated[int, Rule(f"must be {FORMAT}", lambda number: number == FORMAT)]
+    vocab_size: Count
+    data_sha256: Sha256
+    tokenizer_sha256: Sha256
+    meta_sha256: Sha256
+    block_sha256: BlockDigests
 
 
 @dataclass(frozen=True)
@@ -51,12 +104,14 @@ class Prepared:
         vocab_size: one more than the largest id.
         data_sha256: of the tokenizer and of every token.
         corpus: what the record says of it (source, fingerprint, counts of documents, bytes and tokens).
+        digests: of the blocks of each side, one after another.
     """
 
     folder: Path
     vocab_size: int
     data_sha256: str
     corpus: dict[str, Any]
+    digests: Mapping[str, bytes] = field(repr=False)
 
     @property
     def tokenizer_file(self) -> Path:
@@ -64,13 +119,13 @@ class Prepared:
         return self.folder / TOKENIZER
 
     @property
-    def train(self) -> NDArray[np.unsignedinteger]:
-        """The training tokens, 1-D, memory-mapped."""
+    def train(self) -> Tokens:
+        """The training tokens."""
         return self._tokens(TRAIN)
 
     @property
-    def validation(self) -> NDArray[np.unsignedinteger]:
-        """The held-out tokens, 1-D, memory-mapped."""
+    def validation(self) -> Tokens:
+        """The held-out tokens."""
         return self._tokens(VALIDATION)
 
     def verify(self) -> None:
@@ -79,15 +134,11 @@ class Prepared:
         Raises:
             DataError: one differs; the message names the file.
         """
-        meta = read_json(self.folder / META)
         for side in SIDES:
-            with (self.folder / f"{side}.bin").open("rb") as file:
-                found = [hashlib.sha256(block).hexdigest() for block in iter(lambda: file.read(BLOCK_BYTES), b"")]
-            if found != meta["block_sha256"][side]:
-                raise DataError(f"{self.folder / side}.bin is damaged; remove {self.folder} and prepare again")
+            self._tokens(side).verify()
 
-    def _tokens(self, side: str) -> NDArray[np.unsignedinteger]:
-        return np.memmap(self.folder / f"{side}.bin", dtype=token_dtype(self.vocab_size), mode="r")
+    def _tokens(self, side: str) -> Tokens:
+        return Tokens(self.folder / f"{side}.bin", token_dtype(self.vocab_size), self.digests[side])
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int | None = None) -> Prepared:
@@ -102,9 +153,9 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int | None
     fingerprint = corpus_fingerprint(data)
     cache, key = cache_folder(data), _key(data, tokenizer, fingerprint)
     folder = cache / key
-    if not folder.exists():
+    if not os.path.lexists(folder):
         with _lock(cache, key):
-            if not folder.exists():
+            if not os.path.lexists(folder):
                 _make(data, tokenizer, fingerprint, folder, seq_len)
     prepared = _open(folder, data)
     if seq_len is not None:
@@ -125,7 +176,7 @@ def _key(data: DataConfig, tokenizer: TokenizerConfig, fingerprint: str) -> str:
         "data": numbered,
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return _sha256(values)[:16]
 
 
 @contextmanager
@@ -148,19 +199,53 @@ def _lock(cache: Path, key: str) -> Iterator[None]:
 
 
 def _open(folder: Path, data: DataConfig) -> Prepared:
+    """A prepared folder, its meta.json checked against itself and against the sizes of the other files."""
+    if folder.is_symlink() or not folder.is_dir():
+        raise DataError(f"{folder} is a link or a file, not a prepared folder; remove it and prepare again")
     try:
-        meta = read_json(folder / META)
-        prepared = Prepared(
-            folder, meta["vocab_size"], meta["data_sha256"], {"name": data.name, "kind": data.kind, **meta["corpus"]}
-        )
-        if _file_sha256(prepared.tokenizer_file) != meta["tokenizer_sha256"]:
-            raise ValueError("its tokenizer.json has changed")
-        for side in SIDES:
-            if len(prepared._tokens(side)) != prepared.corpus["tokens"][side]:
-                raise ValueError(f"its {side}.bin is too short or too long")
-    except (RecordError, KeyError, ValueError, OSError) as error:
-        raise DataError(f"{folder} is damaged ({error}); remove it and prepare again") from None
+        num_bytes = sum(path.lstat().st_size for path in folder.glob("*.bin"))
+        content = read_plain(folder / META, META_BYTES + num_bytes // 64)
+        values = json.loads(content, object_pairs_hook=_object)
+        meta: Meta = convert(Meta, {key: value for key, value in values.items() if key != "corpus"}, "")
+        corpus = _check_corpus(values["corpus"], meta.vocab_size)
+        if meta.meta_sha256 != _meta_sha256(values):
+            raise ValueError("its contents have changed")
+        blocks = asdict(meta.block_sha256)
+        if meta.data_sha256 != _data_sha256(meta.tokenizer_sha256, meta.vocab_size, blocks):
+            raise ValueError("its data_sha256 is not that of its digests")
+    except (ConfigError, KeyError, AttributeError, ValueError, RecursionError, OSError) as error:
+        raise DataError(
+            f"{folder / META} is damaged ({first_line(error)}); remove {folder} and prepare again"
+        ) from None
+    tokenizer = read_plain(folder / TOKENIZER, TOKENIZER_BYTES)
+    if hashlib.sha256(tokenizer).hexdigest() != meta.tokenizer_sha256:
+        raise DataError(f"{folder / TOKENIZER} has changed; remove {folder} and prepare again")
+    digests = {side: bytes.fromhex(blocks[side]) for side in SIDES}
+    prepared = Prepared(
+        folder, meta.vocab_size, meta.data_sha256, {"name": data.name, "kind": data.kind, **corpus}, digests
+    )
+    for side in SIDES:
+        if len(prepared._tokens(side)) != corpus["tokens"][side]:
+            raise DataError(f"{folder / side}.bin is too short or too long; remove {folder} and prepare again")
     return prepared
+
+
+def _check_corpus(corpus: Any, size: int) -> dict[str, Any]:
+    """meta.json's facts of the corpus, the counts among them checked."""
+    if not isinstance(corpus, dict):
+        raise ValueError("corpus must be a group of keys")
+    for what in COUNTS:
+        convert(BySide, corpus.get(what), f"corpus.{what}")
+    if not (type(corpus.get("end_id")) is int and 0 <= corpus["end_id"] < size):
+        raise ValueError("corpus.end_id must be the id of a token")
+    return corpus
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key stands twice")
+    return values
 
 
 def _check_length(num_tokens: Mapping[str, int], seq_len: int) -> None:
@@ -176,12 +261,17 @@ def _check_length(num_tokens: Mapping[str, int], seq_len: int) -> None:
 def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: Path, seq_len: int | None) -> None:
     """Prepare into a hidden sibling of `folder`, then rename it. The caller holds the lock."""
     for stale in folder.parent.glob(f".{folder.name}.*"):  # of a preparation that died, since the lock is ours
-        shutil.rmtree(stale)
+        if stale.is_dir() and not stale.is_symlink():
+            shutil.rmtree(stale)
+        else:
+            stale.unlink()
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     needed_bytes = 0
     try:
         temporary.mkdir()
         corpus = open_corpus(data)
+        splits = {side: partial(_bounded, read, data) for side, read in corpus.splits.items()}
+        corpus = replace(corpus, splits=splits)
         needed_bytes = _estimate_bytes(corpus, data, config)
         check_space(folder.parent, needed_bytes, f"the tokens of data={data.name}")
         if config.kind == "bpe":
@@ -219,6 +309,10 @@ def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: P
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _bounded(read: Callable[[], Iterator[str]], data: DataConfig) -> Iterator[str]:
+    return within_limits(read(), data)
+
+
 def _estimate_bytes(corpus: Corpus, data: DataConfig, config: TokenizerConfig) -> int:
     """Disk space that the tokens need at most, about; 0 where nothing is known beforehand."""
     width = 2 if config.kind == "bytes" or (config.vocab_size is not None and config.vocab_size <= 2**16) else 4
@@ -247,47 +341,59 @@ def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
             raise ConfigError(key, value, f"leaves no document for {side} of the corpus's {total}{hint}")
 
 
-def _meta(
-    folder: Path, tokenizer: Tokenizer, files: Mapping[str, "TokenFile"], corpus: dict[str, Any]
-) -> dict[str, Any]:
-    blocks = {side: file.block_sha256 for side, file in files.items()}
-    tokenizer_sha256 = _file_sha256(folder / TOKENIZER)
+def _meta(folder: Path, tokenizer: Tokenizer, files: Mapping[str, TokenFile], corpus: dict[str, Any]) -> dict[str, Any]:
+    blocks = {side: file.digests.hex() for side, file in files.items()}
+    tokenizer_sha256 = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
     size = vocab_size(tokenizer)
-    identity = [tokenizer_sha256, np.dtype(token_dtype(size)).name, blocks[TRAIN], blocks[VALIDATION]]
-    return {
+    values = {
         "format": FORMAT,
         "vocab_size": size,
-        "data_sha256": hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        "data_sha256": _data_sha256(tokenizer_sha256, size, blocks),
         "tokenizer_sha256": tokenizer_sha256,
-        "block_sha256": blocks,
         "corpus": corpus,
+        "block_sha256": blocks,
     }
+    return {"meta_sha256": _meta_sha256(values), **values}
+
+
+def _data_sha256(tokenizer_sha256: str, size: int, blocks: Mapping[str, str]) -> str:
+    return _sha256([tokenizer_sha256, np.dtype(token_dtype(size)).name, blocks[TRAIN], blocks[VALIDATION]])
+
+
+def _meta_sha256(values: Mapping[str, Any]) -> str:
+    """Of all that meta.json holds but this digest itself."""
+    return _sha256({key: value for key, value in values.items() if key != "meta_sha256"})
+
+
+def _sha256(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def write_tokens(
-    corpus: Corpus, tokenizer: Tokenizer, end_id: int, files: Mapping[str, "TokenFile"], max_tokens: int | None
+    corpus: Corpus, tokenizer: Tokenizer, end_id: int, files: Mapping[str, TokenFile], max_tokens: int | None
 ) -> dict[str, dict[str, int]]:
     """Encode every document into the file of its side, at most max_tokens a side.
 
     Returns:
         documents, text_bytes and tokens, each by side.
     """
-    counts = {what: dict.fromkeys(SIDES, 0) for what in ("documents", "text_bytes", "tokens")}
+    counts = {what: dict.fromkeys(SIDES, 0) for what in COUNTS}
     report = PreparationProgress(corpus.text_bytes, max_tokens)
     end = np.array([end_id], dtype=np.uint32)
     for split in corpus.splits:
         full = False
         with closing(corpus.documents(split)) as documents:
-            for batch in _batches(documents):
+            for batch in _batches(_parts(documents, tokenizer)):
                 ids: dict[str, list[NDArray[np.uint32]]] = {side: [] for side in SIDES}
-                for (side, text), of_one in zip(batch, encode(tokenizer, [text for _, text in batch]), strict=True):
-                    room = len(of_one) + 1 if max_tokens is None else max_tokens - counts["tokens"][side]
+                for part, found in zip(batch, encode(tokenizer, [part.text for part in batch]), strict=True):
+                    side, of_one = part.side, np.concatenate([found, end]) if part.ends else found
+                    room = len(of_one) if max_tokens is None else max_tokens - counts["tokens"][side]
                     if room == 0:
                         continue
-                    ids[side] += [of_one[:room], end[: max(0, room - len(of_one))]]
-                    counts["documents"][side] += 1
-                    counts["text_bytes"][side] += len(text.encode())
-                    counts["tokens"][side] += min(room, len(of_one) + 1)
+                    ids[side].append(of_one[:room])
+                    counts["documents"][side] += part.starts
+                    counts["text_bytes"][side] += len(part.text.encode())
+                    counts["tokens"][side] += len(of_one[:room])
                     full = counts["tokens"][split] == max_tokens
                     if full:
                         break
@@ -300,51 +406,31 @@ def write_tokens(
     return counts
 
 
-def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    batch: list[tuple[str, str]] = []
-    size = 0
+class Part(NamedTuple):
+    """A document, or a part of a long one, so that encoding takes no more memory for it."""
+
+    side: str
+    text: str
+    starts: bool  # its document
+    ends: bool
+
+
+def _parts(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[Part]:
+    can_cut = cuts_at_spaces(tokenizer)
     for side, text in documents:
-        batch.append((side, text))
-        size += len(text)
+        texts = list(pieces(text, BATCH_BYTES)) if can_cut else [text]
+        for number, part in enumerate(texts, start=1):
+            yield Part(side, part, number == 1, number == len(texts))
+
+
+def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    batch: list[Part] = []
+    size = 0
+    for part in parts:
+        batch.append(part)
+        size += len(part.text)
         if size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
-
-
-class TokenFile:
-    """Appends token ids to a file; on closing it is on the disk, and its blocks' digests are known."""
-
-    def __init__(self, path: Path, dtype: TokenType) -> None:
-        self._file, self._dtype, self._max_id = path.open("wb"), np.dtype(dtype).newbyteorder("<"), np.iinfo(dtype).max
-        self._digest, self._filled = hashlib.sha256(), 0  # of the block that is being written
-        self.block_sha256: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with self._file:
-            if error is None:
-                if self._filled:
-                    self.block_sha256.append(self._digest.hexdigest())
-                self._file.flush()
-                os.fsync(self._file.fileno())
-
-    def write(self, ids: NDArray[np.uint32]) -> None:
-        """Append."""
-        assert ids.max(initial=0) <= self._max_id, "a token id would wrap"
-        rest = memoryview(ids.astype(self._dtype).tobytes())
-        self._file.write(rest)
-        while len(rest):
-            part = rest[: BLOCK_BYTES - self._filled]
-            self._digest.update(part)
-            self._filled, rest = self._filled + len(part), rest[len(part) :]
-            if self._filled == BLOCK_BYTES:
-                self.block_sha256.append(self._digest.hexdigest())
-                self._digest, self._filled = hashlib.sha256(), 0
-
-
-def _file_sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -48,8 +48,17 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Read a tokenizer.json such that it encodes any text as plain text (a setting that the file does not keep)."""
-    tokenizer = Tokenizer.from_file(str(path))
+    """Read a tokenizer.json such that it encodes any text as plain text (a setting that the file does not keep).
+
+    Raises:
+        DataError: it is no tokenizer.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's plain Exception, or its panic, which is no Exception
+        raise DataError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from None
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -120,7 +129,7 @@ def token_dtype(size: int) -> TokenType:
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
     """The ids of each text, on all cores (unless TOKENIZERS_PARALLELISM=false)."""
-    can_cut = _cuts_at_spaces(tokenizer)
+    can_cut = cuts_at_spaces(tokenizer)
     parts = [list(pieces(text, PIECE_CHARS)) if can_cut else [text] for text in texts]
     encodings = iter(tokenizer.encode_batch_fast(list(chain.from_iterable(parts)), add_special_tokens=False))
     ids = ([np.array(encoding.ids, dtype=np.uint32) for encoding in islice(encodings, len(of_one))] for of_one in parts)
@@ -245,7 +254,8 @@ def _byte_symbols() -> list[str]:
     return [chr(stand_in.get(byte, byte)) for byte in range(256)]
 
 
-def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
+def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether `pieces` cuts a text where this tokenizer does anyway."""
     first = tokenizer.pre_tokenizer
     return (
         isinstance(first, pre_tokenizers.ByteLevel)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rope_exp.config import TokenizerConfig
-from rope_exp.data.documents import DataError
+from rope_exp.data.documents import DataError, first_line
 from rope_exp.schema import ConfigError
 
 TokenType = type[np.uint16] | type[np.uint32]

@@ -553,7 +553,7 @@ def test_a_harmed_corpus_file_is_read_or_refused_in_our_words(place, name):
 @pytest.mark.parametrize("name", VALID)
 def test_a_corpus_file_harmed_in_any_way_is_read_or_refused_in_our_words(place, name):
     @given(harms)
-    @long
+    @(long if "parquet" in name else settings(long, max_examples=500))
     def check(harms: list[tuple[str, float, bytes]]) -> None:
         survive(place / "corpus" / name, harmed(VALID[name], harms))
 

@@ -187,7 +187,7 @@ def test_an_edited_value_of_meta_is_refused_by_name_even_where_its_sum_was_made_
 
 EDITS: dict[str, tuple[Callable[[dict], object], str]] = {
     "another format": (lambda meta: meta.update(format=1), "format=1: must be 2"),
-    "a key that is none": (lambda meta: meta.update(more=1), "more=1: there is no such key"),
+    "a key that is none": (lambda meta: meta.update(more=1), "more: there is no such key"),
     "a missing key": (lambda meta: meta.pop("data_sha256"), "data_sha256=null: is missing"),
     "another corpus's digest": (lambda meta: meta.update(data_sha256="0" * 64), "data_sha256 is not that of its dig"),
     "a digest cut short": (lambda meta: meta["block_sha256"].update(train="ab"), "must be digests of 64"),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,11 @@ def test_a_save_broken_at_any_file_operation_leaves_the_old_or_the_new_checkpoin
     assert {("killed before", 2), ("killed before", 3), ("disk full", 2), ("input/output error", 2)} <= outcomes
 
 
-@pytest.mark.parametrize("how", [1, 2])
-@pytest.mark.parametrize("at", [1, 3, 9, 40, 90])
+@pytest.mark.parametrize(
+    ("at", "how"),
+    [(3, 1), (9, 2), (40, 1), (90, 2)]
+    + [pytest.param(at, how, marks=pytest.mark.torture) for at in range(1, 120, 6) for how in (1, 2)],
+)
 def test_killed_at_a_file_operation_of_the_run_folder_it_goes_on_as_the_same_run(
     whole: Whole, tmp_path: Path, broken_files: Path, at: int, how: int
 ) -> None:
@@ -132,13 +136,14 @@ def test_a_start_with_room_for_less_than_two_checkpoints_is_refused_naming_folde
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("moment", ["start", "compile", "step", "save"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [("start", signal.SIGUSR1), ("compile", signal.SIGTERM), ("step", signal.SIGINT), ("save", signal.SIGTERM)]
+    + [pytest.param(*case, marks=pytest.mark.torture) for case in product(("start", "step", "save"), SIGNALS)],
+)
 def test_asked_to_stop_at_any_moment_it_exits_75_and_goes_on_bit_for_bit(
     whole: Whole, tmp_path: Path, number: signal.Signals, moment: str
 ) -> None:
-    if moment == "compile" and number != signal.SIGTERM:
-        pytest.skip("one signal is enough where the compiler is waited for")
     folder, command = whole
     run = tmp_path / "run"
     again = [*command, f"run.dir={run}", "train.save_every=3", *(["train.compile=true"] if moment == "compile" else [])]
@@ -329,7 +334,7 @@ def sweep(tiny_overrides: list[str], *words: str) -> list[str]:
     return ["-m", *(word for word in tiny_overrides if "run.dir" not in word), "run.group=some", *words]
 
 
-@pytest.mark.parametrize("what", ["raise", "memory", "killed"])
+@pytest.mark.parametrize("what", ["raise", "memory", pytest.param("killed", marks=pytest.mark.torture)])
 def test_one_broken_run_of_a_sweep_is_named_with_its_log_and_a_rerun_starts_it_alone(
     tmp_path: Path, tiny_overrides: list[str], what: str
 ) -> None:

@@ -72,26 +72,6 @@ def test_killed_at_any_moment_and_started_again_it_is_the_same_run(
     assert_same_run(folder, tmp_path / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_it_saves_exits_75_and_goes_on(
-    whole: tuple[Path, list[str]], tmp_path: Path, number: signal.Signals
-) -> None:
-    folder, command = whole
-    again = [*command, f"run.dir={tmp_path / 'run'}"]
-    process = start(*again, cwd=tmp_path)
-    while not ((tmp_path / "run").exists() and len(read_metrics(tmp_path / "run")) >= 13):
-        time.sleep(0.005)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 75, stderr
-    assert "Traceback" not in stderr
-    saved = sorted(os.listdir(tmp_path / "run" / "checkpoints"))
-    assert not (tmp_path / "run" / "result.json").exists()
-    assert int(saved[-1].removeprefix("step_")) >= 13
-    assert train(*again, cwd=tmp_path).returncode == 0
-    assert_same_run(folder, tmp_path / "run")
-
-
 def test_a_finished_run_is_not_run_again(whole: tuple[Path, list[str]]) -> None:
     folder, command = whole
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -260,31 +240,6 @@ def test_the_nine_run_from_one_command_share_everything_but_the_rotation_and_bec
     rerun_started = time.monotonic()
     assert train("+experiment=nine", *command, cwd=tmp_path).returncode == 0
     assert time.monotonic() - rerun_started < 5
-
-
-def test_one_failed_run_does_not_stop_the_others_and_a_rerun_starts_it_alone(
-    tmp_path: Path, tiny_overrides: list[str]
-) -> None:
-    command = [*(word for word in tiny_overrides if "run.dir" not in word), "run.group=some", "pe=nope,vo_rope,qk_rope"]
-    assert train("-m", *command, cwd=tmp_path).returncode == 0
-    folders = {pe: tmp_path / "results/runs/some" / pe / "seed0" for pe in ("nope", "vo_rope", "qk_rope")}
-    for folder in folders.values():
-        (folder / "result.json").unlink()
-    metrics = folders["vo_rope"] / "metrics.jsonl"
-    rows = metrics.read_text()
-    metrics.write_text("no row of metrics\n")  # this run's child refuses to go on
-
-    done = train("-m", *command, cwd=tmp_path)
-    assert done.returncode == 1
-    assert f"vo_rope-s0: failed (exit code 2), see {Path('results/runs/some/vo_rope/seed0/log.txt')}" in done.stderr
-    assert [pe for pe, folder in folders.items() if (folder / "result.json").exists()] == ["nope", "qk_rope"]
-    assert "metrics.jsonl was changed" in (folders["vo_rope"] / "log.txt").read_text()
-
-    metrics.write_text(rows)
-    before = {pe: (folders[pe] / "env.json").stat().st_mtime_ns for pe in folders}
-    assert train("-m", *command, cwd=tmp_path).returncode == 0
-    after = {pe: (folders[pe] / "env.json").stat().st_mtime_ns for pe in folders}
-    assert [pe for pe in folders if before[pe] != after[pe]] == ["vo_rope"]
 
 
 def test_a_run_in_a_folder_that_is_being_run_is_refused(tmp_path: Path, tiny_overrides: list[str]) -> None:

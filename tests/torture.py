@@ -39,7 +39,7 @@ KINDS = {
     "two processes": ("train.compile=false", "train.precision=fp32", "launch.num_processes=2"),
 }
 AIMS = (
-    "start", "preparation", "preparation", "first step", "step", "evaluation", "save", "save", "evaluation", "anywhere"
+    "start", "preparation", "preparation", "first step", "save", "step", "evaluation", "save", "evaluation", "anywhere"
 )  # fmt: skip
 VICTIMS = ("all", "the dispatcher", "one process")
 
@@ -68,6 +68,8 @@ class Episode:
     def _killed(self, aim: str) -> bool:
         """Start the run and kill it when the aim says; False if it had ended before."""
         rows, began, self.started = num_rows(self.run), time.monotonic(), time.time()
+        saved = [int(path.name[5:]) for path in (self.run / "checkpoints").glob("step_*")]
+        self.resumed_at = max(saved, default=0)
         process = start(*self.command, cwd=self.run.parent)
         if not self._follow(process, self._moment(aim, rows)):
             return False
@@ -141,8 +143,7 @@ class Episode:
         env, now = self.run / "env.json", num_rows(self.run)
         if not env.exists() or env.stat().st_mtime < self.started:
             return "start"
-        saved = [int(path.name[5:]) for path in (self.run / "checkpoints").glob("step_*")]
-        if now == max(saved, default=0):
+        if now == self.resumed_at:
             return "first step"  # where it is compiled, if it is
         return "evaluation" if now % EVAL_EVERY == EVAL_EVERY - 1 else "step"
 
@@ -166,7 +167,7 @@ def draw(episodes: list[dict[str, Any]]) -> bytes:
     from matplotlib import pyplot
 
     colours = dict(zip(("start", "preparation", "first step", "step", "evaluation", "save"), _palette(), strict=True))
-    figure, axes = pyplot.subplots(len(episodes), 1, figsize=(9, 1.5 * len(episodes) + 1), squeeze=False)
+    figure, axes = pyplot.subplots(len(episodes), 1, figsize=(9, 1.3 * len(episodes) + 1), squeeze=False, sharex=True)
     for axis, episode in zip(axes[:, 0], episodes, strict=True):
         axis.plot(*zip(*episode["curve"], strict=True), color="0.35", linewidth=1.2, drawstyle="steps-post")
         for kill in episode["kills"]:
@@ -179,7 +180,7 @@ def draw(episodes: list[dict[str, Any]]) -> bytes:
     handles = [pyplot.Line2D([], [], color=c, marker="x", linestyle="", markeredgewidth=2) for c in colours.values()]
     labels = [f"killed in {name}" for name in colours]
     figure.legend(handles, labels, loc="upper center", ncols=6, fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.5 / figure.get_figheight()))
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
     image = io.BytesIO()
     figure.savefig(image, dpi=130, metadata={"Software": None})
     return image.getvalue()

@@ -20,18 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rope_exp.record import (
-    DiskError,
-    RecordError,
-    disk_full,
-    is_full,
-    open_regular,
-    read_json,
-    read_text,
-    sync_folder,
-    to_json,
-    write_json,
-)
+from rope_exp.disk import DiskError, disk_full, is_full, open_regular, sync_folder
+from rope_exp.record import RecordError, read_json, read_text, to_json, write_json
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 _SAVING, _DROPPED = ".saving-", ".dropped-"
@@ -60,9 +50,10 @@ def save(
         DiskError: the disk is full. OSError: it is broken. The temporary folder is gone and older checkpoints stand.
     """
     final, temporary = folder / f"step_{step:08d}", folder / f"{_SAVING}{step:08d}"
-    _remove(temporary)
-    temporary.mkdir(parents=True)
     try:
+        _remove(temporary)
+        temporary.mkdir(parents=True)
+        sync_folder(folder.parent)  # of the first save, its own name
         _save_tensors(temporary / MODEL, model)
         _save_tensors(temporary / OPTIMIZER, optimizer)
         write_json(temporary / STATE, {"step": step, **state})

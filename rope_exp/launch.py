@@ -6,12 +6,12 @@ not started again, one that another sweep is running is waited for, and a rerun 
 in this process.
 """
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,25 +21,27 @@ from typing import IO, Any
 
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig, differing_keys
 from rope_exp.data import Prepared, prepare
+from rope_exp.disk import check_space, disk_full, free_bytes, is_full, try_lock
 from rope_exp.flops import checkpoint_bytes
+from rope_exp.leases import Lease, lease_gpus
 from rope_exp.live import LiveTable
-from rope_exp.machine import check_memory, gpus, num_cores
+from rope_exp.machine import check_memory, num_cores
+from rope_exp.progress import say
 from rope_exp.record import (
     CONFIG,
     LOCK,
     RecordError,
-    check_space,
     describe,
-    is_full,
+    last_step,
     read_config,
     read_result,
-    try_lock,
     write_config,
 )
 from rope_exp.schema import ConfigError
 from rope_exp.stop import EXIT_STOPPED, REPEAT_SECONDS, STOP_SIGNALS
 
 LOG, FAILURE = "log.txt", ".failure-"
+WITHOUT_FRESH = "leave out run.fresh=true to go on: with it, the same command begins anew"
 POLL_SECONDS = 0.1
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 ELSEWHERE_SECONDS = 1.0  # between two looks at a run that another dispatcher is running
@@ -67,8 +69,9 @@ class Cell:
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ended: dict[int, Ended] = field(default_factory=dict)  # by rank
     were_killed: bool = False  # those ranks that had not ended, by us
-    leases: list["Lease"] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
     exit_code: int | None = None  # of this dispatch; None: not ended yet
+    needed_bytes: int = 0  # of one checkpoint
     log: Path | None = None  # where its ranks write; None: to the terminal
     reason: str = ""  # of a failure, where no rank's own word is enough
 
@@ -124,9 +127,9 @@ def plan(configs: Sequence[RunConfig]) -> list[Cell]:
             if tokenizer.known_vocab_size is None:
                 check_memory(cell.config, prepared[key].vocab_size)
             # A save stands beside those that are kept until they are pruned; the runs of a sweep all keep theirs.
-            saved = len(list((cell.folder / "checkpoints").glob("step_*")))
-            room = max(2, train.keep_checkpoints + 1 - saved)
-            needed_bytes += room * checkpoint_bytes(cell.config, prepared[key].vocab_size)
+            saved = 0 if cell.config.run.fresh else len(list((cell.folder / "checkpoints").glob("step_*")))
+            cell.needed_bytes = checkpoint_bytes(cell.config, prepared[key].vocab_size)
+            needed_bytes += max(2, train.keep_checkpoints + 1 - saved) * cell.needed_bytes
             check_space(cell.folder, needed_bytes, "the checkpoints' room")
     return cells
 
@@ -143,7 +146,8 @@ def _check_folder(cell: Cell) -> None:
         return
     if cell.config.run.fresh:
         return
-    differing = differing_keys(read_config(cell.folder).numeric_dict(), cell.config.numeric_dict())
+    before = read_config(cell.folder)
+    differing = differing_keys(before.numeric_dict(), cell.config.numeric_dict())
     if differing:
         raise ConfigError(
             "run.dir",
@@ -154,6 +158,17 @@ def _check_folder(cell: Cell) -> None:
     result = read_result(cell.folder)
     if result is not None:
         cell.exit_code = 3 if result["status"] == "diverged" else 0
+    elif (step := last_step(cell.folder)) > before.train.save_every and not _has_checkpoint(cell.folder):
+        raise ConfigError(
+            "run.dir",
+            str(cell.folder),
+            f"has metrics up to step {step} and no checkpoint; restore its checkpoints/, or use run.fresh=true",
+        )
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Whether there is one that the run could go on from; a link to one is none (see checkpoint.list_steps)."""
+    return any(path.is_dir() and not path.is_symlink() for path in (folder / "checkpoints").glob("step_*"))
 
 
 def _make_folder(cell: Cell) -> None:
@@ -184,6 +199,8 @@ def claim(cell: Cell) -> bool:
             unlock(cell)
             return claim(cell)
         if cell.exit_code is None:
+            if cell.config.run.dir is None and not cell.config.run.fresh:
+                _check_group(cell, _any_of_group(cell.config.group, {cell.folder}))
             # A later start of the same run goes on in this folder; only its first start is fresh.
             placed = cell.config.replace("run", fresh=False, dir=str(cell.folder), group=cell.config.group)
             write_config(cell.folder, placed)
@@ -261,7 +278,7 @@ def _start_and_wait(cell: Cell) -> int:
     with _Stopper([cell]) as stopper:
         leases = lease_gpus(cell.config)
         if leases is None:
-            print(f"{cell.config.name}: every GPU is leased to another run; waiting for one", file=sys.stderr)
+            say(f"{cell.config.name}: every GPU is leased to another run; waiting for one")
         while leases is None:
             if stopper.asked:
                 return EXIT_STOPPED
@@ -273,7 +290,9 @@ def _start_and_wait(cell: Cell) -> int:
             _collect([cell])
             time.sleep(POLL_SECONDS)
     if cell.reason:
-        print(f"error: {cell.config.name}: {cell.reason}", file=sys.stderr)
+        say(f"error: {cell.config.name}: {cell.reason}")
+    if cell.exit_code == EXIT_STOPPED and cell.config.run.fresh:
+        say(WITHOUT_FRESH)
     return cell.exit_code
 
 
@@ -297,13 +316,15 @@ def _run_all(cells: list[Cell]) -> int:
     for cell in failed:
         why = f": {cell.reason.splitlines()[-1]}" if cell.reason else ""
         where = f"{cell.config.name}: {cell.status} (exit code {cell.exit_code}), see {cell.folder / LOG}"
-        print(where + why, file=sys.stderr)
+        say(where + why)
     if any(cell.status == "stopped" for cell in cells):
-        print("stopped; the same command goes on", file=sys.stderr)
+        say("stopped; the same command goes on")
+        if any(cell.config.run.fresh for cell in cells):
+            say(WITHOUT_FRESH)
         return EXIT_STOPPED
     groups = sorted({cell.config.group for cell in cells if cell.config.run.dir is None})
     for group in groups:
-        print(f"in {DEFAULT_OUTPUT / group}; its table: python scripts/report.py --group {group}", file=sys.stderr)
+        say(f"in {DEFAULT_OUTPUT / group}; its table: python scripts/report.py --group {group}")
     return 1 if failed else 0
 
 
@@ -315,12 +336,13 @@ def _try_to_start(cell: Cell) -> bool:
     if leases is None:
         return False
     try:
-        claimed = claim(cell)
-    except (ConfigError, RecordError, OSError) as error:
-        claimed, cell.exit_code, cell.reason = False, 1 if isinstance(error, OSError) else 2, str(error)
-    if claimed and cell.exit_code is None:
-        _start(cell, leases, cell.folder / LOG)
-        return True
+        if claim(cell) and cell.exit_code is None:
+            _start(cell, leases, cell.folder / LOG)
+            return True
+    except (ConfigError, RecordError, OSError) as error:  # of this run alone; the others go on
+        cell.exit_code, cell.reason = 1 if isinstance(error, OSError) else 2, str(error)
+        kill(cell)
+        unlock(cell)
     for lease in leases:
         lease.release()
     return False
@@ -329,7 +351,7 @@ def _try_to_start(cell: Cell) -> bool:
 # -- children -------------------------------------------------------------------------------------------------------
 
 
-def _start(cell: Cell, leases: list["Lease"], log: Path | None) -> None:
+def _start(cell: Cell, leases: list[Lease], log: Path | None) -> None:
     """Start the run's fresh child: one process a rank, the rendezvous in its environment (docs/decisions/002)."""
     launch = cell.config.launch
     assert isinstance(launch.num_processes, int) and isinstance(launch.max_parallel, int)
@@ -349,6 +371,8 @@ def _start(cell: Cell, leases: list["Lease"], log: Path | None) -> None:
     environment["ROPE_EXP_DISPATCHER"] = str(os.getpid())
     for failure in cell.folder.glob(f"{FAILURE}*"):
         failure.unlink()
+    # Held back until a rank listens: one that was asked to stop earlier would have failed.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     for rank in range(launch.num_processes):
         own = {}
         if launch.num_processes > 1:
@@ -363,6 +387,7 @@ def _start(cell: Cell, leases: list["Lease"], log: Path | None) -> None:
             start_new_session=True,  # a terminal's Ctrl-C reaches the dispatcher alone, which passes it on once
         )
         cell.ranks.append(process)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if output:
         output.close()
 
@@ -373,11 +398,10 @@ def _collect(cells: list[Cell]) -> None:
         if not cell.ranks or cell.exit_code is not None:
             continue
         now = time.monotonic()
-        # A rank that SIGTERM ended before it could listen had done nothing that is lost.
-        stopped = {-signal.SIGTERM} | ({-signal.SIGKILL} if cell.were_killed else set())
         for number, rank in enumerate(cell.ranks):
             if number not in cell.ended and (code := rank.poll()) is not None:
-                cell.ended[number] = Ended(EXIT_STOPPED if code in stopped else code, now)
+                by_us = cell.were_killed and code == -signal.SIGKILL
+                cell.ended[number] = Ended(EXIT_STOPPED if by_us else code, now)
         failures = {number: ended for number, ended in cell.ended.items() if ended.code not in (0, 3, EXIT_STOPPED)}
         if len(cell.ended) < len(cell.ranks):
             grace = GRACE_SECONDS if failures else STOP_SECONDS
@@ -389,8 +413,10 @@ def _collect(cells: list[Cell]) -> None:
             # Its own word counts where it is a contract's: 2.
             cell.exit_code = 2 if 2 in codes else 1
             cell.reason = _first_failure(cell, failures)
+            if cell.log and not cell.reason and free_bytes(cell.folder) < cell.needed_bytes:
+                cell.reason = str(disk_full(cell.folder, cell.needed_bytes, "its checkpoint"))
             if cell.log and cell.reason:
-                with cell.log.open("a", encoding="utf-8") as file:
+                with contextlib.suppress(OSError), cell.log.open("a", encoding="utf-8") as file:  # on that very disk
                     print(f"error: {cell.reason}", file=file)
         else:
             cell.exit_code = max(codes)
@@ -476,44 +502,3 @@ def _free_port() -> int:
         probe.bind(("localhost", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-# -- GPUs -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Lease:
-    """One GPU of this machine, held by a lock on a file that every dispatcher of the machine knows."""
-
-    gpu: str
-    descriptor: int
-
-    def release(self) -> None:
-        """Give it back; a child that inherited the descriptor keeps the lock while it lives."""
-        os.close(self.descriptor)
-
-
-def _num_gpus(config: RunConfig) -> int:
-    assert isinstance(config.launch.num_processes, int)
-    return config.launch.num_processes if config.launch.device == "cuda" else 0
-
-
-def lease_gpus(config: RunConfig) -> list[Lease] | None:
-    """Lease the GPUs of one run, all or none; None if too few are free now."""
-    leases: list[Lease] = []
-    folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
-    for gpu in gpus() if _num_gpus(config) else []:
-        if not folder.exists():
-            folder.mkdir(exist_ok=True)
-            folder.chmod(0o777)  # shared by the users of the machine, whatever this one's umask
-        descriptor = try_lock(folder / f"{gpu}.lock")
-        if descriptor is None:
-            continue
-        leases.append(Lease(gpu, descriptor))
-        if len(leases) == _num_gpus(config):
-            return leases
-    if len(leases) == _num_gpus(config):
-        return leases
-    for lease in leases:
-        lease.release()
-    return None

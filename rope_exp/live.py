@@ -1,5 +1,6 @@
 """One live view of a whole sweep: a table on a terminal, plain lines otherwise."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from rich.live import Live
 from rich.table import Table
 
 from rope_exp.config import RunConfig
-from rope_exp.record import METRICS, RecordError, open_regular, parse_row
+from rope_exp.disk import open_regular
+from rope_exp.record import METRICS, RecordError, parse_row
+from rope_exp.schema import ConfigError, check
 
 REFRESH_SECONDS, LINE_SECONDS = 1.0, 30.0
 
@@ -64,7 +67,8 @@ class LiveTable:
             return
         self._refreshed = now
         if self._live:
-            self._live.update(self._table(), refresh=True)
+            with contextlib.suppress(OSError):
+                self._live.update(self._table(), refresh=True)
             return
         self._print_changes()
         if now - self._last_line >= LINE_SECONDS:
@@ -73,7 +77,8 @@ class LiveTable:
             self._print(f"running: {', '.join(running)}; {self._left()}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # a view that cannot be shown ends no run
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def _print_changes(self) -> None:
         for number, row in enumerate(self._rows):
@@ -143,9 +148,19 @@ class _Curve:
                 lines = file.read().rpartition(b"\n")[0].splitlines(keepends=True)
             self._read += sum(map(len, lines)) + bool(lines)
             for line in lines[-1:]:
-                self._last = parse_row(line, "the last row")
+                self._last = _checked(line)
             for line in [line for line in lines if b'"val/loss"' in line][-1:]:
-                self.validated = parse_row(line, "the last row")
-        except (RecordError, OSError):  # not there yet; or broken, which the run itself refuses and says in its log
+                self.validated = _checked(line)
+        except (
+            RecordError,
+            ConfigError,
+            OSError,
+        ):  # not there yet; or broken, which the run itself refuses and says in its log
             pass
         return self._last
+
+
+def _checked(line: bytes) -> dict[str, Any]:
+    row = parse_row(line, "the last row")
+    check(row, {"train/loss": float, "tokens_per_s": float | None} | ({"val/loss": float} if "val/loss" in row else {}))
+    return row

@@ -119,6 +119,7 @@ class Trainer:
         self.mark: Mapping[str, Any] | None = None  # of metrics.jsonl
         self.unrecorded: Outcome | None = None
         self._resume()
+        self._agree()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -218,6 +219,7 @@ class Trainer:
         self.started = time.perf_counter()
         if main:
             checkpoint.clear_leftovers(self.folder / "checkpoints")
+            checkpoint.prune(self.folder / "checkpoints", self.config.train.keep_checkpoints, self.step)
         self.writer = MetricsWriter(self.folder, self.mark) if main else None
         with mirrored(self.config, self.folder) if main else contextlib.nullcontext():
             with Progress(self.config.name, self.config.train.num_steps, self.step, shown=main) as self.progress:
@@ -360,6 +362,25 @@ class Trainer:
         if state["unrecorded"] is not None:
             loss, norm = state["unrecorded"]["loss"], state["unrecorded"]["grad_norm"]
             self.unrecorded = Outcome(saved.step, loss, norm, 0, self.order_sha256)
+
+    def _agree(self) -> None:
+        """Refuse processes that begin at different steps or on different data, as hosts with disks of their own would.
+
+        Raises:
+            CheckpointError: on every process.
+        """
+        if self.hosts is None:
+            return
+        mine = {"step": self.step, "order_sha256": self.order_sha256, **self._identity()}
+        all_of_them: list[Any] = [None] * self.accelerator.num_processes
+        torch.distributed.all_gather_object(all_of_them, mine, group=self.hosts)
+        for number, theirs in enumerate(all_of_them):
+            for key, value in all_of_them[0].items():
+                if theirs[key] != value:
+                    raise CheckpointError(
+                        f"process {number} begins at {key}={theirs[key]!s:.12} and process 0 at {value!s:.12}; "
+                        f"all of them must see the same {self.folder} and the same data"
+                    )
 
     def _check_state(self, saved: checkpoint.Checkpoint, where: str) -> dict[str, Any]:
         """Refuse a checkpoint of another config, corpus or beginning, or one whose state is not all there."""

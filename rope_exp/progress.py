@@ -1,5 +1,6 @@
 """Progress of a run and of a preparation: a bar on a terminal, plain lines otherwise."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -9,6 +10,12 @@ from typing import Any, Self
 from tqdm import tqdm
 
 LINE_SECONDS = 10.0  # between plain lines
+
+
+def say(line: str) -> None:
+    """Print to standard error; where that is closed, or a file on a full disk, the work goes on unsaid."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -49,7 +56,7 @@ class Progress:
             parts.append(f"val {row['val/loss']:.4f}")
         if row["tokens_per_s"]:
             parts.append(f"{row['tokens_per_s']:,.0f} tokens/s")
-        print(", ".join([*parts, f"{left:.0f} s left"]), file=sys.stderr, flush=True)
+        say(", ".join([*parts, f"{left:.0f} s left"]))
 
 
 class PreparationProgress:
@@ -72,11 +79,9 @@ class PreparationProgress:
         self._last = now
         elapsed, megabytes = now - self._started, sum(counts["text_bytes"].values()) / 1e6
         left = f", {max(0.0, self._total / max(done, 1) - 1) * elapsed:.0f} s left" if self._total else ""
-        print(
+        say(
             f"data: {sum(counts['documents'].values()):,} documents, {megabytes:,.0f} MB, "
-            f"{sum(counts['tokens'].values()):,} tokens, {megabytes / elapsed:.1f} MB/s{left}",
-            file=sys.stderr,
-            flush=True,
+            f"{sum(counts['tokens'].values()):,} tokens, {megabytes / elapsed:.1f} MB/s{left}"
         )
 
     def close(self) -> None:

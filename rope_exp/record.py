@@ -6,26 +6,23 @@ last: its presence means that the run is done. What is read back is checked, typ
 edited is refused by the file's name. No torch.
 """
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
-import shutil
-import stat
 from collections.abc import Mapping
-from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 
 from rope_exp.config import Count, Natural, NonNegative, RunConfig, Seed
+from rope_exp.disk import disk_full, is_full, open_regular, sync_folder, write_atomically
 from rope_exp.schema import ConfigError, Rule, check
 
 CONFIG, ENV, METRICS, RESULT = "config.yaml", "env.json", "metrics.jsonl", "result.json"
 LOCK = ".lock"
+LAST_BYTES = 1 << 16  # of metrics.jsonl: more than two rows
 
 _is_sha256 = re.compile("[0-9a-f]{64}").fullmatch
 Sha256 = Annotated[str, Rule("must be 64 hexadecimal digits", lambda text: _is_sha256(text) is not None)]
@@ -62,91 +59,6 @@ ENV_FIELDS: dict[str, Any] = {"marks": tuple[str, ...], "started": tuple[str, ..
 
 class RecordError(ValueError):
     """A run folder that cannot be read as one; the message names the file."""
-
-
-class DiskError(OSError):
-    """Too little space; the message names the folder, the bytes needed and the bytes free."""
-
-
-def check_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Refuse to start where `needed_bytes` for `what` are not free.
-
-    Raises:
-        DiskError: naming the folder and both numbers.
-    """
-    free = free_bytes(folder)
-    if free < needed_bytes:
-        raise disk_full(folder, needed_bytes, what)
-
-
-def free_bytes(folder: Path) -> int:
-    """The space left where `folder` is, or will be."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free
-
-
-def disk_full(folder: Path, needed_bytes: int, what: str) -> DiskError:
-    """The error of a disk that has no room for `what`."""
-    return DiskError(
-        f"no space left in {folder}: {what} needs {needed_bytes:,} bytes and {free_bytes(folder):,} are free; "
-        "make room, or choose another folder"
-    )
-
-
-def is_full(error: OSError) -> bool:
-    """Whether the disk, or the user's share of it, is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by a file of this content, whole or not at all, and on the disk when this returns.
-
-    What a kill leaves (`.<name>.new`) is overwritten by the next write of the same file.
-
-    Raises:
-        DiskError: the disk is full. OSError: it is broken. The old file stands.
-    """
-    temporary = path.with_name(f".{path.name}.new")
-    content = content.encode() if isinstance(content, str) else content
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and is_full(error):
-            raise disk_full(path.parent, len(content), path.name) from None
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable (a rename is only that once the folder is synced)."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock of `path`, or None while another one does.
-
-    The lock lives as long as any process has the descriptor open, children that it was passed to included; the kernel
-    gives it back when the last one ends, however it ends.
-    """
-    while True:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        os.close(descriptor)  # its folder was moved aside meanwhile
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
@@ -186,19 +98,6 @@ def read_text(path: Path) -> str:
             return file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path} cannot be read: {_first_line(error)}") from error
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading, and nothing else: no link, no device, no pipe that one would wait at.
-
-    Raises:
-        OSError: it is missing, or something else.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -276,7 +175,7 @@ def read_env(folder: Path) -> dict[str, Any]:
 def describe(result: Mapping[str, Any]) -> str:
     """A result in a few words."""
     if result["status"] == "diverged":
-        return f"diverged: the loss or a gradient of step {result['diverged_step']} was not finite"
+        return f"diverged: after {result['steps']} steps a loss or a gradient was not finite"
     rate = f", {result['tokens_per_s']:,.0f} tokens/s" if result["tokens_per_s"] else ""
     return f"finished, val/loss {result['val/loss']:.4f}{rate}, {result['wall_s']:.0f} s"
 
@@ -300,6 +199,17 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             raise RecordError(f"{path} line {number}: step {row['step']!r} does not follow the row before")
         rows.append(row)
     return rows
+
+
+def last_step(folder: Path) -> int:
+    """The step of the last whole row of metrics.jsonl; 0 before the first, and of a file that cannot be read."""
+    try:
+        with open_regular(folder / METRICS) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            line = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
+        return int(parse_row(line, "the last row")["step"])
+    except (OSError, RecordError):
+        return 0
 
 
 def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
@@ -373,8 +283,17 @@ class MetricsWriter:
         self.last = dict(row)
 
     def mark(self) -> dict[str, Any]:
-        """What the file holds now, for `__init__`; every row is on the disk (no checkpoint may be newer than they)."""
-        os.fsync(self._file.fileno())
+        """What the file holds now, for `__init__`; every row is on the disk (no checkpoint may be newer than they).
+
+        Raises:
+            DiskError: the disk is full; some file systems find that out only here.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            if is_full(error):
+                raise disk_full(self._path.parent, self._file.tell(), "its metrics") from None
+            raise
         return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:

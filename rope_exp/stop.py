@@ -3,6 +3,7 @@
 SIGUSR1 is what `sbatch --signal=USR1@120` sends ahead of a job's limit.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -34,6 +35,7 @@ class StopSignal:
         self.requested, self._requested_at = False, 0.0
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a dispatcher starts ranks with these held back
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -42,4 +44,5 @@ class StopSignal:
                 os._exit(EXIT_STOPPED)
             return
         self.requested, self._requested_at = True, now
-        os.write(2, b"asked to stop: saving after this micro-batch; a second signal leaves at once\n")
+        with contextlib.suppress(OSError):  # nobody may be reading
+            os.write(2, b"asked to stop: saving after this micro-batch; a second signal leaves at once\n")

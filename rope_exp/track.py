@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config import RunConfig
-from rope_exp.record import METRICS, read_config, read_metrics, read_result, write_atomically
+from rope_exp.disk import write_atomically
+from rope_exp.record import METRICS, read_config, read_metrics, read_result
 from rope_exp.stop import STOP_SIGNALS
 
 POLL_SECONDS = 0.5

@@ -3,6 +3,7 @@
 Started by launch.py, or entered from train.py when that process is already a rank of `accelerate launch` or torchrun.
 """
 
+import contextlib
 import gc
 import os
 import platform
@@ -16,18 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config import RunConfig
+from rope_exp.disk import write_atomically
 from rope_exp.machine import check_batch, num_cores
-from rope_exp.record import (
-    ENV,
-    RESULT,
-    RecordError,
-    describe,
-    read_config,
-    read_env,
-    read_json,
-    write_atomically,
-    write_json,
-)
+from rope_exp.progress import say
+from rope_exp.record import ENV, RESULT, RecordError, describe, read_config, read_env, read_json, write_json
 from rope_exp.schema import ConfigError
 from rope_exp.stop import EXIT_STOPPED, StopSignal, end_with_parent
 
@@ -50,14 +43,18 @@ def main() -> int:
     stop = StopSignal()  # before anything slow, so that a signal during imports is heard
     end_with_parent(int(os.environ["ROPE_EXP_DISPATCHER"]))
     folder = Path(sys.argv[1])
+    failure, unsaid = os.environ.get("ROPE_EXP_FAILURE"), ""
     try:
-        return guarded(lambda: run(read_config(folder), folder, stop))
+        code = guarded(lambda: run(read_config(folder), folder, stop))
     except Exception:
-        if "ROPE_EXP_FAILURE" not in os.environ:
+        if failure is None:
             raise
-        # One of several ranks: the dispatcher shows what the first to fail wrote, not what the others made of it.
-        Path(os.environ["ROPE_EXP_FAILURE"]).write_text(traceback.format_exc(), encoding="utf-8")
-        return 1
+        code, unsaid = 1, traceback.format_exc()
+    if failure is not None and code in (1, 2):
+        # One of several ranks: the dispatcher shows what the first to fail has to say, not what the others made of it.
+        with contextlib.suppress(OSError):
+            Path(failure).write_text(unsaid, encoding="utf-8")
+    return code
 
 
 def guarded(action: Callable[[], int]) -> int:
@@ -68,16 +65,16 @@ def guarded(action: Callable[[], int]) -> int:
     try:
         return action()
     except (ConfigError, RecordError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 2
     except (DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 1
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not _is_out_of_memory(error):
             raise
         what = str(error).partition("\n")[0] or "Python's heap is full"
-        print(f"error: out of memory ({what}); a smaller train.micro_batch_size takes less", file=sys.stderr)
+        say(f"error: out of memory ({what}); a smaller train.micro_batch_size takes less")
         return 1
 
 
@@ -126,7 +123,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     gc.collect()
     accelerator.end_training()
     if os.environ.get("RANK", "0") == "0":
-        print(f"{config.name}: {_said(status, folder)}", file=sys.stderr, flush=True)
+        say(f"{config.name}: {_said(status, folder)}")
     return EXIT_CODES[status]
 
 

@@ -24,7 +24,7 @@ from rope_exp.data.corpus import open_corpus
 from rope_exp.data.documents import Corpus
 from rope_exp.data.store import TokenFile
 from rope_exp.data.tokens import end_of_text_id, load_tokenizer, token_dtype, train_bpe, vocab_size
-from rope_exp.record import write_atomically
+from rope_exp.disk import write_atomically
 
 
 def corpus_of(path: str, column: str, repeats: int) -> Corpus:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rope_exp.record import LOCK, RecordError, read_config, try_lock
+from rope_exp.disk import try_lock
+from rope_exp.record import LOCK, RecordError, read_config
 from rope_exp.schema import ConfigError
 from rope_exp.track import rebuild
 

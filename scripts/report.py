@@ -12,8 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rope_exp.config import DEFAULT_OUTPUT
+from rope_exp.disk import write_atomically
 from rope_exp.figures import against_published, loss_curves
-from rope_exp.record import RecordError, write_atomically
+from rope_exp.record import RecordError
 from rope_exp.report import REFERENCE, ReportError, build, find_group, read_group
 from rope_exp.tables import csv_table, markdown, plain_table, summary, tex_table
 

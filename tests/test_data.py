@@ -31,7 +31,7 @@ from rope_exp.data import blocks as blocks_module
 from rope_exp.data import store as store_module
 from rope_exp.data.corpus import library_files, open_corpus
 from rope_exp.data.documents import Corpus
-from rope_exp.record import DiskError
+from rope_exp.disk import DiskError
 from rope_exp.schema import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent

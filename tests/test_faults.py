@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -48,6 +49,8 @@ def test_a_save_broken_at_any_file_operation_leaves_the_old_or_the_new_checkpoin
         if trial["how"] in ("disk full", "input/output error") and trial["status"] != 0:
             assert not any(name.startswith(".saving-") for name in trial["left"]), trial
         assert (trial["status"] == -signal.SIGKILL) == trial["how"].startswith("killed"), trial
+        if trial["how"] == "disk full" and trial["status"] != 0:
+            assert trial["said"].startswith("no space left in "), trial
     outcomes = {(trial["how"], trial["loaded"]) for trial in trials}
     assert {("killed before", 2), ("killed before", 3), ("disk full", 2), ("input/output error", 2)} <= outcomes
 
@@ -167,6 +170,7 @@ def test_asked_to_stop_at_any_moment_it_exits_75_and_goes_on_bit_for_bit(
         return  # compiled, it is another run
     assert not list((run / "checkpoints").glob(".saving-*"))
     saved = sorted(path.name for path in (run / "checkpoints").glob("step_*"))
+    assert saved or moment == "start"
     assert not saved or int(saved[-1].removeprefix("step_")) == num_rows(run)
     assert train(*again, cwd=tmp_path).returncode == 0
     assert_same_run(folder, run)
@@ -199,8 +203,9 @@ def test_one_process_of_two_that_is_asked_makes_both_save_the_same_step(
 ) -> None:
     _, command = whole
     run = tmp_path / "run"
-    again = [*command, f"run.dir={run}", "train.num_steps=100000", "train.micro_batch_size=1", "launch.num_processes=2"]
-    process = start(*again, cwd=tmp_path)
+    command = [*command, "train.num_steps=150", "train.micro_batch_size=1", "launch.num_processes=2"]
+    assert train(*command, f"run.dir={tmp_path / 'undisturbed'}", cwd=tmp_path).returncode == 0
+    process = start(*command, f"run.dir={run}", cwd=tmp_path)
     wait_for(lambda: num_rows(run) >= 5, process)
     ranks = sorted(processes_of(run).items())
     workers = [pid for pid, words in ranks if "rope_exp.worker" in words]
@@ -210,7 +215,9 @@ def test_one_process_of_two_that_is_asked_makes_both_save_the_same_step(
     assert process.returncode == 75, stderr
     assert "Traceback" not in stderr
     [saved] = [int(path.name.removeprefix("step_")) for path in sorted((run / "checkpoints").iterdir())][-1:]
-    assert saved == num_rows(run)
+    assert saved == num_rows(run) < 150
+    assert train(*command, f"run.dir={run}", cwd=tmp_path).returncode == 0
+    assert_same_run(tmp_path / "undisturbed", run)
 
 
 def test_a_sweep_that_is_asked_to_stop_ends_every_run_and_a_rerun_finishes_them(
@@ -228,6 +235,26 @@ def test_a_sweep_that_is_asked_to_stop_ends_every_run_and_a_rerun_finishes_them(
     assert not processes_of(runs)
     assert train(*command, cwd=tmp_path).returncode == 0
     assert len(list(runs.glob("*/seed0/result.json"))) == 3
+
+
+@pytest.mark.parametrize("broken", ["closed", "full"])
+def test_where_nobody_hears_it_a_run_trains_and_stops_all_the_same(whole: Whole, tmp_path: Path, broken: str) -> None:
+    folder, command = whole
+    run = tmp_path / "run"
+    read, write = os.pipe()
+    stderr = write if broken == "closed" else os.open("/dev/full", os.O_WRONLY)
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "train.py"), *command, f"run.dir={run}"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=stderr,
+    )  # fmt: skip
+    os.close(stderr)
+    os.close(read)
+    wait_for(lambda: num_rows(run) >= 33, process)  # past an evaluation, of which a line would be printed
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+    assert sorted(path.name for path in (run / "checkpoints").iterdir())[-1] == f"step_{num_rows(run):08d}"
+    assert train(*command, f"run.dir={run}", cwd=tmp_path).returncode == 0
+    assert_same_run(folder, run)
 
 
 # -- a process dies ----------------------------------------------------------------------------------------------------
@@ -289,6 +316,57 @@ def test_a_process_that_hangs_beside_one_that_raised_is_ended(whole: Whole, tmp_
     assert not processes_of(run)
 
 
+def test_what_the_first_process_refuses_is_one_sentence_and_not_the_others_traceback(
+    whole: Whole, tmp_path: Path
+) -> None:
+    _, command = whole
+    run = tmp_path / "run"
+    again = [*command, f"run.dir={run}", "launch.num_processes=2", "train.num_steps=100000"]
+    process = start(*again, cwd=tmp_path)
+    wait_for(lambda: num_rows(run) >= 15, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    done = train(*again, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"error: {run / 'metrics.jsonl'} was changed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert " of 2 failed" not in done.stderr
+
+
+def test_processes_that_see_different_folders_are_refused_before_they_train(whole: Whole, tmp_path: Path) -> None:
+    _, command = whole
+    command = [*command, "run.dir=run", "launch.device=cpu", "train.num_steps=100000"]
+    hosts = [tmp_path / "host0", tmp_path / "host1"]
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
+    for host in hosts:
+        host.mkdir()
+
+    def both() -> list["subprocess.Popen[str]"]:
+        world = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [
+            start(*command, cwd=host, RANK=str(rank), ACCELERATE_USE_CPU="true", **world)
+            for rank, host in enumerate(hosts)
+        ]
+
+    first = both()
+    wait_for(lambda: num_rows(hosts[0] / "run") >= 12, first[0])
+    for process in first:
+        process.send_signal(signal.SIGTERM)
+    assert [process.communicate(timeout=60) and process.returncode for process in first] == [75, 75]
+    rows = num_rows(hosts[0] / "run")
+    again = both()  # the checkpoint lies with the first process alone
+    for process in again:
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 2, stderr
+        assert re.search(
+            r"error: process 1 begins at step=0 and process 0 at [1-9]\d*; all of them must see the same", stderr
+        )
+    assert num_rows(hosts[0] / "run") == rows
+
+
 # -- numbers blow up ---------------------------------------------------------------------------------------------------
 
 
@@ -300,7 +378,7 @@ def test_one_bad_number_on_one_process_of_two_stops_both_before_the_update(
     command = [*tiny_overrides, "train.num_steps=20", "launch.num_processes=2", "pe=vo_rope"]
     done = train(*command, cwd=tmp_path, PYTHONPATH=INSIDE, SABOTAGE=f"vo_rope:1:9:{poison}")
     assert done.returncode == 3, done.stderr
-    assert "diverged: the loss or a gradient of step 9" in done.stderr
+    assert "diverged: after 8 steps a loss or a gradient was not finite" in done.stderr
     result = read_json(run / "result.json")
     assert (result["status"], result["diverged_step"], result["steps"]) == ("diverged", 9, 8)
     assert [row["step"] for row in read_metrics(run)] == list(range(1, 9))

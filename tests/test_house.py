@@ -12,11 +12,11 @@ PACKAGE = REPOSITORY / "rope_exp"
 
 # Each module may import those of lower rank; equals do not import each other.
 RANKS = [
-    {"schema", "progress", "stop", "published"},
+    {"schema", "progress", "stop", "published", "disk"},
     {"config"},
     {"compose", "flops", "record", "rope"},
     {"machine"},
-    {"model", "optim", "live", "track", "checkpoint", "data", "stats", "throughput"},
+    {"model", "optim", "live", "leases", "track", "checkpoint", "data", "stats", "throughput"},
     {"certify", "load", "report"},
     {"loop", "figures", "tables"},
     {"worker"},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rope_exp import launch, machine
+from rope_exp import launch, leases, machine
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.schema import ConfigError
@@ -83,13 +83,13 @@ def test_compiling_is_for_runs_long_enough_to_pay_it_back(monkeypatch: pytest.Mo
 
 def test_a_gpu_is_leased_once_and_again_after_it_is_given_back(two_gpus: None) -> None:
     config = settled()
-    first, second = launch.lease_gpus(config), launch.lease_gpus(config)
+    first, second = leases.lease_gpus(config), leases.lease_gpus(config)
     assert first is not None
     assert second is not None
     assert {first[0].gpu, second[0].gpu} == {"0", "1"}
-    assert launch.lease_gpus(config) is None
+    assert leases.lease_gpus(config) is None
     first[0].release()
-    third = launch.lease_gpus(config)
+    third = leases.lease_gpus(config)
     assert third is not None
     assert third[0].gpu == first[0].gpu
     second[0].release()
@@ -98,17 +98,17 @@ def test_a_gpu_is_leased_once_and_again_after_it_is_given_back(two_gpus: None) -
 
 def test_a_run_of_two_gpus_waits_for_both_and_holds_none_meanwhile(two_gpus: None) -> None:
     both, one = settled("launch=all_gpus"), settled()
-    held = launch.lease_gpus(one)
+    held = leases.lease_gpus(one)
     assert held is not None
-    assert launch.lease_gpus(both) is None
-    other = launch.lease_gpus(one)  # the refused run left the free one free
+    assert leases.lease_gpus(both) is None
+    other = leases.lease_gpus(one)  # the refused run left the free one free
     assert other is not None
     held[0].release()
     other[0].release()
-    leases = launch.lease_gpus(both)
-    assert leases is not None
-    assert [lease.gpu for lease in leases] == ["0", "1"]
-    for lease in leases:
+    taken = leases.lease_gpus(both)
+    assert taken is not None
+    assert [lease.gpu for lease in taken] == ["0", "1"]
+    for lease in taken:
         lease.release()
 
 
@@ -117,16 +117,16 @@ def test_a_lease_lives_as_long_as_a_child_that_inherited_it(two_gpus: None) -> N
     import sys
 
     config = settled("launch=all_gpus")
-    leases = launch.lease_gpus(config)
-    assert leases is not None
+    taken = leases.lease_gpus(config)
+    assert taken is not None
     child = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lease.descriptor for lease in leases]
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lease.descriptor for lease in taken]
     )
-    for lease in leases:
+    for lease in taken:
         lease.release()  # as when the dispatcher dies
-    assert launch.lease_gpus(config) is None
+    assert leases.lease_gpus(config) is None
     child.communicate(b"\n", timeout=30)
-    again = launch.lease_gpus(config)
+    again = leases.lease_gpus(config)
     assert again is not None
     for lease in again:
         lease.release()
@@ -134,7 +134,7 @@ def test_a_lease_lives_as_long_as_a_child_that_inherited_it(two_gpus: None) -> N
 
 def test_cpu_runs_need_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert launch.lease_gpus(settled()) == []
+    assert leases.lease_gpus(settled()) == []
 
 
 def test_gpus_are_read_from_the_environment_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,3 +269,26 @@ def test_two_hundred_runs_are_planned_at_the_cost_of_one_corpus(
     ]
     assert len(launch.plan(configs)) == 200
     assert len(prepared) == 1
+
+
+@pytest.mark.parametrize("harm", ["removed", "linked"])
+def test_a_run_that_lost_its_checkpoints_is_refused_and_its_curve_is_kept(
+    tiny: Callable[..., RunConfig], tmp_path: Path, harm: str
+) -> None:
+    first = cell(machine.settle(tiny("launch.device=cpu")))
+    assert launch.claim(first)
+    launch.unlock(first)
+    metrics = first.folder / "metrics.jsonl"
+    metrics.write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2)))
+    [again] = launch.plan([first.config])  # killed before the save of step 2
+    assert again.exit_code is None
+    metrics.write_text(metrics.read_text() + '{"step": 3}\n')
+    if harm == "linked":
+        (tmp_path / "larger" / "step_00000002").mkdir(parents=True)
+        (first.folder / "checkpoints").mkdir()
+        (first.folder / "checkpoints/step_00000002").symlink_to(tmp_path / "larger" / "step_00000002")
+    with pytest.raises(ConfigError, match="has metrics up to step 3 and no checkpoint; restore"):
+        launch.plan([first.config])
+    (first.folder / "checkpoints" / "step_00000002").unlink(missing_ok=True)
+    (first.folder / "checkpoints" / "step_00000002").mkdir(parents=True)
+    launch.plan([first.config])

@@ -13,18 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rope_exp.compose import run_config
+from rope_exp.disk import DiskError, check_space, try_lock, write_atomically
 from rope_exp.record import (
-    DiskError,
     MetricsWriter,
     RecordError,
-    check_space,
     read_config,
     read_env,
     read_json,
     read_metrics,
     read_result,
-    try_lock,
-    write_atomically,
     write_config,
     write_json,
 )
@@ -34,6 +31,9 @@ def test_config_yaml_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     config = run_config(["pe=vo_rope", "seed=7"])
     write_config(tmp_path, config)
     assert read_config(tmp_path) == config
+
+
+KINDS = (".py", ".md", ".yaml", ".c", ".json")
 
 
 def write_rows(folder: Path, steps: Iterable[int]) -> dict[str, Any]:
@@ -134,7 +134,9 @@ def test_too_little_space_is_said_with_folder_and_bytes(tmp_path: Path) -> None:
 
 def test_the_repository_holds_no_word_of_where_it_was_made() -> None:
     words = ("/wo" + "rk/", "/ro" + "ot/", "/tm" + "p/")
-    for path in [*REPOSITORY.glob("rope_exp/**/*.py"), *REPOSITORY.glob("tests/*.py"), *REPOSITORY.glob("*.md")]:
+    folders = ("rope_exp", "tests", "scripts", "docs", "configs")
+    kept = [path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.suffix in KINDS]
+    for path in [*kept, *REPOSITORY.glob("*.md"), REPOSITORY / "Makefile"]:
         assert not any(word in path.read_text(encoding="utf-8") for word in words), path
 
 
@@ -197,3 +199,12 @@ def test_a_lock_lives_as_long_as_a_child_that_inherited_it_and_does_not_follow_a
     assert other is not None
     os.close(again)
     os.close(other)
+
+
+def test_a_pipe_or_a_link_in_a_locks_place_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match=name):
+            try_lock(tmp_path / name)
+    assert not (tmp_path / "elsewhere").exists()

@@ -28,7 +28,8 @@ from typing import Any
 import matplotlib
 from runs import kill_alone, kill_the_tree, num_rows, numbers, processes_of, start, train
 
-from rope_exp.record import read_json, write_atomically
+from rope_exp.disk import write_atomically
+from rope_exp.record import read_json
 
 EVAL_EVERY, SAVE_EVERY = 20, 7
 SMALL = ("train.num_steps=120", "train.global_batch_size=8", "train.seq_len=128", "train.eval_sequences=96")

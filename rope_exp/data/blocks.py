@@ -9,7 +9,6 @@ nothing that is read. What a disk or a hand did to it since is found: meta.json 
 whenever a folder is opened, and a block of tokens before the first of its ids is handed out (store.py).
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -43,8 +42,9 @@ from rope_exp.data.tokens import (
     tokenizer_fingerprint,
     vocab_size,
 )
+from rope_exp.disk import DiskError, check_space, disk_full, is_full, sync_folder, write_atomically
 from rope_exp.progress import PreparationProgress
-from rope_exp.record import DiskError, check_space, sync_folder, write_atomically, write_json
+from rope_exp.record import Sha256, write_json
 from rope_exp.schema import ConfigError, Rule, convert
 
 FORMAT = 2  # of the folder; part of its key
@@ -57,7 +57,6 @@ BATCH_BYTES = 1 << 20  # of text encoded at once: enough for all cores; an encod
 UNNUMBERED = ("name", "path", "cache_dir", "seed")  # keys of data that change no token (path: the fingerprint does)
 
 
-Sha256 = Annotated[str, Rule("must be 64 hexadecimal digits", re.compile(r"[0-9a-f]{64}").fullmatch)]
 Digests = Annotated[
     str,
     Rule(
@@ -191,6 +190,8 @@ def _lock(cache: Path, key: str) -> Iterator[None]:
             print(f"data: another process prepares {cache / key}; waiting for it", file=sys.stderr, flush=True)
             lock.acquire()
     except OSError as error:
+        if is_full(error):
+            raise disk_full(cache, 0, "the lock of a preparation") from None
         raise ConfigError("data.cache_dir", str(cache), f"cannot be written: {error.strerror}") from None
     try:
         yield
@@ -267,6 +268,7 @@ def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: P
             stale.unlink()
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     needed_bytes = 0
+    files: dict[str, TokenFile] = {}
     try:
         temporary.mkdir()
         corpus = open_corpus(data)
@@ -280,7 +282,8 @@ def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: P
         write_atomically(temporary / TOKENIZER, tokenizer.to_str())
         dtype = token_dtype(vocab_size(tokenizer))
         with ExitStack() as stack:
-            files = {side: stack.enter_context(TokenFile(temporary / f"{side}.bin", dtype)) for side in SIDES}
+            for side in SIDES:
+                files[side] = stack.enter_context(TokenFile(temporary / f"{side}.bin", dtype))
             counts = write_tokens(corpus, tokenizer, end_id, files, data.max_tokens)
         _check_sides(data, counts["documents"])
         if seq_len is not None:
@@ -298,11 +301,10 @@ def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: P
         temporary.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(folder.parent).free
-            raise DiskError(
-                f"no space left in {folder.parent}: the tokens of data={data.name} need about {needed_bytes:,} bytes "
-                f"and {free:,} are free; make room or choose another data.cache_dir"
+        if is_full(error) or isinstance(error, DiskError):
+            written = sum(file.num_bytes for file in files.values())  # all that is known of a stream's size
+            raise disk_full(
+                folder.parent, max(needed_bytes, written), f"what is prepared of data={data.name}, at least,"
             ) from None
         raise
     finally:

@@ -116,7 +116,7 @@ class _Client(httpx.Client):
                 if failure is None:
                     return response
                 after = response.headers.get("retry-after", "")
-                least_s = int(after) if after.isdecimal() else 0
+                least_s = int(after) if re.fullmatch("[0-9]{1,6}", after) else 0
             except PASSING as error:
                 silent = isinstance(error, httpx.TimeoutException)
                 failure = f"silence for {TIMEOUT_S:g} s" if silent else first_line(error)

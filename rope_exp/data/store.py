@@ -1,4 +1,4 @@
-"""Token ids on the disk: written once, with a digest a block, and handed out only from blocks that still match theirs.
+"""Token ids on the disk: written once, with a digest a block, and handed out only from blocks that were verified.
 
 Blocks are small, so that the first steps on a large corpus, each of whose windows lies in a block not seen before,
 hash little: at 2 GB/s a block takes 30 microseconds. Their digests take a thousandth of the corpus's size.
@@ -6,7 +6,6 @@ hash little: at 2 GB/s a block takes 30 microseconds. Their digests take a thous
 
 import hashlib
 import os
-import stat
 import weakref
 from pathlib import Path
 from typing import Self
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from rope_exp.data.documents import DataError
 from rope_exp.data.tokens import TokenType
+from rope_exp.disk import descriptor_of
 
 BLOCK_BYTES = 64 << 10  # of a .bin file under one digest
 DIGEST_BYTES = 32  # of one block's SHA-256
@@ -107,6 +107,7 @@ class TokenFile:
     def __init__(self, path: Path, dtype: TokenType) -> None:
         self._file, self._dtype, self._max_id = path.open("wb"), np.dtype(dtype).newbyteorder("<"), np.iinfo(dtype).max
         self._digest, self._filled = hashlib.sha256(), 0  # of the block that is being written
+        self.num_bytes = 0
         self.digests = bytearray()  # of the blocks, one after another
 
     def __enter__(self) -> Self:
@@ -125,6 +126,7 @@ class TokenFile:
         assert ids.max(initial=0) <= self._max_id, "a token id would wrap"
         rest = memoryview(ids.astype(self._dtype).tobytes())
         self._file.write(rest)
+        self.num_bytes += len(rest)
         while len(rest):
             part = rest[: BLOCK_BYTES - self._filled]
             self._digest.update(part)
@@ -141,14 +143,10 @@ def open_plain(path: Path) -> int:
         DataError: it is missing, a link, or something that is no file (opening a pipe would wait for ever).
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return descriptor_of(path)
     except OSError as error:
         what = "is a link" if path.is_symlink() else f"cannot be opened: {error.strerror}"
         raise DataError(f"{path} {what}; remove {path.parent} and prepare again") from None
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise DataError(f"{path} is no plain file; remove {path.parent} and prepare again")
-    return file
 
 
 def read_plain(path: Path, max_bytes: int) -> bytes:

@@ -34,7 +34,8 @@ def attempt(folder: Path, number: int, how: int) -> int:
         faults.fault_arm(str(folder).encode(), number, how)
         try:
             save(folder, 3)
-        except OSError:
+        except OSError as error:
+            Path(folder.parent, "said").write_text(str(error))
             os._exit(1)
         if how == COUNT:
             print(faults.fault_count(), flush=True)
@@ -69,6 +70,7 @@ def trial(number: int, how: int) -> dict[str, object]:
         save(folder, 4)  # the run goes on, whatever was left
         return {
             "operation": number, "how": HOW.get(how), "status": status, "verified": good, "listed": listed,
+            "said": said.read_text() if (said := folder.parent / "said").exists() else "",
             "left": left, "loaded": newest and newest.step,
             "after": sorted(path.name for path in folder.iterdir()),
         }  # fmt: skip

@@ -15,7 +15,8 @@ LINE_SECONDS = 10.0  # between plain lines
 def say(line: str) -> None:
     """Print to standard error; where that is closed, or a file on a full disk, the work goes on unsaid."""
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")  # at once: print writes the newline apart, and other processes' words between
+        sys.stderr.flush()
 
 
 class Progress:

@@ -116,22 +116,26 @@ def plan(configs: Sequence[RunConfig]) -> list[Cell]:
             if group not in others:
                 others[group] = _any_of_group(group, fresh)
             _check_group(cell, others[group])
+    _check_room([cell for cell in cells if cell.exit_code is None])
+    return cells
+
+
+def _check_room(cells: list[Cell]) -> None:
+    """Prepare what the runs read, and refuse them where they would not fit on the disk (or in memory)."""
     prepared: dict[tuple[Any, ...], Prepared] = {}  # many runs, one corpus
     needed_bytes = 0
     for cell in cells:
-        if cell.exit_code is None:
-            data, tokenizer, train = cell.config.data, cell.config.tokenizer, cell.config.train
-            key = (data, tokenizer, train.seq_len)
-            if key not in prepared:
-                prepared[key] = prepare(data, tokenizer, seq_len=train.seq_len)
-            if tokenizer.known_vocab_size is None:
-                check_memory(cell.config, prepared[key].vocab_size)
-            # A save stands beside those that are kept until they are pruned; the runs of a sweep all keep theirs.
-            saved = 0 if cell.config.run.fresh else len(list((cell.folder / "checkpoints").glob("step_*")))
-            cell.needed_bytes = checkpoint_bytes(cell.config, prepared[key].vocab_size)
-            needed_bytes += max(2, train.keep_checkpoints + 1 - saved) * cell.needed_bytes
-            check_space(cell.folder, needed_bytes, "the checkpoints' room")
-    return cells
+        data, tokenizer, train = cell.config.data, cell.config.tokenizer, cell.config.train
+        key = (data, tokenizer, train.seq_len)
+        if key not in prepared:
+            prepared[key] = prepare(data, tokenizer, seq_len=train.seq_len)
+        if tokenizer.known_vocab_size is None:
+            check_memory(cell.config, prepared[key].vocab_size)
+        # A save stands beside those that are kept until they are pruned; the runs of a sweep all keep theirs.
+        saved = 0 if cell.config.run.fresh else len(list((cell.folder / "checkpoints").glob("step_*")))
+        cell.needed_bytes = checkpoint_bytes(cell.config, prepared[key].vocab_size)
+        needed_bytes += max(2, train.keep_checkpoints + 1 - saved) * cell.needed_bytes
+        check_space(cell.folder, needed_bytes, "the checkpoints' room")
 
 
 def _check_folder(cell: Cell) -> None:

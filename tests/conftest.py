@@ -50,6 +50,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def left_in(cache: Path) -> list[str]:
+    """What a cache of prepared corpora holds besides lock files."""
+    return sorted(path.name for path in cache.iterdir() if path.name != "locks") if cache.exists() else []
+
+
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> tuple[Path, list[str]]:
     """One uninterrupted run of 60 steps and its command line without run.dir."""

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import left_in
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -50,11 +51,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("ROPE_EXP_CACHE", str(folder))
     return folder
-
-
-def left_in(cache: Path) -> list[str]:
-    """What the cache holds besides lock files."""
-    return sorted(path.name for path in cache.iterdir() if path.name != "locks") if cache.exists() else []
 
 
 def write_parquet(path: Path, texts: list[str | None], column: str = "text", **options: object) -> Path:

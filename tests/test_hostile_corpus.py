@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, left_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,10 +46,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("ROPE_EXP_CACHE", str(folder))
     return folder
-
-
-def left_in(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.iterdir() if path.name != "locks") if cache.exists() else []
 
 
 def refused(data: DataConfig, tokenizer: TokenizerConfig = BYTES) -> str:

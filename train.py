@@ -45,6 +45,7 @@ from yaml import YAMLError
 from rope_exp.compose import explain, read_command, to_run_config
 from rope_exp.config import RunConfig
 from rope_exp.machine import check_memory, settle
+from rope_exp.progress import say
 from rope_exp.record import RecordError, read_result
 from rope_exp.schema import ConfigError
 from rope_exp.stop import EXIT_STOPPED
@@ -144,7 +145,7 @@ def run_as_rank(configs: list[RunConfig]) -> int:
 
 def fail(error: Exception, code: int) -> int:
     """One sentence on standard error."""
-    print(f"error: {error}", file=sys.stderr)
+    say(f"error: {error}")
     return code
 
 
@@ -166,7 +167,7 @@ def main() -> int:
     except OSError as error:
         return fail(error, 1)
     except KeyboardInterrupt:
-        print("stopped before any run was started", file=sys.stderr)
+        say("stopped before any run was started")
         return EXIT_STOPPED
     finally:
         for number in SIGNALS:  # the rest is Python's own end, which a signal would only garble

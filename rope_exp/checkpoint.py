@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rope_exp.disk import DiskError, disk_full, is_full, open_regular, sync_folder
+from rope_exp.progress import say
 from rope_exp.record import RecordError, read_json, read_text, to_json, write_json
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -131,7 +131,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
             return load(folder, step)
         except CheckpointError as error:
             broken.append(str(error))
-            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+            say(f"warning: {error}; trying the checkpoint before it")
     if broken:
         raise CheckpointError(f"no checkpoint under {folder} verifies ({broken[0]}); restore one or use run.fresh=true")
     return None

@@ -1,6 +1,5 @@
 """One live view of a whole sweep: a table on a terminal, plain lines otherwise."""
 
-import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from rope_exp.config import RunConfig
 from rope_exp.disk import open_regular
+from rope_exp.progress import unheard
 from rope_exp.record import METRICS, RecordError, parse_row
 from rope_exp.schema import ConfigError, check
 
@@ -67,7 +67,7 @@ class LiveTable:
             return
         self._refreshed = now
         if self._live:
-            with contextlib.suppress(OSError):
+            with unheard():
                 self._live.update(self._table(), refresh=True)
             return
         self._print_changes()
@@ -77,7 +77,7 @@ class LiveTable:
             self._print(f"running: {', '.join(running)}; {self._left()}")
 
     def _print(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # a view that cannot be shown ends no run
+        with unheard():
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def _print_changes(self) -> None:

@@ -1,9 +1,11 @@
 """Progress of a run and of a preparation: a bar on a terminal, plain lines otherwise."""
 
 import contextlib
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,9 +14,19 @@ from tqdm import tqdm
 LINE_SECONDS = 10.0  # between plain lines
 
 
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Let words that cannot be said end nothing: where standard error is closed, or a file on a full disk."""
+    try:
+        yield
+    except OSError:
+        # What is left in its buffer would fail once more when Python ends, and change the exit code.
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
+
+
 def say(line: str) -> None:
-    """Print to standard error; where that is closed, or a file on a full disk, the work goes on unsaid."""
-    with contextlib.suppress(OSError):
+    """Print a line to standard error, if that can be."""
+    with unheard():
         sys.stderr.write(f"{line}\n")  # at once: print writes the newline apart, and other processes' words between
         sys.stderr.flush()
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from rope_exp.config import RunConfig
 from rope_exp.disk import write_atomically
+from rope_exp.progress import say
 from rope_exp.record import METRICS, read_config, read_metrics, read_result
 from rope_exp.stop import STOP_SIGNALS
 
@@ -86,7 +87,7 @@ def _finish(mirror: "subprocess.Popen[bytes]", folder: Path) -> None:
 
 def _warn(folder: Path, reason: str) -> None:
     again = f"`python scripts/mirror.py {folder}` mirrors metrics.jsonl again"
-    print(f"warning: the wandb tracker failed ({reason}); {again}", file=sys.stderr, flush=True)
+    say(f"warning: the wandb tracker failed ({reason}); {again}")
 
 
 def _reason(error: BaseException) -> str:

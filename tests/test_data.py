@@ -467,7 +467,9 @@ def test_space_that_runs_out_on_the_way_is_said_and_given_back(tmp_path, cache, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store_module.TokenFile, "write", full)
-    with pytest.raises(DiskError, match=rf"{cache}: the tokens of data=mine need about [\d,]+ bytes and [\d,]+ are"):
+    with pytest.raises(
+        DiskError, match=rf"{cache}: what is prepared of data=mine, at least, needs [\d,]+ bytes and [\d,]+ are"
+    ):
         prepare(data, BYTES)
     assert left_in(cache) == []
 

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -43,7 +42,7 @@ from rope_exp.data.tokens import (
     vocab_size,
 )
 from rope_exp.disk import DiskError, check_space, disk_full, is_full, sync_folder, write_atomically
-from rope_exp.progress import PreparationProgress
+from rope_exp.progress import PreparationProgress, say
 from rope_exp.record import Sha256, write_json
 from rope_exp.schema import ConfigError, Rule, convert
 
@@ -187,7 +186,7 @@ def _lock(cache: Path, key: str) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            print(f"data: another process prepares {cache / key}; waiting for it", file=sys.stderr, flush=True)
+            say(f"data: another process prepares {cache / key}; waiting for it")
             lock.acquire()
     except OSError as error:
         if is_full(error):
@@ -277,7 +276,7 @@ def _make(data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: P
         needed_bytes = _estimate_bytes(corpus, data, config)
         check_space(folder.parent, needed_bytes, f"the tokens of data={data.name}")
         if config.kind == "bpe":
-            print("data: training the tokenizer", file=sys.stderr, flush=True)
+            say("data: training the tokenizer")
         tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
         write_atomically(temporary / TOKENIZER, tokenizer.to_str())
         dtype = token_dtype(vocab_size(tokenizer))

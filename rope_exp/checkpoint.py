@@ -6,11 +6,12 @@ syncs the parent; one that is dropped is renamed before it is deleted. So whatev
 is the old or the new one, and each is whole. Pickle is never read or written.
 """
 
+import errno
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rope_exp.record import RecordError, read_json, read_text, to_json, write_js
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 _SAVING, _DROPPED = ".saving-", ".dropped-"
+MOMENTARY = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EINTR)
 
 
 class CheckpointError(RuntimeError):
@@ -57,6 +59,8 @@ def save(
         _save_tensors(temporary / MODEL, model)
         _save_tensors(temporary / OPTIMIZER, optimizer)
         write_json(temporary / STATE, {"step": step, **state})
+        for name in (MODEL, OPTIMIZER):  # safetensors lets nobody else read them
+            (temporary / name).chmod((temporary / STATE).stat().st_mode)
         manifest = {name: _fingerprint(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
         write_json(temporary / MANIFEST, manifest)
         _drop(final)  # only ever one that did not verify: the run went on from an older one
@@ -78,13 +82,13 @@ def clear_leftovers(folder: Path) -> None:
             _remove(leftover)
 
 
-def prune(folder: Path, keep: int, newest: int) -> None:
-    """Keep the `keep` checkpoints up to step `newest`, just saved.
+def prune(folder: Path, keep: int, newest: int, broken: Collection[int] = ()) -> None:
+    """Keep the `keep` checkpoints up to step `newest`, just saved, without those that were found `broken`.
 
-    Later ones did not verify: the run went on from an older one.
+    Later ones did not verify, either: the run went on from an older one.
     """
     steps = list_steps(folder)
-    kept = [step for step in steps if step <= newest][-keep:]
+    kept = [step for step in steps if step <= newest and (step == newest or step not in broken)][-keep:]
     for step in steps:
         if step not in kept:
             _drop(folder / f"step_{step:08d}")
@@ -133,7 +137,8 @@ def load_newest(folder: Path) -> Checkpoint | None:
             broken.append(str(error))
             say(f"warning: {error}; trying the checkpoint before it")
     if broken:
-        raise CheckpointError(f"no checkpoint under {folder} verifies ({broken[0]}); restore one or use run.fresh=true")
+        hint = "restore one (a run can begin anew with run.fresh=true)"
+        raise CheckpointError(f"no checkpoint under {folder} verifies ({broken[0]}); {hint}")
     return None
 
 
@@ -142,6 +147,7 @@ def load(folder: Path, step: int) -> Checkpoint:
 
     Raises:
         CheckpointError: a file is missing, is no regular file, or its size or SHA-256 is not the manifest's.
+        OSError: one cannot be read now (permissions, too many open files).
     """
     path = folder / f"step_{step:08d}"
     try:
@@ -155,6 +161,9 @@ def load(folder: Path, step: int) -> Checkpoint:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
         state = read_json(path / STATE)
     except (RecordError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, RecordError) else error
+        if isinstance(cause, OSError) and cause.errno in MOMENTARY:
+            raise cause from None  # that it cannot be read now does not say that it is damaged
         raise CheckpointError(str(error)) from error
     if state.get("step") != step:
         raise CheckpointError(f"{path / STATE} is of step {state.get('step')}, not {step}")
@@ -193,7 +202,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, OSError) as error:
         raise CheckpointError(f"{path} holds no tensors that safetensors reads: {error}") from error
 
 

@@ -30,6 +30,7 @@ from rope_exp.progress import say
 from rope_exp.record import (
     CONFIG,
     LOCK,
+    METRICS,
     RecordError,
     describe,
     last_step,
@@ -205,6 +206,8 @@ def claim(cell: Cell) -> bool:
         if cell.exit_code is None:
             if cell.config.run.dir is None and not cell.config.run.fresh:
                 _check_group(cell, _any_of_group(cell.config.group, {cell.folder}))
+            if not _has_checkpoint(cell.folder):  # it begins anew, whatever became of rows before the first save
+                (cell.folder / METRICS).unlink(missing_ok=True)
             # A later start of the same run goes on in this folder; only its first start is fresh.
             placed = cell.config.replace("run", fresh=False, dir=str(cell.folder), group=cell.config.group)
             write_config(cell.folder, placed)

@@ -29,7 +29,7 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     checkpoints = folder / "checkpoints"
     if step is not None and step not in checkpoint.list_steps(checkpoints):
         raise CheckpointError(f"{checkpoints} holds no step {step}; it holds {checkpoint.list_steps(checkpoints)}")
-    saved = checkpoint.load_newest(checkpoints) if step is None else checkpoint.load(checkpoints, step)
+    saved = _newest(checkpoints) if step is None else checkpoint.load(checkpoints, step)
     if saved is None:
         raise CheckpointError(f"{checkpoints} holds no checkpoint yet")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
@@ -41,3 +41,14 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     model = Decoder(config.model, config.pe, vocab_size)
     model.load_state_dict(saved.model)
     return model.eval(), tokenizer
+
+
+def _newest(checkpoints: Path) -> checkpoint.Checkpoint | None:
+    """The newest that verifies; of a run in progress, which may drop what was listed while it is read."""
+    while True:
+        listed = checkpoint.list_steps(checkpoints)
+        try:
+            return checkpoint.load_newest(checkpoints)
+        except CheckpointError:
+            if checkpoint.list_steps(checkpoints) == listed:
+                raise

@@ -219,7 +219,7 @@ class Trainer:
         self.started = time.perf_counter()
         if main:
             checkpoint.clear_leftovers(self.folder / "checkpoints")
-            checkpoint.prune(self.folder / "checkpoints", self.config.train.keep_checkpoints, self.step)
+            self.passed_over = [s for s in checkpoint.list_steps(self.folder / "checkpoints") if s > self.step]
         self.writer = MetricsWriter(self.folder, self.mark) if main else None
         with mirrored(self.config, self.folder) if main else contextlib.nullcontext():
             with Progress(self.config.name, self.config.train.num_steps, self.step, shown=main) as self.progress:
@@ -337,7 +337,7 @@ class Trainer:
             checkpoint.save(
                 folder, self.step, weights(self.decoder), optimizer_tensors(self.optimizer, self.names), state
             )
-            checkpoint.prune(folder, self.config.train.keep_checkpoints, self.step)
+            checkpoint.prune(folder, self.config.train.keep_checkpoints, self.step, self.passed_over)
         self.accelerator.wait_for_everyone()
         self.saved_step = self.step
         self.throughput.pause()

@@ -287,7 +287,12 @@ class MetricsWriter:
 
         Raises:
             DiskError: the disk is full; some file systems find that out only here.
+            OSError: the file was moved, replaced or cut meanwhile, and does not hold what was written.
         """
+        here = os.fstat(self._file.fileno())
+        there = self._path.stat() if self._path.exists() else None
+        if there is None or not os.path.samestat(here, there) or here.st_size != self._file.tell():
+            raise OSError(f"{self._path} was moved, replaced or cut while the run wrote it; its last checkpoint stands")
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -297,9 +302,9 @@ class MetricsWriter:
         return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
-        """Sync and close."""
-        self.mark()
-        self._file.close()
+        """Sync and close; raises what `mark` does."""
+        with self._file:
+            self.mark()
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Checkpoints are whole or absent, verified or refused."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import pickle
@@ -134,8 +135,12 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_leftovers(
 def test_pruning_keeps_the_newest_and_drops_what_was_passed_over(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4, 9):
         save(tmp_path, step)
-    checkpoint.prune(tmp_path, keep=2, newest=4)  # 9 did not verify, and the run went on from 3
+    checkpoint.prune(tmp_path, keep=2, newest=4, broken=[9])  # 9 did not verify, and the run went on from 3
     assert checkpoint.list_steps(tmp_path) == [3, 4]
+    for step in (5, 6, 7):
+        save(tmp_path, step)
+    checkpoint.prune(tmp_path, keep=2, newest=7, broken=[5, 6])
+    assert checkpoint.list_steps(tmp_path) == [4, 7]
 
 
 def test_interrupted_saves_are_cleared(tmp_path: Path) -> None:
@@ -282,3 +287,26 @@ def test_whatever_stands_in_a_sealed_file_is_loaded_or_refused_and_nothing_else_
         seal(path.parent)
     with contextlib.suppress(CheckpointError):
         checkpoint.load(folder, 2)
+
+
+def test_a_file_that_cannot_be_read_now_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    opened = checkpoint.open_regular
+
+    def forbidden(path: Path) -> Any:
+        if path.name == "optimizer.safetensors" and "00000002" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path)
+
+    monkeypatch.setattr(checkpoint, "open_regular", forbidden)
+    with pytest.raises(PermissionError, match=r"step_00000002/optimizer\.safetensors"):
+        checkpoint.load_newest(tmp_path)
+    assert checkpoint.list_steps(tmp_path) == [1, 2]
+
+
+def test_who_may_read_the_record_may_read_the_weights(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    assert len({path.stat().st_mode for path in (tmp_path / "step_00000001").iterdir()}) == 1

@@ -292,3 +292,16 @@ def test_a_run_that_lost_its_checkpoints_is_refused_and_its_curve_is_kept(
     (first.folder / "checkpoints" / "step_00000002").unlink(missing_ok=True)
     (first.folder / "checkpoints" / "step_00000002").mkdir(parents=True)
     launch.plan([first.config])
+
+
+def test_a_run_killed_before_its_first_save_may_save_more_often_and_is_not_refused_twice(
+    tiny: Callable[..., RunConfig],
+) -> None:
+    first = cell(machine.settle(tiny("launch.device=cpu", "train.save_every=6")))
+    assert launch.claim(first)
+    launch.unlock(first)
+    (first.folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3, 4)))
+    for _ in range(2):  # each ends before it trains
+        [again] = launch.plan([machine.settle(tiny("launch.device=cpu", "train.save_every=2"))])
+        assert launch.claim(again)
+        launch.unlock(again)

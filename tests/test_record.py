@@ -208,3 +208,26 @@ def test_a_pipe_or_a_link_in_a_locks_place_is_refused_and_not_waited_for(tmp_pat
         with pytest.raises(OSError, match=name):
             try_lock(tmp_path / name)
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("harm", ["removed", "cut", "moved", "replaced"])
+def test_rows_that_are_taken_away_while_they_are_written_are_noticed_before_a_checkpoint_vouches_for_them(
+    tmp_path: Path, harm: str
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    path = folder / "metrics.jsonl"
+    writer = MetricsWriter(folder, None)
+    writer.write({"step": 1})
+    writer.mark()
+    if harm == "removed":
+        path.unlink()
+    elif harm == "cut":
+        os.truncate(path, 3)
+    elif harm == "moved":
+        folder.rename(tmp_path / "elsewhere")
+    else:
+        path.rename(folder / "kept")
+        path.write_bytes((folder / "kept").read_bytes())
+    with pytest.raises(OSError, match="was moved, replaced or cut"):
+        writer.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import NINE, REPOSITORY
-from runs import assert_same_run, final_weights, kill_alone, kill_the_tree, start, train
+from runs import assert_same_run, final_weights, kill_alone, kill_the_tree, num_rows, start, train, wait_for
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rope_exp import load_run
@@ -273,6 +273,17 @@ def test_load_run_gives_the_newest_checkpoint_and_its_tokenizer(whole: tuple[Pat
     assert logits.shape == (1, len(ids), 257)
     older, _ = load_run(whole[0], step=50)
     assert not torch.equal(older(torch.tensor([ids])), logits)
+
+
+def test_a_run_in_progress_can_be_opened_at_any_moment(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    often = ("train.save_every=1", "train.keep_checkpoints=1", "train.num_steps=100000")
+    process = start(*tiny_overrides, *often, cwd=tmp_path)
+    wait_for(lambda: num_rows(tmp_path / "run") >= 5, process)
+    for _ in range(150):
+        load_run(tmp_path / "run")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
 
 
 def test_a_qk_checkpoint_loads_in_transformers_unchanged(tmp_path: Path, tiny_overrides: list[str]) -> None:

@@ -5,7 +5,6 @@ holds types, ranges and everything that must hold between keys, and no defaults.
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rope_exp.schema import ConfigError, Rule, convert, show
+from rope_exp.schema import ConfigError, Rule, convert, json_sha256, show
 
 SITES = ("q", "k", "v", "o")
 AUTO = "auto"
@@ -348,12 +347,12 @@ class RunConfig:
     @property
     def config_sha256(self) -> str:
         """Of every key that can change a number of this run."""
-        return _sha256(self.numeric_dict())
+        return json_sha256(self.numeric_dict())
 
     @property
     def group_sha256(self) -> str:
         """Of the same keys without pe and seed: equal in all rows that may be compared."""
-        return _sha256(self.group_dict())
+        return json_sha256(self.group_dict())
 
     def group_dict(self) -> dict[str, Any]:
         """`numeric_dict` without pe and seed."""
@@ -393,7 +392,3 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
-
-
-def _sha256(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -380,23 +380,25 @@ def _start(cell: Cell, leases: list[Lease], log: Path | None) -> None:
         failure.unlink()
     # Held back until a rank listens: one that was asked to stop earlier would have failed.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    for rank in range(launch.num_processes):
-        own = {}
-        if launch.num_processes > 1:
-            failure = (cell.folder / f"{FAILURE}{rank}").absolute()
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROPE_EXP_FAILURE": str(failure)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rope_exp.worker", str(cell.folder)],
-            env=environment | own,
-            stdout=output,
-            stderr=subprocess.STDOUT if output else None,
-            pass_fds=[cell.lock, *(lease.descriptor for lease in leases)],
-            start_new_session=True,  # a terminal's Ctrl-C reaches the dispatcher alone, which passes it on once
-        )
-        cell.ranks.append(process)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if output:
-        output.close()
+    try:
+        for rank in range(launch.num_processes):
+            own = {}
+            if launch.num_processes > 1:
+                failure = (cell.folder / f"{FAILURE}{rank}").absolute()
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROPE_EXP_FAILURE": str(failure)}
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rope_exp.worker", str(cell.folder)],
+                env=environment | own,
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                pass_fds=[cell.lock, *(lease.descriptor for lease in leases)],
+                start_new_session=True,  # a terminal's Ctrl-C reaches the dispatcher alone, which passes it on once
+            )
+            cell.ranks.append(process)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if output:
+            output.close()
 
 
 def _collect(cells: list[Cell]) -> None:

@@ -1,6 +1,7 @@
 """From a plain mapping to frozen dataclasses: types, ranges, and errors that name the key. Knows no key by name."""
 
 import dataclasses
+import hashlib
 import json
 import re
 import sys
@@ -145,3 +146,8 @@ def check(values: Any, fields: Mapping[str, Any]) -> None:
             raise ConfigError(name, ..., "is missing")
         if not _matches(hint, values[name]):
             raise ConfigError(name, values[name], _allowed(hint))
+
+
+def json_sha256(values: Any) -> str:
+    """SHA-256 of plain values as JSON, keys in order: what configs, corpora and prepared folders are told apart by."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, allow_nan=False).encode()).hexdigest()

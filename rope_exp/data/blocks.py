@@ -44,7 +44,7 @@ from rope_exp.data.tokens import (
 from rope_exp.disk import DiskError, check_space, disk_full, is_full, sync_folder, write_atomically
 from rope_exp.progress import PreparationProgress, say
 from rope_exp.record import Sha256, write_json
-from rope_exp.schema import ConfigError, Rule, convert
+from rope_exp.schema import ConfigError, Rule, convert, json_sha256
 
 FORMAT = 2  # of the folder; part of its key
 META, TOKENIZER, LOCKS = "meta.json", "tokenizer.json", "locks"
@@ -174,7 +174,7 @@ def _key(data: DataConfig, tokenizer: TokenizerConfig, fingerprint: str) -> str:
         "data": numbered,
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
-    return _sha256(values)[:16]
+    return json_sha256(values)[:16]
 
 
 @contextmanager
@@ -358,16 +358,12 @@ def _meta(folder: Path, tokenizer: Tokenizer, files: Mapping[str, TokenFile], co
 
 
 def _data_sha256(tokenizer_sha256: str, size: int, blocks: Mapping[str, str]) -> str:
-    return _sha256([tokenizer_sha256, np.dtype(token_dtype(size)).name, blocks[TRAIN], blocks[VALIDATION]])
+    return json_sha256([tokenizer_sha256, np.dtype(token_dtype(size)).name, blocks[TRAIN], blocks[VALIDATION]])
 
 
 def _meta_sha256(values: Mapping[str, Any]) -> str:
     """Of all that meta.json holds but this digest itself."""
-    return _sha256({key: value for key, value in values.items() if key != "meta_sha256"})
-
-
-def _sha256(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return json_sha256({key: value for key, value in values.items() if key != "meta_sha256"})
 
 
 def write_tokens(

@@ -6,7 +6,6 @@ grow with the corpus.
 """
 
 import hashlib
-import json
 import sys
 import sysconfig
 import tokenize
@@ -26,7 +25,7 @@ from rope_exp.data.documents import (
     stream_texts,
 )
 from rope_exp.data.files import local_files, open_files
-from rope_exp.schema import ConfigError
+from rope_exp.schema import ConfigError, json_sha256
 
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -41,13 +40,13 @@ def corpus_fingerprint(data: DataConfig) -> str:
         ConfigError: data.path is missing or holds no file that could be read.
     """
     if data.kind == "hub":
-        return _sha256([data.path, data.subset, data.revision])
+        return json_sha256([data.path, data.subset, data.revision])
     if data.kind == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
-        return _sha256([[str(path.relative_to(root)), _sha256_file(path)] for path in library_files(root)])
+        return json_sha256([[str(path.relative_to(root)), _sha256_file(path)] for path in library_files(root)])
     root, files = local_files(data)
     states = [(str(path.relative_to(root)), path.stat()) for path in files]
-    return _sha256([[name, state.st_size, state.st_mtime_ns] for name, state in states])
+    return json_sha256([[name, state.st_size, state.st_mtime_ns] for name, state in states])
 
 
 def open_corpus(data: DataConfig) -> Corpus:
@@ -129,10 +128,6 @@ def _hub(data: DataConfig) -> Corpus:
         "validation": "its own" if VALIDATION in sides else "held out",
     }
     return Corpus({side: reader(stream) for side, stream in sides.items()}, data.holdout_fraction, None, facts)
-
-
-def _sha256(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def _sha256_file(path: Path) -> str:

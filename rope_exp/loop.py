@@ -8,6 +8,7 @@ in evaluation, the processes agree on whether any was asked to stop: all save th
 """
 
 import contextlib
+import gc
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -221,7 +222,7 @@ class Trainer:
             checkpoint.clear_leftovers(self.folder / "checkpoints")
             self.passed_over = [s for s in checkpoint.list_steps(self.folder / "checkpoints") if s > self.step]
         self.writer = MetricsWriter(self.folder, self.mark) if main else None
-        with mirrored(self.config, self.folder) if main else contextlib.nullcontext():
+        with mirrored(self.config, self.folder) if main else contextlib.nullcontext(), _frozen_heap():
             with Progress(self.config.name, self.config.train.num_steps, self.step, shown=main) as self.progress:
                 status = self._run()
             if self.writer is not None:
@@ -439,6 +440,17 @@ class Trainer:
             "wall_s": self._elapsed_s(),
             **({} if finished else {"diverged_step": self.diverged_step}),
         }
+
+
+@contextlib.contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Python's collector leaves alone what stands now: to look at every object of the libraries costs a step or two."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _rng_state(device: torch.device) -> dict[str, str]:

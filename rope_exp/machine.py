@@ -9,11 +9,13 @@ from itertools import takewhile
 from pathlib import Path
 
 from rope_exp.config import AUTO, MIN_VOCAB_SIZE, RunConfig
-from rope_exp.flops import memory_bytes, num_parameters
+from rope_exp.flops import flops_per_token, memory_bytes, num_parameters
 from rope_exp.schema import ConfigError
 
-# Compiling costs tens of seconds a run; below this many steps it does not pay back (docs/LOG.md).
-MIN_STEPS_TO_COMPILE = 200
+# What a run must compute for compiling to pay back, in floating-point operations, by device. On a CPU as measured
+# (docs/performance.md) where runs of a sweep share what the first compiled; on a GPU by estimate: half a minute to
+# compile, against a quarter of the peak eager and nearly half compiled.
+PAYS_TO_COMPILE = {"cpu": 5e12, "cuda": 1e16}
 CPU_INFO = Path("/proc/cpuinfo")
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 PROCESS_BYTES = 150 * 2**20  # of a process that has imported torch, before it holds a model
@@ -86,6 +88,13 @@ def has_compiler(device: str) -> bool:
     return headers.exists() and any(shutil.which(name) for name in compilers)
 
 
+def operations(config: RunConfig) -> float:
+    """Of the whole run, in FLOP; a pretrained tokenizer's vocabulary is not known yet, and counted as the smallest."""
+    train = config.train
+    vocab_size = config.tokenizer.known_vocab_size or MIN_VOCAB_SIZE
+    return train.num_steps * train.global_batch_size * train.seq_len * float(flops_per_token(config, vocab_size))
+
+
 def settle(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """`config` with every `auto` replaced by what this machine gives it: the config that config.yaml records.
 
@@ -111,7 +120,7 @@ def settle(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if precision == AUTO:
         precision = "bf16" if (gpus_have_bf16() if device == "cuda" else cpu_has_bf16()) else "fp32"
     if compiled == AUTO:
-        compiled = train.num_steps >= MIN_STEPS_TO_COMPILE and has_compiler(device)
+        compiled = operations(config) >= PAYS_TO_COMPILE[device] and has_compiler(device)
     if deterministic == AUTO:
         deterministic = device == "cpu"
     config = config.replace("launch", device=device, num_processes=processes, max_parallel=parallel)

@@ -17,12 +17,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rope_exp.attention import causal_attention
 from rope_exp.config import ModelConfig, PeConfig
+from rope_exp.loss import chunk_gradients, summed_cross_entropy
 from rope_exp.rope import angles, frequencies, turn
 
 INIT_STD = 0.02
 
 Tables = tuple[Tensor, Tensor]  # cos_TF, sin_TF
+
+
+def linears(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """What each layer, without bias, makes of x, by one product with all of their weights."""
+    packed = F.linear(x_BTD, torch.cat([layer.weight for layer in layers]))
+    return torch.split(packed, [layer.out_features for layer in layers], dim=-1)
 
 
 class Attention(nn.Module):
@@ -32,7 +40,6 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.sites = frozenset(sites)
-        self.grouped = config.num_key_value_heads != config.num_attention_heads
         query_width = config.num_attention_heads * config.head_dim
         key_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_width, bias=False)
@@ -42,17 +49,11 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, tables: Tables) -> Tensor:
         heads = (*x_BTD.shape[:2], -1, self.head_dim)
-        q_BTHK = self._turn("q", self.q_proj(x_BTD).view(heads), tables)
-        k_BTGK = self._turn("k", self.k_proj(x_BTD).view(heads), tables)
-        v_BTGK = self._turn("v", self.v_proj(x_BTD).view(heads), tables)
-        o_BHTK = F.scaled_dot_product_attention(
-            q_BTHK.transpose(1, 2),
-            k_BTGK.transpose(1, 2),
-            v_BTGK.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=self.grouped,
+        projected = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        q_BTHK, k_BTGK, v_BTGK = (
+            self._turn(site, x.view(heads), tables) for site, x in zip("qkv", projected, strict=True)
         )
-        o_BTHK = self._turn("o", o_BHTK.transpose(1, 2), tables)
+        o_BTHK = self._turn("o", causal_attention(q_BTHK, k_BTGK, v_BTGK), tables)
         return self.o_proj(o_BTHK.flatten(2))
 
     def _turn(self, site: str, x_BTHK: Tensor, tables: Tables) -> Tensor:
@@ -70,7 +71,8 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        gate, up = linears(x_BTD, self.gate_proj, self.up_proj)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -123,7 +125,12 @@ class Trunk(nn.Module):
         x_BTD = self.embed_tokens(ids_BT)
         for layer in self.layers:
             x_BTD = layer(x_BTD, tables)
-        return self.norm(x_BTD)
+        return self.last_norm(x_BTD)
+
+    def last_norm(self, x_BTD: Tensor) -> Tensor:
+        """A method, because torch.compile passes over its own modules."""
+        normed_BTD: Tensor = self.norm(x_BTD)
+        return normed_BTD
 
 
 class Decoder(nn.Module):
@@ -135,21 +142,22 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+        self.chunk_gradients = chunk_gradients
 
     def forward(self, ids_BT: Tensor, target_BT: Tensor | None = None) -> Tensor:
         """Logits_BTV of `ids_BT`, or, given `target_BT`, the sum over B and T of -log p(target), in float32."""
         x_BTD = self.model(ids_BT)
-        return self.lm_head(x_BTD) if target_BT is None else self._summed_loss(x_BTD, target_BT)
-
-    def _summed_loss(self, x_BTD: Tensor, target_BT: Tensor) -> Tensor:
-        logits_BTV: Tensor = self.lm_head(x_BTD)
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), target_BT.flatten(), reduction="sum")
+        if target_BT is None:
+            logits_BTV: Tensor = self.lm_head(x_BTD)
+            return logits_BTV
+        return summed_cross_entropy(x_BTD.flatten(0, 1), self.lm_head.weight, target_BT.flatten(), self.chunk_gradients)
 
     def compile_parts(self) -> None:
-        """Compile one block, reused by every layer, and the loss head: the same two graphs at any depth."""
+        """Compile one block, for every layer, the last norm and a chunk of the loss: three graphs at any depth."""
         for layer in self.model.layers:
             layer.compile(dynamic=False)
-        self._summed_loss = torch.compile(self._summed_loss, dynamic=False)  # type: ignore[method-assign]
+        self.model.last_norm = torch.compile(self.model.last_norm, dynamic=False)  # type: ignore[method-assign]
+        self.chunk_gradients = torch.compile(chunk_gradients, dynamic=False)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

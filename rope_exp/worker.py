@@ -4,6 +4,7 @@ Started by launch.py, or entered from train.py when that process is already a ra
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import platform
@@ -18,13 +19,15 @@ from typing import Any
 
 from rope_exp.config import RunConfig
 from rope_exp.disk import write_atomically
-from rope_exp.machine import check_batch, num_cores
+from rope_exp.machine import PAYS_TO_COMPILE, check_batch, num_cores, operations
 from rope_exp.progress import say
 from rope_exp.record import ENV, RESULT, RecordError, describe, read_config, read_env, read_json, write_json
 from rope_exp.schema import ConfigError
 from rope_exp.stop import EXIT_STOPPED, StopSignal, end_with_parent
 
 EXIT_CODES = {"finished": 0, "diverged": 3, "stopped": EXIT_STOPPED}
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+MARKED = ("device", "torch", "num_threads", "git")  # a run that goes on with another of these says so
 PACKAGES = (
     "torch",
     "accelerate",
@@ -107,15 +110,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     if stop.requested and int(os.environ.get("WORLD_SIZE", "1")) == 1:  # several ranks leave together, from the loop
         return EXIT_STOPPED
 
-    import torch
-
-    if config.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        # Filling costs time and decides no number here: nothing reads memory before it is written.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # One compiled block serves every layer; DDP's own splitting of graphs by bucket would undo that.
-    torch._dynamo.config.optimize_ddp = False
+    set_up_process(config)
 
     from rope_exp.certify import certificate
     from rope_exp.data import prepare
@@ -129,6 +124,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         env = _environment(config, accelerator, prepared.corpus, checked, read_env(folder))
         write_json(folder / ENV, env)
         write_atomically(folder / "tokenizer.json", prepared.tokenizer_file.read_text(encoding="utf-8"))
+        say(f"{config.name}: {_described(config)}")
     status = trainer.fit()
     # Before the process group ends: DDP holds it, and a group that is freed last can wait for its own thread for ever.
     del trainer
@@ -138,6 +134,42 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     if os.environ.get("RANK", "0") == "0":
         say(f"{config.name}: {_said(status, folder)}")
     return EXIT_CODES[status]
+
+
+def set_up_process(config: RunConfig) -> None:
+    """Before torch trains: what is deterministic, compiled or kept in memory is a setting of the whole process."""
+    import torch
+
+    if config.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        # Filling costs time and decides no number here: nothing reads memory before it is written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # One compiled block serves every layer; DDP's own splitting of graphs by bucket would undo that.
+    torch._dynamo.config.optimize_ddp = False
+    if config.launch.device == "cpu":
+        _keep_memory()
+
+
+def _keep_memory() -> None:
+    """Have the C library keep what a step frees for the next, where it is glibc.
+
+    Else it hands every tensor above 32 MiB at the most back to the kernel, which fills each page with zeros again when
+    it is next touched: a sixth of a step (docs/performance.md).
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            library.mallopt(parameter, 2**31 - 1)
+
+
+def _described(config: RunConfig) -> str:
+    """How the run trains, for its log."""
+    device = config.launch.device
+    pays, takes = PAYS_TO_COMPILE[device], operations(config)
+    needed = f"compiling pays back from {pays:.0e} operations on, and this run takes {takes:.1e}"
+    how = "compiled" if config.train.compile else f"not compiled ({needed}; train.compile=true compiles)"
+    return f"{config.train.precision} on {device}, {how}"
 
 
 def _said(status: str, folder: Path) -> str:
@@ -177,35 +209,40 @@ def _environment(
     config: RunConfig, accelerator: Any, corpus: dict[str, Any], checked: dict[str, Any], old: dict[str, Any]
 ) -> dict[str, Any]:
     """env.json: what this run ran on. `marks` keeps what changed when it went on elsewhere."""
-    import torch
-
-    device = accelerator.device
-    now = {
-        "world_size": accelerator.num_processes,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
-        "torch": torch.__version__,
-        "num_threads": torch.get_num_threads(),
-        "git": _git(),
-    }
+    facts = machine_facts(accelerator.device.type)
+    now = {"world_size": accelerator.num_processes} | {key: facts.pop(key) for key in MARKED}
     marks = [*old.get("marks", [])]
     marks += [f"went on with {key} {now[key]} after {old[key]}" for key in now if key in old and old[key] != now[key]]
     return {
         **now,
         "marks": marks,
         "started": [*old.get("started", []), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())],
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "num_cores": num_cores(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        **facts,
         "deterministic": config.train.deterministic,
         "accelerate": {
             "distributed_type": accelerator.distributed_type.name,
             "mixed_precision": accelerator.mixed_precision,
-            "device": str(device),
+            "device": str(accelerator.device),
             "num_processes": accelerator.num_processes,
         },
         "certificate": checked,
         "corpus": corpus,
+    }
+
+
+def machine_facts(device: str) -> dict[str, Any]:
+    """What anything that is measured here was measured on."""
+    import torch
+
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
+        "torch": torch.__version__,
+        "num_threads": torch.get_num_threads(),
+        "git": _git(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "num_cores": num_cores(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
     }
 
 
@@ -216,7 +253,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """As the kernel calls it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

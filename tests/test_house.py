@@ -14,7 +14,7 @@ PACKAGE = REPOSITORY / "rope_exp"
 RANKS = [
     {"schema", "progress", "stop", "published", "disk"},
     {"config"},
-    {"compose", "flops", "record", "rope"},
+    {"compose", "flops", "record", "rope", "attention", "loss"},
     {"machine"},
     {"model", "optim", "live", "leases", "track", "checkpoint", "data", "stats", "throughput"},
     {"certify", "load", "report"},

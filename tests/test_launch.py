@@ -71,11 +71,12 @@ def test_bf16_on_a_cpu_only_where_its_flags_have_it(
     assert settled().train.precision == precision
 
 
-def test_compiling_is_for_runs_long_enough_to_pay_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_for_runs_that_compute_enough_to_pay_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(machine.shutil, "which", lambda name: None if name == "nvidia-smi" else name)
     assert settled("train.num_steps=10000").train.compile is True
     assert settled("train.num_steps=20").train.compile is False
+    assert settled("train.num_steps=20", "model=10m").train.compile is True
     assert settled("train.num_steps=20", "train.compile=true").train.compile is True
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     assert settled("train.num_steps=10000").train.compile is False

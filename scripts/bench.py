@@ -1,0 +1,231 @@
+"""How fast training goes here and what it could do: `python scripts/bench.py [PART ...] [--models nano,10m]`.
+
+Parts, in the order they run:
+  check      all nine variants against float64, compiled and eager; the loss falls. Nothing is measured if it does not
+  limits     rates of matrix products and of memory
+  speed      tokens/s of each model beside its peers, interleaved, with the step's floor and MFU
+  breakdown  where a step's time goes
+  variants   the step time of each variant beside NoPE's
+  compile    the first step cold, warm, and of another variant after the first; when compiling pays back
+  growth     step time and memory against length, width, layers, vocabulary
+  start      --help, a config error, the first step of a prepared run (CPU)
+  placement  a sweep with one core a run beside all cores a run (CPU)
+  figure     throughput against size
+
+One JSON file a part (and model) goes to --out, beside env.json; what is there already is not measured again without
+--again, so that a broken-off bench goes on. Peers: transformers' Trainer, eager and compiled; litgpt, with the
+interpreter of an environment that has it (--litgpt; without one it is left out); and the same model in a bare loop.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import commands, growth
+from benchmarks.check import check
+from benchmarks.kernels import breakdown
+from benchmarks.limits import floor, limits
+from benchmarks.race import Entry, race
+
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.data import prepare
+from rope_exp.flops import flops_per_token, num_parameters, peak_flops_per_s
+from rope_exp.machine import settle
+from rope_exp.progress import say
+from rope_exp.schema import ConfigError
+from rope_exp.worker import machine_facts
+
+NINE = ("nope", "q_rope", "k_rope", "v_rope", "o_rope", "qk_rope", "vo_rope", "qkv_rope", "qkvo_rope")
+DEFAULT = "check,limits,speed"
+
+
+class Bench:
+    """The parts, and where their results go."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.out = Path(arguments.out)
+        self.configs = {name: self.config(name) for name in arguments.models.split(",")}
+        self.device = next(iter(self.configs.values())).launch.device
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.write("env", machine_facts(self.device))
+
+    def config(self, model: str, *overrides: str) -> RunConfig:
+        """A size as it trains here; on a GPU with two micro-batches a step, so that a step is short."""
+        config = settle(run_config([f"model={model}", "pe=qk_rope", *self.arguments.overrides, *overrides]))
+        micro = config.train.micro_batch_size
+        if config.launch.device == "cuda" and micro is not None:
+            config = config.replace("train", global_batch_size=2 * micro)
+        return config.replace("train", compile=True)
+
+    def run(self, parts: list[str]) -> None:
+        for part in parts:
+            getattr(self, part)()
+
+    def measure(self, name: str, how: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result of that name, measured unless it is there."""
+        path = self.out / f"{name}.json"
+        if path.exists() and not self.arguments.again:
+            say(f"{name}: there already, in {path}")
+            known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return known
+        say(f"{name}: measuring")
+        found = how()
+        self.write(name, found)
+        return found
+
+    def write(self, name: str, values: dict[str, Any]) -> None:
+        """Into the folder, readable."""
+        (self.out / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        [(name, config), *_] = self.configs.items()
+        variants = {pe: self.config(name, f"pe={pe}") for pe in NINE}
+        errors = self.measure(f"check-{name}", lambda: check(variants, vocab_size(config)))
+        worst = max(errors[pe][how]["gradient"] for pe in NINE for how in ("eager", "compiled"))
+        print(f"check: nine variants at {name}: gradients within {worst:.1e} of float64's; every loss falls")
+
+    def limits(self) -> None:
+        found = self.measure("limits", lambda: limits(self.device))
+        rates = found["matmul_flops_per_s"]
+        print(
+            f"limits: products {rates['bf16'] / 1e12:,.2f} TFLOP/s in bf16, {rates['fp32'] / 1e12:,.2f} in fp32; "
+            f"copies {found['copy_bytes_per_s'] / 1e9:,.0f} GB/s"
+        )
+
+    def speed(self) -> None:
+        known = self.measure("limits", lambda: limits(self.device))
+        for name, config in self.configs.items():
+            found = self.measure(f"speed-{name}", lambda config=config: self._speed(config, known))  # type: ignore[misc]
+            print(f"speed: {name}, {found['precision']}, {found['tokens_per_step']:,} tokens a step")
+            for arm, values in found["arms"].items():
+                low, middle, high = values["times_as_slow"]
+                print(
+                    f"  {arm:17} {values['tokens_per_s']:>11,.0f} tokens/s, {middle:5.2f} times as slow as ours "
+                    f"({low:.2f} to {high:.2f}), {values['peak_bytes'] / 2**20:,.0f} MiB"
+                )
+            limit = found["floor"]
+            mfu = f", MFU {found['mfu']:.1%}" if found["mfu"] is not None else ""
+            print(
+                f"  floor {limit['floor_s'] * 1e3:.1f} ms a step; ours reaches {found['of_floor']:.0%} of its rate{mfu}"
+            )
+
+    def _speed(self, config: RunConfig, known: dict[str, Any]) -> dict[str, Any]:
+        arms = {name: Entry(name, config) for name in self.arguments.arms.split(",") if name != "litgpt"}
+        litgpt = Path(self.arguments.litgpt)
+        if "litgpt" in self.arguments.arms and litgpt.exists():
+            arms["litgpt"] = Entry("litgpt", config, str(litgpt))
+        elif "litgpt" in self.arguments.arms:
+            say(f"  litgpt: left out, there is no {litgpt}")
+        found = race(arms, rounds=self.arguments.rounds, steps=self._steps(config))
+        size = vocab_size(config)
+        least = floor(config, size, known)
+        rate = found["ours"]["tokens_per_s"]
+        peak = peak_flops_per_s(machine_facts(self.device)["device"]) if self.device == "cuda" else None
+        return {
+            "arms": found,
+            "params": num_parameters(config.model, config.pe, size),
+            "precision": config.train.precision,
+            "tokens_per_step": config.train.global_batch_size * config.train.seq_len,
+            "floor": least,
+            "of_floor": least["floor_s"] / found["ours"]["step_s"][1],
+            "mfu": rate * flops_per_token(config, size) / peak if peak else None,
+            "flops_per_token": flops_per_token(config, size),
+        }
+
+    def breakdown(self) -> None:
+        for name, config in self.configs.items():
+            found = self.measure(f"breakdown-{name}", lambda config=config: breakdown(config, vocab_size(config)))  # type: ignore[misc]
+            parts = ", ".join(f"{what} {share:.0%}" for what, share in found["shares"].items())
+            print(f"breakdown: {name}: {parts}")
+
+    def variants(self) -> None:
+        for name, config in self.configs.items():
+            chosen = NINE if self.device == "cpu" else ("nope", "qk_rope", "vo_rope", "qkvo_rope")
+            arms = {
+                pe: Entry("bare", dataclasses.replace(config, pe=self.config(name, f"pe={pe}").pe)) for pe in chosen
+            }
+            found = self.measure(
+                f"variants-{name}",
+                lambda arms=arms, config=config: race(arms, rounds=self.arguments.rounds, steps=self._steps(config)),  # type: ignore[misc]
+            )
+            ratios = ", ".join(f"{pe} {values['times_as_slow'][1]:.3f}" for pe, values in found.items())
+            print(f"variants: {name}, step time beside NoPE's: {ratios}")
+
+    def compile(self) -> None:
+        for name, config in self.configs.items():
+            found = self.measure(f"compile-{name}", lambda config=config: commands.compile_times(config))  # type: ignore[misc]
+            print(
+                f"compile: {name}: first step {found['cold_s']:.1f} s cold, {found['warm_s']:.1f} s warm, "
+                f"{found['other_variant_s']:.1f} s of another variant after the first, {found['eager_s']:.1f} s eager; "
+                f"pays back after {found['pays_after_steps_cold']:.0f} steps cold, "
+                f"{found['pays_after_steps_warm']:.0f} warm"
+            )
+
+    def growth(self) -> None:
+        [name, *_] = self.configs
+        found = self.measure("growth", lambda: growth.growth(lambda *overrides: self.config(name, *overrides)))
+        for line in growth.lines(found):
+            print(line)
+
+    def start(self) -> None:
+        found = self.measure("start", commands.start_times)
+        for what, (low, middle, high) in found.items():
+            print(f"start: {what}: {middle:.2f} s ({low:.2f} to {high:.2f})")
+
+    def placement(self) -> None:
+        found = self.measure("placement", commands.placement)
+        for what, values in found.items():
+            print(f"placement: {what}: {values}")
+
+    def figure(self) -> None:
+        from benchmarks.figure import draw
+
+        print(f"figure: {draw(self.out)}")
+
+    def _steps(self, config: RunConfig) -> int:
+        """Of each turn of a race: about a second of them, by the operations."""
+        return 10 if config.train.global_batch_size * config.train.seq_len <= 4096 else 1 if self.device == "cpu" else 4
+
+
+def vocab_size(config: RunConfig) -> int:
+    """Of the prepared corpus."""
+    return prepare(config.data, config.tokenizer, seq_len=config.train.seq_len).vocab_size
+
+
+def main() -> int:
+    """Measure the parts asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help=f"default: {DEFAULT}")
+    parser.add_argument("--models", default="nano,10m")
+    parser.add_argument("--arms", default="ours,bare,Trainer eager,Trainer compiled,litgpt")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--out", default="results/bench/cpu")
+    parser.add_argument("--again", action="store_true", help="measure what was measured before")
+    parser.add_argument("--litgpt", default=".venv-litgpt/bin/python", help="a Python that has litgpt")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    parts = arguments.parts or DEFAULT.split(",")
+    known = [name for name, value in vars(Bench).items() if callable(value) and name in (__doc__ or "")]
+    for part in parts:
+        if part not in known:
+            parser.error(f"part={part} is not one of {', '.join(known)}")
+    try:
+        Bench(arguments).run(parts)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -45,7 +45,13 @@ format: setup-dev ## rewrite the source in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup-dev ## preparation against plain tokenizers, on BENCH_TEXT=file.parquet
+.venv-litgpt/ready: constraints.txt
+	test -x .venv-litgpt/bin/python || $(PYTHON) -m venv .venv-litgpt
+	.venv-litgpt/bin/pip install --quiet $$(grep '^torch==' constraints.txt) litgpt==0.5.13
+	@touch $@
+
+bench: setup-dev .venv-litgpt/ready ## speed beside transformers and litgpt; preparation beside plain tokenizers
+	$(BIN)/python scripts/bench.py --again
 	$(BIN)/python scripts/bench_prepare.py $(BENCH_TEXT)
 
 lock: setup-dev ## write constraints.txt from what .venv holds
@@ -53,4 +59,4 @@ lock: setup-dev ## write constraints.txt from what .venv holds
 	mv constraints.new constraints.txt
 
 clean: ## remove .venv and caches; results/ stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-litgpt .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

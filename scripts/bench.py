@@ -19,9 +19,10 @@ interpreter of an environment that has it (--litgpt; without one it is left out)
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,16 @@ from benchmarks.race import Entry, race
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.data import prepare
-from rope_exp.flops import flops_per_token, num_parameters, peak_flops_per_s
+from rope_exp.flops import flops_per_token, num_parameters
 from rope_exp.machine import settle
 from rope_exp.progress import say
 from rope_exp.schema import ConfigError
+from rope_exp.throughput import gpu_peak_flops_per_s
 from rope_exp.worker import machine_facts
 
 NINE = ("nope", "q_rope", "k_rope", "v_rope", "o_rope", "qk_rope", "vo_rope", "qkv_rope", "qkvo_rope")
-DEFAULT = "check,limits,speed"
+PARTS = ("check", "limits", "speed", "breakdown", "variants", "compile", "growth", "start", "placement", "figure")
+DEFAULT = ("check", "limits", "speed", "figure")
 
 
 class Bench:
@@ -52,6 +55,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.out = Path(arguments.out)
+        self.measured: set[str] = set()
         self.configs = {name: self.config(name) for name in arguments.models.split(",")}
         self.device = next(iter(self.configs.values())).launch.device
         self.out.mkdir(parents=True, exist_ok=True)
@@ -65,20 +69,21 @@ class Bench:
             config = config.replace("train", global_batch_size=2 * micro)
         return config.replace("train", compile=True)
 
-    def run(self, parts: list[str]) -> None:
+    def run(self, parts: Sequence[str]) -> None:
         for part in parts:
             getattr(self, part)()
 
-    def measure(self, name: str, how: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def measure(self, name: str, how: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
         """The result of that name, measured unless it is there."""
         path = self.out / f"{name}.json"
-        if path.exists() and not self.arguments.again:
+        if path.exists() and (name in self.measured or not self.arguments.again):
             say(f"{name}: there already, in {path}")
             known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             return known
         say(f"{name}: measuring")
-        found = how()
+        found = how(*arguments)
         self.write(name, found)
+        self.measured.add(name)
         return found
 
     def write(self, name: str, values: dict[str, Any]) -> None:
@@ -90,12 +95,12 @@ class Bench:
     def check(self) -> None:
         [(name, config), *_] = self.configs.items()
         variants = {pe: self.config(name, f"pe={pe}") for pe in NINE}
-        errors = self.measure(f"check-{name}", lambda: check(variants, vocab_size(config)))
+        errors = self.measure(f"check-{name}", check, variants, vocab_size(config))
         worst = max(errors[pe][how]["gradient"] for pe in NINE for how in ("eager", "compiled"))
         print(f"check: nine variants at {name}: gradients within {worst:.1e} of float64's; every loss falls")
 
     def limits(self) -> None:
-        found = self.measure("limits", lambda: limits(self.device))
+        found = self.measure("limits", limits, self.device)
         rates = found["matmul_flops_per_s"]
         print(
             f"limits: products {rates['bf16'] / 1e12:,.2f} TFLOP/s in bf16, {rates['fp32'] / 1e12:,.2f} in fp32; "
@@ -103,9 +108,9 @@ class Bench:
         )
 
     def speed(self) -> None:
-        known = self.measure("limits", lambda: limits(self.device))
+        known = self.measure("limits", limits, self.device)
         for name, config in self.configs.items():
-            found = self.measure(f"speed-{name}", lambda config=config: self._speed(config, known))  # type: ignore[misc]
+            found = self.measure(f"speed-{name}", self._speed, config, known)
             print(f"speed: {name}, {found['precision']}, {found['tokens_per_step']:,} tokens a step")
             for arm, values in found["arms"].items():
                 low, middle, high = values["times_as_slow"]
@@ -130,7 +135,7 @@ class Bench:
         size = vocab_size(config)
         least = floor(config, size, known)
         rate = found["ours"]["tokens_per_s"]
-        peak = peak_flops_per_s(machine_facts(self.device)["device"]) if self.device == "cuda" else None
+        peak = gpu_peak_flops_per_s(machine_facts("cuda")["device"], None) if self.device == "cuda" else None
         return {
             "arms": found,
             "params": num_parameters(config.model, config.pe, size),
@@ -144,7 +149,7 @@ class Bench:
 
     def breakdown(self) -> None:
         for name, config in self.configs.items():
-            found = self.measure(f"breakdown-{name}", lambda config=config: breakdown(config, vocab_size(config)))  # type: ignore[misc]
+            found = self.measure(f"breakdown-{name}", breakdown, config, vocab_size(config))
             parts = ", ".join(f"{what} {share:.0%}" for what, share in found["shares"].items())
             print(f"breakdown: {name}: {parts}")
 
@@ -154,26 +159,24 @@ class Bench:
             arms = {
                 pe: Entry("bare", dataclasses.replace(config, pe=self.config(name, f"pe={pe}").pe)) for pe in chosen
             }
-            found = self.measure(
-                f"variants-{name}",
-                lambda arms=arms, config=config: race(arms, rounds=self.arguments.rounds, steps=self._steps(config)),  # type: ignore[misc]
-            )
+            turn = functools.partial(race, rounds=self.arguments.rounds, steps=self._steps(config))
+            found = self.measure(f"variants-{name}", turn, arms)
             ratios = ", ".join(f"{pe} {values['times_as_slow'][1]:.3f}" for pe, values in found.items())
             print(f"variants: {name}, step time beside NoPE's: {ratios}")
 
     def compile(self) -> None:
         for name, config in self.configs.items():
-            found = self.measure(f"compile-{name}", lambda config=config: commands.compile_times(config))  # type: ignore[misc]
+            found = self.measure(f"compile-{name}", commands.compile_times, config)
             print(
                 f"compile: {name}: first step {found['cold_s']:.1f} s cold, {found['warm_s']:.1f} s warm, "
                 f"{found['other_variant_s']:.1f} s of another variant after the first, {found['eager_s']:.1f} s eager; "
-                f"pays back after {found['pays_after_steps_cold']:.0f} steps cold, "
-                f"{found['pays_after_steps_warm']:.0f} warm"
+                f"steps until it pays back: {_count(found['pays_after_steps_cold'])} cold, "
+                f"{_count(found['pays_after_steps_warm'])} warm"
             )
 
     def growth(self) -> None:
         [name, *_] = self.configs
-        found = self.measure("growth", lambda: growth.growth(lambda *overrides: self.config(name, *overrides)))
+        found = self.measure("growth", growth.growth, functools.partial(self.config, name))
         for line in growth.lines(found):
             print(line)
 
@@ -197,6 +200,10 @@ class Bench:
         return 10 if config.train.global_batch_size * config.train.seq_len <= 4096 else 1 if self.device == "cpu" else 4
 
 
+def _count(steps: float | None) -> str:
+    return "never" if steps is None else f"{steps:,.0f}"
+
+
 def vocab_size(config: RunConfig) -> int:
     """Of the prepared corpus."""
     return prepare(config.data, config.tokenizer, seq_len=config.train.seq_len).vocab_size
@@ -205,7 +212,7 @@ def vocab_size(config: RunConfig) -> int:
 def main() -> int:
     """Measure the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"default: {DEFAULT}")
+    parser.add_argument("parts", nargs="*", help=f"default: {' '.join(DEFAULT)}")
     parser.add_argument("--models", default="nano,10m")
     parser.add_argument("--arms", default="ours,bare,Trainer eager,Trainer compiled,litgpt")
     parser.add_argument("--rounds", type=int, default=12)
@@ -214,11 +221,10 @@ def main() -> int:
     parser.add_argument("--litgpt", default=".venv-litgpt/bin/python", help="a Python that has litgpt")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args()
-    parts = arguments.parts or DEFAULT.split(",")
-    known = [name for name, value in vars(Bench).items() if callable(value) and name in (__doc__ or "")]
+    parts = arguments.parts or DEFAULT
     for part in parts:
-        if part not in known:
-            parser.error(f"part={part} is not one of {', '.join(known)}")
+        if part not in PARTS:
+            parser.error(f"part={part} is not one of {', '.join(PARTS)}")
     try:
         Bench(arguments).run(parts)
     except ConfigError as error:

@@ -1,8 +1,9 @@
-"""Measure the preparation: `python scripts/bench_prepare.py FILE.parquet`.
+"""Measure the preparation: `python scripts/bench_prepare.py [FILE.parquet]`; without a file, the embedded corpus.
 
-Prints the throughput of rope_exp.data (reading, hashing, encoding, writing) beside that of a bare `encode_batch` on the
-same text, already in memory, with the same tokenizer, in alternating rounds of one process; then the preparation's peak
-memory on the text and on ten times the text, each in a process of its own. Linux only (it reads /proc).
+Prints the throughput of rope_exp.data (reading, hashing, encoding, writing) beside that of plain tokenizers on the same
+text, already in memory, with the same tokenizer, in alternating rounds of one process: one `encode_batch_fast` of all,
+and one a thousand texts, which is faster. Then the preparation's peak memory on the text and on ten times the text,
+each in a process of its own. Linux only (it reads /proc).
 """
 
 import argparse
@@ -28,9 +29,9 @@ from rope_exp.disk import write_atomically
 
 
 def corpus_of(path: str, column: str, repeats: int) -> Corpus:
-    """The training documents of one file, `repeats` times over."""
-    paths = Path(path).resolve()
-    config = run_config(["data=files", f"data.path='{paths}'", f"data.text_column={column}"])
+    """The training documents of one file, or of the embedded corpus if it is "", `repeats` times over."""
+    files = ["data=files", f"data.path='{Path(path).resolve()}'", f"data.text_column={column}"]
+    config = run_config(files if path else ["data=stdlib"])
     corpus = open_corpus(config.data)
     read = corpus.splits["train"]
     repeated = {"train": lambda: (text for _ in range(repeats) for text in read())}
@@ -60,7 +61,7 @@ def peak_mib(arguments: argparse.Namespace, tokenizer: Path, repeats: int) -> in
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", help="a Parquet file")
+    parser.add_argument("path", nargs="?", default="", help="a Parquet file; default: the embedded corpus")
     parser.add_argument("--column", default="text")
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=3)
@@ -82,20 +83,24 @@ def main() -> None:
         tokenizer = load_tokenizer(path)
     texts = list(corpus.splits["train"]())
     num_bytes = sum(len(text.encode()) for text in texts)
-    ours, bare = [], []
+    ours: list[float] = []
+    plain: dict[str, list[float]] = {"at once": [], "by thousands": []}
     for _ in range(arguments.rounds):
         seconds, same_bytes = prepare_once(corpus, tokenizer)
         assert same_bytes == num_bytes
         ours.append(seconds)
-        started = time.perf_counter()
-        encodings = tokenizer.encode_batch(texts)
-        bare.append(time.perf_counter() - started)
-        del encodings
+        for how, size in (("at once", len(texts)), ("by thousands", 1000)):
+            num_tokens, started = 0, time.perf_counter()
+            for first in range(0, len(texts), size):
+                encodings = tokenizer.encode_batch_fast(texts[first : first + size], add_special_tokens=False)
+                num_tokens += sum(len(encoding.ids) for encoding in encodings)
+            plain[how].append(time.perf_counter() - started)
     print(f"{num_bytes / 1e6:.1f} MB of text, {os.cpu_count()} cores, medians of {arguments.rounds} rounds")
-    print(f"prepare:            {num_bytes / 1e6 / median(ours):6.2f} MB/s")
-    print(f"bare encode_batch:  {num_bytes / 1e6 / median(bare):6.2f} MB/s")
-    print(f"ratio:              {median(bare) / median(ours):6.2f}")
-    print(f"peak memory:        {memory[1]} MiB; on ten times the text {memory[10]} MiB")
+    print(f"prepare: {num_bytes / 1e6 / median(ours):.2f} MB/s, {num_tokens / median(ours):,.0f} tokens/s")
+    for how, times in plain.items():
+        ratio = median(other / own for own, other in zip(ours, times, strict=True))
+        print(f"plain tokenizers, {how}: {num_bytes / 1e6 / median(times):.2f} MB/s, {ratio:.2f} times our time")
+    print(f"peak memory: {memory[1]} MiB; on ten times the text {memory[10]} MiB")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-MAX_LENGTH = 2048  # of what is written out below: its memory grows with the square of the length
+from rope_exp.flops import MAX_WRITTEN_OUT
+
 MIN_BLOCK = 128  # queries
 
 
@@ -24,7 +26,7 @@ def causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
 
     Each of the G heads of keys and values serves H/G query heads, in order.
     """
-    if q_BTHK.device.type != "cpu" or q_BTHK.shape[1] > MAX_LENGTH:
+    if q_BTHK.device.type != "cpu" or q_BTHK.shape[1] > MAX_WRITTEN_OUT:
         o_BHTK = F.scaled_dot_product_attention(
             q_BTHK.transpose(1, 2),
             k_BTGK.transpose(1, 2),
@@ -65,6 +67,7 @@ class _Short(torch.autograd.Function):
         return _heads_last(o_NTK, q_BTHK)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         (do_BTHK,) = gradients
         q_NTK, k_NTK, v_NTK, o_NTK, *kept = ctx.saved_tensors

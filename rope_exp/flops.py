@@ -23,6 +23,12 @@ PEAK_TFLOPS = {
 }
 
 
+# Of one chunk of the loss, which passes once over the gradient of the head: a tenth of the time of its products.
+TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
+# The longest sequence whose attention is written out, on a CPU: its memory grows with the square of the length.
+MAX_WRITTEN_OUT = 4096
+
+
 def peak_flops_per_s(device_name: str) -> float | None:
     """The device's dense bf16 peak in FLOP/s, or None for a device that the table does not hold."""
     return next((peak * 1e12 for name, peak in PEAK_TFLOPS.items() if re.search(rf"\b{name}\b", device_name)), None)
@@ -64,17 +70,27 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
 
 
 def memory_bytes(config: RunConfig, vocab_size: int, num_processes: int) -> int:
-    """An estimate of one process's peak: weights, gradients and moments in float32, activations, logits.
+    """An estimate of one process's peak: weights, gradients and moments in float32, activations, a chunk of logits.
 
-    Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice that in float32), the
-    logits three times (bf16, float32, gradient).
+    Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice that in float32), and the
+    weights of attention where it is written out; the logits of one chunk of the loss three times (bf16, float32,
+    gradient), and the head's gradient three times.
     """
-    train, model = config.train, config.model
+    train, model, device = config.train, config.model, config.launch.device
     share = train.global_batch_size // num_processes
     micro_tokens = min(train.micro_batch_size or share, share) * train.seq_len
     per_feature = 34 if train.precision == "bf16" else 68
     activations = micro_tokens * model.hidden_size * model.num_hidden_layers * per_feature
-    return 16 * num_parameters(model, config.pe, vocab_size) + activations + 10 * micro_tokens * vocab_size
+    if device == "cpu" and train.seq_len <= MAX_WRITTEN_OUT:
+        weights = micro_tokens * train.seq_len * model.num_attention_heads * model.num_hidden_layers
+        activations += weights * (2 if train.precision == "bf16" else 4)
+    logits = min(micro_tokens, TOKENS_OF_A_CHUNK[device]) * vocab_size
+    return (
+        16 * num_parameters(model, config.pe, vocab_size)
+        + activations
+        + 10 * logits
+        + 12 * vocab_size * model.hidden_size
+    )
 
 
 def _layer_weights(model: ModelConfig) -> int:

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-# Of a chunk's logits: on a CPU what its caches hold; elsewhere enough for large products.
-CHUNK_ELEMENTS = {"cpu": 2**22}
-CHUNK_ELEMENTS_ELSEWHERE = 2**28
+from rope_exp.flops import TOKENS_OF_A_CHUNK
 
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -33,7 +32,7 @@ def summed_cross_entropy(x_ND: Tensor, head_VD: Tensor, target_N: Tensor, gradie
         nats: Tensor = _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
         return nats
     x_ND, head_VD = _narrow(x_ND), _narrow(head_VD)
-    chunks = zip(*_chunks(head_VD, x_ND, target_N), strict=True)
+    chunks = zip(*_chunks(x_ND, target_N), strict=True)
     return torch.stack([_nats(x_CD @ head_VD.T, target_C) for x_CD, target_C in chunks]).sum()
 
 
@@ -61,7 +60,7 @@ class _Summed(torch.autograd.Function):
         narrow_ND, narrow_VD = _narrow(x_ND), _narrow(head_VD)
         dx_ND, dhead_VD = torch.empty_like(x_ND), torch.zeros_like(head_VD)
         nats = []
-        for x_CD, target_C, dx_CD in zip(*_chunks(narrow_VD, narrow_ND, target_N, dx_ND), strict=True):
+        for x_CD, target_C, dx_CD in zip(*_chunks(narrow_ND, target_N, dx_ND), strict=True):
             chunk_nats, chunk_dx_CD, chunk_dhead_VD = gradients(x_CD, narrow_VD, target_C)
             nats.append(chunk_nats)
             dx_CD.copy_(chunk_dx_CD)
@@ -70,16 +69,16 @@ class _Summed(torch.autograd.Function):
         return torch.stack(nats).sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *of_nats: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, dhead_VD = ctx.saved_tensors
         return dx_ND * of_nats[0], dhead_VD * of_nats[0], None, None
 
 
-def _chunks(head_VD: Tensor, *of_tokens: Tensor) -> list[tuple[Tensor, ...]]:
-    """Each tensor's parts, as few as the limit on a chunk's logits allows and of sizes that differ by one at most."""
-    most = CHUNK_ELEMENTS.get(head_VD.device.type, CHUNK_ELEMENTS_ELSEWHERE)
-    count = math.ceil(len(of_tokens[0]) * len(head_VD) / most)
-    return [tensor.tensor_split(min(count, len(tensor))) for tensor in of_tokens]
+def _chunks(*of_tokens: Tensor) -> list[tuple[Tensor, ...]]:
+    """Each tensor's parts, as few as may be and of sizes that differ by one at most."""
+    most = TOKENS_OF_A_CHUNK[of_tokens[0].device.type]
+    return [tensor.tensor_split(math.ceil(len(tensor) / most)) for tensor in of_tokens]
 
 
 def _nats(logits_CV: Tensor, target_C: Tensor) -> Tensor:

@@ -66,7 +66,8 @@ def turn(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = Fals
     cos_T1F, sin_T1F = cos_TF[:, None, :], sin_TF[:, None, :]
     if inverse:
         sin_T1F = -sin_T1F
-    x1, x2 = x_BTHK[..., :num_pairs].to(cos_TF.dtype), x_BTHK[..., num_pairs : 2 * num_pairs].to(cos_TF.dtype)
+    # One split, whose gradient is one concatenation; that of slices is a sum of padded tensors.
+    x1, x2, rest = torch.split(x_BTHK, [num_pairs, num_pairs, x_BTHK.shape[-1] - 2 * num_pairs], dim=-1)
+    x1, x2 = x1.to(cos_TF.dtype), x2.to(cos_TF.dtype)
     turned = [x1 * cos_T1F - x2 * sin_T1F, x2 * cos_T1F + x1 * sin_T1F]
-    turned = [part.to(x_BTHK.dtype) for part in turned]
-    return torch.cat([*turned, x_BTHK[..., 2 * num_pairs :]], dim=-1)
+    return torch.cat([*(part.to(x_BTHK.dtype) for part in turned), rest], dim=-1)

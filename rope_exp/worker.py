@@ -158,18 +158,17 @@ def _keep_memory() -> None:
     it is next touched: a sixth of a step (docs/performance.md).
     """
     library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-            library.mallopt(parameter, 2**31 - 1)
+    # Versions before 2.35 take no threshold above 32 MiB; and to set the other alone would fix this one at 128 KiB.
+    if hasattr(library, "mallopt") and any(library.mallopt(M_MMAP_THRESHOLD, most) for most in (2**31 - 1, 2**25)):
+        library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _described(config: RunConfig) -> str:
     """How the run trains, for its log."""
-    device = config.launch.device
-    pays, takes = PAYS_TO_COMPILE[device], operations(config)
-    needed = f"compiling pays back from {pays:.0e} operations on, and this run takes {takes:.1e}"
-    how = "compiled" if config.train.compile else f"not compiled ({needed}; train.compile=true compiles)"
-    return f"{config.train.precision} on {device}, {how}"
+    pays, takes = PAYS_TO_COMPILE[config.launch.device], operations(config)
+    short = f": it pays back from {pays:.0e} operations on, and this run takes {takes:.1e}" if takes < pays else ""
+    how = "compiled" if config.train.compile else f"not compiled{short}"
+    return f"{config.train.precision} on {config.launch.device}, {how}"
 
 
 def _said(status: str, folder: Path) -> str:

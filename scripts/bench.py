@@ -1,7 +1,7 @@
 """How fast training goes here and what it could do: `python scripts/bench.py [PART ...] [--models nano,10m]`.
 
 Parts, in the order they run:
-  check      all nine variants against float64, compiled and eager; the loss falls. Nothing is measured if it does not
+  check      the nine variants of the first model against float64, compiled and eager; the loss falls. Else it ends here
   limits     rates of matrix products and of memory
   speed      tokens/s of each model beside its peers, interleaved, with the step's floor and MFU
   breakdown  where a step's time goes
@@ -12,9 +12,9 @@ Parts, in the order they run:
   placement  a sweep with one core a run beside all cores a run (CPU)
   figure     throughput against size
 
-One JSON file a part (and model) goes to --out, beside env.json; what is there already is not measured again without
---again, so that a broken-off bench goes on. Peers: transformers' Trainer, eager and compiled; litgpt, with the
-interpreter of an environment that has it (--litgpt; without one it is left out); and the same model in a bare loop.
+One JSON file a part (and model) goes to --out, with what it was measured on; what is there already is not measured
+again without --again, so that a broken-off bench goes on. Peers: transformers' Trainer, eager and compiled; litgpt,
+with the interpreter of an environment that has it (--litgpt; without one it is left out); and our model in a bare loop.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import torch
 from benchmarks import commands, growth
 from benchmarks.check import check
 from benchmarks.kernels import breakdown
@@ -38,14 +39,16 @@ from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.data import prepare
 from rope_exp.flops import flops_per_token, num_parameters
-from rope_exp.machine import settle
+from rope_exp.machine import has_compiler, settle
 from rope_exp.progress import say
+from rope_exp.record import write_json
 from rope_exp.schema import ConfigError
 from rope_exp.throughput import gpu_peak_flops_per_s
 from rope_exp.worker import machine_facts
 
 NINE = ("nope", "q_rope", "k_rope", "v_rope", "o_rope", "qk_rope", "vo_rope", "qkv_rope", "qkvo_rope")
 PARTS = ("check", "limits", "speed", "breakdown", "variants", "compile", "growth", "start", "placement", "figure")
+PEERS = ("bare", "Trainer eager", "Trainer compiled", "litgpt")
 DEFAULT = ("check", "limits", "speed", "figure")
 
 
@@ -54,41 +57,49 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
-        self.out = Path(arguments.out)
         self.measured: set[str] = set()
         self.configs = {name: self.config(name) for name in arguments.models.split(",")}
         self.device = next(iter(self.configs.values())).launch.device
+        self.facts = machine_facts(self.device)
+        self.out = Path(arguments.out or f"results/bench/{self.device}")
         self.out.mkdir(parents=True, exist_ok=True)
-        self.write("env", machine_facts(self.device))
 
     def config(self, model: str, *overrides: str) -> RunConfig:
         """A size as it trains here; on a GPU with two micro-batches a step, so that a step is short."""
         config = settle(run_config([f"model={model}", "pe=qk_rope", *self.arguments.overrides, *overrides]))
+        if config.launch.num_processes != 1:
+            raise ConfigError("launch.num_processes", config.launch.num_processes, "must be 1: one process is measured")
+        if not has_compiler(config.launch.device):
+            raise ConfigError("train.compile", True, "this machine has no compiler")
         micro = config.train.micro_batch_size
         if config.launch.device == "cuda" and micro is not None:
             config = config.replace("train", global_batch_size=2 * micro)
         return config.replace("train", compile=True)
 
     def run(self, parts: Sequence[str]) -> None:
-        for part in parts:
-            getattr(self, part)()
+        """In the order of PARTS."""
+        for part in PARTS:
+            if part in parts:
+                getattr(self, part)()
+                if self.device == "cuda":
+                    torch.cuda.empty_cache()  # the next part's processes need it
 
     def measure(self, name: str, how: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
         """The result of that name, measured unless it is there."""
         path = self.out / f"{name}.json"
         if path.exists() and (name in self.measured or not self.arguments.again):
-            say(f"{name}: there already, in {path}")
             known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return known
+            if known["on"]["device"] != self.facts["device"]:
+                raise ConfigError("--out", str(self.out), f"holds what {known['on']['device']} measured; name another")
+            if name not in self.measured:
+                say(f"{name}: there already, in {path}")
+            result: dict[str, Any] = known["result"]
+            return result
         say(f"{name}: measuring")
         found = how(*arguments)
-        self.write(name, found)
+        write_json(path, {"on": self.facts, "result": found})
         self.measured.add(name)
         return found
-
-    def write(self, name: str, values: dict[str, Any]) -> None:
-        """Into the folder, readable."""
-        (self.out / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -125,17 +136,24 @@ class Bench:
             )
 
     def _speed(self, config: RunConfig, known: dict[str, Any]) -> dict[str, Any]:
-        arms = {name: Entry(name, config) for name in self.arguments.arms.split(",") if name != "litgpt"}
+        peak = gpu_peak_flops_per_s(self.facts["device"], config.train.peak_tflops) if self.device == "cuda" else None
+        peers = {name: Entry(name, config) for name in self.arguments.peers.split(",") if name != "litgpt"}
         litgpt = Path(self.arguments.litgpt)
-        if "litgpt" in self.arguments.arms and litgpt.exists():
-            arms["litgpt"] = Entry("litgpt", config, str(litgpt))
-        elif "litgpt" in self.arguments.arms:
+        if "litgpt" in self.arguments.peers and litgpt.exists():
+            peers["litgpt"] = Entry("litgpt", config, str(litgpt))
+        elif "litgpt" in self.arguments.peers:
             say(f"  litgpt: left out, there is no {litgpt}")
-        found = race(arms, rounds=self.arguments.rounds, steps=self._steps(config))
+        ours = {"ours": Entry("ours", config)}
+        turn = functools.partial(race, rounds=self.arguments.rounds, steps=self._steps(config))
+        if self.device == "cpu":
+            found = turn(ours | peers)
+        else:  # two at a time: each holds what its model takes of the GPU
+            found = {}
+            for name, peer in peers.items():
+                found |= turn(ours | {name: peer})
         size = vocab_size(config)
         least = floor(config, size, known)
         rate = found["ours"]["tokens_per_s"]
-        peak = gpu_peak_flops_per_s(machine_facts("cuda")["device"], None) if self.device == "cuda" else None
         return {
             "arms": found,
             "params": num_parameters(config.model, config.pe, size),
@@ -196,7 +214,7 @@ class Bench:
         print(f"figure: {draw(self.out)}")
 
     def _steps(self, config: RunConfig) -> int:
-        """Of each turn of a race: about a second of them, by the operations."""
+        """Of each turn of a race: seconds at the most."""
         return 10 if config.train.global_batch_size * config.train.seq_len <= 4096 else 1 if self.device == "cpu" else 4
 
 
@@ -214,9 +232,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"default: {' '.join(DEFAULT)}")
     parser.add_argument("--models", default="nano,10m")
-    parser.add_argument("--arms", default="ours,bare,Trainer eager,Trainer compiled,litgpt")
+    parser.add_argument("--peers", default=",".join(PEERS), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--out", default="results/bench/cpu")
+    parser.add_argument("--out", help="default: results/bench/<device>")
     parser.add_argument("--again", action="store_true", help="measure what was measured before")
     parser.add_argument("--litgpt", default=".venv-litgpt/bin/python", help="a Python that has litgpt")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
@@ -225,6 +243,11 @@ def main() -> int:
     for part in parts:
         if part not in PARTS:
             parser.error(f"part={part} is not one of {', '.join(PARTS)}")
+    for peer in arguments.peers.split(","):
+        if peer not in PEERS:
+            parser.error(f"--peers: {peer!r} is not one of {', '.join(PEERS)}")
+    if arguments.rounds < 1:
+        parser.error(f"--rounds: {arguments.rounds} must be at least 1")
     try:
         Bench(arguments).run(parts)
     except ConfigError as error:

@@ -14,8 +14,8 @@ PACKAGE = REPOSITORY / "rope_exp"
 RANKS = [
     {"schema", "progress", "stop", "published", "disk"},
     {"config"},
-    {"compose", "flops", "record", "rope", "attention", "loss"},
-    {"machine"},
+    {"compose", "flops", "record", "rope"},
+    {"machine", "attention", "loss"},
     {"model", "optim", "live", "leases", "track", "checkpoint", "data", "stats", "throughput"},
     {"certify", "load", "report"},
     {"loop", "figures", "tables"},

@@ -23,15 +23,13 @@ def direct(x_ND: Tensor, head_VD: Tensor, target_N: Tensor) -> Tensor:
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    st.integers(1, 70), st.integers(1, 9), st.integers(2, 50), st.sampled_from([1, 40, 2**22]), st.integers(0, 2**31)
-)
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(2, 50), st.sampled_from([1, 7, 512]), st.integers(0, 2**31))
 def test_chunks_of_any_size_give_the_loss_and_the_gradients_of_the_whole(
-    tokens: int, width: int, vocab: int, elements: int, seed: int
+    tokens: int, width: int, vocab: int, size: int, seed: int
 ) -> None:
     x_ND, head_VD, target_N = inputs(tokens, width, vocab, seed, torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(loss.CHUNK_ELEMENTS, "cpu", elements)
+        patch.setitem(loss.TOKENS_OF_A_CHUNK, "cpu", size)
         nats = summed_cross_entropy(x_ND, head_VD, target_N, chunk_gradients)
         with torch.no_grad():
             evaluated = summed_cross_entropy(x_ND, head_VD, target_N, chunk_gradients)
@@ -60,8 +58,8 @@ def test_under_autocast_it_errs_no_more_than_the_whole(compiled: bool) -> None:
         assert (own - right).norm() < 1.1 * (other - right).norm()
 
 
-def test_no_chunk_holds_more_logits_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loss.CHUNK_ELEMENTS, "cpu", 1000)
+def test_no_chunk_holds_more_tokens_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loss.TOKENS_OF_A_CHUNK, "cpu", 20)
     x_ND, head_VD, target_N = inputs(77, 4, 50, 0, torch.float32)
     seen = []
 
@@ -71,5 +69,5 @@ def test_no_chunk_holds_more_logits_than_the_limit(monkeypatch: pytest.MonkeyPat
 
     summed_cross_entropy(x_ND, head_VD, target_N, watched)
     assert sum(seen) == 77
-    assert max(seen) * 50 <= 1000
+    assert max(seen) <= 20
     assert max(seen) - min(seen) <= 1  # two shapes to compile at the most

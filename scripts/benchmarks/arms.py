@@ -2,7 +2,7 @@
 
 Sets its training up, then says on standard output, one JSON object a line, how long that took; then, for every number N
 that it is given on standard input, takes N optimizer steps and says how long they took, until its input ends. All arms
-train the same shape on the same windows of tokens, batch, length and precision, with AdamW and clipping.
+train the same shape, batch, length and precision on windows of the same corpus, with AdamW and clipping.
 
 The arm `litgpt` imports nothing of rope_exp, so that it runs in an environment of its own.
 """
@@ -60,8 +60,9 @@ class Gate:
 class Spec:
     """What every arm trains."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
+    def __init__(self, path: Path) -> None:
+        self.folder = path.parent  # for what an arm writes; the race removes it
+        self.values = values = json.loads(path.read_text(encoding="utf-8"))
         self.model: dict[str, Any] = values["model"]
         self.vocab_size: int = values["vocab_size"]
         self.batch, self.micro, self.seq_len = values["batch"], values["micro"], values["seq_len"]
@@ -89,8 +90,6 @@ class Spec:
 
 def ours(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
     """The harness as users run it: the record, the hashes, the checks of every step."""
-    import tempfile
-
     from accelerate import Accelerator
 
     from rope_exp.config import RunConfig
@@ -109,8 +108,7 @@ def ours(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
     set_up_process(config)
     prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
     accelerator = Accelerator(cpu=spec.device.type == "cpu", mixed_precision="bf16" if spec.bf16 else "no")
-    with tempfile.TemporaryDirectory() as folder:
-        Gated(config, Path(folder), prepared, accelerator, StopSignal()).fit()
+    Gated(config, spec.folder, prepared, accelerator, StopSignal()).fit()
 
 
 def bare(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
@@ -142,8 +140,6 @@ def bare(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
 
 def trainer(spec: Spec, gate: Gate, *, compiled: bool) -> None:
     """transformers' Trainer on LlamaForCausalLM."""
-    import tempfile
-
     import transformers
 
     class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -165,28 +161,28 @@ def trainer(spec: Spec, gate: Gate, *, compiled: bool) -> None:
             vocab_size=spec.vocab_size, max_position_embeddings=spec.seq_len, use_cache=False, **spec.model
         )
     )
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            output_dir=folder,
-            use_cpu=spec.device.type == "cpu",
-            bf16=spec.bf16,
-            torch_compile=compiled,
-            per_device_train_batch_size=spec.micro,
-            gradient_accumulation_steps=spec.batch // spec.micro,
-            max_steps=10**9,
-            learning_rate=spec.lr,
-            adam_beta2=spec.betas[1],
-            weight_decay=spec.weight_decay,
-            max_grad_norm=spec.clip,
-            lr_scheduler_type="constant",
-            optim="adamw_torch_fused",
-            logging_steps=10,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=spec.device.type == "cuda",
-        )
-        transformers.Trainer(model, arguments, train_dataset=Windows(), callbacks=[Gated()]).train()
+    arguments = transformers.TrainingArguments(
+        output_dir=str(spec.folder),
+        use_cpu=spec.device.type == "cpu",
+        bf16=spec.bf16,
+        torch_compile=compiled,
+        tf32=False if spec.device.type == "cuda" else None,  # which torch_compile would switch on
+        per_device_train_batch_size=spec.micro,
+        gradient_accumulation_steps=spec.batch // spec.micro,
+        max_steps=10**9,
+        learning_rate=spec.lr,
+        adam_beta2=spec.betas[1],
+        weight_decay=spec.weight_decay,
+        max_grad_norm=spec.clip,
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        logging_steps=10,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=spec.device.type == "cuda",
+    )
+    transformers.Trainer(model, arguments, train_dataset=Windows(), callbacks=[Gated()]).train()
 
 
 def litgpt(spec: Spec, gate: Gate) -> None:
@@ -219,6 +215,8 @@ def litgpt(spec: Spec, gate: Gate) -> None:
     )
     with fabric.init_module():
         model = GPT(config)
+    if shape["tie_word_embeddings"]:
+        model.lm_head.weight = model.transformer.wte.weight
     wrapped = fabric.setup(torch.compile(model))
     optimizer = fabric.setup_optimizers(
         torch.optim.AdamW(
@@ -254,5 +252,5 @@ ARMS: dict[str, Callable[[Spec, Gate], None]] = {
 if __name__ == "__main__":
     if sys.argv[2] != "litgpt":
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    spec = Spec(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    spec = Spec(Path(sys.argv[1]))
     ARMS[sys.argv[2]](spec, Gate(spec.device))

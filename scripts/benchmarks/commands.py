@@ -32,10 +32,11 @@ def compile_times(config: RunConfig) -> dict[str, Any]:
             "other_variant": Entry("bare", other, environment=environment),
             "eager": Entry("bare eager", config),
         }
-        steps = {}
         for name, entry in runs.items():
-            [summary] = race({name: entry}, rounds=ROUNDS, steps=2).values()
-            found[f"{name}_s"], steps[name] = summary["first_step_s"], summary["step_s"][1]
+            [summary] = race({name: entry}, rounds=1, steps=1, warmup=1).values()
+            found[f"{name}_s"] = summary["first_step_s"]
+        both = race({name: runs[name] for name in ("warm", "eager")}, rounds=3 * ROUNDS, steps=3)
+    steps = {name: summary["step_s"][1] for name, summary in both.items()}
     won = steps["eager"] - steps["warm"]
     for name in ("cold", "warm"):
         found[f"pays_after_steps_{name}"] = max(found[f"{name}_s"] - found["eager_s"], 0) / won if won > 0 else None
@@ -64,13 +65,14 @@ def placement() -> dict[str, Any]:
         "one run at a time, a process a core": [f"launch.num_processes={cores}"],
     }
     steps = [
+        "launch.device=cpu",
         f"train.num_steps={SWEEP_STEPS}",
         "train.eval_every=1000000",
         "train.save_every=1000000",
         "train.compile=true",
     ]
     found = {}
-    for name, overrides in ways.items():
+    for name, overrides in [("unmeasured: it compiles", ["launch.max_parallel=1"]), *ways.items()]:
         with tempfile.TemporaryDirectory() as folder:
             started = time.perf_counter()
             command = [
@@ -84,8 +86,9 @@ def placement() -> dict[str, Any]:
             _ended(command, 0)
             wall = time.perf_counter() - started
             results = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("*/result.json")]
-        at_once = cores if "max_parallel" in "".join(overrides) else 1
+        at_once = min(cores, len(results)) if overrides == ways["a run a core"] else 1
         found[name] = {"wall_s": wall, "tokens_per_s": at_once * sum(r["tokens_per_s"] for r in results) / len(results)}
+    del found["unmeasured: it compiles"]
     return found
 
 
@@ -106,14 +109,16 @@ def _first_row(arguments: list[str]) -> float:
             _command([f"run.dir={folder}/run", *arguments]),
             cwd=REPOSITORY,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
-        while not (rows.exists() and rows.stat().st_size):
-            assert process.poll() is None, f"ended with {process.returncode}"
-            time.sleep(0.01)
-        seconds = time.perf_counter() - started
-        process.terminate()
-        process.wait()
+        try:
+            while not (rows.exists() and rows.stat().st_size):
+                assert process.poll() is None, f"ended with {process.returncode}"
+                time.sleep(0.01)
+            seconds = time.perf_counter() - started
+        finally:
+            process.terminate()
+            process.wait()
     return seconds
 
 

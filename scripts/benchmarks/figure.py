@@ -9,6 +9,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from rope_exp.schema import ConfigError
+
 STYLES: dict[str, dict[str, Any]] = {
     "ours": {"color": "#1f4e79", "marker": "o", "linewidth": 2.0, "zorder": 3},
     "bare": {"color": "#7fa7c9", "marker": ".", "linestyle": ":"},
@@ -22,9 +24,11 @@ LABELS |= {"Trainer compiled": "transformers' Trainer, compiled"}
 
 def draw(folder: Path) -> Path:
     """Draw every speed-*.json of `folder` into throughput.png there."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("speed-*.json")]
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("speed-*.json")]
+    if not files:
+        raise ConfigError("--out", str(folder), "holds no result of the part speed to draw")
+    device, found = files[0]["on"]["device"], [file["result"] for file in files]
     found.sort(key=lambda speed: speed["params"])
-    env: dict[str, Any] = json.loads((folder / "env.json").read_text(encoding="utf-8"))
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for arm, style in STYLES.items():
         points = [(speed["params"], speed["arms"][arm]["tokens_per_s"]) for speed in found if arm in speed["arms"]]
@@ -33,7 +37,7 @@ def draw(folder: Path) -> Path:
     limit = [(speed["params"], speed["tokens_per_step"] / speed["floor"]["floor_s"]) for speed in found]
     axes.plot(*zip(*limit, strict=True), color="0.5", linestyle="--", label="products of matrices alone", zorder=1)
     axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="tokens a second")
-    axes.set_title(f"Training throughput, {found[0]['precision']}, {env['device']}", loc="left", fontsize=10)
+    axes.set_title(f"Training throughput, {found[0]['precision']}, {device}", loc="left", fontsize=10)
     axes.grid(which="both", color="0.92")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)

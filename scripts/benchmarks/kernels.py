@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 
 from rope_exp.config import RunConfig
 from rope_exp.model import Decoder
@@ -12,10 +13,10 @@ from rope_exp.worker import set_up_process
 STEPS = 5
 # The first kind whose word is in a kernel's name; the rest is "other". On a CPU attention's products are batched ones.
 KINDS = {
+    "fused pointwise": ("cpp_fused", "triton_"),
     "attention": ("flash", "fmha", "attention", "sdpa", "aten::bmm"),
     "optimizer": ("adam", "multi_tensor", "foreach", "linalg_vector_norm"),
     "products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass", "xmma"),
-    "fused pointwise": ("cpp_fused", "triton_"),
     "copies": ("memcpy", "memset"),
 }
 
@@ -48,10 +49,15 @@ def breakdown(config: RunConfig, vocab_size: int) -> dict[str, Any]:
             step()
         if device.type == "cuda":
             torch.cuda.synchronize()
-    key = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    times = {
-        event.key: getattr(event, key) / 1e3 / STEPS for event in profile.key_averages() if getattr(event, key) > 0
-    }
+    on_gpu = device.type == "cuda"
+    key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    # On a GPU the kernels alone: what called them is listed beside them, with their time.
+    kernels = [
+        event
+        for event in profile.key_averages()
+        if not on_gpu or (event.device_type == DeviceType.CUDA and not event.is_user_annotation)
+    ]
+    times = {event.key: getattr(event, key) / 1e3 / STEPS for event in kernels if getattr(event, key) > 0}
     total = sum(times.values())
     shares = dict.fromkeys([*KINDS, "other"], 0.0)
     for name, milliseconds in times.items():

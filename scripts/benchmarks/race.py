@@ -4,6 +4,7 @@ What the machine does meanwhile then falls on all alike. Of each round the ratio
 all rounds the median: a ratio is worth more than either of its rates.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -23,7 +24,8 @@ from rope_exp.data.batches import Batches
 from rope_exp.progress import say
 
 ARMS = Path(__file__).with_name("arms.py")
-NUM_WINDOWS = 512  # of the corpus, that every contender trains on, again and again
+NUM_WINDOWS = 512  # of the corpus, at the least, that peers train on, again and again
+END_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def race(entries: Mapping[str, Entry], *, rounds: int, steps: int, warmup: int =
             for name, entry in entries.items():
                 say(f"  {name}: setting up")
                 runners[name] = _Runner(entry, Path(folder, f"{len(runners)}"))
-                runners[name].take(warmup)
+                runners[name].begin(warmup)
             for number in range(rounds):
                 order = list(runners)[:: -1 if number % 2 else 1]  # neither always follows the same one
                 for name in order:
@@ -81,19 +83,25 @@ class _Runner:
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **entry.environment},
+            env={**os.environ, **_environment(), **entry.environment},
         )
         self.arm = entry.arm
         self.step_s: list[float] = []
+        self.setup_s = self.first_step_s = 0.0
         self.peak_bytes = 0
-        self.setup_s: float = self._answer()["setup_s"]
+
+    def begin(self, warmup: int) -> None:
+        """Wait until it is set up; the first step, which compiles, and some more."""
+        self.setup_s = self._answer()["setup_s"]
         self.first_step_s = self.take(1)
+        self.take(warmup)
 
     def take(self, steps: int) -> float:
         """Seconds a step."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as its missing answer tells
+            self.process.stdin.write(f"{steps}\n")
+            self.process.stdin.flush()
         answer = self._answer()
         self.peak_bytes = int(answer["peak_bytes"])
         return answer["step_s"]
@@ -108,9 +116,15 @@ class _Runner:
         return answer
 
     def end(self) -> None:
-        if self.process.stdin is not None:
+        """Whatever state it is in."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.log.close()
 
     def summary(self, first: list[float]) -> dict[str, Any]:
@@ -127,6 +141,12 @@ class _Runner:
         }
 
 
+def _environment() -> dict[str, str]:
+    # One GPU, whatever there are: a Trainer in one process would spread over all, with a batch for each.
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return {"CUDA_VISIBLE_DEVICES": gpu, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
 def quartiles(values: list[float]) -> list[float]:
     """The lower quartile, the median and the upper quartile."""
     return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
@@ -134,7 +154,8 @@ def quartiles(values: list[float]) -> list[float]:
 
 def _spec(config: RunConfig, prepared: Prepared, vocab_size: int, windows: Path) -> dict[str, Any]:
     train, model = config.train, config.model
-    batches = Batches(prepared.train, seed=0, batch_size=NUM_WINDOWS, seq_len=train.seq_len)
+    num_windows = max(NUM_WINDOWS, train.global_batch_size)
+    batches = Batches(prepared.train, seed=0, batch_size=num_windows, seq_len=train.seq_len)
     np.save(windows, batches.ids(1))
     shape = {
         key: getattr(model, key)

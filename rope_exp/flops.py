@@ -26,7 +26,7 @@ PEAK_TFLOPS = {
 # Of one chunk of the loss, which passes once over the gradient of the head: a tenth of the time of its products.
 TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
 # The longest sequence whose attention is written out, on a CPU: its memory grows with the square of the length.
-MAX_WRITTEN_OUT = 4096
+MAX_WRITTEN_OUT = 2048
 
 
 def peak_flops_per_s(device_name: str) -> float | None:

@@ -117,7 +117,7 @@ class _Runner:
 
     def end(self) -> None:
         """Whatever state it is in."""
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -125,6 +125,7 @@ class _Runner:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.process.stdout.close()
         self.log.close()
 
     def summary(self, first: list[float]) -> dict[str, Any]:

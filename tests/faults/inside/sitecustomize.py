@@ -27,7 +27,7 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
             if what == "memory":
                 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), -1))
-                torch.ones(1 << 28)
+                torch.ones(1 << 34)  # far above what the process has freed and kept
             if what == "loss":
                 model = trainer.model
                 trainer.model = lambda *ids: model(*ids) * math.inf

@@ -32,7 +32,7 @@ test: setup-dev ## every test
 
 torture: setup-dev ## the long faults, and KILLS=50 random kill -9 compared bit for bit, into results/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m torture
-	$(BIN)/python tests/torture.py --kills $(or $(KILLS),50)
+	PYTHONPATH=tests $(BIN)/python tests/faults/torture.py --kills $(or $(KILLS),50)
 
 lint: setup-dev type ## style and types
 	$(BIN)/ruff check .

@@ -11,7 +11,11 @@ import contextlib
 import os
 import signal
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # stop.STOP_SIGNALS, before that can be imported
+SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGUSR1,
+)  # stop.STOP_SIGNALS, before that can be imported
 temporary: list[str] = []  # folders that are gone when this process ends
 
 
@@ -42,23 +46,27 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rope_exp.compose import explain, read_command, to_run_config
-from rope_exp.config import RunConfig
-from rope_exp.machine import check_memory, settle
-from rope_exp.progress import say
-from rope_exp.record import RecordError, read_result
-from rope_exp.schema import ConfigError
-from rope_exp.stop import EXIT_STOPPED
+from rope_exp.config.compose import explain, read_command, to_run_config
+from rope_exp.config.resolve import check_memory, settle
+from rope_exp.config.run import RunConfig
+from rope_exp.run.folder import read_result
+from rope_exp.system.console import say
+from rope_exp.system.errors import EXIT_STOPPED, ConfigError, RecordError
 
 jobs: list[RunConfig] = []
-mistakes: list[ConfigError] = []  # kept, since Hydra prints words of its own about a job that raises
+mistakes: list[
+    ConfigError
+] = []  # kept, since Hydra prints words of its own about a job that raises
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="config")
 def collect(values: DictConfig) -> None:
     """Check one job. Jobs of Hydra's own launcher are dispatched together, after all have been checked."""
     hydra_config = HydraConfig.get()
-    elsewhere = hydra_config.mode == RunMode.MULTIRUN and "basic_launcher" not in hydra_config.launcher._target_
+    elsewhere = (
+        hydra_config.mode == RunMode.MULTIRUN
+        and "basic_launcher" not in hydra_config.launcher._target_
+    )
     try:
         config = to_run_config(values)
     except ConfigError as error:
@@ -74,10 +82,12 @@ def collect(values: DictConfig) -> None:
 
 def dispatch(configs: list[RunConfig]) -> int:
     """Hand the runs to the dispatcher, or run the one as the rank that this process is."""
-    from rope_exp import launch
-    from rope_exp.data import DataError
+    from rope_exp.launch import sweep as launch
+    from rope_exp.system.errors import DataError
 
-    for number in SIGNALS:  # until the dispatcher or the worker takes over, what prepares data is unwound
+    for (
+        number
+    ) in SIGNALS:  # until the dispatcher or the worker takes over, what prepares data is unwound
         signal.signal(number, interrupt)
     try:
         if is_rank():
@@ -108,12 +118,24 @@ def check_ranks() -> None:
     Raises:
         ConfigError: naming the variable of the environment.
     """
-    given = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ}
+    given = {
+        name: os.environ[name]
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        if name in os.environ
+    }
     for name, value in given.items():
         if not re.fullmatch("[0-9]{1,9}", value) or (name == "WORLD_SIZE" and int(value) == 0):
-            raise ConfigError(name, value, "is no number of a process; a launcher sets it, and without one it is unset")
+            raise ConfigError(
+                name,
+                value,
+                "is no number of a process; a launcher sets it, and without one it is unset",
+            )
     if given and "RANK" not in given:
-        raise ConfigError("RANK", ..., f"a launcher sets it beside {' and '.join(given)}; without one they are unset")
+        raise ConfigError(
+            "RANK",
+            ...,
+            f"a launcher sets it beside {' and '.join(given)}; without one they are unset",
+        )
     world = int(given.get("WORLD_SIZE", "1"))
     for name in given.keys() - {"WORLD_SIZE"}:
         if int(given[name]) >= world:
@@ -128,12 +150,15 @@ def run_as_rank(configs: list[RunConfig]) -> int:
     if len(configs) > 1:
         allowed = "every rank of `accelerate launch` would run the sweep; use `python train.py`"
         raise ConfigError("--multirun", ..., allowed)
-    from rope_exp import launch, worker
-    from rope_exp.stop import StopSignal
+    from rope_exp.launch import sweep as launch
+    from rope_exp.system.signals import StopSignal
+    from rope_exp.training import worker
 
     config = settle(configs[0], world_size=int(os.environ.get("WORLD_SIZE", "1")))
     check_memory(config, num_here=1)
-    if os.environ.get("RANK", "0") == "0":  # the others only need the config, and find the data prepared
+    if (
+        os.environ.get("RANK", "0") == "0"
+    ):  # the others only need the config, and find the data prepared
         [cell] = launch.plan([config])
         if cell.exit_code is None:
             launch.take(cell)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rope_exp.load import load_run
+    from rope_exp.evaluation.load import load_run
 
 __all__ = ["load_run"]
 
@@ -11,7 +11,7 @@ __all__ = ["load_run"]
 def __getattr__(name: str) -> Any:
     # Lazily: the dispatcher imports this package, and must never import torch.
     if name == "load_run":
-        from rope_exp.load import load_run
+        from rope_exp.evaluation.load import load_run
 
         return load_run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,19 +35,41 @@ from benchmarks.kernels import breakdown
 from benchmarks.limits import floor, limits
 from benchmarks.race import Entry, race
 
-from rope_exp.compose import run_config
-from rope_exp.config import RunConfig
-from rope_exp.data import prepare
-from rope_exp.flops import flops_per_token, num_parameters
-from rope_exp.machine import has_compiler, settle
-from rope_exp.progress import say
-from rope_exp.record import write_json
-from rope_exp.schema import ConfigError
-from rope_exp.throughput import gpu_peak_flops_per_s
-from rope_exp.worker import machine_facts
+from rope_exp.config.compose import run_config
+from rope_exp.config.costs import flops_per_token, num_parameters
+from rope_exp.config.resolve import settle
+from rope_exp.config.run import RunConfig
+from rope_exp.data.prepare import prepare
+from rope_exp.run.provenance import machine_facts
+from rope_exp.system.console import say
+from rope_exp.system.errors import ConfigError
+from rope_exp.system.files import write_json
+from rope_exp.system.machine import has_compiler
+from rope_exp.training.throughput import gpu_peak_flops_per_s
 
-NINE = ("nope", "q_rope", "k_rope", "v_rope", "o_rope", "qk_rope", "vo_rope", "qkv_rope", "qkvo_rope")
-PARTS = ("check", "limits", "speed", "breakdown", "variants", "compile", "growth", "start", "placement", "figure")
+NINE = (
+    "nope",
+    "q_rope",
+    "k_rope",
+    "v_rope",
+    "o_rope",
+    "qk_rope",
+    "vo_rope",
+    "qkv_rope",
+    "qkvo_rope",
+)
+PARTS = (
+    "check",
+    "limits",
+    "speed",
+    "breakdown",
+    "variants",
+    "compile",
+    "growth",
+    "start",
+    "placement",
+    "figure",
+)
 PEERS = ("bare", "Trainer eager", "Trainer compiled", "litgpt")
 DEFAULT = ("check", "limits", "speed", "figure")
 
@@ -66,9 +88,15 @@ class Bench:
 
     def config(self, model: str, *overrides: str) -> RunConfig:
         """A size as it trains here; on a GPU with two micro-batches a step, so that a step is short."""
-        config = settle(run_config([f"model={model}", "pe=qk_rope", *self.arguments.overrides, *overrides]))
+        config = settle(
+            run_config([f"model={model}", "pe=qk_rope", *self.arguments.overrides, *overrides])
+        )
         if config.launch.num_processes != 1:
-            raise ConfigError("launch.num_processes", config.launch.num_processes, "must be 1: one process is measured")
+            raise ConfigError(
+                "launch.num_processes",
+                config.launch.num_processes,
+                "must be 1: one process is measured",
+            )
         if not has_compiler(config.launch.device):
             raise ConfigError("train.compile", True, "this machine has no compiler")
         micro = config.train.micro_batch_size
@@ -84,13 +112,19 @@ class Bench:
                 if self.device == "cuda":
                     torch.cuda.empty_cache()  # the next part's processes need it
 
-    def measure(self, name: str, how: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    def measure(
+        self, name: str, how: Callable[..., dict[str, Any]], *arguments: Any
+    ) -> dict[str, Any]:
         """The result of that name, measured unless it is there."""
         path = self.out / f"{name}.json"
         if path.exists() and (name in self.measured or not self.arguments.again):
             known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if known["on"]["device"] != self.facts["device"]:
-                raise ConfigError("--out", str(self.out), f"holds what {known['on']['device']} measured; name another")
+                raise ConfigError(
+                    "--out",
+                    str(self.out),
+                    f"holds what {known['on']['device']} measured; name another",
+                )
             if name not in self.measured:
                 say(f"{name}: there already, in {path}")
             result: dict[str, Any] = known["result"]
@@ -108,7 +142,9 @@ class Bench:
         variants = {pe: self.config(name, f"pe={pe}") for pe in NINE}
         errors = self.measure(f"check-{name}", check, variants, vocab_size(config))
         worst = max(errors[pe][how]["gradient"] for pe in NINE for how in ("eager", "compiled"))
-        print(f"check: nine variants at {name}: gradients within {worst:.1e} of float64's; every loss falls")
+        print(
+            f"check: nine variants at {name}: gradients within {worst:.1e} of float64's; every loss falls"
+        )
 
     def limits(self) -> None:
         found = self.measure("limits", limits, self.device)
@@ -122,7 +158,9 @@ class Bench:
         known = self.measure("limits", limits, self.device)
         for name, config in self.configs.items():
             found = self.measure(f"speed-{name}", self._speed, config, known)
-            print(f"speed: {name}, {found['precision']}, {found['tokens_per_step']:,} tokens a step")
+            print(
+                f"speed: {name}, {found['precision']}, {found['tokens_per_step']:,} tokens a step"
+            )
             for arm, values in found["arms"].items():
                 low, middle, high = values["times_as_slow"]
                 print(
@@ -136,8 +174,16 @@ class Bench:
             )
 
     def _speed(self, config: RunConfig, known: dict[str, Any]) -> dict[str, Any]:
-        peak = gpu_peak_flops_per_s(self.facts["device"], config.train.peak_tflops) if self.device == "cuda" else None
-        peers = {name: Entry(name, config) for name in self.arguments.peers.split(",") if name != "litgpt"}
+        peak = (
+            gpu_peak_flops_per_s(self.facts["device"], config.train.peak_tflops)
+            if self.device == "cuda"
+            else None
+        )
+        peers = {
+            name: Entry(name, config)
+            for name in self.arguments.peers.split(",")
+            if name != "litgpt"
+        }
         litgpt = Path(self.arguments.litgpt)
         if "litgpt" in self.arguments.peers and litgpt.exists():
             peers["litgpt"] = Entry("litgpt", config, str(litgpt))
@@ -175,11 +221,14 @@ class Bench:
         for name, config in self.configs.items():
             chosen = NINE if self.device == "cpu" else ("nope", "qk_rope", "vo_rope", "qkvo_rope")
             arms = {
-                pe: Entry("bare", dataclasses.replace(config, pe=self.config(name, f"pe={pe}").pe)) for pe in chosen
+                pe: Entry("bare", dataclasses.replace(config, pe=self.config(name, f"pe={pe}").pe))
+                for pe in chosen
             }
             turn = functools.partial(race, rounds=self.arguments.rounds, steps=self._steps(config))
             found = self.measure(f"variants-{name}", turn, arms)
-            ratios = ", ".join(f"{pe} {values['times_as_slow'][1]:.3f}" for pe, values in found.items())
+            ratios = ", ".join(
+                f"{pe} {values['times_as_slow'][1]:.3f}" for pe, values in found.items()
+            )
             print(f"variants: {name}, step time beside NoPE's: {ratios}")
 
     def compile(self) -> None:
@@ -215,7 +264,13 @@ class Bench:
 
     def _steps(self, config: RunConfig) -> int:
         """Of each turn of a race: seconds at the most."""
-        return 10 if config.train.global_batch_size * config.train.seq_len <= 4096 else 1 if self.device == "cpu" else 4
+        return (
+            10
+            if config.train.global_batch_size * config.train.seq_len <= 4096
+            else 1
+            if self.device == "cpu"
+            else 4
+        )
 
 
 def _count(steps: float | None) -> str:
@@ -229,14 +284,18 @@ def vocab_size(config: RunConfig) -> int:
 
 def main() -> int:
     """Measure the parts asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", help=f"default: {' '.join(DEFAULT)}")
     parser.add_argument("--models", default="nano,10m")
     parser.add_argument("--peers", default=",".join(PEERS), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", help="default: results/bench/<device>")
     parser.add_argument("--again", action="store_true", help="measure what was measured before")
-    parser.add_argument("--litgpt", default=".venv-litgpt/bin/python", help="a Python that has litgpt")
+    parser.add_argument(
+        "--litgpt", default=".venv-litgpt/bin/python", help="a Python that has litgpt"
+    )
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args()
     parts = arguments.parts or DEFAULT

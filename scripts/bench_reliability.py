@@ -21,12 +21,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rope_exp import checkpoint, launch, loop, record, worker
-from rope_exp.compose import run_config
+from rope_exp.config.compose import run_config
+from rope_exp.config.resolve import settle
 from rope_exp.data import store
-from rope_exp.machine import settle
-from rope_exp.record import read_json
-from rope_exp.stop import StopSignal
+from rope_exp.launch import sweep as launch
+from rope_exp.run import checkpoint
+from rope_exp.run import folder as record
+from rope_exp.system.files import read_json
+from rope_exp.system.signals import StopSignal
+from rope_exp.training import trainer as loop
+from rope_exp.training import worker
 
 TRAIN = str(Path(__file__).resolve().parent.parent / "train.py")
 PAIRS, PAIR_STEPS = 3, 150
@@ -76,7 +80,9 @@ def shares(overrides: list[str], folder: str) -> list[str]:
     rows = sorted(clock.seconds.items(), key=lambda item: -item[1])
     rows.append(("checksums and fsync together", sum(clock.seconds[what] for what in trust)))
     lines = [f"{result['wall_s']:.1f} s of run, {result['params']:,} parameters, {saves} saves"]
-    return lines + [f"{what:42}{took:8.2f} s {100 * took / result['wall_s']:6.2f} %" for what, took in rows]
+    return lines + [
+        f"{what:42}{took:8.2f} s {100 * took / result['wall_s']:6.2f} %" for what, took in rows
+    ]
 
 
 def deterministic(overrides: list[str], folder: str) -> str:
@@ -85,7 +91,11 @@ def deterministic(overrides: list[str], folder: str) -> str:
     for number in range(PAIRS):
         for wanted in (True, False) if number % 2 else (False, True):
             run = Path(folder, f"{number}-{wanted}")
-            words = [f"train.deterministic={str(wanted).lower()}", f"run.dir={run}", f"train.num_steps={PAIR_STEPS}"]
+            words = [
+                f"train.deterministic={str(wanted).lower()}",
+                f"run.dir={run}",
+                f"train.num_steps={PAIR_STEPS}",
+            ]
             command = [sys.executable, TRAIN, *overrides, *words]
             subprocess.run(command, check=True, capture_output=True)
             rates[wanted].append(read_json(run / "result.json")["tokens_per_s"])
@@ -99,7 +109,11 @@ def main() -> None:
     flag = "--deterministic"
     overrides = [word for word in sys.argv[1:] if word != flag]
     with tempfile.TemporaryDirectory(prefix="rope_exp-bench-") as folder:
-        print(deterministic(overrides, folder) if flag in sys.argv else "\n".join(shares(overrides, folder)))
+        print(
+            deterministic(overrides, folder)
+            if flag in sys.argv
+            else "\n".join(shares(overrides, folder))
+        )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rope_exp.disk import try_lock
-from rope_exp.record import LOCK, RecordError, read_config
-from rope_exp.schema import ConfigError
-from rope_exp.track import rebuild
+from rope_exp.run.folder import LOCK, read_config
+from rope_exp.run.tracker import rebuild
+from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.files import try_lock
 
 
 def main() -> int:
@@ -27,7 +27,9 @@ def main() -> int:
             read_config(folder)  # before the lock, which makes a file
             lock = try_lock(folder / LOCK)
             if lock is None:
-                raise ConfigError("RUN_FOLDER", str(folder), "is being run, and mirrored; wait for its end")
+                raise ConfigError(
+                    "RUN_FOLDER", str(folder), "is being run, and mirrored; wait for its end"
+                )
             print(f"{folder}: mirrored as {rebuild(folder)}")
             os.close(lock)
         except (ConfigError, RecordError) as error:

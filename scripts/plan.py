@@ -14,9 +14,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rope_exp.compose import run_config
-from rope_exp.config import DEFAULT_OUTPUT, RunConfig
-from rope_exp.flops import (
+from rope_exp.config.compose import run_config
+from rope_exp.config.costs import (
     PEAK_TFLOPS,
     attention_flops_per_token,
     checkpoint_bytes,
@@ -25,9 +24,10 @@ from rope_exp.flops import (
     memory_bytes,
     num_parameters,
 )
-from rope_exp.machine import settle
-from rope_exp.record import read_result
-from rope_exp.schema import ConfigError
+from rope_exp.config.resolve import settle
+from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
+from rope_exp.run.folder import read_result
+from rope_exp.system.errors import ConfigError
 
 ASSUMED_MFU = 0.4
 CARDS = ("A100", "H100", "H200")
@@ -45,7 +45,10 @@ def main(overrides: list[str]) -> int:
         return 2
     vocab_size = config.tokenizer.known_vocab_size
     if vocab_size is None:
-        print("error: tokenizer=pretrained: its vocabulary is known once data are prepared", file=sys.stderr)
+        print(
+            "error: tokenizer=pretrained: its vocabulary is known once data are prepared",
+            file=sys.stderr,
+        )
         return 2
     for line in plan(config, vocab_size):
         print(line)
@@ -80,7 +83,9 @@ def plan(config: RunConfig, vocab_size: int) -> list[str]:
         )
     for card in CARDS:
         seconds = total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)
-        lines.append(f"time         {duration(seconds)} on one {card} at an assumed {ASSUMED_MFU:.0%} MFU")
+        lines.append(
+            f"time         {duration(seconds)} on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"
+        )
     measured = measured_rate(config)
     if measured:
         lines.append(
@@ -103,7 +108,11 @@ def matmul_flops_per_s() -> float:
 def measured_rate(config: RunConfig) -> float | None:
     """Tokens per second, the median over the finished runs of this config's group; None without one."""
     folders = sorted((DEFAULT_OUTPUT / config.group).glob("*/seed*"))
-    rates = [result["tokens_per_s"] for folder in folders if (result := read_result(folder)) and result["tokens_per_s"]]
+    rates = [
+        result["tokens_per_s"]
+        for folder in folders
+        if (result := read_result(folder)) and result["tokens_per_s"]
+    ]
     return statistics.median(rates) if rates else None
 
 

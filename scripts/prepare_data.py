@@ -9,9 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rope_exp.compose import run_config
-from rope_exp.data import DataError, prepare
-from rope_exp.schema import ConfigError
+from rope_exp.config.compose import run_config
+from rope_exp.data.prepare import prepare
+from rope_exp.system.errors import ConfigError, DataError
 
 
 def main(overrides: list[str]) -> int:
@@ -27,10 +27,16 @@ def main(overrides: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     corpus = prepared.corpus
-    print(f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified")
+    print(
+        f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified"
+    )
     for side in ("train", "validation"):
-        documents, text_bytes, tokens = (corpus[what][side] for what in ("documents", "text_bytes", "tokens"))
-        print(f"  {side + ':':11} {documents:,} documents, {text_bytes:,} bytes of text, {tokens:,} tokens")
+        documents, text_bytes, tokens = (
+            corpus[what][side] for what in ("documents", "text_bytes", "tokens")
+        )
+        print(
+            f"  {side + ':':11} {documents:,} documents, {text_bytes:,} bytes of text, {tokens:,} tokens"
+        )
     print(f"  vocabulary: {prepared.vocab_size:,}")
     print(f"  sha256:     {prepared.data_sha256}")
     return 0

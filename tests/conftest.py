@@ -8,30 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.configs import TINY
 
-from rope_exp.compose import CONFIGS, run_config
-from rope_exp.config import RunConfig
-
-REPOSITORY = CONFIGS.parent
-
-NINE = ("nope", "q_rope", "k_rope", "v_rope", "o_rope", "qk_rope", "vo_rope", "qkv_rope", "qkvo_rope")
-
-# Small enough that a run takes seconds; every key is a real one.
-TINY = (
-    "model.hidden_size=32",
-    "model.intermediate_size=64",
-    "model.num_hidden_layers=2",
-    "train.num_steps=6",
-    "train.global_batch_size=4",
-    "train.seq_len=16",
-    "train.eval_every=3",
-    "train.eval_sequences=4",
-    "train.save_every=2",
-    "train.log_every=1",
-    "train.precision=fp32",
-    "tokenizer=bytes",
-    "data=files",
-)
+from rope_exp.config.compose import run_config
+from rope_exp.config.run import RunConfig
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +20,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     for number in range(40):
         words = " ".join(f"{word} {number * word % 7}" for word in range(60))
-        (folder / f"document{number:02d}.txt").write_text(f"Document {number}. {words}.\n", encoding="utf-8")
+        (folder / f"document{number:02d}.txt").write_text(
+            f"Document {number}. {words}.\n", encoding="utf-8"
+        )
     return folder
 
 
@@ -50,15 +32,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def left_in(cache: Path) -> list[str]:
-    """What a cache of prepared corpora holds besides lock files."""
-    return sorted(path.name for path in cache.iterdir() if path.name != "locks") if cache.exists() else []
-
-
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> tuple[Path, list[str]]:
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
+) -> tuple[Path, list[str]]:
     """One uninterrupted run of 60 steps and its command line without run.dir."""
-    from runs import train
+    from support.runs import train
 
     folder = tmp_path_factory.mktemp("whole")
     command = [*TINY, f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
@@ -76,7 +55,9 @@ def broken_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("breaking file operations takes a C compiler and Linux's LD_PRELOAD")
     library = tmp_path_factory.mktemp("faults") / "files.so"
     source = Path(__file__).parent / "faults" / "files.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-o", library, source, "-ldl"], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-o", library, source, "-ldl"], check=True
+    )
     return library
 
 

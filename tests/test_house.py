@@ -6,59 +6,77 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from support.configs import REPOSITORY
 
 PACKAGE = REPOSITORY / "rope_exp"
 
-# Each module may import those of lower rank; equals do not import each other.
-RANKS = [
-    {"schema", "progress", "stop", "published", "disk"},
-    {"config"},
-    {"compose", "flops", "record", "rope"},
-    {"machine", "attention", "loss"},
-    {"model", "optim", "live", "leases", "track", "checkpoint", "data", "stats", "throughput"},
-    {"certify", "load", "report"},
-    {"loop", "figures", "tables"},
-    {"worker"},
-    {"launch"},
-]
-LIGHT = ("schema", "config", "compose", "flops", "machine", "record", "live", "track", "data", "launch", "report")
+# The floor of each room. An import goes to a lower floor, or stays in its own package.
+FLOORS = {
+    "system": 1,
+    "config": 2,
+    "run": 3,
+    "model": 3,
+    "data": 3,
+    "evaluation": 5,
+    "evidence": 5,
+    "training": 6,
+    "report": 6,
+    "launch": 7,
+}
+LIGHT = (
+    "config.compose",
+    "config.costs",
+    "config.resolve",
+    "run.folder",
+    "run.tracker",
+    "data.prepare",
+    "launch.sweep",
+    "launch.view",
+    "evidence.runs",
+    "evidence.contrasts",
+    "report.tables",
+)
 
 
 def imported(path: Path) -> set[str]:
-    """The rope_exp modules that a file imports at any depth, type-checking imports included."""
+    """The rope_exp packages that a file imports at any depth, type-checking imports included."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "rope_exp":
-            parts = node.module.split(".")
-            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rope_exp":
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("rope_exp.")}
-    return found
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = str(name).split(".")
+            if parts[0] == "rope_exp" and len(parts) > 1:
+                found.add(parts[1])
+    return found & FLOORS.keys()
 
 
-def test_imports_go_one_way() -> None:
-    rank = {name: number for number, names in enumerate(RANKS) for name in names}
-    modules = {path.stem: [path] for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
-    modules["data"] = list((PACKAGE / "data").glob("*.py"))
-    assert set(modules) == set(rank)
-    for name, paths in modules.items():
-        for other in set().union(*map(imported, paths)) - {name}:
-            # The dispatcher runs the worker in this very process for launch=inline, and only then.
-            assert rank[other] < rank[name], f"{name} imports {other}"
+def test_imports_go_down() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages == set(FLOORS)
+    for path in PACKAGE.glob("*/**/*.py"):
+        own = path.relative_to(PACKAGE).parts[0]
+        for other in imported(path) - {own}:
+            assert FLOORS[other] < FLOORS[own], f"{path} imports {other}"
 
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_what_the_dispatcher_imports_loads_no_torch(name: str) -> None:
     script = f"import sys, rope_exp.{name}; print({{'torch', 'datasets', 'transformers', 'wandb'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert done.stdout.strip() == "set()", done.stderr
 
 
 def test_no_module_knows_a_variant_by_name() -> None:
     names = ("vo_rope", "qk_rope", "qkvo_rope", "VO-RoPE", "QK-RoPE")
     for path in [*PACKAGE.rglob("*.py"), REPOSITORY / "train.py"]:
-        if path.stem in ("published", "report", "tables", "figures", "stats"):  # the published table and its reference
+        if path.parent.name in ("evidence", "report"):  # the published table and its reference
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Compare):
@@ -67,7 +85,11 @@ def test_no_module_knows_a_variant_by_name() -> None:
 
 def test_the_makefile_has_at_most_14_targets_and_each_says_what_it_is_for() -> None:
     done = subprocess.run(
-        ["make", "--no-print-directory", "help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "help"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     targets = done.stdout.splitlines()
     assert 6 <= len(targets) <= 14

@@ -30,7 +30,12 @@ class Batches:
             ValueError: there is no whole window.
         """
         self.num_windows = num_windows(tokens, seq_len)
-        self._tokens, self._seed, self._batch_size, self._seq_len = tokens, seed, batch_size, seq_len
+        self._tokens, self._seed, self._batch_size, self._seq_len = (
+            tokens,
+            seed,
+            batch_size,
+            seq_len,
+        )
         self._epoch = -1
         self._order_N = np.empty(0, dtype=np.int64)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rope_exp.config import DataConfig
+from rope_exp.config.run import DataConfig
 from rope_exp.data.documents import (
     TRAIN,
     VALIDATION,
@@ -25,7 +25,8 @@ from rope_exp.data.documents import (
     stream_texts,
 )
 from rope_exp.data.files import local_files, open_files
-from rope_exp.schema import ConfigError, json_sha256
+from rope_exp.system.errors import ConfigError
+from rope_exp.system.files import json_sha256
 
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -43,7 +44,9 @@ def corpus_fingerprint(data: DataConfig) -> str:
         return json_sha256([data.path, data.subset, data.revision])
     if data.kind == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
-        return json_sha256([[str(path.relative_to(root)), _sha256_file(path)] for path in library_files(root)])
+        return json_sha256(
+            [[str(path.relative_to(root)), _sha256_file(path)] for path in library_files(root)]
+        )
     root, files = local_files(data)
     states = [(str(path.relative_to(root)), path.stat()) for path in files]
     return json_sha256([[name, state.st_size, state.st_mtime_ns] for name, state in states])
@@ -58,7 +61,9 @@ def open_corpus(data: DataConfig) -> Corpus:
     if data.kind == "stdlib":
         return _library(data)
     if data.validation_split == TRAIN:
-        raise ConfigError("data.validation_split", TRAIN, "is what is trained on; name another split, or null")
+        raise ConfigError(
+            "data.validation_split", TRAIN, "is what is trained on; name another split, or null"
+        )
     return open_files(data) if data.kind == "files" else _hub(data)
 
 
@@ -87,12 +92,17 @@ def _library(data: DataConfig) -> Corpus:
             try:
                 with tokenize.open(path) as file:
                     text = file.read()
-            except (SyntaxError, UnicodeDecodeError):  # a module that declares no encoding, or a wrong one
+            except (
+                SyntaxError,
+                UnicodeDecodeError,
+            ):  # a module that declares no encoding, or a wrong one
                 facts["files_not_decoded"] += 1
                 continue
             yield text
 
-    return Corpus({TRAIN: read}, data.holdout_fraction, sum(path.stat().st_size for path in files), facts)
+    return Corpus(
+        {TRAIN: read}, data.holdout_fraction, sum(path.stat().st_size for path in files), facts
+    )
 
 
 # -- the hub -----------------------------------------------------------------------------------------------------------
@@ -108,8 +118,13 @@ def _hub(data: DataConfig) -> Corpus:
     asking = partial(hub.asking, "data.path", data.path)
     absent = (datasets.exceptions.DatasetNotFoundError, ValueError)  # ValueError: no such subset
     # Where the hub refuses, the library reads what it finds in its cache, of whatever revision: give it an empty one.
-    with asking("the dataset could not be opened", mistakes=absent), TemporaryDirectory(prefix="rope_exp-") as empty:
-        streams = datasets.load_dataset(data.path, data.subset, revision=data.revision, streaming=True, cache_dir=empty)
+    with (
+        asking("the dataset could not be opened", mistakes=absent),
+        TemporaryDirectory(prefix="rope_exp-") as empty,
+    ):
+        streams = datasets.load_dataset(
+            data.path, data.subset, revision=data.revision, streaming=True, cache_dir=empty
+        )
     sides = choose_sides(data, streams)
 
     def reader(stream: Any) -> Callable[[], Iterator[str]]:
@@ -127,7 +142,9 @@ def _hub(data: DataConfig) -> Corpus:
         "revision": data.revision,
         "validation": "its own" if VALIDATION in sides else "held out",
     }
-    return Corpus({side: reader(stream) for side, stream in sides.items()}, data.holdout_fraction, None, facts)
+    return Corpus(
+        {side: reader(stream) for side, stream in sides.items()}, data.holdout_fraction, None, facts
+    )
 
 
 def _sha256_file(path: Path) -> str:

@@ -9,15 +9,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rope_exp.config import DataConfig
-from rope_exp.schema import ConfigError
+from rope_exp.config.run import DataConfig
+from rope_exp.system.errors import ConfigError
 
 TRAIN, VALIDATION = "train", "validation"
 ROWS = 64  # of one read; documents can be long
-
-
-class DataError(RuntimeError):
-    """The corpus or tokenizer cannot be had, through no fault of the config (the network, a file that changes)."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,10 @@ class Corpus:
         """(side, text) of each document of a split that is not empty; side is "train" or "validation"."""
         own = VALIDATION in self.splits
         for text in filter(None, self.splits[split]()):
-            yield (VALIDATION if not own and is_held_out(text, self.holdout_fraction) else split), text
+            yield (
+                (VALIDATION if not own and is_held_out(text, self.holdout_fraction) else split),
+                text,
+            )
 
     def train_texts(self) -> Iterator[str]:
         """The training documents alone, for a tokenizer to learn from."""
@@ -55,7 +54,9 @@ def is_held_out(text: str, fraction: float) -> bool:
 def choose_sides(data: DataConfig, splits: Mapping[str, Any]) -> dict[str, Any]:
     """What to train on, and what to validate on where the corpus has it. Other splits (test) are never read."""
     if TRAIN not in splits:
-        raise ConfigError("data.path", data.path, f"has no split named train; it has {', '.join(sorted(splits))}")
+        raise ConfigError(
+            "data.path", data.path, f"has no split named train; it has {', '.join(sorted(splits))}"
+        )
     sides = {TRAIN: splits[TRAIN]}
     if data.validation_split is not None and data.validation_split in splits:
         sides[VALIDATION] = splits[data.validation_split]
@@ -99,17 +100,15 @@ def texts(tables: Iterable[Any], data: DataConfig) -> Iterator[str]:
         check_column(data, table.schema.names)
         column = table.column(data.text_column)
         if column.type not in (pyarrow.string(), pyarrow.large_string(), pyarrow.null()):
-            raise ConfigError("data.text_column", data.text_column, f"holds {column.type}, not text")
+            raise ConfigError(
+                "data.text_column", data.text_column, f"holds {column.type}, not text"
+            )
         yield from filter(None, column.to_pylist())
 
 
 def check_column(data: DataConfig, names: list[str]) -> None:
     """Refuse a data.text_column that is none of the columns `names`."""
     if data.text_column not in names:
-        raise ConfigError("data.text_column", data.text_column, f"is no column; there are {', '.join(names)}")
-
-
-def first_line(error: BaseException) -> str:
-    """An error's message in one line."""
-    text = " ".join(str(error).split())
-    return (text if len(text) <= 300 else text[:297] + "...") or type(error).__name__
+        raise ConfigError(
+            "data.text_column", data.text_column, f"is no column; there are {', '.join(names)}"
+        )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_exp.config import DataConfig
+from rope_exp.config.run import DataConfig
 from rope_exp.data.documents import (
     ROWS,
     TRAIN,
@@ -22,18 +22,19 @@ from rope_exp.data.documents import (
     Corpus,
     check_column,
     choose_sides,
-    first_line,
     load_datasets,
     stream_texts,
     texts,
 )
-from rope_exp.data.tokens import PIECE_CHARS, pieces
-from rope_exp.schema import ConfigError
+from rope_exp.data.tokenizer import PIECE_CHARS, pieces
+from rope_exp.system.errors import ConfigError, first_line
 
 LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 MAX_DOCUMENT = 256 << 20  # characters; a document is held in memory, and one is a hundred books
-MAX_WORD = 16 << 20  # characters without a space or newline, which are encoded at once and take some 140 bytes each
+MAX_WORD = (
+    16 << 20
+)  # characters without a space or newline, which are encoded at once and take some 140 bytes each
 # A bomb is small and unpacks to what fills memory or disk. Text packs 2 to 10 times, copies of one page some 50 times,
 # and zeros 1000 times and more; what stays below SUSPECT_BYTES does no harm, however it was packed.
 MAX_RATIO = 200
@@ -41,10 +42,14 @@ SUSPECT_BYTES = 64 << 20
 # A dictionary in Parquet lets a long text stand in any number of rows for a few bits each. Writers give dictionaries up
 # at about a MiB, so that in real files few rows share a text; a copy of all rows is allowed for, and more.
 MAX_COPIES = 16
-BATCH_BYTES = 512 << 20  # of text in one batch of rows from Parquet, whichever texts of a dictionary they name
+BATCH_BYTES = (
+    512 << 20
+)  # of text in one batch of rows from Parquet, whichever texts of a dictionary they name
 MAX_NESTING = 500  # of JSON
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # of JSON
-STEPS = np.array([(chr(byte) in "[{") - (chr(byte) in "]}") for byte in range(256)])  # of nesting, by a byte
+STEPS = np.array(
+    [(chr(byte) in "[{") - (chr(byte) in "]}") for byte in range(256)]
+)  # of nesting, by a byte
 MAX_ROWS_A_BYTE = 1000  # of a Parquet file beyond its first million rows; empty ones take some bits
 
 
@@ -65,9 +70,15 @@ def local_files(data: DataConfig) -> tuple[Path, list[Path]]:
         raise ConfigError("data.path", data.path, f"cannot be read: {error.strerror}") from None
     loaders = {loader for path in files if (loader := _loader(path))}
     if not loaders:
-        raise ConfigError("data.path", data.path, f"holds no file that ends in {', '.join(LOADERS)} (or .gz after it)")
+        raise ConfigError(
+            "data.path",
+            data.path,
+            f"holds no file that ends in {', '.join(LOADERS)} (or .gz after it)",
+        )
     if len(loaders) > 1:
-        raise ConfigError("data.path", data.path, f"holds {' and '.join(sorted(loaders))} files; choose one kind")
+        raise ConfigError(
+            "data.path", data.path, f"holds {' and '.join(sorted(loaders))} files; choose one kind"
+        )
     return (root.parent if root.is_file() else root), files
 
 
@@ -84,11 +95,15 @@ def _is_read(path: Path, root: Path, data: DataConfig) -> bool:
         target = Path(os.path.realpath(path))
         if not (target.is_relative_to(os.path.realpath(root)) and target.is_file()):
             raise ConfigError(
-                "data.path", str(path), "is a link that leads to no file of this folder; put a copy there"
+                "data.path",
+                str(path),
+                "is a link that leads to no file of this folder; put a copy there",
             )
     if path != root and not (_loader(path) and path.is_file()):
         return False
-    if "::" in os.path.abspath(path):  # to the library that opens files, a path inside an archive or of another place
+    if "::" in os.path.abspath(
+        path
+    ):  # to the library that opens files, a path inside an archive or of another place
         raise ConfigError("data.path", str(path), "a name may not hold ::")
     return True
 
@@ -110,17 +125,28 @@ def open_files(data: DataConfig) -> Corpus:
     all_read = [path for paths in splits.values() for path in paths]
     loader = _loader(all_read[0])
     if loader == "text" and data.sample_by is None:
-        raise ConfigError("data.sample_by", None, "must be document, paragraph or line where the files are plain text")
+        raise ConfigError(
+            "data.sample_by",
+            None,
+            "must be document, paragraph or line where the files are plain text",
+        )
     if loader == "parquet":
         text_bytes = sum(_parquet_text_bytes(path, data) for path in all_read)
     else:
         text_bytes = sum(_text_bytes(path, data) for path in all_read)
 
     def reader(paths: list[Path]) -> Callable[[], Iterator[str]]:
-        return lambda: _parquet_texts(paths, data) if loader == "parquet" else _file_texts(loader, paths, data)
+        return lambda: (
+            _parquet_texts(paths, data) if loader == "parquet" else _file_texts(loader, paths, data)
+        )
 
     facts = {"path": data.path, "validation": "its own" if VALIDATION in splits else "held out"}
-    return Corpus({side: reader(paths) for side, paths in splits.items()}, data.holdout_fraction, text_bytes, facts)
+    return Corpus(
+        {side: reader(paths) for side, paths in splits.items()},
+        data.holdout_fraction,
+        text_bytes,
+        facts,
+    )
 
 
 def within_limits(texts: Iterable[str], data: DataConfig) -> Iterator[str]:
@@ -132,14 +158,23 @@ def within_limits(texts: Iterable[str], data: DataConfig) -> Iterator[str]:
     for text in texts:
         if len(text) > MAX_DOCUMENT:
             raise _too_long(data.path, len(text))
-        if len(text) > MAX_WORD and (longest := max(map(len, pieces(text, PIECE_CHARS)))) > MAX_WORD:
-            raise ConfigError("data.path", data.path, f"holds {longest:,} characters on end without a space or newline")
+        if (
+            len(text) > MAX_WORD
+            and (longest := max(map(len, pieces(text, PIECE_CHARS)))) > MAX_WORD
+        ):
+            raise ConfigError(
+                "data.path",
+                data.path,
+                f"holds {longest:,} characters on end without a space or newline",
+            )
         yield text
 
 
 def _too_long(path: str | None, length: int) -> ConfigError:
     hint = "cut it into shorter ones (data.sample_by=line where it is plain text)"
-    return ConfigError("data.path", path, f"holds a document of {length:,} characters or more; {hint}")
+    return ConfigError(
+        "data.path", path, f"holds a document of {length:,} characters or more; {hint}"
+    )
 
 
 def _local_splits(data: DataConfig, files: list[Path]) -> dict[str, list[Path]]:
@@ -151,13 +186,22 @@ def _local_splits(data: DataConfig, files: list[Path]) -> dict[str, list[Path]]:
 
     root = os.path.abspath(os.path.expanduser(str(data.path)))
     if re.search(r"[*?\[\]]", root):
-        raise ConfigError("data.path", data.path, "a folder's name may not hold any of * ? [ ], which mean patterns")
+        raise ConfigError(
+            "data.path",
+            data.path,
+            "a folder's name may not hold any of * ? [ ], which mean patterns",
+        )
     usable = {os.path.abspath(path): path for path in files}
     try:
         found = DataFilesDict.from_patterns(get_data_patterns(root), base_path=root)
     except Exception as error:
-        raise ConfigError("data.path", data.path, f"its files cannot be listed: {first_line(error)}") from None
-    splits = {str(name): [usable[path] for path in sorted(set(paths) & usable.keys())] for name, paths in found.items()}
+        raise ConfigError(
+            "data.path", data.path, f"its files cannot be listed: {first_line(error)}"
+        ) from None
+    splits = {
+        str(name): [usable[path] for path in sorted(set(paths) & usable.keys())]
+        for name, paths in found.items()
+    }
     splits = {name: paths for name, paths in splits.items() if paths}
     return choose_sides(data, splits)
 
@@ -175,21 +219,33 @@ def _text_bytes(path: Path, data: DataConfig) -> int:
         num_bytes = depth = 0
         try:
             with (
-                pyarrow.input_stream(str(path), compression=COMPRESSED.get(path.suffix)) as unpacked,
+                pyarrow.input_stream(
+                    str(path), compression=COMPRESSED.get(path.suffix)
+                ) as unpacked,
                 io.BufferedReader(unpacked, 1 << 20) as file,
             ):
                 while lines := file.read(1 << 20):
                     lines += file.readline(MAX_DOCUMENT)
                     num_bytes += len(lines)
-                    if path.suffix in COMPRESSED and num_bytes > max(SUSPECT_BYTES, MAX_RATIO * size):
-                        raise ConfigError("data.path", str(path), f"unpacks to over {MAX_RATIO} times its size")
+                    if path.suffix in COMPRESSED and num_bytes > max(
+                        SUSPECT_BYTES, MAX_RATIO * size
+                    ):
+                        raise ConfigError(
+                            "data.path", str(path), f"unpacks to over {MAX_RATIO} times its size"
+                        )
                     if len(lines) > MAX_DOCUMENT:
                         raise _too_long(str(path), len(lines))
                     deepest, depth = _nesting(lines, depth) if loader == "json" else (0, 0)
-                    if deepest > MAX_NESTING:  # Arrow's reader would overflow the stack, which ends the process
-                        raise ConfigError("data.path", str(path), f"holds JSON nested over {MAX_NESTING} deep")
+                    if (
+                        deepest > MAX_NESTING
+                    ):  # Arrow's reader would overflow the stack, which ends the process
+                        raise ConfigError(
+                            "data.path", str(path), f"holds JSON nested over {MAX_NESTING} deep"
+                        )
         except (pyarrow.ArrowException, OSError) as error:
-            raise ConfigError("data.path", str(path), f"cannot be read as {loader}: {first_line(error)}") from None
+            raise ConfigError(
+                "data.path", str(path), f"cannot be read as {loader}: {first_line(error)}"
+            ) from None
     else:
         num_bytes = size
     if loader == "text" and data.sample_by == "document" and num_bytes > MAX_DOCUMENT:
@@ -215,7 +271,9 @@ def _parquet_text_bytes(path: Path, data: DataConfig) -> int:
         chunks = _chunks(file, path, data)
         longest = max((_dictionary_bytes(path, chunk) for chunk in chunks), default=0)
     if longest > 8 << 20:  # more than writers commonly allow it
-        for _ in _parquet_texts([path], data):  # to see before anything is encoded that it is no bomb
+        for _ in _parquet_texts(
+            [path], data
+        ):  # to see before anything is encoded that it is no bomb
             pass
     return sum(chunk.total_uncompressed_size for chunk in chunks)
 
@@ -224,7 +282,9 @@ def _chunks(file: Any, path: Path, data: DataConfig) -> list[Any]:
     """The footer's description of the text column in each row group, checked."""
     footer, size = file.metadata, path.stat().st_size
     paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
-    column = next(index for index, name in enumerate(paths) if name.split(".")[0] == data.text_column)
+    column = next(
+        index for index, name in enumerate(paths) if name.split(".")[0] == data.text_column
+    )
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     chunks = [group.column(column) for group in groups]
     rows = [footer.num_rows, *(group.num_rows for group in groups)]
@@ -233,7 +293,9 @@ def _chunks(file: Any, path: Path, data: DataConfig) -> list[Any]:
     for chunk in chunks:
         packed, unpacked = chunk.total_compressed_size, chunk.total_uncompressed_size
         if not 0 <= packed <= size or not 0 <= unpacked <= max(SUSPECT_BYTES, MAX_RATIO * packed):
-            raise ConfigError("data.path", str(path), f"claims {unpacked:,} bytes of text in {packed:,}")
+            raise ConfigError(
+                "data.path", str(path), f"claims {unpacked:,} bytes of text in {packed:,}"
+            )
     return chunks
 
 
@@ -242,13 +304,17 @@ def _parquet_texts(paths: list[Path], data: DataConfig) -> Iterator[str]:
     for path in paths:
         with _open_parquet(path) as file:
             chunks = _chunks(file, path, data)
-            limit = max(SUSPECT_BYTES, MAX_COPIES * sum(chunk.total_uncompressed_size for chunk in chunks))
+            limit = max(
+                SUSPECT_BYTES, MAX_COPIES * sum(chunk.total_uncompressed_size for chunk in chunks)
+            )
             longest = max((_dictionary_bytes(path, chunk) for chunk in chunks), default=0)
             rows = max(1, min(ROWS, BATCH_BYTES // max(longest, 1)))
             for text in texts(file.iter_batches(rows, columns=[data.text_column]), data):
                 limit -= len(text)
                 if limit < 0:
-                    raise ConfigError("data.path", str(path), f"repeats its text over {MAX_COPIES} times")
+                    raise ConfigError(
+                        "data.path", str(path), f"repeats its text over {MAX_COPIES} times"
+                    )
                 yield text
 
 
@@ -286,7 +352,9 @@ def _open_parquet(path: Path) -> Iterator[Any]:
     except ConfigError:
         raise
     except Exception as error:  # pyarrow raises a dozen kinds for harmed files, MemoryError for absurd sizes among them
-        raise ConfigError("data.path", str(path), f"cannot be read as Parquet: {first_line(error)}") from None
+        raise ConfigError(
+            "data.path", str(path), f"cannot be read as Parquet: {first_line(error)}"
+        ) from None
 
 
 def _file_texts(loader: str | None, paths: list[Path], data: DataConfig) -> Iterator[str]:
@@ -300,18 +368,30 @@ def _file_texts(loader: str | None, paths: list[Path], data: DataConfig) -> Iter
 
 
 def _load_files(loader: str | None, paths: Iterable[Path], data: DataConfig) -> Any:
-    names = [re.sub(r"([*?\[])", r"[\1]", os.path.abspath(path)) for path in paths]  # names, not patterns
+    names = [
+        re.sub(r"([*?\[])", r"[\1]", os.path.abspath(path)) for path in paths
+    ]  # names, not patterns
     options = {"sample_by": data.sample_by} if loader == "text" else {}
-    return load_datasets().load_dataset(loader, data_files={TRAIN: names}, split=TRAIN, streaming=True, **options)
+    return load_datasets().load_dataset(
+        loader, data_files={TRAIN: names}, split=TRAIN, streaming=True, **options
+    )
 
 
-def _blame(loader: str | None, paths: list[Path], data: DataConfig, error: Exception) -> ConfigError:
+def _blame(
+    loader: str | None, paths: list[Path], data: DataConfig, error: Exception
+) -> ConfigError:
     """The error of the first file that cannot be read by itself: datasets does not say which it was."""
     for path in paths:
         try:
             for _ in stream_texts(_load_files(loader, [path], data), data):
                 pass
         except Exception as found:
-            what = "is not UTF-8 text" if isinstance(found, UnicodeDecodeError) else f"cannot be read as {loader}"
+            what = (
+                "is not UTF-8 text"
+                if isinstance(found, UnicodeDecodeError)
+                else f"cannot be read as {loader}"
+            )
             return ConfigError("data.path", str(path), f"{what}: {first_line(found)}")
-    return ConfigError("data.path", data.path, f"its files cannot be read as one corpus: {first_line(error)}")
+    return ConfigError(
+        "data.path", data.path, f"its files cannot be read as one corpus: {first_line(error)}"
+    )

@@ -19,12 +19,13 @@ from typing import Any, Self, TextIO
 from huggingface_hub import constants, errors, get_session, get_token, set_client_factory
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # whichever HTTP library it uses
 
-from rope_exp.data.documents import DataError, first_line
-from rope_exp.schema import ConfigError
+from rope_exp.system.errors import ConfigError, DataError, first_line
 
 TIMEOUT_S = 10.0  # of connecting, and of silence
 FIRST_WAIT_S = 1.0  # before the second attempt; doubles with each further one
-PATIENCE_S = 100.0  # with one request, after it first failed; the last attempt begins at the latest then
+PATIENCE_S = (
+    100.0  # with one request, after it first failed; the last attempt begins at the latest then
+)
 ABSENT = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)  # or gated
 PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 
@@ -57,10 +58,16 @@ class Hub:
     def wait(self, failure: str, num_failures: int, elapsed_s: float, least_s: int) -> None:
         """Wait before a request is repeated, at least `least_s`; or end patience, `elapsed_s` after it first failed."""
         if elapsed_s >= PATIENCE_S:
-            self.refusal = f"the hub failed {num_failures} times in {elapsed_s:.0f} s, at last with {failure}"
+            self.refusal = (
+                f"the hub failed {num_failures} times in {elapsed_s:.0f} s, at last with {failure}"
+            )
             self.check()
         wait_s = min(max(FIRST_WAIT_S * 2 ** (num_failures - 1), least_s), PATIENCE_S - elapsed_s)
-        print(f"hub: {failure}; attempt {num_failures + 1} in {wait_s:.1f} s", file=self._log, flush=True)
+        print(
+            f"hub: {failure}; attempt {num_failures + 1} in {wait_s:.1f} s",
+            file=self._log,
+            flush=True,
+        )
         time.sleep(wait_s)
 
     def judge(self, error: BaseException) -> tuple[str, bool]:
@@ -74,7 +81,9 @@ class Hub:
         return plain(error if answer is None or absent else answer), absent
 
     @contextmanager
-    def asking(self, key: str, value: str | None, doing: str, mistakes: tuple[type[Exception], ...]) -> Iterator[None]:
+    def asking(
+        self, key: str, value: str | None, doing: str, mistakes: tuple[type[Exception], ...]
+    ) -> Iterator[None]:
         """Say in one sentence what a library raises while it asks the hub for `key=value`.
 
         Raises:
@@ -102,7 +111,9 @@ class _Client(httpx.Client):
         super().__init__(**options)
         self._hub = hub
 
-    def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
+    def send(
+        self, request: httpx.Request, *, stream: bool = False, **options: Any
+    ) -> httpx.Response:
         """Send until there is an answer that will not pass, and read all of it (`stream` or not: it may break off)."""
         request.extensions = {**request.extensions, "timeout": httpx.Timeout(TIMEOUT_S).as_dict()}
         asked = f"{request.method} {request.url.netloc.decode()}{request.url.path}"  # no query: it may hold a signature
@@ -121,7 +132,9 @@ class _Client(httpx.Client):
                 silent = isinstance(error, httpx.TimeoutException)
                 failure = f"silence for {TIMEOUT_S:g} s" if silent else first_line(error)
             failed_at.append(time.monotonic())
-            self._hub.wait(f"{failure} ({asked})", len(failed_at), failed_at[-1] - failed_at[0], least_s)
+            self._hub.wait(
+                f"{failure} ({asked})", len(failed_at), failed_at[-1] - failed_at[0], least_s
+            )
 
 
 def _failure(request: httpx.Request, response: httpx.Response) -> str | None:
@@ -131,7 +144,9 @@ def _failure(request: httpx.Request, response: httpx.Response) -> str | None:
     part = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", ""))
     if part and response.is_success and "content-encoding" not in response.headers:
         num_bytes = int(part[2]) - int(part[1]) + 1
-        if len(response.content) != num_bytes:  # the readers above would take it for the end of the file
+        if (
+            len(response.content) != num_bytes
+        ):  # the readers above would take it for the end of the file
             return f"{len(response.content)} bytes instead of {num_bytes}"
     return None
 
@@ -140,4 +155,6 @@ def plain(error: BaseException) -> str:
     """An error's message in one line, without the user's token, which a server may send back."""
     text = str(error)
     token = get_token()
-    return first_line(Exception(text.replace(token, "<token>") if token else text) if text else error)
+    return first_line(
+        Exception(text.replace(token, "<token>") if token else text) if text else error
+    )

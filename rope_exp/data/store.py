@@ -13,9 +13,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.data.documents import DataError
-from rope_exp.data.tokens import TokenType
-from rope_exp.disk import descriptor_of
+from rope_exp.data.tokenizer import TokenType
+from rope_exp.system.errors import DataError
+from rope_exp.system.files import descriptor_of
 
 BLOCK_BYTES = 64 << 10  # of a .bin file under one digest
 DIGEST_BYTES = 32  # of one block's SHA-256
@@ -41,7 +41,9 @@ class Tokens:
         self._checked: set[int] = set()
         self._state = self._stat()
         self._num_bytes = self._state[0]
-        if self._num_bytes % self._dtype.itemsize or _num_blocks(self._num_bytes) * DIGEST_BYTES != len(digests):
+        if self._num_bytes % self._dtype.itemsize or _num_blocks(
+            self._num_bytes
+        ) * DIGEST_BYTES != len(digests):
             raise self._damaged("is too short or too long")
 
     def __len__(self) -> int:
@@ -90,7 +92,9 @@ class Tokens:
                     raise self._damaged(f"ends before byte {last:,}")
                 content = content + part if content else part
         except OSError as error:
-            raise self._damaged(f"cannot be read in bytes {first:,} to {last:,}: {error.strerror}") from None
+            raise self._damaged(
+                f"cannot be read in bytes {first:,} to {last:,}: {error.strerror}"
+            ) from None
         return content
 
     def _stat(self) -> tuple[int, int, int]:
@@ -105,7 +109,11 @@ class TokenFile:
     """Appends token ids to a file; on closing it is on the disk, and its blocks' digests are known."""
 
     def __init__(self, path: Path, dtype: TokenType) -> None:
-        self._file, self._dtype, self._max_id = path.open("wb"), np.dtype(dtype).newbyteorder("<"), np.iinfo(dtype).max
+        self._file, self._dtype, self._max_id = (
+            path.open("wb"),
+            np.dtype(dtype).newbyteorder("<"),
+            np.iinfo(dtype).max,
+        )
         self._digest, self._filled = hashlib.sha256(), 0  # of the block that is being written
         self.num_bytes = 0
         self.digests = bytearray()  # of the blocks, one after another
@@ -113,7 +121,9 @@ class TokenFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         with self._file:
             if error is None:
                 if self._filled:
@@ -158,7 +168,9 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
     with open(open_plain(path), "rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise DataError(f"{path} is longer than {max_bytes:,} bytes; remove {path.parent} and prepare again")
+        raise DataError(
+            f"{path} is longer than {max_bytes:,} bytes; remove {path.parent} and prepare again"
+        )
     return content
 
 

@@ -92,11 +92,11 @@ def ours(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
     """The harness as users run it: the record, the hashes, the checks of every step."""
     from accelerate import Accelerator
 
-    from rope_exp.config import RunConfig
-    from rope_exp.data import prepare
-    from rope_exp.loop import Trainer
-    from rope_exp.stop import StopSignal
-    from rope_exp.worker import set_up_process
+    from rope_exp.config.run import RunConfig
+    from rope_exp.data.prepare import prepare
+    from rope_exp.system.signals import StopSignal
+    from rope_exp.training.trainer import Trainer
+    from rope_exp.training.worker import set_up_process
 
     class Gated(Trainer):
         def train_step(self, step: int) -> Any:
@@ -104,18 +104,22 @@ def ours(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
             return super().train_step(step)
 
     config = RunConfig.from_dict(spec.values["config"])
-    config = config.replace("train", compile=compiled, num_steps=10**9, eval_every=10**9, save_every=10**9)
+    config = config.replace(
+        "train", compile=compiled, num_steps=10**9, eval_every=10**9, save_every=10**9
+    )
     set_up_process(config)
     prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
-    accelerator = Accelerator(cpu=spec.device.type == "cpu", mixed_precision="bf16" if spec.bf16 else "no")
+    accelerator = Accelerator(
+        cpu=spec.device.type == "cpu", mixed_precision="bf16" if spec.bf16 else "no"
+    )
     Gated(config, spec.folder, prepared, accelerator, StopSignal()).fit()
 
 
 def bare(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
     """The same model, compiled alike, in the shortest loop that trains it: what our harness costs beside it."""
-    from rope_exp.config import RunConfig
-    from rope_exp.model import Decoder
-    from rope_exp.worker import set_up_process
+    from rope_exp.config.run import RunConfig
+    from rope_exp.model.decoder import Decoder
+    from rope_exp.training.worker import set_up_process
 
     config = RunConfig.from_dict(spec.values["config"])
     set_up_process(config)
@@ -158,7 +162,10 @@ def trainer(spec: Spec, gate: Gate, *, compiled: bool) -> None:
 
     model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=spec.vocab_size, max_position_embeddings=spec.seq_len, use_cache=False, **spec.model
+            vocab_size=spec.vocab_size,
+            max_position_embeddings=spec.seq_len,
+            use_cache=False,
+            **spec.model,
         )
     )
     arguments = transformers.TrainingArguments(

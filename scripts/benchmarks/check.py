@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp import attention
-from rope_exp.certify import certificate
-from rope_exp.config import RunConfig
-from rope_exp.model import Decoder
-from rope_exp.optim import build_optimizer
+from rope_exp.config.run import RunConfig
+from rope_exp.model import attention
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.laws import certificate
+from rope_exp.training.optim import build_optimizer
 
 # Of the relative error of the loss and of all gradients together, against float64.
 TOLERANCE = {"bf16": (2e-3, 5e-2), "fp32": (1e-5, 1e-3)}
@@ -34,13 +34,16 @@ def check(configs: dict[str, RunConfig], vocab_size: int, rows: int = 2) -> dict
 def _check(config: RunConfig, vocab_size: int, rows: int) -> dict[str, Any]:
     certificate(config.model, config.pe)
     device = torch.device(config.launch.device)
-    ids_BT = torch.randint(vocab_size, (rows, config.train.seq_len + 1), generator=torch.Generator().manual_seed(0))
+    ids_BT = torch.randint(
+        vocab_size, (rows, config.train.seq_len + 1), generator=torch.Generator().manual_seed(0)
+    )
     exact = Decoder(config.model, config.pe, vocab_size)
     exact.initialise(0)
     with mock.patch.object(attention, "MAX_WRITTEN_OUT", 0):
         logits_BTV = exact.double()(ids_BT[:, :-1])
         reference = _with_gradient(
-            exact, F.cross_entropy(logits_BTV.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="sum")
+            exact,
+            F.cross_entropy(logits_BTV.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="sum"),
         )
     errors: dict[str, Any] = {}
     loss_limit, gradient_limit = TOLERANCE[config.train.precision]
@@ -51,12 +54,20 @@ def _check(config: RunConfig, vocab_size: int, rows: int) -> dict[str, Any]:
         if how == "compiled":
             model.compile_parts()
         found = _loss_and_gradient(model, ids_BT.to(device), config.train.precision)
-        loss_error, gradient_error = (_relative(own, right) for own, right in zip(found, reference, strict=True))
-        assert loss_error < loss_limit, f"{config.pe.name} {how}: the loss is off by {loss_error:.1e}"
-        assert gradient_error < gradient_limit, f"{config.pe.name} {how}: the gradient is off by {gradient_error:.1e}"
+        loss_error, gradient_error = (
+            _relative(own, right) for own, right in zip(found, reference, strict=True)
+        )
+        assert loss_error < loss_limit, (
+            f"{config.pe.name} {how}: the loss is off by {loss_error:.1e}"
+        )
+        assert gradient_error < gradient_limit, (
+            f"{config.pe.name} {how}: the gradient is off by {gradient_error:.1e}"
+        )
         errors[how] = {"loss": loss_error, "gradient": gradient_error}
     errors["fall_nats"] = _fall(model, config, ids_BT.to(device))
-    assert errors["fall_nats"] > FALL_NATS, f"{config.pe.name}: the loss falls by {errors['fall_nats']} nats"
+    assert errors["fall_nats"] > FALL_NATS, (
+        f"{config.pe.name}: the loss falls by {errors['fall_nats']} nats"
+    )
     torch.compiler.reset()
     return errors
 
@@ -70,7 +81,9 @@ def _loss_and_gradient(model: Decoder, ids_BT: Tensor, precision: str) -> tuple[
 def _with_gradient(model: Decoder, nats: Tensor) -> tuple[Tensor, Tensor]:
     nats.backward()  # type: ignore[no-untyped-call]
     gradients = [
-        parameter.grad.double().cpu().flatten() for parameter in model.parameters() if parameter.grad is not None
+        parameter.grad.double().cpu().flatten()
+        for parameter in model.parameters()
+        if parameter.grad is not None
     ]
     model.zero_grad(set_to_none=True)
     return nats.detach().double().cpu(), torch.cat(gradients)
@@ -85,7 +98,9 @@ def _fall(model: Decoder, config: RunConfig, ids_BT: Tensor) -> float:
     optimizer = build_optimizer(model.named_parameters(), config.optim)
     losses = []
     for _ in range(STEPS_TO_FALL):
-        with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"):
+        with torch.autocast(
+            ids_BT.device.type, torch.bfloat16, enabled=config.train.precision == "bf16"
+        ):
             loss = model(ids_BT[:, :-1], ids_BT[:, 1:]) / ids_BT[:, 1:].numel()
         loss.backward()
         optimizer.step()

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.race import Entry, quartiles, race
-from rope_exp.compose import run_config
-from rope_exp.config import RunConfig
+from rope_exp.config.compose import run_config
+from rope_exp.config.run import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROUNDS = 5
@@ -22,7 +22,9 @@ SWEEP_STEPS = 100
 def compile_times(config: RunConfig) -> dict[str, Any]:
     """The first step of a fresh process: with an empty compiler's cache, with the one it left, of another variant with
     it, and uncompiled; and after how many steps a run has won back what compiling cost it."""
-    other = dataclasses.replace(config, pe=run_config([f"model={config.model.name}", "pe=vo_rope"]).pe)
+    other = dataclasses.replace(
+        config, pe=run_config([f"model={config.model.name}", "pe=vo_rope"]).pe
+    )
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:
         environment = {"TORCHINDUCTOR_CACHE_DIR": cache}
@@ -39,19 +41,28 @@ def compile_times(config: RunConfig) -> dict[str, Any]:
     steps = {name: summary["step_s"][1] for name, summary in both.items()}
     won = steps["eager"] - steps["warm"]
     for name in ("cold", "warm"):
-        found[f"pays_after_steps_{name}"] = max(found[f"{name}_s"] - found["eager_s"], 0) / won if won > 0 else None
+        found[f"pays_after_steps_{name}"] = (
+            max(found[f"{name}_s"] - found["eager_s"], 0) / won if won > 0 else None
+        )
     return found | {"eager_step_s": steps["eager"], "compiled_step_s": steps["warm"]}
 
 
 def start_times() -> dict[str, list[float]]:
     """Seconds, quartiles: of --help, of a config error, and to the first step's row of a run whose data are prepared
     and whose graphs are compiled."""
-    first_step = ["train.num_steps=1000", "train.log_every=1", "train.eval_every=1000", "train.save_every=1000"]
+    first_step = [
+        "train.num_steps=1000",
+        "train.log_every=1",
+        "train.eval_every=1000",
+        "train.save_every=1000",
+    ]
     _first_row(first_step)  # prepares and compiles
     return {
         "--help": quartiles([_ended(["--help"], 0) for _ in range(ROUNDS)]),
         "a config error": quartiles([_ended(["pe=vo_rop"], 2) for _ in range(ROUNDS)]),
-        "the first step, prepared and compiled": quartiles([_first_row(first_step) for _ in range(ROUNDS)]),
+        "the first step, prepared and compiled": quartiles(
+            [_first_row(first_step) for _ in range(ROUNDS)]
+        ),
     }
 
 
@@ -85,9 +96,15 @@ def placement() -> dict[str, Any]:
             ]
             _ended(command, 0)
             wall = time.perf_counter() - started
-            results = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("*/result.json")]
+            results = [
+                json.loads(path.read_text(encoding="utf-8"))
+                for path in Path(folder).glob("*/result.json")
+            ]
         at_once = min(cores, len(results)) if overrides == ways["a run a core"] else 1
-        found[name] = {"wall_s": wall, "tokens_per_s": at_once * sum(r["tokens_per_s"] for r in results) / len(results)}
+        found[name] = {
+            "wall_s": wall,
+            "tokens_per_s": at_once * sum(r["tokens_per_s"] for r in results) / len(results),
+        }
     del found["unmeasured: it compiles"]
     return found
 
@@ -95,8 +112,12 @@ def placement() -> dict[str, Any]:
 def _ended(arguments: list[str], code: int) -> float:
     """Seconds until `train.py` with these arguments has ended, with that exit code."""
     started = time.perf_counter()
-    done = subprocess.run(_command(arguments), cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == code, f"{arguments}: exit code {done.returncode}\n{done.stderr[-2000:]}"
+    done = subprocess.run(
+        _command(arguments), cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, (
+        f"{arguments}: exit code {done.returncode}\n{done.stderr[-2000:]}"
+    )
     return time.perf_counter() - started
 
 

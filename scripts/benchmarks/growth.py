@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.race import Entry, race
-from rope_exp.config import RunConfig
-from rope_exp.progress import say
+from rope_exp.config.run import RunConfig
+from rope_exp.system.console import say
 
 WIDTHS = (128, 256, 512, 1024)
 AXES: dict[str, tuple[int, ...]] = {
@@ -58,7 +58,11 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _overrides(axis: str, value: int) -> list[str]:
     length = value if axis == "length" else 256
-    common = [f"train.seq_len={length}", f"train.global_batch_size={TOKENS // length}", "train.micro_batch_size=null"]
+    common = [
+        f"train.seq_len={length}",
+        f"train.global_batch_size={TOKENS // length}",
+        "train.micro_batch_size=null",
+    ]
     own = {
         "width": [
             f"model.hidden_size={value}",

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
-from rope_exp.config import RunConfig
-from rope_exp.model import Decoder
-from rope_exp.optim import build_optimizer
-from rope_exp.worker import set_up_process
+from rope_exp.config.run import RunConfig
+from rope_exp.model.decoder import Decoder
+from rope_exp.training.optim import build_optimizer
+from rope_exp.training.worker import set_up_process
 
 STEPS = 5
 # The first kind whose word is in a kernel's name; the rest is "other". On a CPU attention's products are batched ones.
@@ -31,7 +31,9 @@ def breakdown(config: RunConfig, vocab_size: int) -> dict[str, Any]:
     model.to(device).compile_parts()
     optimizer = build_optimizer(model.named_parameters(), config.optim)
     generator = torch.Generator().manual_seed(0)
-    ids_BT = torch.randint(vocab_size, (train.global_batch_size, train.seq_len + 1), generator=generator).to(device)
+    ids_BT = torch.randint(
+        vocab_size, (train.global_batch_size, train.seq_len + 1), generator=generator
+    ).to(device)
 
     def step() -> None:
         for micro in torch.split(ids_BT, train.micro_batch_size or train.global_batch_size):
@@ -57,7 +59,9 @@ def breakdown(config: RunConfig, vocab_size: int) -> dict[str, Any]:
         for event in profile.key_averages()
         if not on_gpu or (event.device_type == DeviceType.CUDA and not event.is_user_annotation)
     ]
-    times = {event.key: getattr(event, key) / 1e3 / STEPS for event in kernels if getattr(event, key) > 0}
+    times = {
+        event.key: getattr(event, key) / 1e3 / STEPS for event in kernels if getattr(event, key) > 0
+    }
     total = sum(times.values())
     shares = dict.fromkeys([*KINDS, "other"], 0.0)
     for name, milliseconds in times.items():
@@ -67,4 +71,7 @@ def breakdown(config: RunConfig, vocab_size: int) -> dict[str, Any]:
 
 
 def _kind(kernel: str) -> str:
-    return next((kind for kind, words in KINDS.items() if any(word in kernel.lower() for word in words)), "other")
+    return next(
+        (kind for kind, words in KINDS.items() if any(word in kernel.lower() for word in words)),
+        "other",
+    )

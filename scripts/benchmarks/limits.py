@@ -1,5 +1,6 @@
 """What this machine could do: the rates of its products of matrices and of its memory, and a step's floor from them."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -7,8 +8,8 @@ from typing import Any
 
 import torch
 
-from rope_exp import flops
-from rope_exp.config import RunConfig
+from rope_exp.config import costs as flops
+from rope_exp.config.run import RunConfig
 
 SQUARE = {"cpu": 2048, "cuda": 8192}
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
@@ -22,7 +23,8 @@ def limits(device: str) -> dict[str, Any]:
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
-        rates[name] = 2 * size**3 / _seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)  # type: ignore[misc]
+        product = functools.partial(torch.mm, a, b, out=out)
+        rates[name] = 2 * size**3 / _seconds(product, device)
     source = torch.ones(COPY_BYTES[device] // 4, device=device)
     target = torch.empty_like(source)
     copy = 2 * COPY_BYTES[device] / _seconds(lambda: target.copy_(source), device)
@@ -42,8 +44,17 @@ def floor(config: RunConfig, vocab_size: int, measured: dict[str, Any]) -> dict[
     """
     train = config.train
     tokens = train.global_batch_size * train.seq_len
-    products = tokens * flops.flops_per_token(config, vocab_size) / measured["matmul_flops_per_s"][train.precision]
-    update = 7 * 4 * flops.num_parameters(config.model, config.pe, vocab_size) / measured["copy_bytes_per_s"]
+    products = (
+        tokens
+        * flops.flops_per_token(config, vocab_size)
+        / measured["matmul_flops_per_s"][train.precision]
+    )
+    update = (
+        7
+        * 4
+        * flops.num_parameters(config.model, config.pe, vocab_size)
+        / measured["copy_bytes_per_s"]
+    )
     return {"products_s": products, "update_s": update, "floor_s": products + update}
 
 

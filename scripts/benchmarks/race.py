@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from rope_exp.config import RunConfig
-from rope_exp.data import Prepared, prepare
+from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Batches
-from rope_exp.progress import say
+from rope_exp.data.prepare import Prepared, prepare
+from rope_exp.system.console import say
 
 ARMS = Path(__file__).with_name("arms.py")
 NUM_WINDOWS = 512  # of the corpus, at the least, that peers train on, again and again
@@ -39,7 +39,9 @@ class Entry:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def race(entries: Mapping[str, Entry], *, rounds: int, steps: int, warmup: int = 3) -> dict[str, Any]:
+def race(
+    entries: Mapping[str, Entry], *, rounds: int, steps: int, warmup: int = 3
+) -> dict[str, Any]:
     """Let all entries train in turn.
 
     Args:
@@ -57,7 +59,9 @@ def race(entries: Mapping[str, Entry], *, rounds: int, steps: int, warmup: int =
                 runners[name] = _Runner(entry, Path(folder, f"{len(runners)}"))
                 runners[name].begin(warmup)
             for number in range(rounds):
-                order = list(runners)[:: -1 if number % 2 else 1]  # neither always follows the same one
+                order = list(runners)[
+                    :: -1 if number % 2 else 1
+                ]  # neither always follows the same one
                 for name in order:
                     runners[name].step_s.append(runners[name].take(steps))
         finally:
@@ -74,7 +78,9 @@ class _Runner:
         prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
         spec = folder / "spec.json"
         size = entry.vocab_size or prepared.vocab_size
-        spec.write_text(json.dumps(_spec(config, prepared, size, folder / "windows.npy")), encoding="utf-8")
+        spec.write_text(
+            json.dumps(_spec(config, prepared, size, folder / "windows.npy")), encoding="utf-8"
+        )
         self.tokens_per_step = config.train.global_batch_size * config.train.seq_len
         self.log = (folder / "log").open("wb+")
         self.process = subprocess.Popen(
@@ -111,7 +117,9 @@ class _Runner:
         line = self.process.stdout.readline()
         if not line:
             self.log.seek(0)
-            raise RuntimeError(f"{self.arm} ended:\n{self.log.read().decode(errors='replace')[-3000:]}")
+            raise RuntimeError(
+                f"{self.arm} ended:\n{self.log.read().decode(errors='replace')[-3000:]}"
+            )
         answer: dict[str, float] = json.loads(line)
         return answer
 

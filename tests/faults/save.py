@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from rope_exp import checkpoint
-from rope_exp.checkpoint import CheckpointError
+from rope_exp.run import checkpoint
+from rope_exp.system.errors import CheckpointError
 
 COUNT, HOW = 0, {1: "killed before", 2: "killed after", 3: "disk full", 4: "input/output error"}
 faults = ctypes.CDLL(sys.argv[1])
@@ -23,7 +23,13 @@ faults = ctypes.CDLL(sys.argv[1])
 def save(folder: Path, step: int) -> None:
     """A save as the loop does it: the checkpoint, then the oldest goes."""
     tensors = {f"layer{n}.weight": torch.full((64, 64), float(step + n)) for n in range(3)}
-    checkpoint.save(folder, step, tensors, {"m": torch.full((9,), float(step))}, {"order_sha256": f"{step:064x}"})
+    checkpoint.save(
+        folder,
+        step,
+        tensors,
+        {"m": torch.full((9,), float(step))},
+        {"order_sha256": f"{step:064x}"},
+    )
     checkpoint.prune(folder, keep=2, newest=step)
 
 

@@ -12,7 +12,7 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
     if os.environ.get("RANK", "0") == rank:
         import torch
 
-        from rope_exp.loop import Trainer
+        from rope_exp.training.trainer import Trainer
 
         healthy = Trainer.train_step
 

@@ -1,0 +1,1 @@
+"""Which runs may be compared, and what their differences say. No torch."""

@@ -1,0 +1,1 @@
+"""Runs in child processes: one, or a sweep of many. No torch."""

@@ -1,0 +1,1 @@
+"""The decoder, its rotation, and the laws that both must obey."""

@@ -1,0 +1,1 @@
+"""Files, processes, signals, the console and the machine; nothing of the project."""

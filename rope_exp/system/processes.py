@@ -1,0 +1,35 @@
+"""Children of this process: how they find this package."""
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+ROOT = PACKAGE.parent  # of the checkout; of site-packages where the package is installed
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment with `changes`, such that a child imports this very package.
+
+    PYTHONPATH is set only where a fresh interpreter would not find the package: in a checkout
+    that nobody installed.
+    """
+    environment = os.environ | changes
+    if not _is_importable():
+        paths = [str(ROOT), os.environ.get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return environment
+
+
+def _is_importable() -> bool:
+    """Whether a fresh interpreter finds this very package, and no other copy of it.
+
+    The first entry of sys.path is this process's own: the folder of its script, or where it stands.
+    """
+    for finder in sys.meta_path:
+        path = sys.path[1:] if finder is PathFinder else None
+        spec = finder.find_spec("rope_exp", path)
+        if spec is not None:
+            return spec.origin == str(PACKAGE / "__init__.py")
+    return False

@@ -1,0 +1,236 @@
+"""The schema: every YAML composes, every mistake is one sentence that names the key, the value and what is allowed."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.types import RunMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.configs import NINE
+
+from rope_exp.config.compose import CONFIGS, run_config
+from rope_exp.config.run import SITES, RunConfig, differing_keys
+from rope_exp.system.errors import ConfigError
+
+GROUPS = ("pe", "model", "data", "tokenizer", "optim", "schedule", "train", "tracker", "launch")
+CHOICES = [
+    (group, path.stem) for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))
+]
+NEEDS = {
+    "data=files": ["data.path=somewhere"],
+    "tokenizer=pretrained": ["tokenizer.path=somewhere"],
+}
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_yaml_composes_and_converts(group: str, choice: str) -> None:
+    override = f"{group}={choice}"
+    config = run_config([override, *NEEDS.get(override, [])])
+    section = getattr(config, group)
+    if group != "pe":
+        assert section.name == choice
+    assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def test_the_nine_are_there_and_say_what_they_are() -> None:
+    sites = {"nope": ""} | {name: name.removesuffix("_rope") for name in NINE if name != "nope"}
+    assert {path.stem for path in (CONFIGS / "pe").glob("*.yaml")} >= set(NINE)
+    for name in NINE:
+        config = run_config([f"pe={name}"]).pe
+        assert config.rotate == tuple(sites[name])
+        assert config.label == name
+
+
+@pytest.mark.parametrize("size", range(5))
+def test_any_subset_of_sites_names_itself(size: int) -> None:
+    for sites in itertools.combinations(SITES, size):
+        config = run_config([f"pe.rotate=[{','.join(reversed(sites))}]"]).pe
+        assert config.rotate == sites  # the order on the command line does not matter
+        assert config.label == ("".join(sites) + "_rope" if sites else "nope")
+
+
+def test_a_key_that_departs_from_the_usual_shows_in_the_label() -> None:
+    assert run_config(["pe.base=500000"]).pe.label == "qk_rope-base500000"
+    assert (
+        run_config(["pe.fraction=0.5", "pe.trainable=true"]).pe.label
+        == "qk_rope-fraction0.5-trainable"
+    )
+    assert run_config(["pe.name=mine", "pe.base=500000"]).pe.label == "mine"
+
+
+def test_a_size_brings_its_budget_and_its_tokenizer_and_the_command_line_wins() -> None:
+    config = run_config(["model=1b", "data=fineweb_edu", "tracker=wandb"])
+    assert (config.train.name, config.tokenizer.name, config.optim.lr) == ("1b", "bpe_32k", 3e-4)
+    config = run_config(["model=1b", "train=nano", "tokenizer=bytes", "optim.lr=0.01"])
+    assert (config.train.name, config.tokenizer.name, config.optim.lr) == ("nano", "bytes", 0.01)
+
+
+MISTAKES = [
+    ("pe=nosuch", "pe=nosuch", "choose one of k_rope, nope"),
+    ("pe.rotate=[x]", 'pe.rotate=["x"]', "one of q, k, v, o"),
+    ("pe.rotate=[q,q]", 'pe.rotate=["q", "q"]', "may stand there once"),
+    ("pe.rotate=q", "pe.rotate=q", "must be a list"),
+    ("pe.fraction=0.01", "pe.fraction=0.01", "no pair"),
+    ("pe.fraction=0", "pe.fraction=0", "above 0"),
+    ("pe.start=-1", "pe.start=-1", "at least 0"),
+    ("pe.base=1", "pe.base=1", "above 1"),
+    ("pe.name=../up", "pe.name=../up", "letters, digits"),
+    ("train.foo=1", "train.foo", "no such key"),
+    ("+train.foo=1", "train.foo: ", "no such key"),
+    ("train.num_stepz=1", "train.num_stepz", "did you mean train.num_steps?"),
+    ("nogroup=1", "nogroup", "no such key"),
+    ("train.num_steps=abc", "train.num_steps=abc", "whole number"),
+    ("train.num_steps=0", "train.num_steps=0", "at least 1"),
+    ("train.num_steps=1.5", "train.num_steps=1.5", "whole number"),
+    ("train.num_steps=true", "train.num_steps=true", "whole number"),
+    ("train.global_batch_size=0", "train.global_batch_size=0", "at least 1"),
+    ("train.precision=fp8", "train.precision=fp8", "one of auto, bf16, fp32"),
+    ("train.compile=maybe", "train.compile=maybe", "true or false"),
+    ("optim.lr=nan", "optim.lr=NaN", "above 0"),
+    ("optim.lr=-1", "optim.lr=-1", "above 0"),
+    ("optim.lr=inf", "optim.lr=Infinity", "above 0"),
+    ("optim.betas=[0.9,1.0]", "optim.betas=[0.9, 1.0]", "below 1"),
+    ("optim.betas=[0.9]", "optim.betas=[0.9]", "list of 2"),
+    ("schedule.decay_fraction=0.1", "schedule.decay_fraction=0.1", "only there"),
+    (
+        "model.num_attention_heads=3",
+        "model.num_attention_heads=3",
+        "must divide model.hidden_size=128",
+    ),
+    ("model.num_attention_heads=128", "model.num_attention_heads=128", "must be even"),
+    (
+        "model.num_key_value_heads=3",
+        "model.num_key_value_heads=3",
+        "must divide model.num_attention_heads=2",
+    ),
+    ("tokenizer.vocab_size=10", "tokenizer.vocab_size=10", "257"),
+    ("tokenizer.vocab_size=99999999999", "tokenizer.vocab_size=99999999999", "2^24"),
+    ("data=files", "data.path=null", "must name the corpus"),
+    ("seed=-1", "seed=-1", "0 to 2^63"),
+    ("run.group=../../etc", "run.group=../../etc", "letters, digits"),
+    ("run.group='a\\nb'", "run.group=", "letters, digits"),
+    ("run.group=" + "a" * 300, "run.group=", "1 to 64"),
+    ("+pe._target_=os.system", "pe._target_: ", "Hydra's own"),
+    (
+        "data.cache_dir=${oc.env:HOME}",
+        "data.cache_dir=${oc.env:HOME}",
+        "may not read the environment",
+    ),
+    ("+experiment=nosuch", "experiment=nosuch", "nine, seeds, subsets"),
+    ("novalue", "override=novalue", "key=value"),
+]
+
+
+@pytest.mark.parametrize(
+    ("override", "shown", "allowed"), MISTAKES, ids=[case[0][:40] for case in MISTAKES]
+)
+def test_a_mistake_is_one_sentence_with_key_value_and_what_is_allowed(
+    override: str, shown: str, allowed: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        run_config([override])
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    assert sentence.startswith(shown)
+    assert allowed in sentence
+
+
+def test_a_missing_key_is_named() -> None:
+    values = run_config([]).to_dict()
+    del values["optim"]["lr"]
+    with pytest.raises(ConfigError, match=r"optim\.lr=null: is missing"):
+        RunConfig.from_dict(values)
+
+
+QUIET = [
+    "train.log_every=7", "train.save_every=3", "train.eval_every=9", "train.keep_checkpoints=5", "tracker=wandb",
+    "run.dir=elsewhere", "launch.max_parallel=2", "data.cache_dir=elsewhere", "train.peak_tflops=100",
+]  # fmt: skip
+LOUD = [
+    "optim.lr=0.1", "train.num_steps=7", "train.seq_len=64", "train.precision=fp32", "data.holdout_fraction=0.1",
+    "tokenizer.vocab_size=512", "model.rms_norm_eps=1e-6", "schedule=wsd", "train.eval_sequences=8", "data.seed=5",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", QUIET)
+def test_keys_that_cannot_change_a_number_are_in_no_hash(override: str) -> None:
+    assert run_config([override]).config_sha256 == run_config([]).config_sha256
+
+
+@pytest.mark.parametrize("override", LOUD)
+def test_keys_that_can_change_a_number_are_in_both_hashes(override: str) -> None:
+    usual, changed = run_config([]), run_config([override])
+    assert changed.config_sha256 != usual.config_sha256
+    assert changed.group_sha256 != usual.group_sha256
+    assert changed.group != usual.group
+
+
+def test_pe_and_seed_are_in_the_configs_hash_and_not_in_the_groups() -> None:
+    usual = run_config([])
+    for override in ("pe=vo_rope", "seed=3", "pe.base=500"):
+        changed = run_config([override])
+        assert changed.config_sha256 != usual.config_sha256
+        assert changed.group_sha256 == usual.group_sha256
+        assert changed.folder != usual.folder
+
+
+def test_differing_keys_show_both_values() -> None:
+    old, new = run_config([]).to_dict(), run_config(["optim.lr=0.1", "seed=2"]).to_dict()
+    assert differing_keys(old, new) == ["optim.lr: 0.003 -> 0.1", "seed: 0 -> 2"]
+    assert differing_keys(old, old) == []
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.lists(st.integers(), max_size=3),
+)
+
+
+@st.composite
+def one_key_replaced(draw: st.DrawFn) -> dict[str, Any]:
+    values = run_config([]).to_dict()
+    group = draw(st.sampled_from(sorted(values)))
+    if isinstance(values[group], dict):
+        values[group][draw(st.sampled_from(sorted(values[group])))] = draw(LEAVES)
+    else:
+        values[group] = draw(LEAVES)
+    return values
+
+
+@settings(deadline=None)
+@given(one_key_replaced())
+def test_any_value_anywhere_converts_or_is_refused_in_one_sentence(values: dict[str, Any]) -> None:
+    try:
+        config = RunConfig.from_dict(values)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+    else:
+        assert dataclasses.is_dataclass(config)
+        assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def swept(experiment: str) -> dict[str, str]:
+    """What an experiment sweeps over, as Hydra composed it."""
+    with initialize_config_dir(version_base=None, config_dir=str(CONFIGS)):
+        values = compose(
+            "config", overrides=[f"+experiment={experiment}"], return_hydra_config=True
+        )
+    assert values.hydra.mode == RunMode.MULTIRUN
+    return dict(values.hydra.sweeper.params)
+
+
+def test_experiments_sweep_over_what_they_say() -> None:
+    assert swept("nine") == {"pe": ",".join(NINE)}
+    assert swept("seeds") == {"seed": "0,1,2,3,4", "pe": ",".join(NINE)}
+    subsets = swept("subsets")["pe.rotate"].replace("],[", "] [").split()
+    assert {run_config([f"pe.rotate={subset}"]).pe.rotate for subset in subsets} == {
+        sites for size in range(5) for sites in itertools.combinations(SITES, size)
+    }
+    assert len(subsets) == 16

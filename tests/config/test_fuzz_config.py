@@ -1,0 +1,233 @@
+"""Any command line over the config's keys is refused in one sentence, or composes, builds and trains a step."""
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+import pytest
+from accelerate import Accelerator
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from rope_exp.config.compose import run_config
+from rope_exp.config.resolve import check_memory, settle
+from rope_exp.config.run import RunConfig
+from rope_exp.data.prepare import prepare
+from rope_exp.system.errors import ConfigError, DataError
+from rope_exp.training.trainer import Trainer
+
+
+def hints(section: Any, prefix: str = "") -> dict[str, Any]:
+    """The annotated type of every key, so that a new key is drawn without a word here."""
+    found: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(section, include_extras=True).items():
+        found |= (
+            hints(hint, f"{prefix}{name}.")
+            if dataclasses.is_dataclass(hint)
+            else {prefix + name: hint}
+        )
+    return found
+
+
+def usual(hint: Any) -> st.SearchStrategy[str]:
+    """Values of an annotated type as a command line spells them, small, and mostly in range."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return usual(args[0])
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of(*map(usual, args))
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        items = usual(args[0])
+        few = (
+            st.lists(items, max_size=4)
+            if args[-1] is Ellipsis
+            else st.lists(items, min_size=2, max_size=2)
+        )
+        return few.map(lambda values: f"[{','.join(values)}]")
+    return {
+        bool: st.sampled_from(["true", "false"]),
+        int: st.integers(1, 9).map(str),
+        float: st.sampled_from(["1e-8", "0.01", "0.25", "0.5", "1", "1.5", "1e4"]),
+        str: st.sampled_from(["mine", "Mine-2", "a.b", "x y"]),
+        type(None): st.just("null"),
+    }[hint]
+
+
+KEYS = hints(RunConfig)
+# Every config has these, so that what is accepted is a run of milliseconds.
+SMALL = {
+    "model.hidden_size": ["8", "16", "32"],
+    "model.intermediate_size": ["1", "24"],
+    "model.num_hidden_layers": ["1", "2", "3"],
+    "model.num_attention_heads": ["1", "2", "4"],
+    "model.num_key_value_heads": ["1", "2"],
+    "train.global_batch_size": ["1", "4", "6", "8"],
+    "train.micro_batch_size": ["null", "1", "2", "8"],
+    "train.seq_len": ["4", "16", "31"],
+    "launch.num_processes": ["1", "2", "all"],
+}
+GROUPS = {
+    "pe": [
+        "nope",
+        "q_rope",
+        "k_rope",
+        "v_rope",
+        "o_rope",
+        "qk_rope",
+        "vo_rope",
+        "qkv_rope",
+        "qkvo_rope",
+    ],
+    "model": ["nano", "10m", "350m", "sequel"],
+    "train": ["nano", "125m", "sequel"],
+    "schedule": ["cosine", "wsd"],
+    "launch": ["local", "inline", "all_gpus"],
+    "tracker": ["none", "wandb"],
+    "optim": ["adamw"],
+}
+ODD = [
+    "null", "true", "-1", "0", "00", "1.5", "nan", "-inf", "1e400", "1e308", "1e-320", "1e300", "1_000", "0x10",
+    str(2**31), str(2**53 + 1), str(2**63 - 1), str(2**63), str(10**12), "9" * 400, "9" * 5000,
+    "", "''", "' '", "[]", "{}", "[[q]]", "[q,q]", "{a:1}", "[1,[2,[3]]]", "[null]", "[" * 300 + "]" * 300,
+    "???", "${seed}", "${nosuch}", "${oc.env:HOME}", "'${oc.env:HOME}'", "${pe}", "_target_",
+    "1,2", "range(0,3)", "choice(1)", "glob(*)", "glob(zz*)", "a" * 300, "'a\nb'", "'a\0b'", "'\x1b[2J'",
+    "'\U0001f600'", "\U0001f600", "'\udcff'", "'../x'", "'/'", "'~nosuchuser/x'", "~", "x=y", "'un", "\\",
+]  # fmt: skip
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> dict[str, str]:
+    """Overrides by key: choices of groups, every size small, some keys within their type, and at times an odd one."""
+    groups = draw(st.lists(st.sampled_from(sorted(GROUPS)), unique=True))
+    words = {group: draw(st.sampled_from(GROUPS[group])) for group in groups}
+    words |= {key: draw(st.sampled_from(values)) for key, values in SMALL.items()}
+    free = sorted(
+        key for key in KEYS.keys() - SMALL.keys() if not key.startswith("data.")
+    )  # another corpus is slow
+    words |= {
+        key: draw(usual(KEYS[key]))
+        for key in draw(st.lists(st.sampled_from(free), unique=True, max_size=4))
+    }
+    for key in draw(st.lists(st.sampled_from([*KEYS, *GROUPS]), unique=True, max_size=1)):
+        words[key] = draw(
+            st.sampled_from(ODD) | st.text(st.characters(exclude_categories=()), max_size=8)
+        )
+    return words
+
+
+def assert_one_sentence(error: Exception) -> None:
+    sentence = str(error)
+    note(sentence)
+    assert sentence.splitlines() == [sentence]
+    assert sentence.isprintable()
+
+
+def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
+    """refused, or trained: one step of it gave a finite loss."""
+    given_words = {
+        "data": "files", "data.path": f"'{corpus}'", "data.cache_dir": f"'{cache}'", "data.holdout_fraction": "0.2",
+        "tokenizer": "bytes", "launch.device": "cpu", "train.compile": "false", "train.precision": "fp32",
+    }  # fmt: skip
+    try:
+        config = settle(
+            run_config([f"{key}={value}" for key, value in (given_words | words).items()])
+        )
+        check_memory(config)
+        assert RunConfig.from_dict(config.to_dict()) == config
+        assert RunConfig.from_dict(config.to_dict()).config_sha256 == config.config_sha256
+        assert config.folder.name
+        if (config.data.kind, config.data.path) != ("files", str(corpus)):
+            return "of another corpus"
+        config = config.replace(
+            "data", cache_dir=str(cache)
+        )  # whatever folder was drawn: nothing is written elsewhere
+        prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    except (ConfigError, DataError) as error:
+        assert_one_sentence(error)
+        if isinstance(error, ConfigError):
+            assert re.split("[=:]", str(error))[0] in [*KEYS, *GROUPS], error
+        return "refused"
+    stop: Any = SimpleNamespace(requested=False)
+    config = config.replace(
+        "train", compile=False
+    )  # half a minute, and the same numbers up to rounding
+    trainer = Trainer(config, Path("nowhere"), prepared, Accelerator(cpu=True), stop)
+    values = trainer.train_step(1)
+    assert values is not None
+    assert math.isfinite(float(values[0]))
+    return "trained"
+
+
+def fuzz(num_examples: int, corpus: Path, cache: Path) -> None:
+    outcomes: list[str] = []
+
+    @settings(deadline=None, derandomize=True, max_examples=num_examples)
+    @given(command_lines())
+    def every_command_line_is_refused_or_trains(words: dict[str, str]) -> None:
+        outcomes.append(outcome(words, corpus, cache))
+
+    every_command_line_is_refused_or_trains()
+    for end in ("refused", "trained"):  # neither by chance alone
+        assert outcomes.count(end) > num_examples / 8, {
+            end: outcomes.count(end) for end in set(outcomes)
+        }
+
+
+def test_every_command_line_is_refused_in_one_sentence_or_trains_a_step(
+    corpus: Path, cache: Path
+) -> None:
+    fuzz(60, corpus, cache)
+
+
+@pytest.mark.torture
+def test_thousands_of_command_lines_are_refused_in_one_sentence_or_train_a_step(
+    corpus: Path, cache: Path
+) -> None:
+    fuzz(2000, corpus, cache)
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+ANY_WORD = st.one_of(
+    ANY_TEXT,
+    st.builds(
+        "{}={}".format,
+        st.sampled_from([*KEYS, *GROUPS, "+experiment", "+x", "~pe", "hydra.run.dir"]),
+        ANY_TEXT,
+    ),
+    st.builds(
+        "{}{}={}".format,
+        st.sampled_from(["+", "++", "~", ""]),
+        st.sampled_from(sorted(KEYS)),
+        st.sampled_from(ODD),
+    ),
+)
+
+
+def compose_any(num_examples: int) -> None:
+    @settings(deadline=None, derandomize=True, max_examples=num_examples)
+    @given(st.lists(ANY_WORD, max_size=3))
+    def any_words_compose_or_are_refused(words: list[str]) -> None:
+        try:
+            config = run_config(words)
+        except ConfigError as error:
+            assert_one_sentence(error)
+        else:
+            assert RunConfig.from_dict(config.to_dict()) == config
+
+    any_words_compose_or_are_refused()
+
+
+def test_any_words_at_all_compose_or_are_refused_in_one_sentence() -> None:
+    compose_any(60)
+
+
+@pytest.mark.torture
+def test_thousands_of_words_compose_or_are_refused_in_one_sentence() -> None:
+    compose_any(3000)

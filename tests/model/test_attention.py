@@ -1,0 +1,108 @@
+"""Attention as written out for a CPU, against the sum it stands for and against torch's own kernel."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rope_exp.config.costs import MAX_WRITTEN_OUT
+from rope_exp.model import attention
+from rope_exp.model.attention import MIN_BLOCK, causal_attention
+
+LENGTHS = st.sampled_from(
+    [1, 2, 3, MIN_BLOCK - 1, MIN_BLOCK, MIN_BLOCK + 1, 2 * MIN_BLOCK, 4 * MIN_BLOCK + 37]
+)
+SEEDS = st.integers(0, 2**31)
+
+
+def inputs(
+    length: int, heads: int, groups: int, dim: int, seed: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """q, k, v and the gradient by the output."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = (torch.randn(2, length, count, dim, generator=generator, dtype=torch.float64) for count in (
+        heads, groups, groups, heads
+    ))  # fmt: skip
+    return tuple(x.to(dtype) for x in drawn)
+
+
+def direct(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+    """The definition: every score, a mask, softmax, the weighted sum."""
+    shared = q_BTHK.shape[2] // k_BTGK.shape[2]
+    k_BTHK, v_BTHK = (x.repeat_interleave(shared, dim=2) for x in (k_BTGK, v_BTGK))
+    s_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / math.sqrt(q_BTHK.shape[3])
+    later = torch.ones(s_BHTT.shape[-2:], dtype=torch.bool).triu(1)
+    return torch.einsum(
+        "bhts,bshk->bthk", s_BHTT.masked_fill(later, -torch.inf).softmax(-1), v_BTHK
+    )
+
+
+def fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+
+def with_gradients(function: object, arguments: tuple[Tensor, ...]) -> list[Tensor]:
+    *leaves, gradient = (x.detach().clone() for x in arguments)
+    for leaf in leaves:
+        leaf.requires_grad_()
+    output = function(*leaves)  # type: ignore[operator]
+    return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
+
+
+@settings(deadline=None, max_examples=25)
+@given(LENGTHS, st.sampled_from([(1, 1), (4, 4), (4, 2), (4, 1)]), st.sampled_from([2, 8]), SEEDS)
+def test_output_and_gradients_are_those_of_the_definition(
+    length: int, heads: tuple[int, int], dim: int, seed: int
+) -> None:
+    arguments = inputs(length, *heads, dim, seed, torch.float64)
+    for ours, theirs in zip(
+        with_gradients(causal_attention, arguments), with_gradients(direct, arguments), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+def test_the_gradient_is_the_slope_of_the_output() -> None:
+    q, k, v, _ = inputs(MIN_BLOCK + 3, 1, 1, 2, 0, torch.float64)
+    q, k, v = (x[:1].requires_grad_() for x in (q, k, v))
+    assert torch.autograd.gradcheck(causal_attention, (q, k, v))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch by its own compiler
+@pytest.mark.parametrize("compiled", [False, True])
+def test_in_bfloat16_it_errs_at_most_twice_as_much_as_torchs_kernel(compiled: bool) -> None:
+    # Which keeps scores in float32; here, and wherever attention is written out, a product of bfloat16 is bfloat16.
+    arguments = inputs(300, 2, 2, 64, 0, torch.bfloat16)
+    exact = with_gradients(direct, tuple(x.double() for x in arguments))
+    ours = with_gradients(
+        torch.compile(causal_attention) if compiled else causal_attention, arguments
+    )
+    theirs = with_gradients(fused, arguments)
+    for own, other, right in zip(ours, theirs, exact, strict=True):
+        assert own.dtype == torch.bfloat16
+        assert (own.double() - right).norm() < 2 * (other.double() - right).norm()
+
+
+def test_scores_of_any_size_give_finite_weights() -> None:
+    q, k, v, gradient = inputs(40, 1, 1, 8, 0, torch.float32)
+    ours = with_gradients(causal_attention, (1e4 * q, 1e4 * k, v, gradient))
+    for own, right in zip(
+        ours, with_gradients(direct, (1e4 * q, 1e4 * k, v, gradient)), strict=True
+    ):
+        assert own.isfinite().all()
+        torch.testing.assert_close(own, right, rtol=1e-3, atol=1e-2)
+
+
+def test_past_its_length_torchs_kernel_takes_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = inputs(MAX_WRITTEN_OUT + 1, 1, 1, 2, 0, torch.float32)
+    monkeypatch.setattr(attention, "_Short", None)  # is not asked
+    for ours, theirs in zip(
+        with_gradients(causal_attention, arguments), with_gradients(direct, arguments), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

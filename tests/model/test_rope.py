@@ -1,0 +1,179 @@
+"""The laws of rotation, in float64, on arbitrary vectors and positions; and the mistakes others made here."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rope_exp.model.rope import angles, frequencies, rotate, turn
+
+BASE = 10000.0
+DIMS = st.integers(1, 16).map(lambda half: 2 * half)
+POSITIONS = st.integers(-4096, 4096)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def vector(seed: int, dim: int) -> Tensor:
+    return torch.randn(
+        1, 1, 1, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+def at(x: Tensor, position: int, *, base: float = BASE, inverse: bool = False) -> Tensor:
+    """R_m x for one position m."""
+    return rotate(
+        x, angles(frequencies(x.shape[-1], base, torch.float64), 1, position), inverse=inverse
+    )
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    return torch.allclose(left, right, rtol=0, atol=1e-9 * (1 + float(right.abs().max())))
+
+
+def complex_reference(x: np.ndarray, position: int, base: float) -> np.ndarray:
+    """Half-split pairs as complex numbers times e^{i m theta}: an independent statement of the convention."""
+    half = x.shape[-1] // 2
+    theta = base ** (-2.0 * np.arange(half) / x.shape[-1])
+    z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * position * theta)
+    return np.concatenate([z.real, z.imag], axis=-1)
+
+
+@given(SEEDS, DIMS, POSITIONS, st.floats(2, 1e6))
+def test_rotation_is_multiplication_by_e_to_the_i_m_theta(
+    seed: int, dim: int, position: int, base: float
+) -> None:
+    x = vector(seed, dim)
+    expected = torch.from_numpy(complex_reference(x.numpy(), position, base))
+    assert close(at(x, position, base=base), expected)
+
+
+@given(SEEDS, DIMS, POSITIONS)
+def test_rotation_keeps_the_norm(seed: int, dim: int, position: int) -> None:
+    x = vector(seed, dim)
+    assert math.isclose(float(at(x, position).norm()), float(x.norm()), rel_tol=1e-12)
+    assert math.isclose(float(at(x, position, inverse=True).norm()), float(x.norm()), rel_tol=1e-12)
+
+
+@given(SEEDS, DIMS)
+def test_position_zero_is_the_identity(seed: int, dim: int) -> None:
+    x = vector(seed, dim)
+    assert torch.equal(at(x, 0), x)
+    assert torch.equal(at(x, 0, inverse=True), x)
+
+
+@given(SEEDS, DIMS, POSITIONS, POSITIONS)
+def test_rotations_compose_by_adding_positions(seed: int, dim: int, m: int, n: int) -> None:
+    x = vector(seed, dim)
+    assert close(at(at(x, n), m), at(x, m + n))
+
+
+@given(SEEDS, DIMS, POSITIONS)
+def test_the_inverse_undoes_the_rotation_and_is_the_rotation_by_minus_m(
+    seed: int, dim: int, m: int
+) -> None:
+    x = vector(seed, dim)
+    assert close(at(at(x, m), m, inverse=True), x)
+    assert close(at(x, m, inverse=True), at(x, -m))
+
+
+@given(SEEDS, DIMS, POSITIONS)
+def test_the_inverse_is_the_transpose(seed: int, dim: int, m: int) -> None:
+    x, y = vector(seed, dim), vector(seed ^ 1, dim)
+    assert math.isclose(
+        float((at(x, m) * y).sum()), float((x * at(y, m, inverse=True)).sum()), abs_tol=1e-9
+    )
+
+
+@given(SEEDS, DIMS, POSITIONS, POSITIONS, POSITIONS)
+def test_scores_of_rotated_q_and_k_depend_on_the_distance_alone(
+    seed: int, dim: int, i: int, j: int, c: int
+) -> None:
+    q, k = vector(seed, dim), vector(seed ^ 1, dim)
+    here, shifted = (at(q, i) * at(k, j)).sum(), (at(q, i + c) * at(k, j + c)).sum()
+    assert math.isclose(float(here), float(shifted), abs_tol=1e-8)
+    assert math.isclose(float(here), float((q * at(k, j - i)).sum()), abs_tol=1e-8)
+
+
+def test_the_rotation_is_counter_clockwise() -> None:
+    quarter = torch.tensor([[math.pi / 2]], dtype=torch.float64)
+    east = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
+    assert close(rotate(east, quarter), torch.tensor([[[[0.0, 1.0]]]], dtype=torch.float64))
+
+
+def test_pairs_are_half_split_as_in_llama() -> None:
+    x = torch.zeros(1, 1, 1, 6, dtype=torch.float64)
+    x[..., 1] = 1.0
+    turned = at(x, 3)
+    assert {i for i in range(6) if turned[0, 0, 0, i].abs() > 1e-12} == {1, 4}
+
+
+def test_interleaved_and_half_split_layouts_agree_after_permuting_features() -> None:
+    x = vector(3, 8)
+    permutation = [0, 2, 4, 6, 1, 3, 5, 7]  # interleaved pair f = (2f, 2f + 1) becomes (f, f + 4)
+    theta = BASE ** (-2.0 * np.arange(4) / 8)
+    z = (x.numpy()[..., 0::2] + 1j * x.numpy()[..., 1::2]) * np.exp(5j * theta)
+    interleaved = np.stack([z.real, z.imag], axis=-1).reshape(1, 1, 1, 8)
+    assert close(at(x[..., permutation], 5), torch.from_numpy(interleaved[..., permutation].copy()))
+
+
+def test_a_different_base_gives_a_different_rotation() -> None:
+    # A rope cache keyed without theta once served one base's tables for another's.
+    x = vector(0, 8)
+    assert not close(at(x, 7, base=10000.0), at(x, 7, base=500.0))
+    assert close(at(x, 7, base=10000.0), at(x, 7, base=10000.0))
+
+
+@given(SEEDS)
+def test_features_past_the_tables_pass_through(seed: int) -> None:
+    x = vector(seed, 8)
+    angle = angles(frequencies(4, BASE, torch.float64), 1, 9)
+    turned = turn(x, angle.cos(), angle.sin())
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    assert torch.equal(turned[..., :4], rotate(x[..., :4], angle))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_low_precision_inputs_are_rotated_in_float32_and_cast_back(dtype: torch.dtype) -> None:
+    x = vector(0, 64).to(dtype)
+    angle = angles(frequencies(64, BASE), 1, 4001)
+    turned = rotate(x, angle)
+    exact = at(x.double(), 4001)
+    assert turned.dtype == dtype
+    # One rounding to the dtype (eps/2 of the largest value) and float32 angles at position 4001.
+    bound = float(exact.abs().max()) * (torch.finfo(dtype).eps + 4001 * 2**-23)
+    assert float((turned.double() - exact).abs().max()) <= bound
+
+
+@pytest.mark.parametrize(
+    ("shape", "angle_shape"),
+    [((1, 4, 2, 7), (4, 3)), ((1, 4, 2, 8), (3, 4)), ((1, 4, 2, 8), (4, 3))],
+)
+def test_odd_heads_and_mismatched_angles_are_refused(
+    shape: tuple[int, ...], angle_shape: tuple[int, int]
+) -> None:
+    with pytest.raises(ValueError, match="cannot rotate"):
+        rotate(torch.zeros(shape), torch.zeros(angle_shape))
+
+
+@pytest.mark.parametrize("dim", [-2, 0, 1, 7])
+def test_frequencies_need_whole_pairs(dim: int) -> None:
+    with pytest.raises(ValueError, match="even and at least 2"):
+        frequencies(dim, BASE)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(
+        [(0, 32.5), (1, 31.5382), (2, 28.956), (8, 19.8174), (64, 10.0899), (256, 6.5431)]
+    )
+)
+def test_long_range_decay_meets_the_published_values(case: tuple[int, float]) -> None:
+    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies; d = 128 (seed 001).
+    distance, published = case
+    angle_F = angles(frequencies(128, BASE, torch.float64), 1, distance)[0]
+    partial = torch.polar(torch.ones_like(angle_F), angle_F).cumsum(0)
+    assert math.isclose(float(partial.abs().mean()), published, abs_tol=5e-4)

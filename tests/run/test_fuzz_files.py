@@ -1,0 +1,204 @@
+"""Whatever stands in the files of a run, it is read as what it is or refused in one sentence that names the file."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.runs import train
+
+from rope_exp import load_run
+from rope_exp.config.resolve import settle
+from rope_exp.config.run import RunConfig
+from rope_exp.data.prepare import prepare
+from rope_exp.evidence.runs import ReportError, build, read_group
+from rope_exp.run import checkpoint
+from rope_exp.run.folder import read_env, read_metrics, read_result
+from rope_exp.system.errors import CheckpointError, ConfigError, DataError, RecordError
+from rope_exp.system.files import read_json, write_json
+from rope_exp.training.trainer import Trainer
+
+FEW, MANY = 60, 3000
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.just(10**400)
+    | st.just("0" * 64),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def mutations(values: dict[str, Any]) -> st.SearchStrategy[str]:
+    """A JSON object with some keys lost, added or replaced, as text; or that text cut or with bytes in it."""
+
+    def change(drawn: tuple[dict[str, Any], set[str], int, str]) -> str:
+        replaced, lost, place, inserted = drawn
+        text = (
+            json.dumps(
+                {key: value for key, value in (values | replaced).items() if key not in lost}
+            )
+            + "\n"
+        )
+        return (
+            text[: place % len(text)] + inserted + text[place % len(text) :] if inserted else text
+        )
+
+    keys = st.sampled_from(sorted(values)) | st.text(max_size=4)
+    replaced = st.dictionaries(keys, JSON, max_size=3)
+    return st.tuples(
+        replaced, st.sets(keys, max_size=1), st.integers(0, 10**6), st.text(max_size=3)
+    ).map(change)
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
+) -> tuple[Path, list[str]]:
+    """The folder of a small finished run in a group of its own, and its command line."""
+    from support.configs import TINY
+
+    folder = tmp_path_factory.mktemp("finished")
+    command = [
+        *TINY,
+        f"data.path={corpus}",
+        "data.holdout_fraction=0.2",
+        f"data.cache_dir={cache}",
+        "run.group=g",
+    ]
+    done = train(*command, "pe=qk_rope", "launch.device=cpu", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "results/runs/g/qk_rope/seed0", command
+
+
+def fuzzed(
+    num_examples: int, strategy: st.SearchStrategy[Any], check: Callable[[Any], None]
+) -> None:
+    """Run `check` on so many examples, always the same ones."""
+    settings(
+        max_examples=num_examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )(given(strategy)(check))()
+
+
+SIZES = [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.torture)]
+
+
+@pytest.mark.parametrize("num_examples", SIZES)
+@pytest.mark.parametrize("name", ["result.json", "env.json"])
+def test_any_result_and_environment_is_read_or_refused_by_name(
+    finished: tuple[Path, list[str]], tmp_path: Path, num_examples: int, name: str
+) -> None:
+    read = {"result.json": read_result, "env.json": read_env}[name]
+
+    def check(text: str) -> None:
+        (tmp_path / name).write_text(text, encoding="utf-8", errors="surrogatepass")
+        try:
+            values = read(tmp_path)
+        except RecordError as error:
+            assert str(tmp_path / name) in str(error)
+            assert "\n" not in str(error)
+        else:
+            assert isinstance(values, dict)
+
+    fuzzed(num_examples, mutations(read_json(finished[0] / name)), check)
+
+
+@pytest.mark.parametrize("num_examples", SIZES)
+def test_any_rows_are_read_in_order_or_refused_by_number(
+    finished: tuple[Path, list[str]], tmp_path: Path, num_examples: int
+) -> None:
+    [row, *_] = read_metrics(finished[0])
+
+    def check(lines: list[str]) -> None:
+        path = tmp_path / "metrics.jsonl"
+        path.write_text("".join(lines), encoding="utf-8", errors="surrogatepass")
+        try:
+            rows = read_metrics(tmp_path)
+        except RecordError as error:
+            assert str(path) in str(error)
+            assert "\n" not in str(error)
+        else:
+            steps = [row["step"] for row in rows]
+            assert steps == sorted(set(steps))
+
+    fuzzed(num_examples, st.lists(mutations(row), max_size=4), check)
+
+
+@pytest.mark.parametrize("num_examples", SIZES)
+def test_a_run_goes_on_from_any_state_or_refuses_it_by_name(
+    finished: tuple[Path, list[str]],
+    tmp_path: Path,
+    num_examples: int,
+    tiny: Callable[..., RunConfig],
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    (folder / "result.json").unlink()
+    config = settle(tiny(f"run.dir={folder}", "launch.device=cpu"))
+    prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    saved = checkpoint.load(folder / "checkpoints", 6)
+    stop: Any = SimpleNamespace(requested=False)
+
+    def check(text: str) -> None:
+        path = checkpoint.state_file(folder / "checkpoints", 6)
+        checkpoint.save(folder / "checkpoints", 6, saved.model, saved.optimizer, saved.state)
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
+        reseal(path.parent)
+        try:
+            Trainer(config, folder, prepared, Accelerator(cpu=True), stop)
+        except (CheckpointError, RecordError) as error:
+            assert "step" in str(error)
+            assert "\n" not in str(error)
+
+    fuzzed(num_examples, mutations({"step": 6, **saved.state}), check)
+
+
+def reseal(path: Path) -> None:
+    """Make the manifest say that everything is as it was meant."""
+    names = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE)
+    write_json(
+        path / checkpoint.MANIFEST, {name: checkpoint._fingerprint(path / name) for name in names}
+    )
+
+
+@pytest.mark.parametrize("num_examples", SIZES)
+def test_a_run_folder_with_any_harm_is_opened_and_reported_or_refused(
+    finished: tuple[Path, list[str]], tmp_path: Path, num_examples: int
+) -> None:
+    runs = tmp_path / "g"
+    folder = runs / "qk_rope" / "seed0"
+    shutil.copytree(finished[0], folder)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+
+    def check(harm: tuple[Path, int, int, bytes]) -> None:
+        path, place, length, inserted = harm
+        content = path.read_bytes()
+        place %= len(content)
+        path.write_bytes(content[:place] + inserted + content[place + length :])
+        try:
+            for read in (lambda: load_run(folder), lambda: build(read_group(runs), None)):
+                try:
+                    read()
+                except (RecordError, CheckpointError, DataError, ReportError, ConfigError) as error:
+                    assert "\n" not in str(error)
+        finally:
+            path.write_bytes(content)
+
+    strategy = st.tuples(
+        st.sampled_from(files), st.integers(0, 10**6), st.integers(0, 30), st.binary(max_size=8)
+    )
+    fuzzed(num_examples, strategy, check)

@@ -1,0 +1,46 @@
+"""Small configs composed from the real YAMLs."""
+
+from pathlib import Path
+
+from rope_exp.system.processes import ROOT as REPOSITORY
+
+NINE = (
+    "nope",
+    "q_rope",
+    "k_rope",
+    "v_rope",
+    "o_rope",
+    "qk_rope",
+    "vo_rope",
+    "qkv_rope",
+    "qkvo_rope",
+)
+
+# Small enough that a run takes seconds; every key is a real one.
+TINY = (
+    "model.hidden_size=32",
+    "model.intermediate_size=64",
+    "model.num_hidden_layers=2",
+    "train.num_steps=6",
+    "train.global_batch_size=4",
+    "train.seq_len=16",
+    "train.eval_every=3",
+    "train.eval_sequences=4",
+    "train.save_every=2",
+    "train.log_every=1",
+    "train.precision=fp32",
+    "tokenizer=bytes",
+    "data=files",
+)
+
+
+def left_in(cache: Path) -> list[str]:
+    """What a cache of prepared corpora holds besides lock files."""
+    return (
+        sorted(path.name for path in cache.iterdir() if path.name != "locks")
+        if cache.exists()
+        else []
+    )
+
+
+__all__ = ["NINE", "REPOSITORY", "TINY", "left_in"]

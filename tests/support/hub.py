@@ -1,0 +1,248 @@
+"""A stand-in for the hub on loopback: two kinds of repositories, and faults on demand.
+
+It speaks what `datasets`, `huggingface_hub` and `transformers` really ask: information on a repository and revision,
+its tree in pages, paths-info, files by HEAD and by ranges, large ones by a redirect to another host.
+"""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PAGE = 2  # entries of a tree in one answer; the real hub gives 1,000
+LARGE = 4096  # bytes from which a file lies on another host
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the requests whose "METHOD path" `matches`, after the first `after`, `times` times.
+
+    Kinds: a status; "hang" says nothing; "half" breaks off in the middle; "short" is well-formed and too short;
+    "trickle" sends a byte now and then.
+    """
+
+    kind: int | Literal["hang", "half", "short", "trickle"]
+    matches: str = ""
+    times: float = float("inf")
+    after: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Hub:
+    """`with Hub({"datasets/owner/corpus": {"train.parquet": b"..."}}) as hub:` serves at `hub.url`.
+
+    Attributes:
+        requests: "METHOD path range" of each request so far, in order.
+        authorizations: the credentials that came with them.
+        faults: consulted at each request; the first that matches counts.
+    """
+
+    revision = "0123456789abcdef0123456789abcdef01234567"
+
+    def __init__(self, repositories: Mapping[str, Mapping[str, bytes]]) -> None:
+        self.repositories = repositories
+        self.requests: list[str] = []
+        self.authorizations: set[str | None] = set()
+        self.faults: list[Fault] = []
+        self.closed = threading.Event()
+        self._lock = threading.Lock()
+        hub = self
+
+        class Handler(_Handler):
+            def setup(self) -> None:
+                self.hub = hub
+                super().setup()
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Answer nothing any more."""
+        self.closed.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def fault(self, request: str) -> Fault | None:
+        """Note a request; the fault that befalls it."""
+        with self._lock:
+            self.requests.append(request)
+            for fault in self.faults:
+                if re.search(fault.matches, request):
+                    if fault.after:
+                        fault.after -= 1
+                    elif fault.times:
+                        fault.times -= 1
+                        return fault
+        return None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        self.body = self.rfile.read(length)
+        self.fault = self.hub.fault(
+            f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip()
+        )
+        self.hub.authorizations.add(self.headers.get("Authorization"))
+        if self.fault is None or self.fault.kind in ("half", "short", "trickle"):
+            self.route()
+        elif self.fault.kind == "hang":
+            self.hub.closed.wait()
+            self.close_connection = True
+        else:  # a server that says too much: what was asked of it, with the token
+            said = f"{self.fault.kind}, {self.headers.get('Authorization')}"
+            self.error(int(self.fault.kind), None, said, **self.fault.headers)
+
+    do_HEAD = do_POST = do_GET  # noqa: N815
+
+    def route(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if found := re.fullmatch(r"/files/(\w+)", path):
+            files = (
+                content for files in self.hub.repositories.values() for content in files.values()
+            )
+            self.file(next(content for content in files if sha1(content) == found[1]))
+        elif found := re.fullmatch(
+            r"/api/((?:datasets|models)/[^/]+/[^/]+)(?:/([\w-]+)/(\w+)(?:/(.*))?)?", path
+        ):
+            files_ = self.repository(found[1], found[3])
+            if files_ is not None:
+                self.api(found[1], files_, found[2] or "revision", found[4] or "")
+        elif found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/(\w+)/(.*)", path):
+            files_ = self.repository(f"{found[1] or 'models/'}{found[2]}", found[3])
+            if files_ is None:
+                return
+            if found[4] not in files_:
+                self.error(404, "EntryNotFound", "Entry not found")
+            elif len(files_[found[4]]) < LARGE:
+                self.file(files_[found[4]])
+            else:
+                content = files_[found[4]]
+                location = f"http://localhost:{self.hub.port}/files/{sha1(content)}"
+                linked = {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{sha1(content)}"'}
+                self.answer(302, b"", Location=location, **linked)
+        else:
+            self.error(404, None, "Not found")
+
+    def repository(self, name: str, revision: str | None) -> Mapping[str, bytes] | None:
+        files = self.hub.repositories.get(name)
+        if files is None:
+            self.error(
+                401, "RepoNotFound", "Repository not found"
+            )  # as the hub does without credentials
+        elif revision not in (None, "main", self.hub.revision):
+            self.error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            return None
+        return files
+
+    def api(self, name: str, files: Mapping[str, bytes], what: str, folder: str) -> None:
+        entries = [
+            {"type": "file", "path": path, "size": len(content), "oid": sha1(content)}
+            for path, content in sorted(files.items())
+        ]
+        if what == "tree":
+            asked = urlsplit(self.path)
+            query = parse_qs(asked.query)
+            inside = [
+                entry for entry in entries if str(entry["path"]).startswith(folder and f"{folder}/")
+            ]
+            if folder and not inside:
+                self.error(404, "EntryNotFound", f"{folder} does not exist")
+                return
+            if query.get("recursive") != ["true"]:
+                inside = children(inside, folder)
+            start = int(query.get("cursor", ["0"])[0])
+            following = f"{self.hub.url}{asked.path}?recursive={query.get('recursive', ['false'])[0]}&cursor={start + PAGE}"
+            more = {"Link": f'<{following}>; rel="next"'} if start + PAGE < len(inside) else {}
+            self.json(inside[start : start + PAGE], **more)
+        elif what == "paths-info":
+            wanted = re.findall(r"[\w./-]+\.\w+", unquote(self.body.decode()))
+            self.json([entry for entry in entries if entry["path"] in wanted])
+        else:
+            kind, _, id_ = name.partition("/")
+            siblings = [{"rfilename": entry["path"]} for entry in entries]
+            info = {
+                "id": id_,
+                "sha": self.hub.revision,
+                "private": False,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+            }
+            self.json(
+                {**info, "siblings": siblings, **({"modelId": id_} if kind == "models" else {})}
+            )
+
+    def file(self, content: bytes) -> None:
+        facts = {"ETag": f'"{sha1(content)}"', "Accept-Ranges": "bytes"}
+        if part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+            first, last = int(part[1]), min(int(part[2] or len(content)), len(content) - 1)
+            facts["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+            self.answer(206, content[first : last + 1], **facts)
+        else:
+            self.answer(200, content, **facts)
+
+    def json(self, value: Any, **headers: str) -> None:
+        self.answer(
+            200, json.dumps(value).encode(), **{"Content-Type": "application/json"}, **headers
+        )
+
+    def error(self, status: int, code: str | None, message: str, **headers: str) -> None:
+        named = {"X-Error-Code": code, "X-Error-Message": message} if code else {}
+        self.answer(status, json.dumps({"error": message}).encode(), **named, **headers)
+
+    def answer(self, status: int, body: bytes, **headers: str) -> None:
+        kind = self.fault.kind if self.fault is not None else None
+        sent = body[: len(body) // 2] if kind in ("half", "short") else body
+        self.send_response(status)
+        for name, value in {"X-Repo-Commit": self.hub.revision, **headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(sent if kind == "short" else body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            while kind == "trickle" and len(sent) > 1 and not self.hub.closed.wait(0.1):
+                self.wfile.write(sent[:1])
+                sent = sent[1:]
+            self.wfile.write(sent)
+        self.close_connection = kind == "half"
+
+
+def children(entries: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
+    """The entries right below a folder: files, and folders in place of what is deeper."""
+    found = {}
+    for entry in entries:
+        below = entry["path"][len(folder) :].lstrip("/")
+        name = below.split("/")[0]
+        path = f"{folder}/{name}".lstrip("/")
+        found[path] = (
+            entry
+            if below == name
+            else {"type": "directory", "path": path, "size": 0, "oid": sha1(path.encode())}
+        )
+    return list(found.values())
+
+
+def sha1(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()

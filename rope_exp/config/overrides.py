@@ -7,9 +7,7 @@ So `train.seq_len=64` is handed on as Hydra's `++train.seq_len=64`, once it is k
 import json
 import math
 from collections.abc import Sequence
-from functools import reduce
 from itertools import islice
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Overri
 from hydra.errors import HydraException
 
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import known_keys, unknown_key
+from rope_exp.config.schema import fill, known_keys, unknown_key
 from rope_exp.system.errors import ConfigError
 
 # Of one sweep: every run is composed and checked before the first one starts.
@@ -132,11 +130,15 @@ def _spell(override: Override, word: str) -> str:
     if override.type == OverrideType.DEL:
         if is_section or override.value() is not None:
             raise ConfigError(key, ..., "~ gives one key its default back: write ~ and the key's whole name")
-        return f"++{key}={json.dumps(_default(key))}"
+        return f"++{key}={_default(key)}"
     return word
 
 
-def _default(key: str) -> Any:
-    """Return what a key of RunConfig says where nothing sets it."""
-    from rope_exp.config.schema import fill
-    return reduce(getitem, key.split("."), fill(RunConfig, {}))
+def _default(key: str) -> str:
+    """Return what a key says where nothing sets it, as a command line would."""
+    value: Any = fill(RunConfig, {})
+    for name in key.split("."):
+        if name not in value:
+            raise ConfigError(key, ..., "has no default, since the default choice has no such key")
+        value = value[name]
+    return json.dumps(value)

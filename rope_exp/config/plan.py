@@ -41,9 +41,10 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
         raise ConfigError("tokenizer", "pretrained", "its vocabulary is known once data are prepared")
 
     num_processes = int(config.launch.num_processes)
-    params = num_parameters(model, config.pe, vocab_size)
+    architecture = config.architecture(vocab_size)
+    params = num_parameters(architecture)
     tokens = train.num_steps * train.global_batch_size * train.seq_len
-    in_weights = matmul_flops_per_token(model, vocab_size)
+    in_weights = matmul_flops_per_token(architecture)
     in_attention = attention_flops_per_token(model, train.seq_len)
     per_token = flops_per_token(config, vocab_size)
     gib = memory_bytes(config, vocab_size, num_processes) / GIB

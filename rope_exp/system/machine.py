@@ -24,7 +24,7 @@ def gpus() -> list[str]:
     CUDA_VISIBLE_DEVICES limits them, and as CUDA reads it: what follows a number that no GPU has
     is hidden, too.
     """
-    uuid_by_index = dict(_nvidia_smi("index", "uuid"))
+    uuid_by_index = {index: uuid for index, uuid in _nvidia_smi("index", "uuid")}  # noqa: C416
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not uuid_by_index:
         return list(uuid_by_index.values())

@@ -1,4 +1,4 @@
-"""Train one run, or every run of a sweep: `python train.py --help`. All of it is in rope_exp/cli.py."""
+"""Train one run, or every run of a sweep: `python train.py --help`. See rope_exp/cli.py."""
 
 import sys
 

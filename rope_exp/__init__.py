@@ -1,4 +1,4 @@
-"""Where in attention should a rotation go? See README.md; `load_run` opens what a run has learned."""
+"""Where in attention should a rotation go? See README.md; `load_run` opens a run's model."""
 
 from typing import TYPE_CHECKING, Any
 

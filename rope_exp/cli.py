@@ -1,4 +1,4 @@
-"""What the commands do: `rope-exp train|report|plan|prepare|mirror ...`, also as `python -m rope_exp ...`.
+"""The commands: `rope-exp train|report|plan|prepare|mirror ...`, or `python -m rope_exp ...`.
 
 `train.py` and `scripts/` are doors to the same commands. Each command's own logic is in its
 package; here it is composed, dispatched, printed, and its mistakes become one sentence and an
@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 
 HELP = """Where in attention should a rotation go?
 
-  rope-exp train pe=vo_rope             train one run, or every run of a sweep      (python train.py)
-  rope-exp report --group NAME          the table of the runs that are done         (python scripts/report.py)
-  rope-exp plan model=1b                what a config costs before it runs          (python scripts/plan.py)
-  rope-exp prepare data=files ...       prepare a corpus ahead of training          (python scripts/prepare_data.py)
-  rope-exp mirror RUN_FOLDER ...        mirror runs to wandb again from their files (python scripts/mirror.py)
+  rope-exp train pe=vo_rope          train one run, or every run of a sweep
+  rope-exp report --group NAME       the table of the runs that are done
+  rope-exp plan model=1b             what a config costs before it runs
+  rope-exp prepare data=files ...    prepare a corpus ahead of training
+  rope-exp mirror RUN_FOLDER ...     mirror runs to wandb again from their files
 
-`rope-exp COMMAND --help` says more.
+`rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.
 """
 
 
@@ -55,7 +54,7 @@ def main(command: str | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever was reading has seen enough. What is left unsaid would fail again when Python ends.
+        # Whoever was reading has seen enough. What is left would fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ConfigError, RecordError, DataError, OSError) as error:
@@ -131,7 +130,7 @@ def _train(words: list[str]) -> int:
 
 
 def run_elsewhere(values: Any) -> None:
-    """Run one job of another launcher's (submitit's), in its own process, perhaps on another machine.
+    """Run one job of another launcher's (submitit's), in a process that it started.
 
     Args:
         values: the job's composed config, a DictConfig without Hydra's own node.
@@ -166,7 +165,7 @@ def _dispatch(configs: "list[RunConfig]") -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Leave before there is anything to save: an exception could be lost, or shown, inside an import."""
+    """Leave before there is anything to save: an exception could be lost inside an import."""
     # Nobody may be reading.
     with contextlib.suppress(OSError):
         os.write(2, b"stopped before any run was started\n")

@@ -1,4 +1,7 @@
-"""Mirror runs to wandb again from their files: `python scripts/mirror.py --help`. It is `rope-exp mirror`."""
+"""Mirror runs to wandb again from their files: `python scripts/mirror.py --help`.
+
+It is `rope-exp mirror`.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Print what a config costs before it runs: `python scripts/plan.py --help`. It is `rope-exp plan`."""
+"""Print what a config costs before it runs: `python scripts/plan.py --help`.
+
+It is `rope-exp plan`.
+"""
 
 import sys
 

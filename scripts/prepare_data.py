@@ -1,4 +1,7 @@
-"""Prepare a corpus ahead of training: `python scripts/prepare_data.py --help`. It is `rope-exp prepare`."""
+"""Prepare a corpus ahead of training: `python scripts/prepare_data.py --help`.
+
+It is `rope-exp prepare`.
+"""
 
 import sys
 

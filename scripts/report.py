@@ -1,4 +1,7 @@
-"""Compile run folders into the table and its figures: `python scripts/report.py --help`. It is `rope-exp report`."""
+"""Compile run folders into the table and its figures: `python scripts/report.py --help`.
+
+It is `rope-exp report`.
+"""
 
 import sys
 

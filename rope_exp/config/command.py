@@ -18,11 +18,11 @@ from rope_exp.config.schema import fill
 from rope_exp.system.errors import ConfigError
 
 HELP = """\
-Train a small decoder with rotary position embedding on any subset of {q, k, v, o}, or a sweep of such runs.
+Train a small decoder with rotary position embedding on any subset of {q, k, v, o}, or a sweep.
 
   python train.py pe=vo_rope                            one run
   python train.py -m 'pe=glob(*)' seed=0,1,2            a sweep: every value with every other
-  python train.py +experiment=nine                      a sweep that a file in configs/experiment names
+  python train.py +experiment=nine                      the nine: a sweep of configs/experiment
   python train.py model=1b data=files data.path=TEXT    group=choice, then key=value
   python train.py --cfg job                             every key and its value
   python scripts/plan.py model=1b                       what a config costs before it runs
@@ -31,8 +31,8 @@ Train a small decoder with rotary position embedding on any subset of {q, k, v, 
 Groups and their choices (another folder of them: --config-dir FOLDER):
 
 $CHOICES
-Exit codes: 0 done; 1 failed, or some run of a sweep did; 2 bad config or usage, said in one sentence; 3 diverged;
-75 stopped, and the same command goes on. More in README.md."""
+Exit codes: 0 done; 1 failed, or some run of a sweep did; 2 bad config or usage, said in one
+sentence; 3 diverged; 75 stopped, and the same command goes on. More in README.md."""
 
 
 def read_command(words: Sequence[str]) -> argparse.Namespace:
@@ -62,7 +62,9 @@ def read_command(words: Sequence[str]) -> argparse.Namespace:
         raise ConfigError("usage", ..., "--resolve needs --cfg")
 
     command.config_dir = None if command.config_dir is None else Path(command.config_dir)
-    command.starts_runs = not (command.help or command.hydra_help or modes[:1] not in ([], ["run"], ["multirun"]))
+    command.starts_runs = not (
+        command.help or command.hydra_help or modes[:1] not in ([], ["run"], ["multirun"])
+    )
     return command
 
 
@@ -113,10 +115,11 @@ def _config_as_yaml(command: argparse.Namespace) -> str:
 
 
 def _ask_hydra(command: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Have Hydra itself answer: --hydra-help, --info, --cfg hydra, --cfg all, --shell-completion."""
+    """Have Hydra itself answer: --hydra-help, --info, --cfg hydra|all, --shell-completion."""
     # It reads the command line itself, and takes no flag between overrides.
     flags = [word for word in sys.argv[1:] if word not in command.overrides]
     sys.argv[1:] = [*flags, *overrides]
     # It prints through logging, which would show a traceback a line once nobody reads.
     logging.raiseExceptions = False
-    hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")(_ask_hydra)()
+    main: Any = hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")
+    main(_ask_hydra)()

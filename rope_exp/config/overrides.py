@@ -42,7 +42,9 @@ def check_overrides(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
     for word in words:
         override = _parse(word)
         group, _, _ = override.key_or_group.partition("@")
-        choices = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+        choices = sorted(
+            {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
+        )
 
         # As Hydra does it, a later word about the same key replaces the earlier one.
         num_values[override.get_key_element()] = _num_values(override, choices)
@@ -69,7 +71,10 @@ def _parse(word: str) -> Override:
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:
-        allowed = "its value cannot be read; special characters need quotes of their own, as in \"key='a value'\""
+        allowed = (
+            "its value cannot be read; special characters need quotes of their own, "
+            "as in \"key='a value'\""
+        )
         raise ConfigError(key, ..., allowed) from error
     except ValueError as error:
         raise ConfigError(key, ..., "is a number of too many digits") from error
@@ -84,15 +89,18 @@ def _is_hydras(override: Override) -> bool:
     # Hydra would import what `hydra.searchpath` and a `_target_` name: the one while it composes.
     is_open = key in ("hydra/launcher", "hydra.verbose") or key.startswith("hydra.launcher.")
     if not is_open or "_target_" in key or override.is_sweep_override():
-        allowed = "Hydra's own settings are fixed, but for one value of hydra/launcher, hydra.launcher.*, hydra.verbose"
+        allowed = (
+            "Hydra's own settings are fixed, but for one value each of "
+            "hydra/launcher, hydra.launcher.*, hydra.verbose"
+        )
         raise ConfigError(key, ..., allowed)
     return True
 
 
 def _num_values(override: Override, choices: Sequence[str]) -> int:
-    """Return how many values are swept over. Those of a group must be names of files that are there."""
+    """Return how many values are swept over. Those of a group must be choices that are there."""
     key = override.key_or_group
-    value = override.value()
+    value: Any = override.value()
     if isinstance(value, RangeSweep):
         values = list(islice(value.range(), MAX_RUNS + 1))
     elif isinstance(value, Glob):
@@ -116,7 +124,7 @@ def _num_values(override: Override, choices: Sequence[str]) -> int:
 
 
 def _spell(override: Override, word: str) -> str:
-    """Return the override of a key that is no group, such that it needs no YAML file to mention it."""
+    """Return the override of a key that is no group, such that no YAML need mention it."""
     key = override.key_or_group
     keys = known_keys(RunConfig)
     is_section = any(known.startswith(f"{key}.") for known in keys)
@@ -129,7 +137,9 @@ def _spell(override: Override, word: str) -> str:
         return f"++{word}"
     if override.type == OverrideType.DEL:
         if is_section or override.value() is not None:
-            raise ConfigError(key, ..., "~ gives one key its default back: write ~ and the key's whole name")
+            raise ConfigError(
+                key, ..., "~ gives one key its default back: write ~ and the key's whole name"
+            )
         return f"++{key}={_default(key)}"
     return word
 

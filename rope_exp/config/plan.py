@@ -38,7 +38,9 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
     model, train = config.model, config.train
     vocab_size = config.tokenizer.known_vocab_size
     if vocab_size is None:
-        raise ConfigError("tokenizer", "pretrained", "its vocabulary is known once data are prepared")
+        raise ConfigError(
+            "tokenizer", "pretrained", "its vocabulary is known once data are prepared"
+        )
 
     num_processes = int(config.launch.num_processes)
     architecture = config.architecture(vocab_size)
@@ -52,13 +54,15 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
 
     lines = [
         f"run          {config.pe.name} {model.name} on {config.data.name}, group {config.group}",
-        f"model        {params:,} parameters: {model.num_hidden_layers} layers of {model.hidden_size}, "
-        f"{model.num_attention_heads} heads of {model.head_dim}, vocabulary {vocab_size:,}",
-        f"tokens       {tokens:,} in {train.num_steps:,} steps of {train.global_batch_size} x {train.seq_len}, "
-        f"{tokens / params:.1f} a parameter",
+        f"model        {params:,} parameters: {model.num_hidden_layers} layers of "
+        f"{model.hidden_size}, {model.num_attention_heads} heads of {model.head_dim}, "
+        f"vocabulary {vocab_size:,}",
+        f"tokens       {tokens:,} in {train.num_steps:,} steps of {train.global_batch_size} x "
+        f"{train.seq_len}, {tokens / params:.1f} a parameter",
         f"operations   {per_token:.3e} a token ({in_weights:.3e} in weights, "
         f"{in_attention:.3e} in causal attention), {per_token * tokens:.3e} in all",
-        f"memory       about {gib:.1f} GiB a process ({train.precision}, micro-batch of {micro_batch})",
+        f"memory       about {gib:.1f} GiB a process ({train.precision}, "
+        f"micro-batch of {micro_batch})",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",
     ]
@@ -66,7 +70,11 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
     total = per_token * tokens
     if config.launch.device == "cpu":
         rate = matmul_flops_per_s()
-        lines.append(_time(total / rate, f"here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"))
+        lines.append(
+            _time(
+                total / rate, f"here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"
+            )
+        )
     for card in CARDS:
         seconds = total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)
         lines.append(_time(seconds, f"on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"))
@@ -77,7 +85,7 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
 
 
 def matmul_flops_per_s() -> float:
-    """Return what this CPU makes of a float32 product of 2048 x 2048: the median of five, in FLOP/s."""
+    """Return what this CPU makes of a float32 product of 2048 x 2048: median of five, in FLOP/s."""
     size = 2048
     matrix = np.ones((size, size), dtype=np.float32)
     seconds = []

@@ -1,4 +1,4 @@
-"""Runs handed to another launcher of Hydra's, as submitit is: each job then dispatches its own run."""
+"""Runs handed to another launcher of Hydra's, as submitit is: each job dispatches its own run."""
 
 from collections.abc import Callable
 from typing import Any

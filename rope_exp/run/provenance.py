@@ -42,7 +42,7 @@ def machine_facts(device: str) -> dict[str, Any]:
 
 
 def own_version() -> str:
-    """Return this package's version, which pyproject.toml alone says; "unknown" where neither is."""
+    """Return this package's version, which pyproject.toml alone says, or "unknown"."""
     pyproject = ROOT / "pyproject.toml"
     if pyproject.is_file():
         # A checkout, perhaps one that nobody installed.

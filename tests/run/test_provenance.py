@@ -1,4 +1,4 @@
-"""A checkout records its commit, an installed copy its version; results are no change of the code."""
+"""A checkout records its commit, an installed copy its version; results change no code."""
 
 import subprocess
 from pathlib import Path

@@ -1,0 +1,111 @@
+"""What a run refuses before anything is written: one sentence, at once."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.runs import (
+    start,
+    train,
+)
+
+USAGE = [
+    (["pe=nosuch"], "pe=nosuch"),
+    (["pe.rotate=[x]"], "pe.rotate"),
+    (["train.num_steps=0"], "train.num_steps=0"),
+    (["data=files", "data.path=nowhere"], "data.path=nowhere"),
+    (["train.global_batch_size=3", "launch.num_processes=2"], "train.global_batch_size=3"),
+    (["train.micro_batch_size=3"], "train.micro_batch_size=3"),
+    (["launch=one_gpu_each"], "launch.device=cuda"),
+    (["-m", "pe=glob(*)", "run.dir=same"], "run.dir=same"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "named"), USAGE, ids=[" ".join(case[0]) for case in USAGE])
+def test_a_mistake_answers_at_once_and_writes_nothing(
+    tmp_path: Path, overrides: list[str], named: str
+) -> None:
+    started = time.monotonic()
+    done = train(
+        *overrides, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", ROPE_EXP_CACHE=str(tmp_path / "cache")
+    )
+    assert done.returncode == 2, done.stderr
+    assert time.monotonic() - started < 4
+    assert done.stderr.startswith(f"error: {named}")
+    assert done.stderr.count("\n") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_another_config_on_an_old_folder_is_refused(
+    whole: tuple[Path, list[str]],
+) -> None:
+    """Each key that differs is named with both values, and no byte of the folder changes."""
+    folder, command = whole
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = train(
+        *command, f"run.dir={folder}", "seed=4", "optim.lr=0.5", "pe=qk_rope", cwd=folder.parent
+    )
+    assert done.returncode == 2
+    for words in (
+        "seed: 0 -> 4",
+        "optim.lr: 0.003 -> 0.5",
+        "pe.name: VO-RoPE -> QK-RoPE",
+        "run.fresh=true",
+    ):
+        assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_length_past_the_corpus_is_refused(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    done = train(*tiny_overrides, "train.seq_len=1000000", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "train.seq_len=1000000" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_space_is_said_before_the_start(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    done = train(
+        *tiny_overrides, "train.keep_checkpoints=1000000000", cwd=tmp_path
+    )  # some hundred TB
+    assert done.returncode == 1
+    assert "no space left in" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_in_a_folder_that_is_being_run_is_refused(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    command = [*tiny_overrides, "train.num_steps=100000"]
+    process = start(*command, cwd=tmp_path)
+    try:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        done = train(*command, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "another process is running this run" in done.stderr
+        before = sorted(path.name for path in tmp_path.iterdir())
+        done = train(*command, "run.fresh=true", "optim.lr=0.5", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "another process is running this run" in done.stderr
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 75
+
+
+def test_a_group_takes_no_run_of_another_config(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    command = [
+        *(word for word in tiny_overrides if "run.dir" not in word),
+        "run.group=mine",
+        "train.num_steps=1",
+    ]
+    assert train(*command, cwd=tmp_path).returncode == 0
+    done = train(*command, "pe=vo_rope", "optim.lr=0.5", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "run.group=mine: holds runs of another config (optim.lr: 0.003 -> 0.5)" in done.stderr
+    assert not (tmp_path / "results/runs/mine/vo_rope").exists()

@@ -1,0 +1,71 @@
+"""A dispatch end to end: the nine become a table, and who waits for them stays light."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from support.configs import NINE, REPOSITORY
+from support.runs import (
+    train,
+)
+
+from rope_exp.system.files import read_json
+
+
+def test_the_nine_of_one_command_become_a_table(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    """They share everything but the rotation, and a rerun of the command has nothing to do."""
+    command = [
+        *(word for word in tiny_overrides if "run.dir" not in word),
+        "run.group=nine",
+        "train.num_steps=4",
+    ]
+    done = train("+experiment=nine", *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = [read_json(tmp_path / f"results/runs/nine/{pe}/seed0/result.json") for pe in NINE]
+    for key in ("init_sha256", "data_sha256", "order_sha256", "group_sha256", "params"):
+        assert len({result[key] for result in results}) == 1, key
+    assert len({result["val/loss"] for result in results}) == 9
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    report = [sys.executable, str(REPOSITORY / "scripts" / "report.py")]
+    made = subprocess.run(report, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert len((tmp_path / "results" / "table.csv").read_text().splitlines()) == 10
+
+    rerun_started = time.monotonic()
+    assert train("+experiment=nine", *command, cwd=tmp_path).returncode == 0
+    assert time.monotonic() - rerun_started < 5
+
+
+def test_fresh_moves_the_old_folder_aside(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    assert train(*tiny_overrides, cwd=tmp_path).returncode == 0
+    assert train(*tiny_overrides, "optim.lr=0.01", "run.fresh=true", cwd=tmp_path).returncode == 0
+    assert read_json(tmp_path / ".run.old-1" / "result.json")["steps"] == 6
+    changed = read_json(tmp_path / "run" / "result.json")["config_sha256"]
+    assert changed != read_json(tmp_path / ".run.old-1" / "result.json")["config_sha256"]
+
+
+def test_the_dispatching_process_never_imports_torch(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    script = f"""
+import runpy, sys
+sys.argv = ["train.py", *{tiny_overrides!r}]
+try:
+    runpy.run_path({str(REPOSITORY / "train.py")!r}, run_name="__main__")
+except SystemExit as end:
+    assert end.code == 0, end.code
+print("torch" in sys.modules)
+"""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+    assert (tmp_path / "run" / "result.json").exists()

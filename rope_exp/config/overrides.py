@@ -97,7 +97,7 @@ def _is_hydras(override: Override) -> bool:
     return True
 
 
-def _num_values(override: Override, choices: Sequence[str]) -> int:
+def _num_values(override: Override, choices: list[str]) -> int:
     """Return how many values are swept over. Those of a group must be choices that are there."""
     key = override.key_or_group
     value: Any = override.value()

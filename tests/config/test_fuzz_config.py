@@ -160,7 +160,7 @@ ODD = [
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> dict[str, str]:
-    """Overrides by key: choices, every size small, some keys within their type, at times an odd one."""
+    """Overrides by key: choices, small sizes, some keys within their type, at times an odd one."""
     groups = draw(st.lists(st.sampled_from(sorted(GROUPS)), unique=True))
     words = {group: draw(st.sampled_from(GROUPS[group])) for group in groups}
     words |= {key: draw(st.sampled_from(values)) for key, values in SMALL.items()}

@@ -72,7 +72,7 @@ def test_training_learns(whole: tuple[Path, list[str]]) -> None:
 def test_the_first_ten_losses_are_the_stored_curve(
     tmp_path: Path, corpus: Path, tiny_overrides: list[str]
 ) -> None:
-    # Float32 on any CPU: what moves these by more than rounding changes every number of the project.
+    # Float32 on any CPU: what moves these past rounding changes every number of the project.
     stored = json.loads((Path(__file__).parent / "stored_curve.json").read_text())
     done = train(*tiny_overrides, "train.num_steps=10", "pe=qkvo_rope", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -165,7 +165,7 @@ def run_as_rank(configs: list[RunConfig]) -> int:
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:
         return worker.EXIT_CODES[result["status"]]
-    return worker.end(worker.guarded(lambda: worker.run(config, config.folder, StopSignal())))
+    return worker.end_process(worker.explain_errors(lambda: worker.run(config, config.folder, StopSignal())))
 
 
 def fail(error: Exception, code: int) -> int:

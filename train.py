@@ -51,7 +51,7 @@ from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import RunConfig
 from rope_exp.run.folder import read_result
 from rope_exp.system.console import say
-from rope_exp.system.errors import EXIT_STOPPED, ConfigError, RecordError
+from rope_exp.system.errors import EXIT_CODES, EXIT_STOPPED, ConfigError, RecordError
 
 jobs: list[RunConfig] = []
 mistakes: list[
@@ -164,8 +164,10 @@ def run_as_rank(configs: list[RunConfig]) -> int:
             launch.take(cell)
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:
-        return worker.EXIT_CODES[result["status"]]
-    return worker.end_process(worker.explain_errors(lambda: worker.run(config, config.folder, StopSignal())))
+        return EXIT_CODES[result["status"]]
+    return worker.end_process(
+        worker.explain_errors(lambda: worker.run(config, config.folder, StopSignal()))
+    )
 
 
 def fail(error: Exception, code: int) -> int:

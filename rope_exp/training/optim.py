@@ -4,45 +4,36 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
-from rope_exp.config.run import OptimConfig
+from rope_exp.config.sections import OptimConfig
 
 Parameters = Mapping[str, nn.Parameter]
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """Return fused AdamW: matrices decay, one-dimensional parameters (norms, frequencies) do not."""
-    matrices = []
-    vectors = []
-    for parameter in parameters:
-        (matrices if parameter.ndim >= 2 else vectors).append(parameter)
-
+def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> AdamW:
+    """Return fused AdamW, under which matrices decay, and vectors (norms, frequencies) do not."""
+    every = list(parameters)
+    matrices = [parameter for parameter in every if parameter.ndim >= 2]
+    vectors = [parameter for parameter in every if parameter.ndim < 2]
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use `rate` in the next update."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Parameters
-) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str, Tensor]:
     """Return the optimizer's state as `<parameter>.<moment>`; {} before the first update."""
-    return {
-        f"{name}.{moment}": tensor
-        for name, parameter in parameters.items()
-        for moment, tensor in optimizer.state.get(parameter, {}).items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        for moment, tensor in optimizer.state[parameter].items():
+            tensors[f"{name}.{moment}"] = tensor
+    return tensors
 
 
 def load_optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor]
+    optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor]
 ) -> None:
     """Undo `optimizer_tensors`: every tensor must find its parameter."""
     for name, tensor in tensors.items():

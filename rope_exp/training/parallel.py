@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import gather_object
 from torch import Tensor, distributed, nn
 
 from rope_exp.system.errors import ConfigError
@@ -32,7 +33,7 @@ class Parallel:
         ConfigError: the launcher or the machine gives another world than these ask for.
     """
 
-    def __init__(self, device: str, precision: str, num_processes: int) -> None:
+    def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
         self._accelerator = Accelerator(
             cpu=device == "cpu",
             mixed_precision="bf16" if precision == "bf16" else "no",
@@ -74,9 +75,7 @@ class Parallel:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the `value` of every rank, by rank."""
-        values = [value] * self.world_size
-        if self._hosts is not None:
-            distributed.all_gather_object(values, value, group=self._hosts)
+        values: list[Any] = gather_object([value])
         return values
 
     def wait(self) -> None:
@@ -100,7 +99,7 @@ class Parallel:
             "num_processes": self.world_size,
         }
 
-    def _check(self, device: str, precision: str, num_processes: int) -> None:
+    def _check(self, device: str, precision: str, num_processes: int | str) -> None:
         if self.world_size != num_processes:
             allowed = f"but this launcher started {self.world_size}"
             raise ConfigError("launch.num_processes", num_processes, allowed)
@@ -116,11 +115,12 @@ class Parallel:
         # torchrun may start one process, too.
         strategy = self._accelerator.distributed_type.name
         plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
-        if strategy != plain and (strategy != "NO" or num_processes > 1):
+        if strategy != plain and (strategy != "NO" or self.world_size > 1):
             allowed = f"must be {plain}: the weights are held whole by every rank"
             raise ConfigError("accelerate's distributed_type", strategy, allowed)
 
-        if precision == "bf16" and device == "cuda":
-            if not torch.cuda.is_bf16_supported(including_emulation=False):
-                allowed = f"{torch.cuda.get_device_name()} has no bf16; use fp32"
-                raise ConfigError("train.precision", precision, allowed)
+        # Emulated, it is slower than fp32.
+        has_bf16 = device == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+        if precision == "bf16" and not has_bf16:
+            allowed = f"{torch.cuda.get_device_name()} has no bf16; use fp32"
+            raise ConfigError("train.precision", precision, allowed)

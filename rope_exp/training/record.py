@@ -1,15 +1,16 @@
-"""What a run writes of itself: where it was trained, its rows while it trains, and its result."""
+"""What a run writes of itself: where it is trained, its rows while it trains, and its result."""
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rope_exp.config.run import RunConfig
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import RESULT, MetricsWriter
+from rope_exp.run.folder import RESULT
+from rope_exp.run.metrics import MetricsWriter
 from rope_exp.run.provenance import machine_facts
 from rope_exp.run.tracker import mirrored
 from rope_exp.system.console import Progress
@@ -20,7 +21,7 @@ from rope_exp.training.step import Outcome
 from rope_exp.training.throughput import Throughput
 
 # A run that goes on with another of these says so.
-MARKED = ("device", "torch", "num_threads", "git")
+MARKED = ("world_size", "device", "torch", "num_threads", "git")
 
 
 @dataclass(frozen=True)
@@ -38,29 +39,22 @@ class End:
     order_sha256: str
 
 
+@dataclass(frozen=True)
 class Record:
-    """The rows and the result of a run that is in training; on ranks other than 0 it writes nothing.
+    """The rows and the result of a run in training; ranks other than 0 write nothing.
 
-    Args:
+    Attributes:
         writer: of metrics.jsonl; None on ranks other than 0.
         progress: what a person sees.
+        began: when the run would have begun, had it trained without a break.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: Path,
-        start: Start,
-        throughput: Throughput,
-        writer: MetricsWriter | None,
-        progress: Progress,
-    ) -> None:
-        self.config = config
-        self.folder = folder
-        self.throughput = throughput
-        self.writer = writer
-        self.progress = progress
-        self.began = time.perf_counter() - start.elapsed_s
+    config: RunConfig
+    folder: Path
+    throughput: Throughput
+    writer: MetricsWriter | None
+    progress: Progress
+    began: float
 
     def elapsed_s(self) -> float:
         """Return the time that the run has taken, earlier starts included."""
@@ -73,25 +67,27 @@ class Record:
 
     def row(self, outcome: Outcome, lr: float, validation: Mapping[str, float]) -> None:
         """Write the row of a step to metrics.jsonl."""
-        if self.writer is not None:
-            train = self.config.train
-            rate = self.throughput.recent(train.log_every)
-            row = {
-                "step": outcome.step,
-                "tokens": outcome.step * train.global_batch_size * train.seq_len,
-                "train/loss": outcome.loss,
-                **validation,
-                "lr": lr,
-                "grad_norm": outcome.grad_norm,
-                "tokens_per_s": rate,
-                "mfu": self.throughput.mfu(rate),
-                "elapsed_s": self.elapsed_s(),
-            }
-            self.writer.write(row)
-            self.progress.row(row)
+        if self.writer is None:
+            return
 
-    def end(self, end: End, identity: Mapping[str, str], num_parameters: int) -> None:
-        """Write result.json, unless the run is to go on."""
+        train = self.config.train
+        rate = self.throughput.recent(train.log_every)
+        row = {
+            "step": outcome.step,
+            "tokens": outcome.step * train.tokens_per_step,
+            "train/loss": outcome.loss,
+            **validation,
+            "lr": lr,
+            "grad_norm": outcome.grad_norm,
+            "tokens_per_s": rate,
+            "mfu": self.throughput.mfu(rate),
+            "elapsed_s": self.elapsed_s(),
+        }
+        self.writer.write(row)
+        self.progress.row(row)
+
+    def end(self, end: End, facts: Mapping[str, Any]) -> None:
+        """Write result.json, `facts` included, unless the run is to go on."""
         if self.writer is None:
             return
         self.writer.close()
@@ -107,12 +103,11 @@ class Record:
             "pe": config.pe.label,
             "rotate": list(config.pe.rotate),
             "seed": config.seed,
-            "params": num_parameters,
-            "tokens": end.steps * config.train.global_batch_size * config.train.seq_len,
+            **facts,
+            "tokens": end.steps * config.train.tokens_per_step,
             "steps": end.steps,
             "val/loss": last["val/loss"] if finished else None,
             "train/loss_last": last.get("train/loss"),
-            **identity,
             "order_sha256": end.order_sha256,
             "group_sha256": config.group_sha256,
             "tokens_per_s": rate,
@@ -133,45 +128,38 @@ def recording(
     Raises:
         RecordError: metrics.jsonl is not what it was at the checkpoint; it is left as it is.
     """
+    began = time.perf_counter() - start.elapsed_s
     writer = None
-    with ExitStack() as stack:
-        if is_main:
-            checkpoint.clear_leftovers(folder / "checkpoints")
-            writer = MetricsWriter(folder, start.metrics)
-            stack.enter_context(mirrored(config, folder))
-        bar = Progress(config.name, config.train.num_steps, start.step, shown=is_main)
-        progress = stack.enter_context(bar)
-        yield Record(config, folder, start, throughput, writer, progress)
+    if is_main:
+        checkpoint.clear_leftovers(folder / "checkpoints")
+        writer = MetricsWriter(folder, start.metrics)
+
+    mirror = mirrored(config, folder) if is_main else nullcontext()
+    with mirror, Progress(config.name, config.train.num_steps, start.step, shown=is_main) as bar:
+        yield Record(config, folder, throughput, writer, bar, began)
 
 
 def environment(
-    config: RunConfig,
-    parallel: Parallel,
-    corpus: Mapping[str, Any],
-    certificate: Mapping[str, Any],
-    old: Mapping[str, Any],
+    config: RunConfig, parallel: Parallel, old: Mapping[str, Any], **facts: Any
 ) -> dict[str, Any]:
-    """Return env.json: what this run is trained on.
+    """Return env.json: what this run is trained on, and further `facts`.
 
     Args:
         old: env.json of the run's start before this one, {} at the first. What has changed since
             is noted in `marks`.
     """
-    facts = machine_facts(parallel.device.type)
-    now = {"world_size": parallel.world_size} | {key: facts.pop(key) for key in MARKED}
-    marks = [*old.get("marks", [])]
-    for key, value in now.items():
-        if key in old and old[key] != value:
-            marks.append(f"went on with {key} {value} after {old[key]}")
+    here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
+    marks = list(old.get("marks", []))
+    for key in MARKED:
+        if key in old and old[key] != here[key]:
+            marks.append(f"went on with {key} {here[key]} after {old[key]}")
 
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {
-        **now,
+        **here,
         "marks": marks,
-        "started": [*old.get("started", []), started],
-        **facts,
+        "started": [*old.get("started", []), now],
         "deterministic": config.train.deterministic,
         "accelerate": parallel.facts(),
-        "certificate": certificate,
-        "corpus": corpus,
+        **facts,
     }

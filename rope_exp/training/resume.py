@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
 
-from rope_exp.config.schema import NonNegative, OrderSha256, Sha256
+from rope_exp.config.schema import NonNegative, OrderSha256, Sha256, convert
 from rope_exp.model.decoder import weights
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import MARK_FIELDS, check_fields
-from rope_exp.system.errors import CheckpointError
+from rope_exp.run.folder import check_fields
+from rope_exp.run.metrics import MARK_FIELDS
+from rope_exp.system.errors import CheckpointError, ConfigError, RecordError
 from rope_exp.training.optim import (
     expected_optimizer_tensors,
     load_optimizer_tensors,
@@ -21,18 +22,18 @@ from rope_exp.training.optim import (
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.step import Outcome
 
-# state.json, beside the step.
-STATE_FIELDS: dict[str, Any] = {
-    "config_sha256": Sha256,
-    "data_sha256": Sha256,
-    "init_sha256": Sha256,
-    "order_sha256": OrderSha256,
-    "elapsed_s": NonNegative,
-    "rng": dict,
-    "metrics": dict,
-    "unrecorded": dict | None,
-}
-OUTCOME_FIELDS: dict[str, Any] = {"loss": float, "grad_norm": float}
+
+class State(TypedDict):
+    """state.json, beside the step."""
+
+    config_sha256: Sha256
+    data_sha256: Sha256
+    init_sha256: Sha256
+    order_sha256: OrderSha256
+    elapsed_s: NonNegative
+    rng: dict
+    metrics: dict
+    unrecorded: tuple[float, float] | None  # loss, grad_norm
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Start:
         step: the last that was made.
         order_sha256: of all batches up to there.
         elapsed_s: the time that the run has taken so far.
-        metrics: what MetricsWriter.mark gave.
+        metrics: the mark of metrics.jsonl.
         unrecorded: the outcome of this step, where its row waits for an evaluation that was
             broken off.
         passed_over: later checkpoints, which did not verify.
@@ -57,82 +58,86 @@ class Start:
     passed_over: tuple[int, ...] = ()
 
 
-def save(
-    folder: Path,
-    start: Start,
-    identity: Mapping[str, str],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-) -> None:
-    """Save under `folder` (the run's `checkpoints/`) all that `load` takes to go on from `start`.
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of one run.
 
-    Raises:
-        DiskError: the disk is full. OSError: it is broken.
+    Attributes:
+        folder: the run's `checkpoints/`.
+        identity: the hashes of config, data and initial weights that tell this run from others.
+        model: the unwrapped model.
+        device: where it is trained.
     """
-    unrecorded = None
-    if start.unrecorded is not None:
-        unrecorded = {key: getattr(start.unrecorded, key) for key in OUTCOME_FIELDS}
-    state = {
-        **identity,
-        "order_sha256": start.order_sha256,
-        "elapsed_s": start.elapsed_s,
-        "rng": _rng_state(device),
-        "metrics": start.metrics,
-        "unrecorded": unrecorded,
-    }
-    moments = optimizer_tensors(optimizer, dict(model.named_parameters()))
-    checkpoint.save(folder, start.step, weights(model), moments, state)
 
+    folder: Path
+    identity: Mapping[str, str]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    device: torch.device
 
-def load(
-    folder: Path,
-    identity: Mapping[str, str],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-) -> Start:
-    """Load the newest checkpoint under `folder` into the model, its optimizer and torch's generators.
+    def load(self) -> Start:
+        """Load the newest checkpoint into the model, the optimizer and torch's generators.
 
-    Args:
-        identity: the hashes of config, data and initial weights that a checkpoint must agree with.
-    Returns:
-        Where the run goes on, or where a new run begins if there is no checkpoint.
-    Raises:
-        CheckpointError, RecordError: what is there is no beginning of this run; nothing was
-            changed.
-    """
-    saved = checkpoint.load_newest(folder)
-    if saved is None:
-        return Start()
+        Returns:
+            Where the run goes on, or where a new run begins if there is no checkpoint.
+        Raises:
+            CheckpointError, RecordError: what is there is no beginning of this run; nothing was
+                changed.
+        """
+        saved = checkpoint.load_newest(self.folder)
+        if saved is None:
+            return Start()
 
-    # Everything is checked before anything is loaded.
-    where = f"the checkpoint of step {saved.step} in {folder.parent}"
-    state = saved.state
-    parameters = dict(model.named_parameters())
-    _check_state(checkpoint.state_file(folder, saved.step), state)
-    _check_identity(where, state, identity)
-    checkpoint.check_tensors(where, saved.model, weights(model))
-    checkpoint.check_tensors(where, saved.optimizer, expected_optimizer_tensors(parameters))
+        # Everything is checked before anything is loaded.
+        where = f"the checkpoint of step {saved.step} in {self.folder.parent}"
+        parameters = dict(self.model.named_parameters())
+        state = _read_state(checkpoint.state_file(self.folder, saved.step), saved.state)
+        self._check_identity(where, saved.state)
+        checkpoint.check_tensors(where, saved.model, weights(self.model))
+        checkpoint.check_tensors(where, saved.optimizer, expected_optimizer_tensors(parameters))
 
-    _set_rng_state(state["rng"], device, where)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(saved.model[name])
-    load_optimizer_tensors(optimizer, parameters, saved.optimizer)
+        _set_rng_state(state["rng"], self.device, where)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(saved.model[name])
+        load_optimizer_tensors(self.optimizer, parameters, saved.optimizer)
 
-    unrecorded = state["unrecorded"]
-    if unrecorded is not None:
         order = state["order_sha256"]
-        unrecorded = Outcome(saved.step, unrecorded["loss"], unrecorded["grad_norm"], 0, order)
-    return Start(
-        saved.step,
-        state["order_sha256"],
-        state["elapsed_s"],
-        state["metrics"],
-        unrecorded,
-        tuple(step for step in checkpoint.list_steps(folder) if step > saved.step),
-    )
+        unrecorded = None
+        if state["unrecorded"] is not None:
+            loss, grad_norm = state["unrecorded"]
+            unrecorded = Outcome(saved.step, loss, grad_norm, 0, order)
+        later = [step for step in checkpoint.list_steps(self.folder) if step > saved.step]
+        return Start(
+            saved.step, order, state["elapsed_s"], state["metrics"], unrecorded, tuple(later)
+        )
+
+    def save(self, start: Start, *, keep: int) -> None:
+        """Save all that `load` takes to go on from `start`, and keep the newest `keep` checkpoints.
+
+        Raises:
+            DiskError: the disk is full. OSError: it is broken.
+        """
+        unrecorded = start.unrecorded
+        state = {
+            **self.identity,
+            "order_sha256": start.order_sha256,
+            "elapsed_s": start.elapsed_s,
+            "rng": _rng_state(self.device),
+            "metrics": start.metrics,
+            "unrecorded": unrecorded and [unrecorded.loss, unrecorded.grad_norm],
+        }
+        moments = optimizer_tensors(self.optimizer, dict(self.model.named_parameters()))
+        checkpoint.save(self.folder, start.step, weights(self.model), moments, state)
+        checkpoint.prune(self.folder, keep, start.step, start.passed_over)
+
+    def _check_identity(self, where: str, state: Mapping[str, Any]) -> None:
+        for key, value in self.identity.items():
+            if state[key] != value:
+                raise CheckpointError(
+                    f"{where} is of another run: its {key} is {state[key]!s:.12} and this run's "
+                    f"{value:.12}; restore what it was trained on, or use run.fresh=true"
+                )
 
 
 def agree(start: Start, identity: Mapping[str, str], parallel: Parallel, folder: Path) -> None:
@@ -154,20 +159,13 @@ def agree(start: Start, identity: Mapping[str, str], parallel: Parallel, folder:
                 )
 
 
-def _check_state(path: Path, state: Mapping[str, Any]) -> None:
-    check_fields(path, state, STATE_FIELDS)
+def _read_state(path: Path, values: Mapping[str, Any]) -> State:
+    try:
+        state: State = convert(State, values, "")
+    except ConfigError as error:
+        raise RecordError(f"{path} was damaged or edited: {error}") from error
     check_fields(path, state["metrics"], MARK_FIELDS)
-    if state["unrecorded"] is not None:
-        check_fields(path, state["unrecorded"], OUTCOME_FIELDS)
-
-
-def _check_identity(where: str, state: Mapping[str, Any], identity: Mapping[str, str]) -> None:
-    for key, value in identity.items():
-        if state[key] != value:
-            raise CheckpointError(
-                f"{where} is of another run: its {key} is {state[key]!s:.12} and this run's "
-                f"{value:.12}; restore what it was trained on, or use run.fresh=true"
-            )
+    return state
 
 
 def _rng_state(device: torch.device) -> dict[str, str]:

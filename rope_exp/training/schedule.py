@@ -2,7 +2,7 @@
 
 import math
 
-from rope_exp.config.run import ScheduleConfig
+from rope_exp.config.sections import ScheduleConfig
 
 
 def learning_rate(step: int, num_steps: int, peak: float, schedule: ScheduleConfig) -> float:
@@ -26,7 +26,7 @@ def learning_rate(step: int, num_steps: int, peak: float, schedule: ScheduleConf
             done = (step - warmup) / max(num_steps - warmup, 1)
             height = 0.5 * (1 + math.cos(math.pi * done))
         case "wsd":
-            decay = max(round((schedule.decay_fraction or 0.0) * num_steps), 1)
+            decay = max(round(schedule.decay_fraction * num_steps), 1)
             height = min((num_steps - step) / decay, 1.0)
 
     floor = schedule.final_fraction

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Batches, chain_sha256
 from rope_exp.model.decoder import Decoder
-from rope_exp.training.optim import build_optimizer, set_learning_rate
+from rope_exp.training.optim import build_optimizer
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.schedule import learning_rate
 
@@ -91,7 +91,6 @@ class TrainingStep:
         share = train.global_batch_size // parallel.world_size
         self.rows = slice(parallel.rank * share, (parallel.rank + 1) * share)
         self.micro_batch_size = min(train.micro_batch_size or share, share)
-        self.tokens_per_step = train.global_batch_size * train.seq_len
 
         self.model = parallel.prepare(decoder)
         self.optimizer = build_optimizer(decoder.parameters(), config.optim)
@@ -112,7 +111,8 @@ class TrainingStep:
         ids_BT, order_sha256 = self._get_batch(step)
 
         # Forward and backward, one micro-batch after another.
-        scale = self.parallel.world_size / self.tokens_per_step
+        num_tokens = self.config.train.tokens_per_step
+        scale = self.parallel.world_size / num_tokens
         loss = torch.zeros((), device=self.parallel.device)
         micro_batches = torch.split(ids_BT, self.micro_batch_size)
         for number, micro_BT in enumerate(micro_batches, start=1):
@@ -124,7 +124,7 @@ class TrainingStep:
                 (nats * scale).backward()
             loss += nats.detach()
 
-        loss = self.parallel.sum(loss / self.tokens_per_step)
+        loss = self.parallel.sum(loss / num_tokens)
         norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
         is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
         first = is_bad & (self.first_bad_step == 0)
@@ -132,7 +132,8 @@ class TrainingStep:
 
         # Of a bad step, the fused kernel leaves weights, moments and its own count as they were.
         self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
-        set_learning_rate(self.optimizer, self.learning_rate(step))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

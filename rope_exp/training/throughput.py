@@ -3,7 +3,9 @@
 import statistics
 import time
 
-from rope_exp.config.costs import peak_flops_per_s
+import torch
+
+from rope_exp.config.costs import peak_flops_per_s as listed_peak_flops_per_s
 from rope_exp.system.console import say
 
 WARMUP_STEPS = 10  # left out of a run's rate: compiling, first touches
@@ -11,6 +13,9 @@ WARMUP_STEPS = 10  # left out of a run's rate: compiling, first touches
 
 class Throughput:
     """Times steps from the end of one to the end of the next; a pause leaves the step after it out.
+
+    Attributes:
+        peak_flops_per_s: as given; None from the time when it has proved to be wrong.
 
     Args:
         tokens_per_step: of all ranks.
@@ -23,7 +28,7 @@ class Throughput:
     ) -> None:
         self._tokens = tokens_per_step
         self._flops = flops_per_token
-        self._peak = peak_flops_per_s
+        self.peak_flops_per_s = peak_flops_per_s
         self._seconds: list[float] = []
         self._last_end: float | None = None
 
@@ -55,16 +60,16 @@ class Throughput:
         A share above 1 shows that the peak or the count of operations is wrong: a warning says
         so once, and MFU is None from then on.
         """
-        if self._peak is None or tokens_per_s is None:
+        if self.peak_flops_per_s is None or tokens_per_s is None:
             return None
 
-        mfu = tokens_per_s * self._flops / self._peak
+        mfu = tokens_per_s * self._flops / self.peak_flops_per_s
         if mfu > 1:
             say(
                 f"warning: MFU {mfu:.0%}: the peak of this device (train.peak_tflops) or the "
                 "count of operations is wrong; MFU is null from here on"
             )
-            self._peak = None
+            self.peak_flops_per_s = None
             return None
         return mfu
 
@@ -72,11 +77,16 @@ class Throughput:
         return self._tokens / statistics.median(seconds) if seconds else None
 
 
-def gpu_peak_flops_per_s(device_name: str, given_tflops: float | None) -> float | None:
-    """Return a GPU's dense bf16 peak: `given_tflops` where the config gives it, else the table's.
+def peak_flops_per_s(device: torch.device, count: int, given_tflops: float | None) -> float | None:
+    """Return the dense bf16 peak of a run's devices; None where nobody knows it, and on a CPU.
 
-    None: the config gives 0, or gives nothing and the table does not hold this GPU.
+    Args:
+        device: one of `count` alike.
+        given_tflops: what the config says of one; 0: nothing; None: what the table of peaks says.
     """
-    if given_tflops is None:
-        return peak_flops_per_s(device_name)
-    return given_tflops * 1e12 or None
+    if device.type != "cuda":
+        return None
+    if given_tflops is not None:
+        return given_tflops * 1e12 * count or None
+    listed = listed_peak_flops_per_s(torch.cuda.get_device_name(device))
+    return listed and listed * count

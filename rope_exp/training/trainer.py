@@ -12,22 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Batches, validation_ids
 from rope_exp.data.prepare import Prepared
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
-from rope_exp.run import checkpoint
-from rope_exp.system.console import say
 from rope_exp.system.signals import StopSignal
-from rope_exp.training import resume
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.record import End, Record, recording
+from rope_exp.training.resume import Checkpoints, Start, agree
 from rope_exp.training.step import Outcome, Started, TrainingStep
-from rope_exp.training.throughput import Throughput, gpu_peak_flops_per_s
+from rope_exp.training.throughput import Throughput, peak_flops_per_s
 
 
 class Trainer:
@@ -56,16 +52,17 @@ class Trainer:
         self.reads_late = parallel.device.type == "cuda"
 
         # The model, its initial weights, and what updates them.
-        self.decoder = Decoder(config.model, config.pe, prepared.vocab_size)
+        self.decoder = Decoder(config.architecture(prepared.vocab_size))
         self.decoder.initialise(config.seed)
         self.identity = {
             "config_sha256": config.config_sha256,
             "data_sha256": prepared.data_sha256,
             "init_sha256": weights_sha256(weights(self.decoder)),
         }
-        if config.train.compile:
-            self.decoder.compile_parts()
+        self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         train = config.train
+        if train.compile:
+            self.decoder.compile_parts()
         batches = Batches(
             prepared.train,
             seed=config.order_seed,
@@ -74,18 +71,22 @@ class Trainer:
         )
         self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
         self.windows_NT = validation_ids(prepared.validation, train.eval_sequences, train.seq_len)
-        self.throughput = _throughput(config, prepared.vocab_size, parallel)
+        self.throughput = Throughput(
+            train.tokens_per_step,
+            flops_per_token(config, prepared.vocab_size),
+            peak_flops_per_s(parallel.device, parallel.world_size, train.peak_tflops),
+        )
 
         # Where the run begins.
-        self.checkpoints = folder / "checkpoints"
-        self.start = resume.load(
-            self.checkpoints,
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints",
             self.identity,
             self.decoder,
             self.train_step.optimizer,
             parallel.device,
         )
-        resume.agree(self.start, self.identity, parallel, folder)
+        self.start = self.checkpoints.load()
+        agree(self.start, self.identity, parallel, folder)
         self.train_step.order_sha256 = self.start.order_sha256
         self.step = self.start.step
         self.saved_step = self.start.step
@@ -100,8 +101,7 @@ class Trainer:
         opened = recording(self.config, self.folder, self.start, self.throughput, is_main=is_main)
         with opened as record, frozen_heap():
             end = self._loop(record)
-            num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
-            record.end(end, self.identity, num_parameters)
+            record.end(end, {"params": self.num_parameters, **self.identity})
         return end.status
 
     def should_stop(self) -> bool:
@@ -195,23 +195,15 @@ class Trainer:
             return
 
         if record.writer is not None:
-            start = resume.Start(
+            start = Start(
                 self.step,
                 self.train_step.order_sha256,
                 record.elapsed_s(),
                 record.writer.mark(),
                 unrecorded,
+                self.start.passed_over,
             )
-            resume.save(
-                self.checkpoints,
-                start,
-                self.identity,
-                self.decoder,
-                self.train_step.optimizer,
-                self.parallel.device,
-            )
-            keep = self.config.train.keep_checkpoints
-            checkpoint.prune(self.checkpoints, keep, self.step, self.start.passed_over)
+            self.checkpoints.save(start, keep=self.config.train.keep_checkpoints)
 
         self.parallel.wait()
         self.saved_step = self.step
@@ -230,19 +222,3 @@ def frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def _throughput(config: RunConfig, vocab_size: int, parallel: Parallel) -> Throughput:
-    train = config.train
-    peak = None
-    if parallel.device.type == "cuda":
-        name = torch.cuda.get_device_name(parallel.device)
-        peak = gpu_peak_flops_per_s(name, train.peak_tflops)
-        if peak is None and train.peak_tflops is None and parallel.is_main:
-            say(
-                f"{config.name}: MFU is null, since the dense bf16 peak of {name} is not known; "
-                "train.peak_tflops gives it"
-            )
-    tokens_per_step = train.global_batch_size * train.seq_len
-    total_peak = None if peak is None else peak * parallel.world_size
-    return Throughput(tokens_per_step, flops_per_token(config, vocab_size), total_peak)

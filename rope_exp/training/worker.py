@@ -17,20 +17,19 @@ from rope_exp.config.run import RunConfig
 from rope_exp.run.folder import ENV, RESULT, describe, read_config, read_env
 from rope_exp.system.console import say
 from rope_exp.system.errors import (
-    EXIT_DIVERGED,
-    EXIT_DONE,
+    EXIT_CODES,
     EXIT_FAILED,
     EXIT_STOPPED,
     EXIT_USAGE,
     CheckpointError,
     ConfigError,
     DataError,
+    LawError,
     RecordError,
 )
 from rope_exp.system.files import read_json, write_atomically, write_json
 from rope_exp.system.signals import StopSignal, end_with_parent
 
-EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_STOPPED}
 FAILURES = (EXIT_FAILED, EXIT_USAGE)
 
 # glibc's malloc.h.
@@ -87,7 +86,7 @@ def explain_errors(action: Callable[[], int]) -> int:
     except (ConfigError, RecordError, CheckpointError) as error:
         say(f"error: {error}")
         return EXIT_USAGE
-    except (DataError, OSError) as error:
+    except (DataError, LawError, OSError) as error:
         say(f"error: {error}")
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
@@ -119,7 +118,6 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     train = config.train
     launch = config.launch
-    assert isinstance(launch.num_processes, int)
     checked = certificate(config.model, config.pe)
     prepared = prepare(config.data, config.tokenizer, seq_len=train.seq_len)
     parallel = Parallel(launch.device, train.precision, launch.num_processes)
@@ -127,11 +125,23 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     trainer = Trainer(config, folder, prepared, parallel, stop)
 
     if is_main:
-        env = environment(config, parallel, prepared.corpus, checked, read_env(folder))
+        env = environment(
+            config,
+            parallel,
+            read_env(folder),
+            params=trainer.num_parameters,
+            certificate=checked,
+            corpus=prepared.corpus,
+        )
         write_json(folder / ENV, env)
         tokenizer = prepared.tokenizer_file.read_text(encoding="utf-8")
         write_atomically(folder / "tokenizer.json", tokenizer)
         say(f"{config.name}: {describe_start(config, prepared.corpus['tokens']['train'])}")
+        if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:
+            hint = (
+                "the dense bf16 peak of this GPU is neither listed nor given as train.peak_tflops"
+            )
+            say(f"{config.name}: MFU is null: {hint}")
 
     status = trainer.train()
 
@@ -184,7 +194,7 @@ def describe_start(config: RunConfig, num_tokens: int) -> str:
     """
     train = config.train
     device = config.launch.device
-    epochs = train.num_steps * train.global_batch_size * train.seq_len / num_tokens
+    epochs = train.num_tokens / num_tokens
     pays = PAYS_TO_COMPILE[device]
     takes = operations(config)
 

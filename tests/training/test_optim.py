@@ -57,7 +57,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 
 
 def test_a_step_is_adamw_as_published() -> None:
-    """The first step's bias-corrected moments are g and g^2 (Loshchilov and Hutter, algorithm 2)."""
+    """The first corrected moments are g and g^2 (Loshchilov and Hutter 2019, algorithm 2)."""
     model = small_model()
     optimizer = build_optimizer(model.parameters(), OPTIM)
     weight = model.lm_head.weight

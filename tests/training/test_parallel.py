@@ -99,7 +99,7 @@ def test_a_launcher_that_started_fewer_ranks_is_refused() -> None:
 def test_another_world_than_asked_for_is_refused(
     call: str, environment: dict[str, str], words: str
 ) -> None:
-    """In a process of its own, without asserts: what accelerate has found out, it finds out once."""
+    """In a process of its own, without asserts: accelerate looks at its environment once."""
     script = f"from rope_exp.training.parallel import Parallel; {call}"
     done = subprocess.run(
         [sys.executable, "-O", "-c", script],

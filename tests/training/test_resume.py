@@ -1,4 +1,4 @@
-"""Checkpoints that are whole and yet not this run's are refused in one sentence, and change nothing."""
+"""Checkpoints that are whole and yet not this run's are refused in one sentence."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ def finished(make: Make) -> Trainer:
 
 
 def resave(trainer: Trainer, change: Change) -> None:
-    """Put a changed checkpoint in the place of the last: whole by its manifest, and yet not ours."""
+    """Put a changed checkpoint in the place of the last: whole by its manifest, yet not ours."""
     folder = trainer.folder / "checkpoints"
     saved = checkpoint.load(folder, 6)
     change(saved.model, saved.optimizer, saved.state)

@@ -49,7 +49,7 @@ from yaml import YAMLError
 from rope_exp.config.compose import explain, read_command, to_run_config
 from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import RunConfig
-from rope_exp.run.folder import read_result
+from rope_exp.run.folder import EXIT_CODES, read_result
 from rope_exp.system.console import say
 from rope_exp.system.errors import EXIT_STOPPED, ConfigError, RecordError
 
@@ -164,7 +164,7 @@ def run_as_rank(configs: list[RunConfig]) -> int:
             launch.take(cell)
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:
-        return worker.EXIT_CODES[result["status"]]
+        return EXIT_CODES[result["status"]]
     return worker.end(worker.guarded(lambda: worker.run(config, config.folder, StopSignal())))
 
 

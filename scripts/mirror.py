@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rope_exp.run.folder import LOCK, read_config
-from rope_exp.run.tracker import rebuild
+from rope_exp.run.mirror import rebuild
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import try_lock
 

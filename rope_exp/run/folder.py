@@ -13,7 +13,14 @@ import yaml
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Count, Natural, NonNegative, OrderSha256, Seed, Sha256, check
-from rope_exp.system.errors import ConfigError, RecordError, first_line
+from rope_exp.system.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_STOPPED,
+    ConfigError,
+    RecordError,
+    first_line,
+)
 from rope_exp.system.files import (
     read_json,
     read_text,
@@ -22,6 +29,9 @@ from rope_exp.system.files import (
 
 CONFIG, ENV, RESULT = "config.yaml", "env.json", "result.json"
 LOCK = ".lock"
+
+# How a run ends, in result.json and to the shell.
+EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_STOPPED}
 
 # result.json, as DESIGN, section 4, has it.
 RESULT_FIELDS: dict[str, Any] = {

@@ -59,7 +59,7 @@ def plan(config: RunConfig, vocab_size: int) -> list[str]:
     """The lines to print."""
     model, train = config.model, config.train
     assert isinstance(config.launch.num_processes, int)
-    params = num_parameters(model, config.pe, vocab_size)
+    params = num_parameters(config.architecture(vocab_size))
     tokens = train.num_steps * train.global_batch_size * train.seq_len
     per_token = flops_per_token(config, vocab_size)
     lines = [
@@ -68,7 +68,7 @@ def plan(config: RunConfig, vocab_size: int) -> list[str]:
         f"{model.num_attention_heads} heads of {model.head_dim}, vocabulary {vocab_size:,}",
         f"tokens       {tokens:,} in {train.num_steps:,} steps of {train.global_batch_size} x {train.seq_len}, "
         f"{tokens / params:.1f} a parameter",
-        f"operations   {per_token:.3e} a token ({matmul_flops_per_token(model, vocab_size):.3e} in weights, "
+        f"operations   {per_token:.3e} a token ({matmul_flops_per_token(config.architecture(vocab_size)):.3e} in weights, "
         f"{attention_flops_per_token(model, train.seq_len):.3e} in causal attention), {per_token * tokens:.3e} in all",
         f"memory       about {memory_bytes(config, vocab_size, config.launch.num_processes) / 2**30:.1f} GiB a process "
         f"({train.precision}, micro-batch of {train.micro_batch_size or 'its whole share'})",

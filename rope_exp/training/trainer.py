@@ -121,7 +121,7 @@ class Trainer:
             accelerator.device.type == "cuda"
         )  # by one step, so that the device is never waited for
 
-        self.decoder = Decoder(config.model, config.pe, prepared.vocab_size)
+        self.decoder = Decoder(config.architecture(prepared.vocab_size))
         self.decoder.initialise(config.seed)
         self.init_sha256 = weights_sha256(weights(self.decoder))
         if train.compile:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.configs import NINE
 
 from rope_exp.config.compose import CONFIGS, run_config
-from rope_exp.config.run import SITES, RunConfig, differing_keys
+from rope_exp.config.run import RunConfig, differing_keys
+from rope_exp.config.variants import SITES
 from rope_exp.system.errors import ConfigError
 
 GROUPS = ("pe", "model", "data", "tokenizer", "optim", "schedule", "train", "tracker", "launch")
@@ -94,7 +95,8 @@ MISTAKES = [
     ("optim.lr=inf", "optim.lr=Infinity", "above 0"),
     ("optim.betas=[0.9,1.0]", "optim.betas=[0.9, 1.0]", "below 1"),
     ("optim.betas=[0.9]", "optim.betas=[0.9]", "list of 2"),
-    ("schedule.decay_fraction=0.1", "schedule.decay_fraction=0.1", "only there"),
+    ("schedule.decay_fraction=0.1", "schedule.decay_fraction", "no such key"),
+    ("schedule.name=linear", "schedule.name=linear", "one of cosine, wsd"),
     (
         "model.num_attention_heads=3",
         "model.num_attention_heads=3",
@@ -138,11 +140,11 @@ def test_a_mistake_is_one_sentence_with_key_value_and_what_is_allowed(
     assert allowed in sentence
 
 
-def test_a_missing_key_is_named() -> None:
+def test_a_key_that_is_left_out_has_its_default() -> None:
     values = run_config([]).to_dict()
     del values["optim"]["lr"]
-    with pytest.raises(ConfigError, match=r"optim\.lr=null: is missing"):
-        RunConfig.from_dict(values)
+    del values["schedule"]
+    assert RunConfig.from_dict(values) == RunConfig() == run_config([])
 
 
 QUIET = [

@@ -10,10 +10,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.costs import attention_flops_per_token, matmul_flops_per_token, num_parameters
-from rope_exp.config.run import ModelConfig, PeConfig
-from rope_exp.model.decoder import Attention, Decoder, weights, weights_sha256
+from rope_exp.config.sections import Architecture, ModelConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.model.laws import certificate, expected_class
+from rope_exp.model.layers import Attention
 from rope_exp.model.rope import angles, frequencies
+from rope_exp.system.errors import LawError
 
 SIZES = ModelConfig("test", 32, 48, 2, 4, 2, 1e-5, False)  # grouped: two query heads a key head
 VOCAB = 61
@@ -32,7 +35,7 @@ def tokens(*shape: int, seed: int = 0) -> Tensor:
 
 
 def decoder(*rotate: str, seed: int = 0, sizes: ModelConfig = SIZES, **changes: object) -> Decoder:
-    model = Decoder(sizes, pe(*rotate, **changes), VOCAB)
+    model = Decoder(Architecture(sizes, pe(*rotate, **changes), VOCAB))
     model.initialise(seed)
     return model
 
@@ -88,7 +91,7 @@ def test_every_subset_equals_the_direct_sum(rotate: tuple[str, ...]) -> None:
 
 
 def test_vo_equals_the_sum_over_relative_rotations() -> None:
-    # o_i = sum_j a_ij R_{j-i} v_j: seed 000, the identity that makes VO-RoPE relative.
+    # o_i = sum_j a_ij R_{j-i} v_j: Su 2025, the identity that makes VO-RoPE relative.
     attention = Attention(SIZES, ("v", "o")).double()
     x = torch.randn(8, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     angle = angles(frequencies(SIZES.head_dim, 100.0, torch.float64), 8)
@@ -152,12 +155,12 @@ def test_the_certificate_refuses_an_output_that_turns_the_wrong_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def forward_only(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-        from rope_exp.model.rope import turn
+        from rope_exp.model.rope import rotate
 
-        return turn(x, cos, sin)
+        return rotate(x, cos, sin)
 
-    monkeypatch.setattr("rope_exp.model.decoder.turn", forward_only)
-    with pytest.raises(AssertionError, match="refusing to train"):
+    monkeypatch.setattr("rope_exp.model.layers.rotate", forward_only)
+    with pytest.raises(LawError, match="refusing to train"):
         certificate(SIZES, pe("v", "o"))
 
 
@@ -165,12 +168,12 @@ def test_the_certificate_refuses_an_inverse_that_negates_the_cosine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def negated(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-        from rope_exp.model.rope import turn
+        from rope_exp.model.rope import rotate
 
-        return turn(x, -cos, -sin) if inverse else turn(x, cos, sin)
+        return rotate(x, -cos, -sin) if inverse else rotate(x, cos, sin)
 
-    monkeypatch.setattr("rope_exp.model.decoder.turn", negated)
-    with pytest.raises(AssertionError, match="refusing to train"):
+    monkeypatch.setattr("rope_exp.model.layers.rotate", negated)
+    with pytest.raises(LawError, match="refusing to train"):
         certificate(SIZES, pe("v", "o"))
 
 
@@ -178,7 +181,7 @@ def test_the_certificate_refuses_an_inverse_that_negates_the_cosine(
 @pytest.mark.parametrize("groups", [4, 2, 1])
 def test_qk_is_llama_logits_gradients_and_checkpoint_both_ways(tied: bool, groups: int) -> None:
     sizes = ModelConfig("test", 64, 96, 3, 4, groups, 1e-5, tied)
-    ours = Decoder(sizes, pe("q", "k", base=10000.0), VOCAB)
+    ours = Decoder(Architecture(sizes, pe("q", "k", base=10000.0), VOCAB))
     ours.initialise(0)
     theirs = LlamaForCausalLM(
         LlamaConfig(
@@ -210,7 +213,7 @@ def test_qk_is_llama_logits_gradients_and_checkpoint_both_ways(tied: bool, group
         scale = float(expected.abs().max())
         assert float((parameter.grad - expected).abs().max()) < 1e-4 * max(scale, 1.0), name
 
-    back = Decoder(sizes, pe("q", "k", base=10000.0), VOCAB)
+    back = Decoder(Architecture(sizes, pe("q", "k", base=10000.0), VOCAB))
     back.load_state_dict(theirs.state_dict())
     assert weights_sha256(weights(back)) == weights_sha256(weights(ours))
 
@@ -234,7 +237,7 @@ def test_the_hash_of_weights_sees_one_flipped_bit_and_a_renamed_tensor() -> None
 
 
 def test_initial_weights_have_the_stated_spread() -> None:
-    model = Decoder(ModelConfig("test", 256, 512, 8, 4, 4, 1e-5, False), pe(), 512)
+    model = Decoder(Architecture(ModelConfig("test", 256, 512, 8, 4, 4, 1e-5, False), pe(), 512))
     model.initialise(0)
     spread = {
         name: float(tensor.std()) for name, tensor in weights(model).items() if tensor.ndim == 2
@@ -266,15 +269,15 @@ def test_the_count_of_parameters_is_the_models_own(size: str) -> None:
     vocab_size = config.tokenizer.vocab_size
     assert vocab_size is not None
     with torch.device("meta"):
-        model = Decoder(config.model, config.pe, vocab_size)
-    assert num_parameters(config.model, config.pe, vocab_size) == sum(
+        model = Decoder(config.architecture(vocab_size))
+    assert num_parameters(config.architecture(vocab_size)) == sum(
         p.numel() for p in model.parameters()
     )
 
 
 def test_the_sequels_preset_has_its_931_million_parameters() -> None:
     config = run_config(["model=sequel"])
-    assert round(num_parameters(config.model, config.pe, 80000) / 1e6) == 931
+    assert round(num_parameters(config.architecture(80000)) / 1e6) == 931
 
 
 @pytest.mark.parametrize("rotate", [(), ("q", "k"), ("q", "k", "v", "o")], ids="".join)
@@ -283,12 +286,12 @@ def test_counted_operations_are_those_that_torch_dispatches(rotate: tuple[str, .
     from torch.utils.flop_counter import FlopCounterMode
 
     sizes, length = ModelConfig("test", 32, 48, 2, 4, 4, 1e-5, False), 32
-    model = Decoder(sizes, pe(*rotate), VOCAB)
+    model = Decoder(Architecture(sizes, pe(*rotate), VOCAB))
     ids = tokens(1, length + 1)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(ids[:, :-1], ids[:, 1:]).backward()
     # The dense math kernel multiplies the whole T x T square; we count the causal half, (T + 1)/2 of T keys.
     dense_attention = attention_flops_per_token(sizes, length) * 2 * length / (length + 1)
     assert counter.get_total_flops() == length * (
-        matmul_flops_per_token(sizes, VOCAB) + dense_attention
+        matmul_flops_per_token(Architecture(sizes, pe(*rotate), VOCAB)) + dense_attention
     )

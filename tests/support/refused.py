@@ -11,7 +11,9 @@ REFUSALS = (CheckpointError, ConfigError, DataError, RecordError)
 
 
 @contextmanager
-def refused(*words: str, by: type[Exception] | tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
+def refused(
+    *words: str, by: type[Exception] | tuple[type[Exception], ...] = REFUSALS
+) -> Iterator[None]:
     """The block must be refused in one line that holds each of `words`."""
     with pytest.raises(by) as caught:
         yield

@@ -49,9 +49,9 @@ from yaml import YAMLError
 from rope_exp.config.compose import explain, read_command, to_run_config
 from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import RunConfig
-from rope_exp.run.folder import EXIT_CODES, read_result
+from rope_exp.run.folder import read_result
 from rope_exp.system.console import say
-from rope_exp.system.errors import EXIT_STOPPED, ConfigError, RecordError
+from rope_exp.system.errors import EXIT_CODES, EXIT_STOPPED, ConfigError, RecordError
 
 jobs: list[RunConfig] = []
 mistakes: list[

@@ -10,18 +10,26 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from rope_exp.config.schema import Count, Natural, Sha256, check
+from rope_exp.config.schema import Count, Natural, Sha256, convert
 from rope_exp.system.errors import ConfigError, RecordError, first_line
 from rope_exp.system.files import disk_full, is_full, open_regular, refuse_constant, sync_folder
 
 METRICS = "metrics.jsonl"
 
-# Of a row, what is read back everywhere.
-ROW_FIELDS: dict[str, Any] = {"step": Count}
-# What `MetricsWriter.mark` returns.
-MARK_FIELDS: dict[str, Any] = {"bytes": Natural, "sha256": Sha256}
+
+class Row(TypedDict):
+    """Of a row, what is read back everywhere."""
+
+    step: Count
+
+
+class Mark(TypedDict):
+    """What a file of metrics held when a checkpoint was saved."""
+
+    bytes: Natural
+    sha256: Sha256
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -101,7 +109,7 @@ def last_step(folder: Path) -> int:
     return rows[-1]["step"] if rows else 0
 
 
-def read_marked(path: Path, mark: Mapping[str, Any]) -> bytes:
+def read_marked(path: Path, mark: Mark) -> bytes:
     """Return the beginning of a metrics.jsonl that a checkpoint's `mark` vouches for.
 
     Raises:
@@ -127,11 +135,11 @@ def parse_row(line: bytes, where: str) -> dict[str, Any]:
         RecordError: it is no JSON object with a step. The message begins with `where`.
     """
     try:
-        row = json.loads(line.decode(), parse_constant=refuse_constant)
-        check(row, ROW_FIELDS)
+        values = json.loads(line.decode(), parse_constant=refuse_constant)
+        row: dict[str, Any] = convert(Row, values, "")
     except (ConfigError, ValueError, RecursionError) as error:
         raise RecordError(f"{where} is not a row of metrics: {first_line(error)}") from error
-    return dict(row)
+    return row
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -144,7 +152,7 @@ class MetricsWriter:
         last: the last row, {} before the first.
     """
 
-    def __init__(self, folder: Path, mark: Mapping[str, Any] | None) -> None:
+    def __init__(self, folder: Path, mark: Mark | None) -> None:
         """Cut the file back to the mark of the checkpoint that the run goes on from.
 
         Args:
@@ -188,7 +196,7 @@ class MetricsWriter:
         self._digest.update(line)
         self.last = dict(row)
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> Mark:
         """Return the length and SHA-256 of the file, every row of which is on the disk then.
 
         A checkpoint keeps this mark, and so is never newer than the rows before it.

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.run import RunConfig
-from rope_exp.run.folder import EXIT_CODES, read_config, read_env, read_result
+from rope_exp.run.folder import read_config, read_env, read_result
 from rope_exp.run.metrics import METRICS, MetricsTail, read_metrics
 from rope_exp.run.tracker import FINISH_SECONDS, TrackerError, warn
-from rope_exp.system.errors import EXIT_FAILED
+from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED
 from rope_exp.system.files import write_atomically
 
 POLL_SECONDS = 0.5
@@ -159,12 +159,11 @@ def _place(config: RunConfig, identity: str) -> dict[str, Any]:
 
 def _facts(config: RunConfig, env: Mapping[str, Any]) -> dict[str, Any]:
     """The run's config as wandb shows it, with what follows from it and where the run runs."""
-    train = config.train
     facts = {
         **config.to_dict(),
         "rotate": _sites(config),
         "params": env.get("params"),
-        "tokens_planned": train.num_steps * train.global_batch_size * train.seq_len,
+        "tokens_planned": config.train.num_tokens,
         "group_sha256": config.group_sha256,
         "env": env,
     }

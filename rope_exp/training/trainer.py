@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ from rope_exp.data.batches import Batches, chain_sha256, validation_ids
 from rope_exp.data.prepare import Prepared
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import RESULT, check_fields
-from rope_exp.run.metrics import MARK_FIELDS, MetricsWriter
+from rope_exp.run.folder import RESULT, checked
+from rope_exp.run.metrics import Mark, MetricsWriter
 from rope_exp.run.tracker import mirrored
 from rope_exp.system.console import Progress
 from rope_exp.system.errors import CheckpointError
@@ -45,19 +45,27 @@ from rope_exp.training.optim import (
 )
 from rope_exp.training.throughput import Throughput, gpu_peak_flops_per_s
 
-# state.json, beside the step.
-STATE_FIELDS: dict[str, Any] = {
-    "config_sha256": Sha256,
-    "data_sha256": Sha256,
-    "init_sha256": Sha256,
-    "order_sha256": OrderSha256,
-    "elapsed_s": NonNegative,
-    "rng": dict,
-    "metrics": dict,
-    "unrecorded": dict
-    | None,  # the outcome of this step, where its row waits for an evaluation that was broken off
-}
-OUTCOME_FIELDS: dict[str, Any] = {"loss": float, "grad_norm": float}
+
+class SavedState(TypedDict):
+    """state.json, beside the step."""
+
+    config_sha256: Sha256
+    data_sha256: Sha256
+    init_sha256: Sha256
+    order_sha256: OrderSha256
+    elapsed_s: NonNegative
+    rng: dict
+    metrics: Mark
+    # The outcome of this step, where its row waits for an evaluation that was broken off.
+    unrecorded: dict | None
+
+
+class SavedOutcome(TypedDict):
+    """`unrecorded` of state.json."""
+
+    loss: float
+    grad_norm: float
+
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ class Trainer:
         self.step = self.saved_step = 0
         self.order_sha256 = ""
         self.elapsed_before_s = 0.0
-        self.mark: Mapping[str, Any] | None = None  # of metrics.jsonl
+        self.mark: Mark | None = None  # of metrics.jsonl
         self.unrecorded: Outcome | None = None
         self._resume()
         self._agree()
@@ -435,10 +443,9 @@ class Trainer:
     def _check_state(self, saved: checkpoint.Checkpoint, where: str) -> dict[str, Any]:
         """Refuse a checkpoint of another config, corpus or beginning, or one whose state is not all there."""
         path, state = checkpoint.state_file(self.folder / "checkpoints", saved.step), saved.state
-        check_fields(path, state, STATE_FIELDS)
-        check_fields(path, state["metrics"], MARK_FIELDS)
+        state = checked(path, state, SavedState)
         if state["unrecorded"] is not None:
-            check_fields(path, state["unrecorded"], OUTCOME_FIELDS)
+            checked(path, state["unrecorded"], SavedOutcome)
         for key, value in self._identity().items():
             if state[key] != value:
                 raise CheckpointError(

@@ -17,10 +17,10 @@ from typing import Any
 from rope_exp.config.costs import num_parameters
 from rope_exp.config.resolve import PAYS_TO_COMPILE, check_batch, operations
 from rope_exp.config.run import RunConfig
-from rope_exp.run.folder import ENV, EXIT_CODES, RESULT, describe, read_config, read_env
+from rope_exp.run.folder import ENV, RESULT, describe, read_config, read_env
 from rope_exp.run.provenance import machine_facts
 from rope_exp.system.console import say
-from rope_exp.system.errors import EXIT_STOPPED, ConfigError, RecordError
+from rope_exp.system.errors import EXIT_CODES, EXIT_STOPPED, ConfigError, RecordError
 from rope_exp.system.files import read_json, write_atomically, write_json
 from rope_exp.system.signals import StopSignal, end_with_parent
 
@@ -115,7 +115,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     trainer = Trainer(config, folder, prepared, accelerator, stop)
     if accelerator.is_main_process:
         env = _environment(config, accelerator, prepared.corpus, checked, read_env(folder))
-        env["params"] = num_parameters(config.model, config.pe, prepared.vocab_size)
+        env["params"] = num_parameters(config.architecture(prepared.vocab_size))
         write_json(folder / ENV, env)
         write_atomically(
             folder / "tokenizer.json", prepared.tokenizer_file.read_text(encoding="utf-8")

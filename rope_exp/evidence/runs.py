@@ -4,6 +4,7 @@ A row may be compared with another only if everything but the variant was the sa
 checked here, before anything is written; a `ReportError` is one sentence that names the folders. No torch.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from rope_exp.run.folder import (
     read_env,
     read_result,
 )
-from rope_exp.run.metrics import METRICS, Mark, read_marked, read_metrics
+from rope_exp.run.metrics import METRICS, Mark, read_metrics
 
 REFERENCE = "qk_rope"
 HOW_TO = "`python train.py -m 'pe=glob(*)'` makes the nine runs"
@@ -297,7 +298,12 @@ def _check_against_checkpoint(run: Run) -> None:
     states = sorted((run.folder / "checkpoints").glob("step_*/state.json"))
     if not states:
         return
-    read_marked(run.folder / METRICS, read_as(states[-1], _Marked)["metrics"])
+    mark = read_as(states[-1], _Marked)["metrics"]
+    held = (run.folder / METRICS).read_bytes()[: mark["bytes"]]
+    if hashlib.sha256(held).hexdigest() != mark["sha256"]:
+        raise ReportError(
+            f"{run.folder / METRICS} is not what it was when {states[-1].parent.name} was saved: edited"
+        )
 
 
 def _check_configs(runs: list[Run]) -> None:

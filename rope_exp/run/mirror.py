@@ -45,10 +45,10 @@ def main() -> None:
     end: Future[str] = Future()
 
     def wait_for_the_end() -> None:
-        word = os.read(0, 64).decode()
+        word = os.read(0, 64)
         # The alarm has no handler: it ends the process wherever that hangs.
         signal.alarm(FINISH_SECONDS)
-        end.set_result(word or "killed")
+        end.set_result(word.decode() or "killed")
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     try:
@@ -131,7 +131,9 @@ def mirror(
         run.define_metric("*", step_metric="tokens")
         for row in rows:
             if row["step"] >= run.starting_step:
-                run.log(_known(row, without="step"), step=row["step"], commit=True)
+                values = _known(row)
+                step = values.pop("step")
+                run.log(values, step=step, commit=True)
 
         result = read_result(folder) or {"status": end.result()}
         run.summary.update(_known(result))
@@ -174,9 +176,9 @@ def _sites(config: RunConfig) -> str:
     return "".join(config.pe.rotate) or "none"
 
 
-def _known(values: Mapping[str, Any], without: str = "") -> dict[str, Any]:
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out what is null, of which wandb would make an empty panel."""
-    return {key: value for key, value in values.items() if value is not None and key != without}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _check_written(folder: Path) -> None:

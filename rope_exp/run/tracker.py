@@ -73,12 +73,13 @@ def _finish(mirror: "subprocess.Popen[bytes]", folder: Path, status: str) -> Non
         mirror.wait()
 
     code = mirror.returncode
+    reason = f"its process ended with exit code {code}"
+    if code < 0:
+        reason = f"its process ended with {signal.Signals(-code).name}"
     if code == -signal.SIGALRM:
-        warn(folder, TrackerError(f"wandb was not done {FINISH_SECONDS} s after the run"))
-    elif code < 0:
-        warn(folder, TrackerError(f"its process ended with {signal.Signals(-code).name}"))
-    elif code > 0:
-        warn(folder, TrackerError(f"its process ended with exit code {code}"))
+        reason = f"wandb was not done {FINISH_SECONDS} s after the run"
+    if code:
+        warn(folder, TrackerError(reason))
 
 
 def warn(folder: Path, error: BaseException) -> None:

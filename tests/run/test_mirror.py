@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results import DIVERGED, FINISHED
 from support.runs import assert_same_run
 from support.wandb import (
     KEY,
@@ -37,22 +38,6 @@ from rope_exp.run.mirror import follow, run_id
 from rope_exp.run.tracker import TrackerError, mirrored
 from rope_exp.system.files import write_json
 
-RESULT = {
-    "status": "finished",
-    "pe": "vo_rope",
-    "rotate": ["v", "o"],
-    "seed": 3,
-    "params": 1,
-    "tokens": 192,
-    "steps": 3,
-    "val/loss": 4.5,
-    "train/loss_last": 2.0,
-    "tokens_per_s": None,
-    "mfu": None,
-    "wall_s": 1.0,
-    **{f"{what}_sha256": "0" * 64 for what in ("init", "data", "order", "config", "group")},
-}
-DIVERGED = RESULT | {"status": "diverged", "val/loss": None, "diverged_step": 4}
 ENV = {"marks": [], "started": ["2026-01-01T00:00:00Z"], "params": 1234, "device": "a chip"}
 
 
@@ -89,7 +74,7 @@ def test_one_command_mirrors_a_run_from_its_files(
     config = tiny("tracker=wandb", "tracker.mode=offline", "pe=vo_rope", "seed=3")
     folder = tmp_path / "run"
     write_run(folder, config)
-    write_json(folder / "result.json", RESULT)
+    write_json(folder / "result.json", FINISHED)
     done = mirror_again(folder, home=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{folder}: mirrored as {run_id(folder)}\n"
@@ -254,9 +239,7 @@ def test_a_run_that_goes_on_sends_wandb_what_it_lacks(
 # -- parts ---------------------------------------------------------------------------------------
 
 
-def test_following_ends_with_the_rows_that_stand_when_the_run_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_ends_with_the_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rows are written between the mirror's last look and the end it is told of."""
     end: Future[str] = Future()
     writer = MetricsWriter(tmp_path, None)

@@ -46,7 +46,7 @@ def test_none_starts_nothing_and_writes_nothing(
     ],
     ids=["cannot start", "breaks", "hangs"],
 )
-def test_a_mirror_that_cannot_start_breaks_or_hangs_is_one_warning(
+def test_a_mirror_that_breaks_or_hangs_is_one_warning(
     tiny: Callable[..., RunConfig],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -159,7 +159,7 @@ def test_wandbs_own_process_killed_costs_a_warning(
 def test_a_mirror_that_is_told_to_stop_sees_its_run_to_the_end(
     untracked: tuple[Path, list[str]], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Schedulers tell every process of a job. (wandb's own process listens, and ends: the test above.)"""
+    """Schedulers tell every process of a job. (wandb's own listens, and ends: the test above.)"""
     folder, command = untracked
     tracked = Tracked(tmp_path, [*command, "tracker.mode=offline"])
     with tracked.held(until=lambda: list((tmp_path / "run").rglob("*.wandb"))) as processes:
@@ -207,7 +207,7 @@ def test_a_full_disk_costs_a_warning(
 def test_no_file_that_a_run_writes_holds_a_secret(
     tiny_overrides: list[str], tmp_path: Path, wandb_server: WandbServer, mode: str
 ) -> None:
-    """From the environment, or typed on the command line; also the cache, and what wandb leaves in its folders."""
+    """From the environment or the command line; in the cache or in wandb's folders, too."""
     command = [
         word for word in tiny_overrides if not word.startswith(("run.dir", "data.cache_dir"))
     ]

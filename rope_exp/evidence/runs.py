@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence import published
@@ -18,16 +18,26 @@ from rope_exp.evidence.contrasts import Row, Status, Variant, compare, kendall_t
 from rope_exp.run.folder import (
     CONFIG,
     RESULT,
-    check_fields,
+    checked,
+    read_as,
     read_config,
     read_env,
     read_result,
 )
-from rope_exp.run.metrics import MARK_FIELDS, METRICS, read_metrics
-from rope_exp.system.files import read_json
+from rope_exp.run.metrics import METRICS, Mark, read_metrics
 
 REFERENCE = "qk_rope"
 HOW_TO = "`python train.py -m 'pe=glob(*)'` makes the nine runs"
+
+
+_TrainedRow = TypedDict("_TrainedRow", {"train/loss": float})
+_EvaluatedRow = TypedDict("_EvaluatedRow", {"train/loss": float, "val/loss": float})
+
+
+class _Marked(TypedDict):
+    """Of a checkpoint's state.json, what the report reads."""
+
+    metrics: Mark
 
 
 class ReportError(ValueError):
@@ -241,7 +251,7 @@ def _check_result(run: Run) -> None:
         return
     from_config = {
         "pe": config.pe.label,
-        "rotate": list(config.pe.rotate),
+        "rotate": config.pe.rotate,
         "seed": config.seed,
         "group_sha256": config.group_sha256,
         "config_sha256": config.config_sha256,
@@ -259,9 +269,7 @@ def _check_metrics(run: Run) -> None:
     path, rows, result = run.folder / METRICS, run.metrics, run.result
     for row in rows:
         where = path.with_name(f"{METRICS} step {row['step']}")
-        check_fields(
-            where, row, {"train/loss": float} | ({"val/loss": float} if "val/loss" in row else {})
-        )
+        checked(where, row, _EvaluatedRow if "val/loss" in row else _TrainedRow)
     if result is None or (run.status == "diverged" and not rows):
         return
     last = rows[-1] if rows else {}
@@ -290,10 +298,7 @@ def _check_against_checkpoint(run: Run) -> None:
     states = sorted((run.folder / "checkpoints").glob("step_*/state.json"))
     if not states:
         return
-    state = read_json(states[-1])
-    check_fields(states[-1], state, {"metrics": dict})
-    mark = state["metrics"]
-    check_fields(states[-1], mark, MARK_FIELDS)
+    mark = read_as(states[-1], _Marked)["metrics"]
     held = (run.folder / METRICS).read_bytes()[: mark["bytes"]]
     if hashlib.sha256(held).hexdigest() != mark["sha256"]:
         raise ReportError(

@@ -4,7 +4,6 @@ A `ReportError` is one sentence that names the folder. No torch.
 """
 
 import fnmatch
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +14,13 @@ from rope_exp.config.schema import Count
 from rope_exp.run.folder import (
     CONFIG,
     ENV,
-    MARK_FIELDS,
-    METRICS,
     RESULT,
     check_fields,
     read_config,
     read_env,
-    read_metrics,
     read_result,
 )
+from rope_exp.run.metrics import MARK_FIELDS, METRICS, read_marked, read_metrics
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import read_json
 
@@ -126,14 +123,11 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], list[str]]:
     left_out = []
     for group in groups:
         for pe in _folders(group):
-            inside = _folders(pe)
-            if not inside:
-                left_out.append(f"{group.name}/{pe.name}")
-            for folder in inside:
-                if _is_run(folder):
+            for folder in _folders(pe) or [pe]:
+                if folder != pe and _is_run(folder):
                     runs.append(_read_run(folder))
                 else:
-                    left_out.append(f"{group.name}/{pe.name}/{folder.name}")
+                    left_out.append(str(folder.relative_to(group.parent)))
     return runs, left_out
 
 
@@ -233,10 +227,4 @@ def _check_against_checkpoint(run: Run) -> None:
         check_fields(path, state, {"metrics": dict})
         mark = state["metrics"]
         check_fields(path, mark, MARK_FIELDS)
-
-        metrics = run.folder / METRICS
-        held = metrics.read_bytes()[: mark["bytes"]]
-        if hashlib.sha256(held).hexdigest() != mark["sha256"]:
-            raise ReportError(
-                f"{metrics} is not what it was when {path.parent.name} was saved: edited"
-            )
+        read_marked(run.folder / METRICS, mark)

@@ -28,13 +28,12 @@ from rope_exp.launch.view import LiveTable
 from rope_exp.run.folder import (
     CONFIG,
     LOCK,
-    METRICS,
     describe,
-    last_step,
     read_config,
     read_result,
     write_config,
 )
+from rope_exp.run.metrics import METRICS, last_step
 from rope_exp.system.console import say
 from rope_exp.system.errors import EXIT_STOPPED, ConfigError, RecordError
 from rope_exp.system.files import check_space, disk_full, free_bytes, is_full, try_lock

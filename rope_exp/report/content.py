@@ -17,8 +17,7 @@ class Report:
     reference: str  # a label; the comparison need not have it
     contrasts: Mapping[str, Contrast]  # by label, best first
     published: Mapping[str, float]  # losses by label; none where rows are not variants
-    tau: float | None  # None: undefined, with fewer than two labels in both
-    tau_n: int
+    tau: tuple[float | None, int]  # ours and the published order; None: undefined
     left_out: Sequence[str]  # folders that hold no run
 
     @property
@@ -66,22 +65,23 @@ def build(
         ReportError: the comparison has no such row.
     """
     losses = {label: row.losses for label, row in comparison.rows.items()}
-    if reference is not None and reference not in losses:
-        groups = ", ".join(sorted({run.group for run in comparison.runs}))
+    theirs: Mapping[str, float] = {}
+    usual = next(iter(losses))
+    if comparison.of_variants:
+        theirs = published.LOSSES
+        usual = published.REFERENCE
+
+    report = Report(
+        comparison=comparison,
+        reference=reference or usual,
+        contrasts=compare(losses, reference or usual),
+        published=theirs,
+        tau=kendall_tau(shared_means(losses), theirs),
+        left_out=left_out,
+    )
+    if reference and not report.reference_row:
         raise ReportError(
-            f"--reference {reference} is no variant of group {groups}, which has "
+            f"--reference {reference} is no variant of group {report.groups}, which has "
             f"{', '.join(losses)}"
         )
-
-    theirs = published.LOSSES if comparison.of_variants else {}
-    usual = published.REFERENCE if comparison.of_variants else next(iter(losses))
-    tau, tau_n = kendall_tau(shared_means(losses), theirs)
-    return Report(
-        comparison,
-        reference or usual,
-        compare(losses, reference or usual),
-        theirs,
-        tau,
-        tau_n,
-        left_out,
-    )
+    return report

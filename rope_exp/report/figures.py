@@ -20,7 +20,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report
 from rope_exp.report.looks import look
 
-_PLAIN: dict[str, Any] = {
+_STYLE: dict[str, Any] = {
     "font.size": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -32,7 +32,6 @@ _PLAIN: dict[str, Any] = {
     "figure.dpi": 150.0,
     "figure.constrained_layout.use": True,
 }
-_STYLE = ["default", _PLAIN]
 _GREY = "#555555"
 
 # The axes fit the curves after this share of the run: before it they fall too steeply to read.
@@ -44,7 +43,7 @@ _SHOWN_FROM = 0.2
 
 def loss_curves(report: Report) -> bytes:
     """Draw losses against tokens, and validation loss minus the reference's at the same tokens."""
-    with matplotlib.style.context(_STYLE):
+    with matplotlib.style.context(["default", _STYLE]):
         figure = Figure(figsize=(11.5, 5.2))
         losses, deltas = figure.subplots(1, 2)
 
@@ -90,19 +89,21 @@ def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> 
     finished = [seed for seed, ended in status.items() if ended == "finished"]
     alone = {seed: curves[seed].dropna() for seed in status}
 
-    style = look(row.label)
-    line: dict[str, Any] = {"color": style.color, "linestyle": style.linestyle}
     if finished and len(alone) > 1 and not pale:
+        thin = _look(row) | {"linewidth": 0.6, "alpha": 0.45, "marker": ""}
         for seed, curve in alone.items():
-            axes.plot(curve, linewidth=0.6, alpha=0.45, gid=status[seed], **line)
+            axes.plot(curve, gid=status[seed], **thin)
 
     shown = {finished[0]: curves[finished].dropna().mean(axis="columns")} if finished else alone
+    line = _look(row) | {"linewidth": 1.3, "markersize": 4}
     if pale:
-        line |= {"linewidth": 0.9, "alpha": 0.35}
-    else:
-        line |= {"linewidth": 1.3, "alpha": 1.0, "marker": style.marker, "markersize": 4}
+        line |= {"linewidth": 0.9, "alpha": 0.35, "marker": ""}
     for seed, curve in shown.items():
         axes.plot(curve, gid=status[seed], **line)
+
+
+def _look(row: Row) -> dict[str, Any]:
+    return look(row.label)._asdict()
 
 
 def _fit(axes: Axes) -> None:
@@ -110,8 +111,8 @@ def _fit(axes: Axes) -> None:
     lines = [line for line in axes.lines if line.get_gid() != "diverged"] or axes.lines
     points = np.concatenate([np.empty((0, 2)), *(np.asarray(line.get_xydata()) for line in lines)])
     if not len(points):
-        where = {"transform": axes.transAxes, "ha": "center"}
-        axes.text(0.5, 0.6, "nothing to show yet", color=_GREY, **where)
+        text = axes.text(0.5, 0.6, "nothing to show yet", transform=axes.transAxes)
+        text.set(ha="center", color=_GREY)
         return
 
     heights = points[points[:, 0] >= _SHOWN_FROM * points[:, 0].max(), 1]
@@ -144,16 +145,7 @@ def _cross_out(axes: Axes, row: Row, window: int) -> None:
 def _legend_line(report: Report, row: Row) -> Line2D:
     loss = report.contrasts[row.label].loss_mean
     ended = row.status if loss is None else f"{loss:.4f}"
-    style = look(row.label)
-    return Line2D(
-        [],
-        [],
-        color=style.color,
-        linestyle=style.linestyle,
-        marker=style.marker,
-        markersize=4,
-        label=f"{row.name}  {ended}",
-    )
+    return Line2D([], [], markersize=4, label=f"{row.name}  {ended}", **_look(row))
 
 
 def _short(tokens: float) -> str:
@@ -186,7 +178,7 @@ def against_published(report: Report) -> bytes:
     rows = sorted(report.rows, key=lambda row: _published_first(report, row))
     known = [row for row in rows if row.label in report.published]
     name = report.reference_name
-    with matplotlib.style.context(_STYLE):
+    with matplotlib.style.context(["default", _STYLE]):
         figure = Figure(figsize=(8.0, 1.9 + 0.3 * len(rows)))
         axes = figure.subplots()
         for height, row in enumerate(rows):
@@ -227,8 +219,9 @@ def _draw_difference(axes: Axes, report: Report, row: Row, height: int) -> None:
     if theirs is not None:
         axes.plot(theirs, height, "o", color=color, markerfacecolor="white", markersize=8)
     if ours.delta is not None:
-        bar = {"xerr": ours.delta_sd, "capsize": 3}
-        axes.errorbar(ours.delta, height, fmt="o", color=color, markersize=6, **bar)
+        axes.errorbar(
+            ours.delta, height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3
+        )
 
 
 def _name(row: Row) -> str:

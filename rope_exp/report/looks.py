@@ -5,11 +5,9 @@ the sites share them dashed, a user's own variants dotted.
 """
 
 import hashlib
-from dataclasses import dataclass
-from itertools import combinations
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from rope_exp.config.run import SITES
+from rope_exp.config.variants import SUBSETS
 
 Line = Literal["-", "--", ":"]
 
@@ -28,10 +26,12 @@ _NINE = {
 _COLOURS = tuple(_NINE.values())
 _MARKERS = "os^vD<>ph"
 
+_SUBSETS = [f"{''.join(sites)}_rope" for sites in SUBSETS if sites]
+_OTHERS = [label for label in _SUBSETS if label not in _NINE]
 
-@dataclass(frozen=True)
-class Look:
-    """How a variant is drawn, everywhere."""
+
+class Look(NamedTuple):
+    """How a variant is drawn, everywhere; its fields are matplotlib's."""
 
     color: str
     marker: str
@@ -50,15 +50,3 @@ def look(label: str) -> Look:
 
 def _shared(number: int, line: Line) -> Look:
     return Look(_COLOURS[number % len(_COLOURS)], _MARKERS[(number + 4) % len(_MARKERS)], line)
-
-
-def _other_subsets() -> list[str]:
-    """Return the labels of the subsets of the sites that nobody has published."""
-    labels = []
-    for size in (2, 3):
-        for sites in combinations(SITES, size):
-            labels.append(f"{''.join(sites)}_rope")
-    return [label for label in labels if label not in _NINE]
-
-
-_OTHERS = _other_subsets()

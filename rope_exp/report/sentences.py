@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import INIT_STD
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import Row
 from rope_exp.evidence.runs import Run
@@ -84,8 +85,9 @@ def orders(report: Report) -> list[str]:
 
 def tau_clause(report: Report) -> str:
     """Say how our order agrees with the published one."""
-    value = "undefined" if report.tau is None else f"{report.tau:.3f}"
-    return f"Kendall's tau-b against the published order is {value} (n = {report.tau_n})"
+    tau, count = report.tau
+    value = "undefined" if tau is None else f"{tau:.3f}"
+    return f"Kendall's tau-b against the published order is {value} (n = {count})"
 
 
 def notes(report: Report) -> list[str]:
@@ -198,8 +200,8 @@ def _choices(config: RunConfig) -> list[str]:
         "Pairing: half-split, feature f with f + K/2, as LLaMA in transformers.",
         f"Frequencies: base {base:g}, {fraction:.0%} of a head's features, first position {start}, "
         f"{'learned' if trainable else 'fixed'}.",
-        "Initialisation: normal, deviation 0.02, projections onto the residual stream times "
-        "1/√(2 × layers); the same initial weights for every variant of a seed.",
+        f"Initialisation: normal, deviation {INIT_STD:g}, projections onto the residual stream "
+        "times 1/√(2 × layers); the same initial weights for every variant of a seed.",
         f"Precision: {train.precision}{autocast}.",
         "Documents: packed one after another, an end-of-text token between them, without attention "
         "masks.",
@@ -229,22 +231,20 @@ def _num_rows(report: Report) -> str:
     count = len(report.rows)
     if report.comparison.of_variants:
         return _count(count, "variant")
-    factors = ", ".join(factor for factor in report.comparison.factors if factor != "seed")
-    return f"{_count(count, 'row')} by {factors}"
+    return f"{_count(count, 'row')} by {', '.join(report.comparison.keys)}"
 
 
 def _seed_notes(report: Report) -> list[str]:
     """Means over different seeds are not means of the same thing; Δ is, over seeds it names."""
-    seeds = {row.label: set(row.losses) for row in report.rows if row.losses}
-    everywhere: set[int] = set().union(*seeds.values())
-    base = seeds.get(report.reference, set())
-
+    everywhere = set().union(*(row.losses for row in report.rows))
+    base = set(report.reference_row.losses) if report.reference_row else set()
     said = []
     for row in report.rows:
-        mine = seeds.get(row.label, set())
-        if mine and not (mine == everywhere and mine <= base):
-            shared = "the same" if mine <= base else _seeds(mine & base)
-            said.append(f"{row.name}: mean over {_seeds(mine)}, Δ over {shared}.")
+        mine = set(row.losses)
+        shared = mine & base
+        if mine and (mine != everywhere or mine != shared):
+            same = "the same" if mine == shared else _seeds(shared)
+            said.append(f"{row.name}: mean over {_seeds(mine)}, Δ over {same}.")
     return said
 
 

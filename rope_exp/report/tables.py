@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from rope_exp.evidence.comparable import FACTORS, Row, value_of
+from rope_exp.evidence.comparable import Row, value_of
 from rope_exp.evidence.contrasts import Contrast, ranks
 from rope_exp.report.content import Report
 from rope_exp.report.sentences import assumptions, caption, notes, orders, summary
@@ -46,8 +46,7 @@ class Column:
 
 def columns(report: Report) -> list[Column]:
     """Return what the table shows, from left to right."""
-    factors = report.comparison.factors
-    keys = ", ".join(factor for factor in factors if factor != "seed")
+    keys = report.comparison.keys
     delta = f"Δ to {report.reference_name}"
     loss = report.published.get
     rank = ranks(report.published).get
@@ -55,7 +54,7 @@ def columns(report: Report) -> list[Column]:
     shown = [
         Column("group", None, lambda row, _: row.runs[0].group),
         Column("pe", None, lambda row, _: row.runs[0].config.pe.label),
-        Column(None, "variant" if keys == "pe" else keys, lambda row, _: row.name),
+        Column(None, ", ".join(keys).replace("pe", "variant"), lambda row, _: row.name),
         Column("rotate", None, lambda row, _: "".join(row.rotate)),
         Column(None, "rotates", lambda row, _: " ".join(row.rotate)),
         Column("num_seeds", "seeds", lambda _, ours: ours.num_seeds, "d"),
@@ -77,7 +76,7 @@ def columns(report: Report) -> list[Column]:
         Column(None, "rank", lambda _, ours: ours.rank, "d"),
         Column(None, "published rank", lambda row, _: rank(row.label), "d"),
     ]
-    return shown + [_factor_column(factor) for factor in factors if factor not in FACTORS]
+    return shown + [_factor_column(key) for key in keys if key != "pe"]
 
 
 def _verdict(row: Row) -> str:

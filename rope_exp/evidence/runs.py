@@ -164,9 +164,10 @@ def _read_run(folder: Path) -> Run:
 def _check_env(run: Run) -> None:
     """The size of the corpus, where the record has it, is one."""
     if "corpus" in run.env:
-        path = run.folder / ENV
-        check_fields(path, run.env["corpus"], {"tokens": dict})
-        check_fields(path, run.env["corpus"]["tokens"], {"train": Count})
+        values = run.env
+        for key, hint in (("corpus", dict), ("tokens", dict), ("train", Count)):
+            check_fields(run.folder / ENV, values, {key: hint})
+            values = values[key]
 
 
 def _check_curve(run: Run) -> None:

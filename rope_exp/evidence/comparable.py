@@ -14,7 +14,6 @@ from typing import Any
 
 from rope_exp.config.run import RunConfig, differing_keys, without
 from rope_exp.evidence.runs import ReportError, Run, Status
-from rope_exp.run.folder import CONFIG
 from rope_exp.system.errors import show
 
 FACTORS = ("pe", "seed")
@@ -88,8 +87,6 @@ def comparable(runs: Sequence[Run], factors: tuple[str, ...] = FACTORS) -> Compa
     Raises:
         ReportError: naming two runs and what differs between them, or a factor that is no key.
     """
-    _check_factors(runs, factors)
-
     rows: dict[str, Row] = {}
     for run in sorted(runs, key=lambda run: (_label(run, factors), run.config.seed, run.where)):
         label = _label(run, factors)
@@ -104,9 +101,21 @@ def comparable(runs: Sequence[Run], factors: tuple[str, ...] = FACTORS) -> Compa
     return comparison
 
 
-def value_of(config: RunConfig, factor: str) -> str:
-    """Return a factor's value in a word: a preset by its name, a key as the command line has it."""
-    value = attrgetter(factor)(config)
+def value_of(config: RunConfig, factor: str) -> Any:
+    """Return a config's value of a key, or the section that is called so.
+
+    Raises:
+        ReportError: there is none.
+    """
+    try:
+        return attrgetter(factor)(config)
+    except AttributeError:
+        raise ReportError(f"--factors {factor}: there is no such key of a config") from None
+
+
+def spelled(config: RunConfig, factor: str) -> str:
+    """Return a value in a word: a section's preset, or a value as the command line has it."""
+    value = value_of(config, factor)
     return str(getattr(value, "name", show(value)))
 
 
@@ -117,23 +126,11 @@ def _label(run: Run, factors: Sequence[str], variant: str = "") -> str:
         if factor == "pe":
             words.append(variant or run.config.pe.label)
         elif factor != "seed":
-            words.append(f"{factor}={value_of(run.config, factor)}")
+            words.append(f"{factor}={spelled(run.config, factor)}")
     return " ".join(words)
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
-def _check_factors(runs: Sequence[Run], factors: Sequence[str]) -> None:
-    """Each factor is a key that can change a number."""
-    for run in runs:
-        values = run.config.numeric_dict()
-        for factor in factors:
-            if without(values, (factor,)) == values:
-                raise ReportError(
-                    f"{factor} is no key by which runs can differ in their numbers: see "
-                    f"{run.folder / CONFIG}"
-                )
 
 
 def _check_places(comparison: Comparison) -> None:
@@ -178,7 +175,7 @@ def _check_fact(comparison: Comparison, key: str, complaint: str, causes: tuple[
     seen: dict[tuple[Any, ...], tuple[Run, Any]] = {}
     for run in comparison.runs:
         if run.result is not None and _tells(run, key):
-            block = tuple(attrgetter(factor)(run.config) for factor in deciding)
+            block = tuple(value_of(run.config, factor) for factor in deciding)
             first, expected = seen.setdefault(block, (run, run.result[key]))
             if run.result[key] != expected:
                 raise ReportError(

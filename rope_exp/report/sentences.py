@@ -229,7 +229,7 @@ def _names(rows: Iterable[Row]) -> str:
 def _num_rows(report: Report) -> str:
     """Return how many rows there are, and by what they differ where they are not variants."""
     count = len(report.rows)
-    if report.comparison.of_variants:
+    if report.published:
         return _count(count, "variant")
     return f"{_count(count, 'row')} by {', '.join(report.comparison.keys)}"
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from rope_exp.evidence.comparable import Row, value_of
+from rope_exp.evidence.comparable import Row, spelled
 from rope_exp.evidence.contrasts import Contrast, ranks
 from rope_exp.report.content import Report
 from rope_exp.report.sentences import assumptions, caption, notes, orders, summary
@@ -47,6 +47,7 @@ class Column:
 def columns(report: Report) -> list[Column]:
     """Return what the table shows, from left to right."""
     keys = report.comparison.keys
+    told_by = "variant" if report.published else ", ".join(keys)
     delta = f"Δ to {report.reference_name}"
     loss = report.published.get
     rank = ranks(report.published).get
@@ -54,7 +55,7 @@ def columns(report: Report) -> list[Column]:
     shown = [
         Column("group", None, lambda row, _: row.runs[0].group),
         Column("pe", None, lambda row, _: row.runs[0].config.pe.label),
-        Column(None, ", ".join(keys).replace("pe", "variant"), lambda row, _: row.name),
+        Column(None, told_by, lambda row, _: row.name),
         Column("rotate", None, lambda row, _: "".join(row.rotate)),
         Column(None, "rotates", lambda row, _: " ".join(row.rotate)),
         Column("num_seeds", "seeds", lambda _, ours: ours.num_seeds, "d"),
@@ -93,7 +94,7 @@ def _nothing_yet(_row: Row, _ours: Contrast) -> None:
 
 def _factor_column(factor: str) -> Column:
     """A factor that no contracted column of table.csv holds stands behind them."""
-    return Column(factor, None, lambda row, _: value_of(row.runs[0].config, factor))
+    return Column(factor, None, lambda row, _: spelled(row.runs[0].config, factor))
 
 
 # -- spellings -------------------------------------------------------------------------------------

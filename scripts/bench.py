@@ -69,8 +69,7 @@ def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add = parser.add_argument
-    names = [*PARTS, FIGURE]
-    add("parts", metavar="PART", nargs="*", choices=names, help=f"default: {' '.join(DEFAULT)}")
+    add("parts", metavar="PART", nargs="*", help=f"default: {' '.join(DEFAULT)}")
     add("--models", default="nano,10m", help="default: %(default)s")
     add("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     add("--out", type=Path, help="default: results/bench/<device>")
@@ -78,6 +77,9 @@ def main() -> int:
     add("--rounds", type=int, default=12, help="default: %(default)s")
     add("--tree", type=Path, help="the other checkout, for the part against")
     options = parser.parse_args()
+    unknown = {*options.parts} - {*PARTS, FIGURE}
+    if unknown:
+        parser.error(f"part={unknown.pop()} is not one of {', '.join([*PARTS, FIGURE])}")
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds} must be at least 1")
 

@@ -233,7 +233,8 @@ def prepare(spec: SimpleNamespace, gate: Gate) -> None:
 
 def encode(spec: SimpleNamespace, gate: Gate) -> None:
     """Encode texts in memory by plain tokenizers, a thousand a call: faster than all in one."""
-    from benchmarks.ours import load_tokenizer, texts
+    from benchmarks.ours import texts
+    from rope_exp.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(spec.tokenizer)
     all_texts = list(texts(spec.words))

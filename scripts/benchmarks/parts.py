@@ -108,10 +108,10 @@ def _compare(bench: Bench, first: ours.Spec, second: ours.Spec) -> dict[str, Any
         specs = dict(reversed(specs.items()))
 
     ratios = [slower for slower, _, _ in rounds]
-    interval = list(stats.quantile_test(ratios).confidence_interval(0.95))
+    interval = np.array(stats.quantile_test(ratios).confidence_interval(0.95))
     return {
         "ratio": statistics.median(ratios),
-        "interval_95": None if np.isnan(interval).any() else [float(end) for end in interval],
+        "interval_95": None if np.isnan(interval).any() else interval.tolist(),
         "rounds": rounds,
     }
 

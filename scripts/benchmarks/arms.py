@@ -228,7 +228,7 @@ def prepare(spec: SimpleNamespace, gate: Gate) -> None:
     for number in itertools.count():
         gate()
         cache = f"data.cache_dir={spec.folder}/{number}"
-        prepare_with([*spec.words, cache], spec.tokenizer, spec.end_id)
+        prepare_with([*spec.words, cache], spec.tokenizer, spec.end_id, spec.copies)
 
 
 def encode(spec: SimpleNamespace, gate: Gate) -> None:

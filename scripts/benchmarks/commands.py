@@ -15,6 +15,7 @@ from benchmarks.race import quartiles
 from benchmarks.setting import Bench
 from rope_exp.system.files import read_json
 
+TRAIN = (sys.executable, "train.py")
 START_ROUNDS = 5
 SWEEP_STEPS = 100
 NEVER = "1000000"
@@ -27,8 +28,8 @@ def start(bench: Bench, model: str) -> dict[str, Any]:
     _first_row(words)
     rounds = range(START_ROUNDS)
     return {
-        "--help": quartiles([_train("--help") for _ in rounds]),
-        "a config error": quartiles([_train("pe=vo_rop", code=2) for _ in rounds]),
+        "--help": quartiles([_ended([*TRAIN, "--help"]) for _ in rounds]),
+        "a config error": quartiles([_ended([*TRAIN, "pe=vo_rop"], code=2) for _ in rounds]),
         "the first step, prepared and compiled": quartiles([_first_row(words) for _ in rounds]),
     }
 
@@ -47,11 +48,13 @@ def placement(bench: Bench, model: str) -> dict[str, Any]:
         "one run at a time, a process a core": f"launch.num_processes={cores}",
     }
     words = ["-m", f"model={model}", "pe=nope,qk_rope", "seed=0,1", *bench.options.overrides]
-    words += ["train.compile=true", f"train.num_steps={SWEEP_STEPS}", *UNINTERRUPTED]
+    words += ["launch.device=cpu", "train.compile=true"]
+    words += [f"train.num_steps={SWEEP_STEPS}", *UNINTERRUPTED]
     found = {}
     for name, way in ways.items():
         with tempfile.TemporaryDirectory() as folder:
-            wall_s = _train(*words, way, f"run.dir={folder}/${{pe.name}}-${{seed}}")
+            run_dir = f"run.dir={folder}/${{pe.name}}-${{seed}}"
+            wall_s = _ended([*TRAIN, *words, way, run_dir])
             results = [read_json(path) for path in Path(folder).glob("*/result.json")]
         at_once = min(cores, len(results)) if name == "a run a core" else 1
         rate = statistics.mean(result["tokens_per_s"] for result in results)
@@ -71,7 +74,8 @@ def reliability(bench: Bench, model: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder, "profile")
         words = [f"model={model}", *bench.options.overrides, "launch=inline"]
-        _train(*words, f"run.dir={folder}/run", python=("-m", "cProfile", "-o", str(profile)))
+        profiled = [sys.executable, "-m", "cProfile", "-o", str(profile), *TRAIN[1:]]
+        _ended([*profiled, *words, f"run.dir={folder}/run"])
         result = read_json(Path(folder, "run", "result.json"))
         functions = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
 
@@ -100,34 +104,23 @@ def _first_row(words: list[str]) -> float:
     """Return the seconds from the command to its first row in metrics.jsonl; then stop it."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder, "run", "metrics.jsonl")
+        command = [*TRAIN, *words, f"run.dir={folder}/run"]
         started = time.perf_counter()
-        with _started(*words, f"run.dir={folder}/run") as process:
+        with subprocess.Popen(command, cwd=ours.REPOSITORY, stderr=subprocess.DEVNULL) as process:
             while not (rows.exists() and rows.stat().st_size):
                 if process.poll() is not None:
                     raise RuntimeError(f"train.py ended with exit code {process.returncode}")
                 time.sleep(0.01)
             seconds = time.perf_counter() - started
             process.terminate()
-            process.communicate()
     return seconds
 
 
-def _train(*words: str, code: int = 0, python: tuple[str, ...] = ()) -> float:
-    """Return the seconds until train.py with these words has ended, with that exit code."""
+def _ended(command: list[str], code: int = 0) -> float:
+    """Return the seconds until a command has ended, with that exit code."""
     started = time.perf_counter()
-    with _started(*words, python=python) as process:
-        _, said = process.communicate()
+    done = subprocess.run(command, cwd=ours.REPOSITORY, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - started
-    if process.returncode != code:
-        raise RuntimeError(f"{words}: exit code {process.returncode}\n{said[-2000:]}")
+    if done.returncode != code:
+        raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stderr[-2000:]}")
     return seconds
-
-
-def _started(*words: str, python: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, *python, "train.py", *words],
-        cwd=ours.REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )

@@ -5,7 +5,9 @@ torch is imported where it is needed: the memory of preparation is measured with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -76,12 +78,22 @@ def preparation_spec(words: Sequence[str]) -> Spec:
     }
 
 
-def prepare_with(words: Sequence[str], tokenizer_file: str, end_id: int) -> None:
-    """Prepare a corpus as a run does, with a tokenizer that is there in place of training it."""
+def prepare_with(words: Sequence[str], tokenizer_file: str, end_id: int, copies: int) -> None:
+    """Prepare copies of a corpus as a run does, but with a tokenizer that is there already."""
     config = settled(words)
-    there = (load_tokenizer(tokenizer_file), end_id)
-    with mock.patch.object(preparation, "build_tokenizer", return_value=there):
+    corpus = open_corpus(config.data)
+    splits = {side: partial(_repeated, read, copies) for side, read in corpus.splits.items()}
+    with mock.patch.multiple(
+        preparation,
+        build_tokenizer=mock.Mock(return_value=(load_tokenizer(tokenizer_file), end_id)),
+        open_corpus=mock.Mock(return_value=replace(corpus, splits=splits)),
+    ):
         preparation.prepare(config.data, config.tokenizer)
+
+
+def _repeated(read: Callable[[], Iterator[str]], copies: int) -> Iterator[str]:
+    for _ in range(copies):
+        yield from read()
 
 
 def texts(words: Sequence[str]) -> Iterator[str]:

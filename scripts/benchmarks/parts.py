@@ -1,10 +1,8 @@
 """The parts that are races of contenders, which train or prepare side by side."""
 
-import json
 import math
 import statistics
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,8 +158,9 @@ def growth(bench: Bench, model: str) -> dict[str, Any]:
         for value in values:
             spec = _spec(bench, model, *_grown(axis, value), arm="bare")
             if axis == "vocabulary":
-                # The corpus may have ids beyond it.
-                spec["vocab_size"] = max(value, spec["vocab_size"])
+                # The corpus may have ids beyond it: then its own vocabulary is the point.
+                value = max(value, spec["vocab_size"])
+                spec["vocab_size"] = value
             alone = race({f"{axis} {value}": spec}, rounds=3, steps=1, warmup=1)
             [summary] = alone.values()
             points[value] = {"step_s": summary["step_s"][1], "peak_bytes": summary["peak_bytes"]}
@@ -193,18 +192,13 @@ def prepare(bench: Bench, model: str) -> dict[str, Any]:
     The corpus is that of `--set data=...`; a step is all of it. Plain tokenizers have the text in
     memory, and the same tokenizer.
     """
-    spec = ours.preparation_spec(["tokenizer=bpe_8k", *bench.options.overrides])
+    spec = ours.preparation_spec(["tokenizer=bpe_8k", *bench.options.overrides]) | {"copies": 1}
     arms = {name: spec | {"arm": name} for name in ("prepare", "encode")}
     found = race(arms, rounds=bench.rounds, steps=1, warmup=0)
 
-    with tempfile.TemporaryDirectory() as folder:
-        text = "".join(json.dumps({"text": text}) + "\n" for text in ours.texts(spec["words"]))
-        for number in range(COPIES):
-            Path(folder, f"{number}.jsonl").write_text(text, encoding="utf-8")
-        words = [*spec["words"], "data=files", f"data.path={folder}", "data.text_column=text"]
-        long = {"words": words, "tokens_per_step": COPIES * spec["tokens_per_step"]}
-        arms = {f"prepare {COPIES} times the text": arms["prepare"] | long}
-        found |= race(arms, rounds=1, steps=1, warmup=0)
+    long = {"copies": COPIES, "tokens_per_step": COPIES * spec["tokens_per_step"]}
+    arms = {f"prepare {COPIES} times the text": arms["prepare"] | long}
+    found |= race(arms, rounds=1, steps=1, warmup=0)
 
     for arm in found.values():
         arm["text_bytes_per_s"] = arm["tokens_per_s"] * spec["text_bytes"] / spec["tokens_per_step"]

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.runs import train
@@ -23,6 +22,7 @@ from rope_exp.run.folder import read_env, read_result
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.errors import CheckpointError, ConfigError, DataError, RecordError
 from rope_exp.system.files import read_json, write_json
+from rope_exp.training.parallel import Parallel
 from rope_exp.training.trainer import Trainer
 
 FEW, MANY = 60, 3000
@@ -160,7 +160,7 @@ def test_a_run_goes_on_from_any_state_or_refuses_it_by_name(
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
         reseal(path.parent)
         try:
-            Trainer(config, folder, prepared, Accelerator(cpu=True), stop)
+            Trainer(config, folder, prepared, Parallel("cpu", "fp32", 1), stop)
         except (CheckpointError, RecordError) as error:
             assert "step" in str(error)
             assert "\n" not in str(error)

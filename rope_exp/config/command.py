@@ -121,5 +121,5 @@ def _ask_hydra(command: argparse.Namespace, overrides: Sequence[str]) -> None:
     sys.argv[1:] = [*flags, *overrides]
     # It prints through logging, which would show a traceback a line once nobody reads.
     logging.raiseExceptions = False
-    main: Any = hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")
-    main(_ask_hydra)()
+    answer: Any = hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")
+    answer(_ask_hydra)()

@@ -86,7 +86,8 @@ class Trainer:
             parallel.device,
         )
         self.start = self.checkpoints.load()
-        agree(self.start, self.identity, parallel, folder)
+        mine = {"step": self.start.step, "order_sha256": self.start.order_sha256, **self.identity}
+        agree(parallel.gather(mine), folder)
         self.train_step.order_sha256 = self.start.order_sha256
         self.step = self.start.step
         self.saved_step = self.start.step

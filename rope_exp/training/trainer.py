@@ -140,7 +140,7 @@ class Trainer:
                 if loss is None:
                     self._save(record, unrecorded=outcome)
                     return "stopped"
-                # The last update may have spoilt the weights: the step's own loss is from before it.
+                # The last update may have spoilt the weights; the step's own loss is from before.
                 if not math.isfinite(loss):
                     return "diverged"
                 validation = {"val/loss": loss}

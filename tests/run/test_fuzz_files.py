@@ -18,7 +18,9 @@ from rope_exp import load_run
 from rope_exp.config.resolve import settle
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
-from rope_exp.evidence.runs import ReportError, build, read_group
+from rope_exp.evidence.comparable import comparable
+from rope_exp.evidence.runs import read_runs
+from rope_exp.report.content import build
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import read_env, read_result
 from rope_exp.run.metrics import read_metrics
@@ -177,10 +179,10 @@ def test_a_harmed_run_folder_is_read_or_refused(
         place %= len(content)
         path.write_bytes(content[:place] + inserted + content[place + length :])
         try:
-            for read in (lambda: load_run(folder), lambda: build(read_group(runs), None)):
+            for read in (lambda: load_run(folder), lambda: build(comparable(read_runs([runs])[0]))):
                 try:
                     read()
-                except (RecordError, CheckpointError, DataError, ReportError, ConfigError) as error:
+                except (RecordError, CheckpointError, DataError, ConfigError) as error:
                     assert "\n" not in str(error)
         finally:
             path.write_bytes(content)

@@ -198,7 +198,7 @@ def test_in_a_sweep_of_wandbs_the_sweep_says_where_a_run_stands(
     folder = tmp_path / "run"
     config = tiny("tracker=wandb", "tracker.project=ours")
     write_run(folder, config)
-    assert mirror._place(config, run_id(folder)) == {}
+    assert mirror._place(config.tracker, folder) == {}
     with mirrored(config, folder):
         wait_for_file(folder)
     assert WARNING not in capfd.readouterr().err

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.system.errors import ConfigError, DataError, RecordError, first_line
-from rope_exp.system.files import try_lock, write_atomically
+from rope_exp.system.files import try_lock
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,38 +24,32 @@ def report(words: list[str]) -> int:
 
     Nothing is written unless every run may share the table; the same runs give the same bytes.
     """
-    from rope_exp.evidence.runs import REFERENCE, ReportError, build, find_group, read_group
+    from rope_exp.evidence.published import REFERENCE
 
-    parser = Parser(prog="rope-exp report", description="Compile run folders into the table and its figures.")
+    about = "Compile run folders into the table and its figures."
+    parser = Parser(prog="rope-exp report", description=about)
     where = "where groups of runs lie (%(default)s)"
     parser.add_argument("--runs", type=Path, default=DEFAULT_OUTPUT, help=where)
-    parser.add_argument("--group", help="which of them; may be left out where there is one")
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT.parent, help="where to write (%(default)s)")
-    parser.add_argument("--reference", help=f"the variant that differences are against ({REFERENCE})")
+    which = "which of them; may be left out where there is one"
+    parser.add_argument("--group", help=which)
+    where = "where to write (%(default)s)"
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT.parent, help=where)
+    against = f"the row that differences are against ({REFERENCE})"
+    parser.add_argument("--reference", help=against)
+    apart = "what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *"
+    parser.add_argument("--factors", nargs="+", default=["pe"], metavar="KEY", help=apart)
     arguments = parser.parse_args(words)
 
-    try:
-        compiled = build(read_group(find_group(arguments.runs, arguments.group)), arguments.reference)
-    except (ReportError, OSError) as error:
-        raise RecordError(str(error)) from error
+    from rope_exp.report.command import write
 
-    from rope_exp.report.figures import against_published, loss_curves
-    from rope_exp.report.tables import csv_table, markdown, plain_table, summary, tex_table
-
-    files = {
-        "table.md": markdown(compiled).encode(),
-        "table.csv": csv_table(compiled).encode(),
-        "table.tex": tex_table(compiled).encode(),
-        "figures/loss_curves.png": loss_curves(compiled),
-        "figures/against_published.png": against_published(compiled),
-    }
-    for name, content in files.items():
-        path = arguments.out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-
-    written = [str(arguments.out / name) for name in files]
-    print("\n".join([plain_table(compiled), summary(compiled), "", *written]))
+    lines = write(
+        arguments.runs,
+        arguments.group,
+        arguments.out,
+        arguments.reference,
+        tuple(arguments.factors),
+    )
+    print("\n".join(lines))
     return 0
 
 

@@ -71,7 +71,7 @@ def shares(overrides: list[str], folder: str) -> list[str]:
     config = settle(run_config([*overrides, f"run.dir={folder}/run"]))
     [cell] = launch.plan([config])
     launch.take(cell)
-    code = worker.guarded(lambda: worker.run(cell.config, cell.folder, StopSignal()))
+    code = worker.explain_errors(lambda: worker.run(cell.config, cell.folder, StopSignal()))
     assert code == 0, code
     result = read_json(cell.folder / "result.json")
     saves = config.train.num_steps // config.train.save_every

@@ -110,7 +110,7 @@ def last_step(folder: Path) -> int:
     return tail.last_step
 
 
-def _read_marked(path: Path, mark: Mark) -> bytes:
+def read_marked(path: Path, mark: Mark) -> bytes:
     """Return the beginning of a metrics.jsonl that a checkpoint's `mark` vouches for.
 
     Raises:
@@ -164,7 +164,7 @@ class MetricsWriter:
         """
         self.last: dict[str, Any] = {}
         self._path = folder / METRICS
-        content = b"" if mark is None else _read_marked(self._path, mark)
+        content = b"" if mark is None else read_marked(self._path, mark)
         if content:
             self.last = parse_row(content.splitlines()[-1], f"{self._path}'s last row")
         self._digest = hashlib.sha256(content)

@@ -95,7 +95,7 @@ def _relative(own: Tensor, right: Tensor) -> float:
 
 def _fall(model: Decoder, config: RunConfig, ids_BT: Tensor) -> float:
     """By how many nats a token the loss of one batch falls when trained on it."""
-    optimizer = build_optimizer(model.named_parameters(), config.optim)
+    optimizer = build_optimizer(model.parameters(), config.optim)
     losses = []
     for _ in range(STEPS_TO_FALL):
         with torch.autocast(

@@ -29,7 +29,7 @@ def breakdown(config: RunConfig, vocab_size: int) -> dict[str, Any]:
     model = Decoder(config.architecture(vocab_size))
     model.initialise(0)
     model.to(device).compile_parts()
-    optimizer = build_optimizer(model.named_parameters(), config.optim)
+    optimizer = build_optimizer(model.parameters(), config.optim)
     generator = torch.Generator().manual_seed(0)
     ids_BT = torch.randint(
         vocab_size, (train.global_batch_size, train.seq_len + 1), generator=generator

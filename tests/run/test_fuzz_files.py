@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import seal
@@ -19,12 +18,15 @@ from rope_exp import load_run
 from rope_exp.config.resolve import settle
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
-from rope_exp.evidence.runs import ReportError, build, read_group
+from rope_exp.evidence.comparable import comparable
+from rope_exp.evidence.runs import read_runs
+from rope_exp.report.content import build
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import read_env, read_result
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.errors import CheckpointError, ConfigError, DataError, RecordError
 from rope_exp.system.files import read_json
+from rope_exp.training.parallel import Parallel
 from rope_exp.training.trainer import Trainer
 
 FEW, MANY = 60, 3000
@@ -154,7 +156,7 @@ def test_a_run_goes_on_from_any_state_or_refuses_it_by_name(
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
         seal(path.parent)
         try:
-            Trainer(config, folder, prepared, Accelerator(cpu=True), stop)
+            Trainer(config, folder, prepared, Parallel("cpu", "fp32", 1), stop)
         except (CheckpointError, RecordError) as error:
             assert "step" in str(error)
             assert "\n" not in str(error)
@@ -177,10 +179,10 @@ def test_a_harmed_run_folder_is_read_or_refused(
         place %= len(content)
         path.write_bytes(content[:place] + inserted + content[place + length :])
         try:
-            for read in (lambda: load_run(folder), lambda: build(read_group(runs), None)):
+            for read in (lambda: load_run(folder), lambda: build(comparable(read_runs([runs])[0]))):
                 try:
                     read()
-                except (RecordError, CheckpointError, DataError, ReportError, ConfigError) as error:
+                except (RecordError, CheckpointError, DataError, ConfigError) as error:
                     assert "\n" not in str(error)
         finally:
             path.write_bytes(content)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.refused import refused
 
@@ -35,6 +35,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert path.read_text() == "old"
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_json_object_or_a_clear_refusal(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes

@@ -209,19 +209,14 @@ def against_published(report: Report) -> bytes:
 
 
 def _draw_difference(axes: Axes, report: Report, row: Row, height: int) -> None:
+    """Draw a hollow dot for the published difference, a full one for ours; none for a missing."""
     color = look(row.label).color
     ours = report.contrasts[row.label]
-    theirs = report.published_delta(row.label)
+    delta, theirs = np.array([ours.delta, report.published_delta(row.label)], dtype=np.float64)
 
-    if ours.delta is not None and theirs is not None:
-        ends = [ours.delta, theirs]
-        axes.plot(ends, [height, height], color="#bbbbbb", linewidth=2, zorder=1)
-    if theirs is not None:
-        axes.plot(theirs, height, "o", color=color, markerfacecolor="white", markersize=8)
-    if ours.delta is not None:
-        axes.errorbar(
-            ours.delta, height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3
-        )
+    axes.plot([delta, theirs], [height, height], color="#bbbbbb", linewidth=2, zorder=1)
+    axes.plot(theirs, height, "o", color=color, markerfacecolor="white", markersize=8)
+    axes.errorbar(delta, height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3)
 
 
 def _name(row: Row) -> str:

@@ -113,7 +113,7 @@ def mirror(words: list[str]) -> int:
     one if it is started again.
     """
     from rope_exp.run.folder import LOCK, read_config
-    from rope_exp.run.tracker import rebuild
+    from rope_exp.run.mirror import rebuild
 
     parser = Parser(prog="rope-exp mirror", description="Mirror runs to wandb again from their files.")
     parser.add_argument("folders", metavar="RUN_FOLDER", type=Path, nargs="+")

@@ -106,3 +106,13 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
     assert len(rows) == 11
     assert [line for line in readme if line in rows] == rows
     assert next(line for line in table if line.startswith("One seed")) in readme
+
+
+def test_the_repository_holds_no_word_of_where_it_was_made() -> None:
+    words = ("/wo" + "rk/", "/ro" + "ot/", "/tm" + "p/")
+    kept = [*REPOSITORY.glob("*.md"), REPOSITORY / "Makefile"]
+    for folder in ("rope_exp", "tests", "scripts", "docs", "configs"):
+        for suffix in (".py", ".md", ".yaml", ".c", ".json"):
+            kept += (REPOSITORY / folder).rglob(f"*{suffix}")
+    for path in kept:
+        assert not any(word in path.read_text(encoding="utf-8") for word in words), path

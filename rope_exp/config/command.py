@@ -1,6 +1,7 @@
 """The flags of `rope-exp train`, and what those that start no run print."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,4 +117,6 @@ def _ask_hydra(command: argparse.Namespace, overrides: Sequence[str]) -> None:
     # It reads the command line itself, and takes no flag between overrides.
     flags = [word for word in sys.argv[1:] if word not in command.overrides]
     sys.argv[1:] = [*flags, *overrides]
+    # It prints through logging, which would show a traceback a line once nobody reads.
+    logging.raiseExceptions = False
     hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")(_ask_hydra)()

@@ -49,7 +49,7 @@ def check_overrides(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
         if math.prod(num_values.values()) > MAX_RUNS:
             raise ConfigError(group, ..., f"makes a sweep of more than {MAX_RUNS:,} runs")
 
-        if choices or _is_hydras(override):
+        if _is_hydras(override) or choices:
             spelled.append(word)
         else:
             spelled.append(_spell(override, word))

@@ -7,7 +7,7 @@ import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Count
@@ -15,18 +15,27 @@ from rope_exp.run.folder import (
     CONFIG,
     ENV,
     RESULT,
-    check_fields,
+    checked,
+    read_as,
     read_config,
     read_env,
     read_result,
 )
-from rope_exp.run.metrics import MARK_FIELDS, METRICS, read_marked, read_metrics
+from rope_exp.run.metrics import METRICS, Mark, read_marked, read_metrics
 from rope_exp.system.errors import RecordError
-from rope_exp.system.files import read_json
 
 HOW_TO = "`python train.py -m +experiment=nine` makes the nine runs"
 
 Status = Literal["finished", "diverged", "unfinished"]
+
+
+# What is read of the files, beside what a run folder's own types say.
+_TrainedRow = TypedDict("_TrainedRow", {"train/loss": float})
+_EvaluatedRow = TypedDict("_EvaluatedRow", {"train/loss": float, "val/loss": float})
+_Marked = TypedDict("_Marked", {"metrics": Mark})
+_Sizes = TypedDict("_Sizes", {"train": Count})
+_Corpus = TypedDict("_Corpus", {"tokens": _Sizes})
+_OfCorpus = TypedDict("_OfCorpus", {"corpus": _Corpus})
 
 
 class ReportError(RecordError):
@@ -164,18 +173,14 @@ def _read_run(folder: Path) -> Run:
 def _check_env(run: Run) -> None:
     """The size of the corpus, where the record has it, is one."""
     if "corpus" in run.env:
-        values = run.env
-        for key, hint in (("corpus", dict), ("tokens", dict), ("train", Count)):
-            check_fields(run.folder / ENV, values, {key: hint})
-            values = values[key]
+        checked(run.folder / ENV, run.env, _OfCorpus)
 
 
 def _check_curve(run: Run) -> None:
     """The curve is of numbers."""
     for row in run.metrics:
         where = run.folder / f"{METRICS} step {row['step']}"
-        losses = row.keys() & {"val/loss"} | {"train/loss"}
-        check_fields(where, row, dict.fromkeys(sorted(losses), float))
+        checked(where, row, _EvaluatedRow if "val/loss" in row else _TrainedRow)
 
 
 def _check_result(run: Run, result: dict[str, Any]) -> None:
@@ -183,7 +188,7 @@ def _check_result(run: Run, result: dict[str, Any]) -> None:
     config = run.config
     from_config = {
         "pe": config.pe.label,
-        "rotate": list(config.pe.rotate),
+        "rotate": config.pe.rotate,
         "seed": config.seed,
         "group_sha256": config.group_sha256,
         "config_sha256": config.config_sha256,
@@ -223,8 +228,4 @@ def _check_against_checkpoint(run: Run) -> None:
     """The newest checkpoint, where one was kept, knows what the curve was when it was saved."""
     states = sorted((run.folder / "checkpoints").glob("step_*/state.json"))
     for path in states[-1:]:
-        state = read_json(path)
-        check_fields(path, state, {"metrics": dict})
-        mark = state["metrics"]
-        check_fields(path, mark, MARK_FIELDS)
-        read_marked(run.folder / METRICS, mark)
+        read_marked(run.folder / METRICS, read_as(path, _Marked)["metrics"])

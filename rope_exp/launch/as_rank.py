@@ -10,7 +10,7 @@ from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import RunConfig
 from rope_exp.launch import sweep as launch
 from rope_exp.run.folder import read_result
-from rope_exp.system.errors import ConfigError
+from rope_exp.system.errors import EXIT_CODES, ConfigError
 
 
 def is_rank() -> bool:
@@ -67,5 +67,8 @@ def run_as_rank(config: RunConfig) -> int:
 
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:
-        return worker.EXIT_CODES[result["status"]]
-    return worker.end(worker.guarded(lambda: worker.run(config, config.folder, StopSignal())))
+        return EXIT_CODES[result["status"]]
+    stop = StopSignal()
+    return worker.end_process(
+        worker.explain_errors(lambda: worker.run(config, config.folder, stop))
+    )

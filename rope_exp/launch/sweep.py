@@ -301,7 +301,7 @@ def _run_one(cell: Cell) -> int:
         from rope_exp.system.signals import StopSignal
         from rope_exp.training import worker
 
-        return worker.guarded(lambda: worker.run(cell.config, cell.folder, StopSignal()))
+        return worker.explain_errors(lambda: worker.run(cell.config, cell.folder, StopSignal()))
     return _start_and_wait(cell)
 
 

@@ -84,12 +84,16 @@ def prepare(words: list[str]) -> int:
     prepared = preparing.prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
     prepared.verify()
 
-    print(f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified")
+    print(
+        f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified"
+    )
     for side in ("train", "validation"):
         documents = prepared.corpus["documents"][side]
         text_bytes = prepared.corpus["text_bytes"][side]
         tokens = prepared.corpus["tokens"][side]
-        print(f"  {side + ':':11} {documents:,} documents, {text_bytes:,} bytes of text, {tokens:,} tokens")
+        print(
+            f"  {side + ':':11} {documents:,} documents, {text_bytes:,} bytes of text, {tokens:,} tokens"
+        )
     print(f"  vocabulary: {prepared.vocab_size:,}")
     print(f"  sha256:     {prepared.data_sha256}")
     return 0
@@ -100,8 +104,12 @@ def _config(command: str, description: str, words: list[str]) -> RunConfig:
     from rope_exp.config.compose import run_config
 
     parser = Parser(prog=f"rope-exp {command}", description=description)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them")
-    parser.add_argument("--config-dir", type=Path, help="a further folder of groups and their choices")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"
+    )
+    parser.add_argument(
+        "--config-dir", type=Path, help="a further folder of groups and their choices"
+    )
     arguments = parser.parse_intermixed_args(words)
     return run_config(arguments.overrides, arguments.config_dir)
 
@@ -115,7 +123,9 @@ def mirror(words: list[str]) -> int:
     from rope_exp.run.folder import LOCK, read_config
     from rope_exp.run.mirror import rebuild
 
-    parser = Parser(prog="rope-exp mirror", description="Mirror runs to wandb again from their files.")
+    parser = Parser(
+        prog="rope-exp mirror", description="Mirror runs to wandb again from their files."
+    )
     parser.add_argument("folders", metavar="RUN_FOLDER", type=Path, nargs="+")
     for folder in parser.parse_args(words).folders:
         # Before the lock, which makes a file.

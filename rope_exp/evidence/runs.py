@@ -32,10 +32,22 @@ Status = Literal["finished", "diverged", "unfinished"]
 # What is read of the files, beside what a run folder's own types say.
 _TrainedRow = TypedDict("_TrainedRow", {"train/loss": float})
 _EvaluatedRow = TypedDict("_EvaluatedRow", {"train/loss": float, "val/loss": float})
-_Marked = TypedDict("_Marked", {"metrics": Mark})
-_Sizes = TypedDict("_Sizes", {"train": Count})
-_Corpus = TypedDict("_Corpus", {"tokens": _Sizes})
-_OfCorpus = TypedDict("_OfCorpus", {"corpus": _Corpus})
+
+
+class _Marked(TypedDict):
+    metrics: Mark
+
+
+class _Sizes(TypedDict):
+    train: Count
+
+
+class _Corpus(TypedDict):
+    tokens: _Sizes
+
+
+class _OfCorpus(TypedDict):
+    corpus: _Corpus
 
 
 class ReportError(RecordError):

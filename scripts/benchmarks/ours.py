@@ -143,7 +143,7 @@ def learner(config: RunConfig, vocab_size: int) -> tuple[Decoder, torch.optim.Op
     if config.train.compile:
         model.compile_parts()
 
-    return model, build_optimizer(model.named_parameters(), config.optim)
+    return model, build_optimizer(model.parameters(), config.optim)
 
 
 def mean_nats(config: RunConfig, model: Decoder, ids_BT: Tensor, num_tokens: int) -> Tensor:

@@ -103,7 +103,7 @@ def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> 
 
 
 def _look(row: Row) -> dict[str, Any]:
-    return look(row.label)._asdict()
+    return look(row.label, row.number)._asdict()
 
 
 def _fit(axes: Axes) -> None:
@@ -138,7 +138,7 @@ def _cross_out(axes: Axes, row: Row, window: int) -> None:
         training = _curves([run], "train/loss", window).iloc[:, 0]
         if run.status == "diverged" and len(training):
             height = float(np.clip(training.iloc[-1], *axes.get_ylim()))
-            [cross] = axes.plot(training.index[-1], height, "x", color=look(row.label).color)
+            [cross] = axes.plot(training.index[-1], height, "x", color=_look(row)["color"])
             cross.set(markersize=9, markeredgewidth=2.2, clip_on=False)
 
 

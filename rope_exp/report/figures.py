@@ -123,7 +123,9 @@ def _fit(axes: Axes) -> None:
 def _label(report: Report, losses: Axes, deltas: Axes) -> None:
     losses.set_title("Validation loss (marked), training loss (pale)")
     losses.set_ylabel("loss (nats per token)")
-    deltas.set_title(f"Validation loss minus {report.reference_name}'s, same tokens and seed")
+    # The label of another factor is long.
+    within = ", same tokens and seed" if report.published else ""
+    deltas.set_title(f"Validation loss minus {report.reference_name}'s{within}")
     deltas.set_ylabel("difference (nats per token)")
     deltas.axhline(0, color="black", linewidth=0.8)
     for axes in (losses, deltas):

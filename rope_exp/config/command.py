@@ -62,7 +62,9 @@ def read_command(words: Sequence[str]) -> argparse.Namespace:
         raise ConfigError("usage", ..., "--resolve needs --cfg")
 
     command.config_dir = None if command.config_dir is None else Path(command.config_dir)
-    command.starts_runs = not (command.help or command.hydra_help or modes[:1] not in ([], ["run"], ["multirun"]))
+    command.starts_runs = not (
+        command.help or command.hydra_help or modes[:1] not in ([], ["run"], ["multirun"])
+    )
     return command
 
 
@@ -119,4 +121,5 @@ def _ask_hydra(command: argparse.Namespace, overrides: Sequence[str]) -> None:
     sys.argv[1:] = [*flags, *overrides]
     # It prints through logging, which would show a traceback a line once nobody reads.
     logging.raiseExceptions = False
-    hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")(_ask_hydra)()
+    answer: Any = hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")
+    answer(_ask_hydra)()

@@ -8,12 +8,12 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
-from rope_exp.config.schema import NonNegative, OrderSha256, Sha256, convert
+from rope_exp.config.schema import NonNegative, OrderSha256, Sha256
 from rope_exp.model.decoder import weights
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import check_fields
-from rope_exp.run.metrics import MARK_FIELDS
-from rope_exp.system.errors import CheckpointError, ConfigError, RecordError
+from rope_exp.run.folder import checked
+from rope_exp.run.metrics import Mark
+from rope_exp.system.errors import CheckpointError
 from rope_exp.training.optim import (
     expected_optimizer_tensors,
     load_optimizer_tensors,
@@ -32,7 +32,7 @@ class State(TypedDict):
     order_sha256: OrderSha256
     elapsed_s: NonNegative
     rng: dict
-    metrics: dict
+    metrics: Mark
     unrecorded: tuple[float, float] | None  # loss, grad_norm
 
 
@@ -53,7 +53,7 @@ class Start:
     step: int = 0
     order_sha256: str = ""
     elapsed_s: float = 0.0
-    metrics: Mapping[str, Any] | None = None
+    metrics: Mark | None = None
     unrecorded: Outcome | None = None
     passed_over: tuple[int, ...] = ()
 
@@ -91,7 +91,7 @@ class Checkpoints:
         # Everything is checked before anything is loaded.
         where = f"the checkpoint of step {saved.step} in {self.folder.parent}"
         parameters = dict(self.model.named_parameters())
-        state = _read_state(checkpoint.state_file(self.folder, saved.step), saved.state)
+        state = checked(checkpoint.state_file(self.folder, saved.step), saved.state, State)
         self._check_identity(where, saved.state)
         checkpoint.check_tensors(where, saved.model, weights(self.model))
         checkpoint.check_tensors(where, saved.optimizer, expected_optimizer_tensors(parameters))
@@ -157,15 +157,6 @@ def agree(start: Start, identity: Mapping[str, str], parallel: Parallel, folder:
                     f"process {rank} begins at {key}={theirs[key]!s:.12} and process 0 at "
                     f"{value!s:.12}; all of them must see the same {folder} and the same data"
                 )
-
-
-def _read_state(path: Path, values: Mapping[str, Any]) -> State:
-    try:
-        state: State = convert(State, values, "")
-    except ConfigError as error:
-        raise RecordError(f"{path} was damaged or edited: {error}") from error
-    check_fields(path, state["metrics"], MARK_FIELDS)
-    return state
 
 
 def _rng_state(device: torch.device) -> dict[str, str]:

@@ -73,12 +73,27 @@ FILES = {
         "hydra.job_logging",
     ),
     "a package": ("# @package hydra.callbacks\nx: {y: 1}\n", "hydra.callbacks"),
-    "a package in the defaults": ("# @package _global_\ndefaults:\n  - /pe@hydra.callbacks: vo_rope\n", "hydra.callbacks"),
-    "the search path": ("# @package _global_\nhydra: {searchpath: [file:///elsewhere]}\n", "hydra.searchpath"),
+    "a package in the defaults": (
+        "# @package _global_\ndefaults:\n  - /pe@hydra.callbacks: vo_rope\n",
+        "hydra.callbacks",
+    ),
+    "the search path": (
+        "# @package _global_\nhydra: {searchpath: [file:///elsewhere]}\n",
+        "hydra.searchpath",
+    ),
     "a folder": ("# @package _global_\nhydra: {run: {dir: /elsewhere}}\n", "hydra.run.dir"),
-    "a folder above": ("# @package _global_\nhydra: {sweep: {dir: ../elsewhere}}\n", "hydra.sweep.dir"),
-    "an environment": ("# @package _global_\nhydra: {job: {env_set: {X: secret}}}\n", "hydra.job.env_set.X"),
-    "a copied environment": ("# @package _global_\nhydra: {job: {env_copy: [HOME]}}\n", "hydra.job.env_"),
+    "a folder above": (
+        "# @package _global_\nhydra: {sweep: {dir: ../elsewhere}}\n",
+        "hydra.sweep.dir",
+    ),
+    "an environment": (
+        "# @package _global_\nhydra: {job: {env_set: {X: secret}}}\n",
+        "hydra.job.env_set.X",
+    ),
+    "a copied environment": (
+        "# @package _global_\nhydra: {job: {env_copy: [HOME]}}\n",
+        "hydra.job.env_",
+    ),
     "a sweep over Hydra's keys": (
         "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {+hydra.job.env_set.X: 1}}}\n",
         "hydra.job.env_set.X",
@@ -97,7 +112,10 @@ FILES = {
         "# @package _global_\nhydra: {launcher: {comment: '${oc.env:HOME}'}}\n",
         "hydra.launcher.comment",
     ),
-    "Hydra's own values": ("# @package _global_\ndata: {path: '${hydra.runtime.cwd}'}\n", "data.path"),
+    "Hydra's own values": (
+        "# @package _global_\ndata: {path: '${hydra.runtime.cwd}'}\n",
+        "data.path",
+    ),
     "a byte order mark": ("\ufeff# @package _global_\nseed: 1\n", "experiment"),
 }
 
@@ -115,8 +133,11 @@ def test_a_secret_of_the_environment_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "hunter2")
-    write(tmp_path / "experiment" / "evil.yaml", FILES["a copied environment"][0].replace("HOME", "TOKEN"))
-    with pytest.raises(ValueError, match="hydra.job") as error:
+    write(
+        tmp_path / "experiment" / "evil.yaml",
+        FILES["a copied environment"][0].replace("HOME", "TOKEN"),
+    )
+    with pytest.raises(ValueError, match=r"hydra\.job") as error:
         compose_jobs(["+experiment=evil"], tmp_path)
     assert "hunter2" not in str(error.value)
 
@@ -153,8 +174,13 @@ def test_our_own_files_are_allowed_in_a_users_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", ["scripts/plan.py", "scripts/prepare_data.py"])
 def test_every_command_that_composes_takes_a_folder(tmp_path: Path, script: str) -> None:
-    write(tmp_path / "more" / "data" / "mine.yaml", "name: mine\nkind: files\npath: nowhere\ntext_column: text\n")
-    done = command("--config-dir", "more", "data=mine", "train.num_steps=1", script=script, cwd=tmp_path)
+    write(
+        tmp_path / "more" / "data" / "mine.yaml",
+        "name: mine\nkind: files\npath: nowhere\ntext_column: text\n",
+    )
+    done = command(
+        "--config-dir", "more", "data=mine", "train.num_steps=1", script=script, cwd=tmp_path
+    )
     if script == "scripts/plan.py":
         assert "on mine" in done.stdout, done.stderr
     else:
@@ -199,12 +225,17 @@ def test_an_experiment_is_a_sweep_in_its_own_order() -> None:
 def test_a_sweep_is_every_value_with_every_other() -> None:
     """The first word turns slowest, as in Hydra's own sweeper."""
     jobs = compose_jobs(["seed=1,0", "pe=glob(q*)"], multirun=True)
-    assert names(jobs) == [f"{pe}-s{seed}" for seed in (1, 0) for pe in ("q_rope", "qk_rope", "qkv_rope", "qkvo_rope")]
+    assert names(jobs) == [
+        f"{pe}-s{seed}" for seed in (1, 0) for pe in ("q_rope", "qk_rope", "qkv_rope", "qkvo_rope")
+    ]
     assert names(compose_jobs(["seed=3"], multirun=True)) == ["qk_rope-s3"]
 
 
 def test_a_sweep_of_a_key_that_no_file_mentions(tmp_path: Path) -> None:
-    write(tmp_path / "experiment" / "x.yaml", "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {data.seed: '1,2'}}}\n")
+    write(
+        tmp_path / "experiment" / "x.yaml",
+        "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {data.seed: '1,2'}}}\n",
+    )
     jobs = compose_jobs(["+experiment=x"], tmp_path)
     assert [config.data.seed for config in jobs.configs] == [1, 2]
 

@@ -98,7 +98,7 @@ ABSURD = [
 def test_what_fits_no_machine_is_refused_at_once(overrides: tuple[str, ...], sentence: str) -> None:
     """With both numbers, or what the batch must divide by."""
     started = time.monotonic()
-    with pytest.raises(ConfigError, match="GiB, and this machine has|multiple of") as error:
+    with pytest.raises(ConfigError, match=r"GiB, and this machine has|multiple of") as error:
         check_memory(settle(run_config(["launch.device=cpu", *overrides])))
     assert str(error.value).startswith(sentence)
     assert time.monotonic() - started < 2

@@ -23,7 +23,9 @@ RANKS = [
 ]
 
 
-@pytest.mark.parametrize(("environment", "sentence"), RANKS, ids=[str(case[0])[:40] for case in RANKS])
+@pytest.mark.parametrize(
+    ("environment", "sentence"), RANKS, ids=[str(case[0])[:40] for case in RANKS]
+)
 def test_a_rank_that_no_launcher_sets_is_refused(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], sentence: str
 ) -> None:

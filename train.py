@@ -51,7 +51,7 @@ from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import RunConfig
 from rope_exp.run.folder import read_result
 from rope_exp.system.console import say
-from rope_exp.system.errors import EXIT_STOPPED, ConfigError, RecordError
+from rope_exp.system.errors import EXIT_CODES, EXIT_STOPPED, ConfigError, RecordError
 
 jobs: list[RunConfig] = []
 mistakes: list[
@@ -150,7 +150,7 @@ def run_as_rank(configs: list[RunConfig]) -> int:
     if len(configs) > 1:
         allowed = "every rank of `accelerate launch` would run the sweep; use `python train.py`"
         raise ConfigError("--multirun", ..., allowed)
-    from rope_exp.launch import sweep as launch
+    from rope_exp.launch.admit import acquire_or_refuse, admit
     from rope_exp.system.signals import StopSignal
     from rope_exp.training import worker
 
@@ -159,12 +159,12 @@ def run_as_rank(configs: list[RunConfig]) -> int:
     if (
         os.environ.get("RANK", "0") == "0"
     ):  # the others only need the config, and find the data prepared
-        [cell] = launch.plan([config])
-        if cell.exit_code is None:
-            launch.take(cell)
+        [job] = admit([config])
+        if job.exit_code is None:
+            acquire_or_refuse(job)
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:
-        return worker.EXIT_CODES[result["status"]]
+        return EXIT_CODES[result["status"]]
     return worker.end(worker.guarded(lambda: worker.run(config, config.folder, StopSignal())))
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import settle
 from rope_exp.data import store
-from rope_exp.launch import sweep as launch
+from rope_exp.launch.admit import acquire_or_refuse, admit
 from rope_exp.run import checkpoint
 from rope_exp.run import folder as record
 from rope_exp.system.files import read_json
@@ -70,11 +70,11 @@ def shares(overrides: list[str], folder: str) -> list[str]:
     clock.around(loop, "chain_sha256", "SHA-256 of the order of tokens")
     clock.around(store.Tokens, "_verify", "SHA-256 of token blocks")
     config = settle(run_config([*overrides, f"run.dir={folder}/run"]))
-    [cell] = launch.plan([config])
-    launch.take(cell)
-    code = worker.guarded(lambda: worker.run(cell.config, cell.folder, StopSignal()))
+    [job] = admit([config])
+    acquire_or_refuse(job)
+    code = worker.guarded(lambda: worker.run(job.config, job.folder, StopSignal()))
     assert code == 0, code
-    result = read_json(cell.folder / "result.json")
+    result = read_json(job.folder / "result.json")
     saves = config.train.num_steps // config.train.save_every
     trust = [what for what in clock.seconds if "SHA" in what or what == "fsync"]
     rows = sorted(clock.seconds.items(), key=lambda item: -item[1])

@@ -30,6 +30,7 @@ LIGHT = (
     "run.folder",
     "run.tracker",
     "data.prepare",
+    "launch.admit",
     "launch.sweep",
     "launch.view",
     "evidence.runs",

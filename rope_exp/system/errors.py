@@ -8,6 +8,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
+# How a run ends that did not fail, and the exit code that says so.
+EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_STOPPED}
 
 
 class ConfigError(ValueError):

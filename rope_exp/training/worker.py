@@ -19,11 +19,11 @@ from rope_exp.config.run import RunConfig
 from rope_exp.run.folder import ENV, RESULT, describe, read_config, read_env
 from rope_exp.run.provenance import machine_facts
 from rope_exp.system.console import say
-from rope_exp.system.errors import EXIT_STOPPED, ConfigError, RecordError
+from rope_exp.system.errors import EXIT_CODES, EXIT_STOPPED, ConfigError, RecordError
 from rope_exp.system.files import read_json, write_atomically, write_json
+from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE
 from rope_exp.system.signals import StopSignal, end_with_parent
 
-EXIT_CODES = {"finished": 0, "diverged": 3, "stopped": EXIT_STOPPED}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 MARKED = (
     "device",
@@ -36,9 +36,9 @@ MARKED = (
 def main() -> int:
     """`python -m rope_exp.training.worker RUN_FOLDER`."""
     stop = StopSignal()  # before anything slow, so that a signal during imports is heard
-    end_with_parent(int(os.environ["ROPE_EXP_DISPATCHER"]))
+    end_with_parent(int(os.environ[DISPATCHER_ID]))
     folder = Path(sys.argv[1])
-    failure, unsaid = os.environ.get("ROPE_EXP_FAILURE"), ""
+    failure, unsaid = os.environ.get(FAILURE_FILE), ""
     try:
         code = guarded(lambda: run(read_config(folder), folder, stop))
     except Exception:

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from rope_exp.config.resolve import settle
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
-from rope_exp.launch import sweep as launch
+from rope_exp.launch.admit import acquire, admit
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import read_metrics
 from rope_exp.system.errors import CheckpointError, RecordError
@@ -30,12 +30,12 @@ def make(tiny: Callable[..., RunConfig], tmp_path: Path) -> Make:
 
     def build(folder: str, *overrides: str) -> Trainer:
         config = settle(tiny(f"run.dir={tmp_path / folder}", "launch.device=cpu", *overrides))
-        [cell] = launch.plan([config])
-        assert launch.claim(cell)
-        launch.unlock(cell)
+        [job] = admit([config])
+        assert acquire(job)
+        job.unlock()
         prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
         stop: Any = SimpleNamespace(requested=False)
-        return Trainer(config, cell.folder, prepared, Accelerator(cpu=True), stop)
+        return Trainer(config, job.folder, prepared, Accelerator(cpu=True), stop)
 
     return build
 

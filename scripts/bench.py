@@ -202,7 +202,7 @@ class Bench:
         rate = found["ours"]["tokens_per_s"]
         return {
             "arms": found,
-            "params": num_parameters(config.model, config.pe, size),
+            "params": num_parameters(config.architecture(size)),
             "precision": config.train.precision,
             "tokens_per_step": config.train.global_batch_size * config.train.seq_len,
             "floor": least,

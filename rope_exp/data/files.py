@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_exp.config.run import DataConfig
+from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import (
     ROWS,
     TRAIN,

@@ -27,8 +27,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from rope_exp.config.run import DataConfig, TokenizerConfig
 from rope_exp.config.schema import Count, Natural, Rule, Sha256, convert
+from rope_exp.config.sections import DataConfig, TokenizerConfig
 from rope_exp.data.corpus import corpus_fingerprint, open_corpus
 from rope_exp.data.documents import TRAIN, VALIDATION, Corpus
 from rope_exp.data.files import within_limits

@@ -17,15 +17,13 @@ from rope_exp.evidence import published
 from rope_exp.evidence.contrasts import Row, Status, Variant, compare, kendall_tau, shared_means
 from rope_exp.run.folder import (
     CONFIG,
-    MARK_FIELDS,
-    METRICS,
     RESULT,
     check_fields,
     read_config,
     read_env,
-    read_metrics,
     read_result,
 )
+from rope_exp.run.metrics import MARK_FIELDS, METRICS, read_metrics
 from rope_exp.system.files import read_json
 
 REFERENCE = "qk_rope"

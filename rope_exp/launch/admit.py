@@ -14,15 +14,8 @@ from rope_exp.config.resolve import check_memory
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig, differing_keys
 from rope_exp.data.prepare import Prepared, prepare
 from rope_exp.launch.job import Job
-from rope_exp.run.folder import (
-    CONFIG,
-    LOCK,
-    METRICS,
-    last_step,
-    read_config,
-    read_result,
-    write_config,
-)
+from rope_exp.run.folder import CONFIG, LOCK, read_config, read_result, write_config
+from rope_exp.run.metrics import METRICS, last_step
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
 

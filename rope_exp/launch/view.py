@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rope_exp.launch.job import Job
-from rope_exp.run.folder import METRICS
-from rope_exp.run.metrics import MetricsTail
+from rope_exp.run.metrics import METRICS, MetricsTail
 from rope_exp.system.console import Bars, say, time_left
 from rope_exp.system.errors import RecordError
 
@@ -113,7 +112,6 @@ class _Curve:
         with contextlib.suppress(RecordError, OSError):
             rows = self._tail.poll()
         if self._tail.restarted:
-            self._tail.restarted = False
             self._last = {}
         for row in rows:
             self._last |= row

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rope_exp.config.run import SITES
+from rope_exp.config.variants import SITES
 from rope_exp.evidence import published
 from rope_exp.evidence.contrasts import Row, Status
 from rope_exp.evidence.runs import Report, Run

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import CosineConfig
 from rope_exp.evidence import published
 from rope_exp.evidence.contrasts import Row, ranks
 from rope_exp.evidence.runs import Report, Run
@@ -228,7 +229,9 @@ def assumptions(report: Report) -> list[str]:
     data, tokens, model = config.data, config.tokenizer, config.model
     optim, schedule, train = config.optim, config.schedule, config.train
     decay = (
-        "" if schedule.decay_fraction is None else f" over the last {schedule.decay_fraction:.0%}"
+        ""
+        if isinstance(schedule, CosineConfig)
+        else f" over the last {schedule.decay_fraction:.0%}"
     )
     limit = f"the first {data.max_tokens:,} tokens" if data.max_tokens else None
     corpus = ", ".join(filter(None, (data.name, data.path, data.subset, data.revision, limit)))

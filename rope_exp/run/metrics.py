@@ -1,37 +1,222 @@
-"""Reading metrics.jsonl while it grows."""
+"""metrics.jsonl, a run's curve: one JSON object a line, in step order, no step twice.
 
+The file grows by whole lines. Every checkpoint keeps its length and SHA-256 (a mark), and a run
+that goes on cuts the file back to the mark of its checkpoint, so that no row is missing or stands
+twice. No torch.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rope_exp.run.folder import parse_row
-from rope_exp.system.files import open_regular
+from rope_exp.config.schema import Count, Natural, Sha256, check
+from rope_exp.system.errors import ConfigError, RecordError, first_line
+from rope_exp.system.files import disk_full, is_full, open_regular, refuse_constant, sync_folder
+
+METRICS = "metrics.jsonl"
+
+# Of a row, what is read back everywhere.
+ROW_FIELDS: dict[str, Any] = {"step": Count}
+# What `MetricsWriter.mark` returns.
+MARK_FIELDS: dict[str, Any] = {"bytes": Natural, "sha256": Sha256}
+
+
+# -- reading -------------------------------------------------------------------------------------
 
 
 class MetricsTail:
-    """The rows of a metrics.jsonl as they come; each byte is read once.
+    """Reads the rows of a metrics.jsonl that may still grow, each of them once.
 
     Attributes:
-        restarted: turns true when the file was cut back, and is read from its beginning again.
+        restarted: whether the last poll found the file cut back, and so began again with its
+            first row.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.restarted = False
-        self._position = 0
+        self._path = path
+        self._num_bytes = 0
+        self._num_rows = 0
 
     def poll(self) -> list[dict[str, Any]]:
-        """Return the whole new rows since the last call.
+        """Return the rows that were completed since the last poll; none while there is no file.
+
+        A last line without its newline is a row that is being written, or was when its process
+        died. It is left for a later poll.
 
         Raises:
-            RecordError: a line is no row.
+            RecordError: the file cannot be read, or a line is no row. The message names them, and
+                the next poll meets the same line.
         """
-        if not self.path.exists():
+        self.restarted = False
+        try:
+            with open_regular(self._path) as file:
+                if os.fstat(file.fileno()).st_size < self._num_bytes:
+                    self.restarted = True
+                    self._num_bytes = 0
+                    self._num_rows = 0
+                file.seek(self._num_bytes)
+                lines = file.read().split(b"\n")[:-1]
+        except FileNotFoundError:
             return []
-        with open_regular(self.path) as file:
-            if file.seek(0, 2) < self._position:
-                self._position = 0
-                self.restarted = True
-            file.seek(self._position)
-            whole = file.read().rpartition(b"\n")
-        self._position += len(whole[0]) + len(whole[1])
-        return [parse_row(line, str(self.path)) for line in whole[0].splitlines()]
+        except OSError as error:
+            raise RecordError(f"{self._path} cannot be read: {first_line(error)}") from error
+
+        rows = [
+            parse_row(line, f"{self._path} line {number}")
+            for number, line in enumerate(lines, start=self._num_rows + 1)
+        ]
+        self._num_rows += len(rows)
+        self._num_bytes += sum(len(line) + 1 for line in lines)
+        return rows
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics.jsonl in step order; none before the first.
+
+    Raises:
+        RecordError: a line is no row, or steps do not increase.
+    """
+    path = folder / METRICS
+    rows = MetricsTail(path).poll()
+    last_step = 0
+    for number, row in enumerate(rows, start=1):
+        if row["step"] <= last_step:
+            raise RecordError(
+                f"{path} line {number}: step {row['step']} does not follow the row before"
+            )
+        last_step = row["step"]
+    return rows
+
+
+def last_step(folder: Path) -> int:
+    """Return the step of the last row; 0 before the first, and of a file that cannot be read."""
+    try:
+        rows = read_metrics(folder)
+    except RecordError:
+        return 0
+    return rows[-1]["step"] if rows else 0
+
+
+def read_marked(path: Path, mark: Mapping[str, Any]) -> bytes:
+    """Return the beginning of a metrics.jsonl that a checkpoint's `mark` vouches for.
+
+    Raises:
+        RecordError: it cannot be read, or is not what it was when the checkpoint was saved.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(mark["bytes"])
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {first_line(error)}") from error
+    if hashlib.sha256(content).hexdigest() != mark["sha256"]:
+        raise RecordError(
+            f"{path} was changed: its first {mark['bytes']:,} bytes are not those that stood there "
+            "when the checkpoint was saved; restore it, or begin anew with run.fresh=true"
+        )
+    return content
+
+
+def parse_row(line: bytes, where: str) -> dict[str, Any]:
+    """Return one line of metrics.jsonl as a row.
+
+    Raises:
+        RecordError: it is no JSON object with a step. The message begins with `where`.
+    """
+    try:
+        row = json.loads(line.decode(), parse_constant=refuse_constant)
+        check(row, ROW_FIELDS)
+    except (ConfigError, ValueError, RecursionError) as error:
+        raise RecordError(f"{where} is not a row of metrics: {first_line(error)}") from error
+    return dict(row)
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+class MetricsWriter:
+    """Appends rows to a run's metrics.jsonl, and knows the mark of what the file holds.
+
+    Attributes:
+        last: the last row, {} before the first.
+    """
+
+    def __init__(self, folder: Path, mark: Mapping[str, Any] | None) -> None:
+        """Cut the file back to the mark of the checkpoint that the run goes on from.
+
+        Args:
+            folder: the run's.
+            mark: None at the beginning of a run, which empties the file.
+        Raises:
+            RecordError: the file is not what it was at the mark; it is left as it is.
+        """
+        self.last: dict[str, Any] = {}
+        self._path = folder / METRICS
+        content = b"" if mark is None else read_marked(self._path, mark)
+        if content:
+            self.last = parse_row(content.splitlines()[-1], f"{self._path}'s last row")
+        self._digest = hashlib.sha256(content)
+
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(self._path, flags, 0o666), "r+b", buffering=0)
+        self._file.truncate(len(content))
+        self._file.seek(len(content))
+        sync_folder(folder)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row, whole; steps increase.
+
+        Raises:
+            DiskError: the disk is full; no part of the row stands in the file.
+        """
+        assert row["step"] > self.last.get("step", 0), (row["step"], self.last)
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        end = self._file.tell()
+        try:
+            is_whole = self._file.write(line) == len(line)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            is_whole = False
+        if not is_whole:
+            self._file.truncate(end)
+            raise disk_full(self._path.parent, len(line), "a row of metrics")
+
+        self._digest.update(line)
+        self.last = dict(row)
+
+    def mark(self) -> dict[str, Any]:
+        """Return the length and SHA-256 of the file, every row of which is on the disk then.
+
+        A checkpoint keeps this mark, and so is never newer than the rows before it.
+
+        Raises:
+            DiskError: the disk is full; some file systems find that out only here.
+            OSError: the file was moved, replaced or cut, and is not what was written.
+        """
+        written = os.fstat(self._file.fileno())
+        try:
+            in_place = os.path.samestat(written, self._path.stat())
+        except FileNotFoundError:
+            in_place = False
+        if not in_place or written.st_size != self._file.tell():
+            raise OSError(
+                f"{self._path} was moved, replaced or cut while the run wrote it; its last "
+                "checkpoint stands"
+            )
+
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            if is_full(error):
+                raise disk_full(self._path.parent, self._file.tell(), "its metrics") from None
+            raise
+        return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
+
+    def close(self) -> None:
+        """Sync and close; raises what `mark` does."""
+        with self._file:
+            self.mark()

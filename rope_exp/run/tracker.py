@@ -7,7 +7,6 @@ own business: it reads WANDB_API_KEY or its netrc. What is sent is config.yaml, 
 nothing that wandb would find out about the machine, the checkout or the command line.
 """
 
-import json
 import os
 import re
 import secrets
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.run import RunConfig
-from rope_exp.run.folder import METRICS, read_config, read_metrics, read_result
+from rope_exp.run.folder import read_config, read_result
+from rope_exp.run.metrics import METRICS, MetricsTail, read_metrics
 from rope_exp.system.console import say
 from rope_exp.system.files import write_atomically
 from rope_exp.system.processes import child_environment
@@ -204,15 +204,13 @@ def _check_written(folder: Path) -> None:
 
 def follow(path: Path, ended: threading.Event) -> Iterator[dict[str, Any]]:
     """The rows of a growing metrics.jsonl, each as soon as its line is whole, until all are read after `ended`."""
-    with path.open("rb") as file:
-        while True:
-            last = ended.is_set()
-            while (line := file.readline()).endswith(b"\n"):
-                yield json.loads(line)
-            file.seek(-len(line), os.SEEK_CUR)
-            if last:
-                return
-            ended.wait(POLL_SECONDS)
+    tail = MetricsTail(path)
+    while True:
+        last = ended.is_set()
+        yield from tail.poll()
+        if last:
+            return
+        ended.wait(POLL_SECONDS)
 
 
 def run_id(folder: Path) -> str:

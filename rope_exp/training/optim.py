@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from rope_exp.config.run import OptimConfig, ScheduleConfig
+from rope_exp.config.sections import CosineConfig, OptimConfig, ScheduleConfig
 
 
 def learning_rate(step: int, num_steps: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:
@@ -20,7 +20,7 @@ def learning_rate(step: int, num_steps: int, optim: OptimConfig, schedule: Sched
     if step <= warmup:
         return optim.lr * step / warmup
     floor = schedule.final_fraction
-    if schedule.decay_fraction is None:
+    if isinstance(schedule, CosineConfig):
         done = (step - warmup) / max(num_steps - warmup, 1)
         return optim.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
     decay = max(round(schedule.decay_fraction * num_steps), 1)

@@ -28,7 +28,8 @@ from rope_exp.data.batches import Batches, chain_sha256, validation_ids
 from rope_exp.data.prepare import Prepared
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import MARK_FIELDS, RESULT, MetricsWriter, check_fields
+from rope_exp.run.folder import RESULT, check_fields
+from rope_exp.run.metrics import MARK_FIELDS, MetricsWriter
 from rope_exp.run.tracker import mirrored
 from rope_exp.system.console import Progress
 from rope_exp.system.errors import CheckpointError
@@ -120,7 +121,7 @@ class Trainer:
             accelerator.device.type == "cuda"
         )  # by one step, so that the device is never waited for
 
-        self.decoder = Decoder(config.model, config.pe, prepared.vocab_size)
+        self.decoder = Decoder(config.architecture(prepared.vocab_size))
         self.decoder.initialise(config.seed)
         self.init_sha256 = weights_sha256(weights(self.decoder))
         if train.compile:

@@ -123,7 +123,7 @@ def bare(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
 
     config = RunConfig.from_dict(spec.values["config"])
     set_up_process(config)
-    model = Decoder(config.model, config.pe, spec.vocab_size)
+    model = Decoder(config.architecture(spec.vocab_size))
     model.initialise(0)
     model.to(spec.device)
     if compiled:

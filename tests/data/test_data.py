@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from support.configs import REPOSITORY, left_in
 from tokenizers import Tokenizer
 
-from rope_exp.config.run import DataConfig, TokenizerConfig
+from rope_exp.config.sections import DataConfig, TokenizerConfig
 from rope_exp.data import prepare as blocks_module
 from rope_exp.data import store as store_module
 from rope_exp.data.corpus import library_files, open_corpus

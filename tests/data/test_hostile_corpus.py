@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.configs import REPOSITORY, left_in
 
-from rope_exp.config.run import DataConfig, TokenizerConfig
+from rope_exp.config.sections import DataConfig, TokenizerConfig
 from rope_exp.data import files as files_module
 from rope_exp.data.prepare import prepare
 from rope_exp.data.tokenizer import encode, load_tokenizer, train_bpe

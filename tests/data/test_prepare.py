@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from support.configs import REPOSITORY
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.run import DataConfig, TokenizerConfig
+from rope_exp.config.sections import DataConfig, TokenizerConfig
 from rope_exp.data import prepare as blocks_module
 from rope_exp.data.batches import Batches, validation_ids
 from rope_exp.data.prepare import Prepared, prepare
 from rope_exp.data.store import BLOCK_BYTES, TokenFile, Tokens
-from rope_exp.run.folder import read_metrics
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.errors import DataError
 from rope_exp.system.files import read_json
 

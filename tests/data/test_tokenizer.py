@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.configs import REPOSITORY
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rope_exp.config.run import TokenizerConfig
+from rope_exp.config.sections import TokenizerConfig
 from rope_exp.data.tokenizer import (
     END_OF_TEXT,
     PIECE_CHARS,

@@ -21,7 +21,7 @@ from support.runs import (
     wait_for,
 )
 
-from rope_exp.run.folder import read_metrics
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 
 TWO = "launch.num_processes=2"

@@ -20,7 +20,8 @@ from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.evidence.published import LOSSES
 from rope_exp.report.figures import look
-from rope_exp.run.folder import MetricsWriter, write_config
+from rope_exp.run.folder import write_config
+from rope_exp.run.metrics import MetricsWriter
 from rope_exp.system.files import write_json
 
 BUDGET = (

@@ -3,24 +3,21 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.configs import REPOSITORY
 
 from rope_exp.config.compose import run_config
 from rope_exp.run.folder import (
-    MetricsWriter,
     read_config,
     read_env,
-    read_metrics,
     read_result,
     write_config,
 )
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.errors import DiskError, RecordError
 from rope_exp.system.files import check_space, read_json, try_lock, write_atomically, write_json
 
@@ -32,69 +29,6 @@ def test_config_yaml_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 KINDS = (".py", ".md", ".yaml", ".c", ".json")
-
-
-def write_rows(folder: Path, steps: Iterable[int]) -> dict[str, Any]:
-    writer = MetricsWriter(folder, None)
-    for step in steps:
-        writer.write({"step": step, "train/loss": 1 / step})
-    mark = writer.mark()
-    writer.close()
-    return mark
-
-
-def test_rows_are_read_back_in_step_order(tmp_path: Path) -> None:
-    write_rows(tmp_path, (1, 2, 5))
-    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 5]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 10), st.data())
-def test_resuming_at_a_mark_leaves_each_row_once_wherever_the_file_was_cut_after_it(
-    tmp_path: Path, marked: int, data: st.DataObject
-) -> None:
-    mark = write_rows(tmp_path, range(1, marked + 1))
-    path = tmp_path / "metrics.jsonl"
-    whole = path.read_bytes() + b"".join(b'{"step": %d}\n' % step for step in range(marked + 1, 12))
-    path.write_bytes(
-        whole[: data.draw(st.integers(mark["bytes"], len(whole)))]
-    )  # a kill, perhaps in a row's middle
-    writer = MetricsWriter(tmp_path, mark)
-    assert writer.mark() == mark
-    assert writer.last.get("step", 0) == marked
-    writer.write({"step": marked + 1})
-    writer.close()
-    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, marked + 2))
-    assert path.read_bytes().endswith(b"\n")
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 7), st.data())
-def test_rows_before_the_mark_that_were_changed_or_lost_are_refused_and_left_as_they_are(
-    tmp_path: Path, bit: int, data: st.DataObject
-) -> None:
-    mark = write_rows(tmp_path, range(1, 6))
-    path = tmp_path / "metrics.jsonl"
-    content = bytearray(path.read_bytes())
-    place = data.draw(st.integers(0, len(content) - 1))
-    if data.draw(st.booleans()):
-        content[place] ^= 1 << bit
-    else:
-        del content[place:]
-    path.write_bytes(content)
-    with pytest.raises(RecordError, match=r"metrics\.jsonl was changed"):
-        MetricsWriter(tmp_path, mark)
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["not json\n", "[1]\n", '{"loss": 1}\n', '{"step": "1"}\n', '{"step": 2}\n{"step": 2}\n'],
-)
-def test_lines_that_are_no_rows_are_refused_by_number(tmp_path: Path, text: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text(text)
-    with pytest.raises(RecordError, match=r"metrics\.jsonl line \d"):
-        read_metrics(tmp_path)
 
 
 def test_nan_is_no_json(tmp_path: Path) -> None:
@@ -237,26 +171,3 @@ def test_a_pipe_or_a_link_in_a_locks_place_is_refused_and_not_waited_for(tmp_pat
         with pytest.raises(OSError, match=name):
             try_lock(tmp_path / name)
     assert not (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.parametrize("harm", ["removed", "cut", "moved", "replaced"])
-def test_rows_that_are_taken_away_while_they_are_written_are_noticed_before_a_checkpoint_vouches_for_them(
-    tmp_path: Path, harm: str
-) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    path = folder / "metrics.jsonl"
-    writer = MetricsWriter(folder, None)
-    writer.write({"step": 1})
-    writer.mark()
-    if harm == "removed":
-        path.unlink()
-    elif harm == "cut":
-        os.truncate(path, 3)
-    elif harm == "moved":
-        folder.rename(tmp_path / "elsewhere")
-    else:
-        path.rename(folder / "kept")
-        path.write_bytes((folder / "kept").read_bytes())
-    with pytest.raises(OSError, match="was moved, replaced or cut"):
-        writer.close()

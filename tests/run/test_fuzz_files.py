@@ -19,7 +19,8 @@ from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
 from rope_exp.evidence.runs import ReportError, build, read_group
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import read_env, read_metrics, read_result
+from rope_exp.run.folder import read_env, read_result
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.errors import CheckpointError, ConfigError, DataError, RecordError
 from rope_exp.system.files import read_json, write_json
 from rope_exp.training.trainer import Trainer

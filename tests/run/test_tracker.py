@@ -26,7 +26,8 @@ from support.runs import assert_same_run, start
 
 from rope_exp.config.run import RunConfig
 from rope_exp.run import tracker as track
-from rope_exp.run.folder import read_metrics, write_config
+from rope_exp.run.folder import write_config
+from rope_exp.run.metrics import read_metrics
 from rope_exp.run.tracker import follow, mirrored, run_id
 from rope_exp.system.files import write_json
 
@@ -378,7 +379,7 @@ def test_a_growing_file_is_followed_row_by_row_wherever_its_writer_was(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], num_rows: int
 ) -> None:
     path, ended = tmp_path_factory.mktemp("follow") / "metrics.jsonl", threading.Event()
-    content = "".join(json.dumps({"step": step}) + "\n" for step in range(num_rows)) + '{"step"'
+    content = "".join(json.dumps({"step": step}) + "\n" for step in range(1, num_rows + 1)) + '{"step"'
     seen: list[int] = []
     with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
         patch.setattr(track, "POLL_SECONDS", 0)
@@ -399,7 +400,7 @@ def test_a_growing_file_is_followed_row_by_row_wherever_its_writer_was(
         patch.setattr(ended, "wait", write)
         for row in follow(path, ended):
             seen.append(row["step"])
-    assert seen == list(range(num_rows))
+    assert seen == list(range(1, num_rows + 1))
 
 
 @given(st.binary(max_size=40))

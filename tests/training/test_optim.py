@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.run import OptimConfig, ScheduleConfig
+from rope_exp.config.sections import OptimConfig, ScheduleConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.optim import (
     build_optimizer,
@@ -59,7 +59,7 @@ def test_a_rate_is_never_negative_nor_above_the_peak_and_never_rises_after_warmu
 
 def small_model() -> Decoder:
     config = run_config(["model.hidden_size=32", "model.intermediate_size=48", "pe.trainable=true"])
-    model = Decoder(config.model, config.pe, 64)
+    model = Decoder(config.architecture(64))
     model.initialise(0)
     return model
 

@@ -16,7 +16,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
 from rope_exp.launch.admit import acquire, admit
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import read_metrics
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.errors import CheckpointError, RecordError
 from rope_exp.system.files import read_json
 from rope_exp.training.trainer import Trainer

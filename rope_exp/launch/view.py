@@ -7,17 +7,11 @@ from typing import Any
 
 from rope_exp.launch.job import Job
 from rope_exp.run.metrics import METRICS, MetricsTail
-from rope_exp.system.console import Bars, say, time_left
+from rope_exp.system.console import Bars, describe_row, say, time_left
 from rope_exp.system.errors import RecordError
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 30.0  # between plain lines about all that runs
-# The columns of metrics.jsonl that are shown, and how.
-COLUMNS = {
-    "train/loss": ", loss {:.4f}",
-    "val/loss": ", val {:.4f}",
-    "tokens_per_s": ", {:,.0f} tokens/s",
-}
 
 
 class SweepView(contextlib.AbstractContextManager["SweepView"]):
@@ -96,12 +90,7 @@ class _Curve:
 
     def words(self) -> str:
         """Return the status and the newest losses."""
-        words = self.job.status
-        for column, form in COLUMNS.items():
-            value = self._last.get(column)
-            if isinstance(value, int | float):
-                words += form.format(value)
-        return words
+        return self.job.status + describe_row(self._last)
 
     def read(self) -> None:
         """Read the rows that have come since the last time.

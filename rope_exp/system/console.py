@@ -14,6 +14,12 @@ from rich.console import Console
 
 BAR_SECONDS = 0.2  # between two pictures of a bar
 LINE_SECONDS = 10.0  # between plain lines
+# The columns of a run's metrics that are shown, and how.
+COLUMNS = {
+    "train/loss": ", loss {:.4f}",
+    "val/loss": ", val {:.4f}",
+    "tokens_per_s": ", {:,.0f} tokens/s",
+}
 
 
 @contextlib.contextmanager
@@ -40,6 +46,16 @@ def time_left(seconds: float, done: int, total: int) -> str:
         return "no estimate yet"
     left = timedelta(seconds=round(seconds / done * max(total - done, 0)))
     return f"{left} left"
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    """Return the numbers of a row of metrics that a person looks at, each after a comma."""
+    words = ""
+    for column, form in COLUMNS.items():
+        value = row.get(column)
+        if isinstance(value, int | float):
+            words += form.format(value)
+    return words
 
 
 class Bars(progress.Progress):
@@ -120,12 +136,8 @@ class Progress(_Display, contextlib.AbstractContextManager["Progress"]):
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Print a recorded row where there is no bar: at evaluations, and every few seconds."""
-        words = f"step {row['step']}/{self._total}, loss {row['train/loss']:.4f}"
-        if "val/loss" in row:
-            words += f", val {row['val/loss']:.4f}"
-        if row["tokens_per_s"]:
-            words += f", {row['tokens_per_s']:,.0f} tokens/s"
         if self._bars.disable:
+            words = f"step {row['step']}/{self._total}{describe_row(row)}"
             self._show(row["step"], words, at_once="val/loss" in row)
 
 

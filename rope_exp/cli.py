@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.system.errors import ConfigError, DataError, RecordError, first_line
-from rope_exp.system.files import try_lock, write_atomically
+from rope_exp.system.files import try_lock
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,38 +24,32 @@ def report(words: list[str]) -> int:
 
     Nothing is written unless every run may share the table; the same runs give the same bytes.
     """
-    from rope_exp.evidence.runs import REFERENCE, ReportError, build, find_group, read_group
+    from rope_exp.evidence.published import REFERENCE
 
-    parser = Parser(prog="rope-exp report", description="Compile run folders into the table and its figures.")
+    about = "Compile run folders into the table and its figures."
+    parser = Parser(prog="rope-exp report", description=about)
     where = "where groups of runs lie (%(default)s)"
     parser.add_argument("--runs", type=Path, default=DEFAULT_OUTPUT, help=where)
-    parser.add_argument("--group", help="which of them; may be left out where there is one")
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT.parent, help="where to write (%(default)s)")
-    parser.add_argument("--reference", help=f"the variant that differences are against ({REFERENCE})")
+    which = "which of them; may be left out where there is one"
+    parser.add_argument("--group", help=which)
+    where = "where to write (%(default)s)"
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT.parent, help=where)
+    against = f"the row that differences are against ({REFERENCE})"
+    parser.add_argument("--reference", help=against)
+    apart = "what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *"
+    parser.add_argument("--factors", nargs="+", default=["pe"], metavar="KEY", help=apart)
     arguments = parser.parse_args(words)
 
-    try:
-        compiled = build(read_group(find_group(arguments.runs, arguments.group)), arguments.reference)
-    except (ReportError, OSError) as error:
-        raise RecordError(str(error)) from error
+    from rope_exp.report.command import write
 
-    from rope_exp.report.figures import against_published, loss_curves
-    from rope_exp.report.tables import csv_table, markdown, plain_table, summary, tex_table
-
-    files = {
-        "table.md": markdown(compiled).encode(),
-        "table.csv": csv_table(compiled).encode(),
-        "table.tex": tex_table(compiled).encode(),
-        "figures/loss_curves.png": loss_curves(compiled),
-        "figures/against_published.png": against_published(compiled),
-    }
-    for name, content in files.items():
-        path = arguments.out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-
-    written = [str(arguments.out / name) for name in files]
-    print("\n".join([plain_table(compiled), summary(compiled), "", *written]))
+    lines = write(
+        arguments.runs,
+        arguments.group,
+        arguments.out,
+        arguments.reference,
+        tuple(arguments.factors),
+    )
+    print("\n".join(lines))
     return 0
 
 
@@ -90,12 +84,16 @@ def prepare(words: list[str]) -> int:
     prepared = preparing.prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
     prepared.verify()
 
-    print(f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified")
+    print(
+        f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified"
+    )
     for side in ("train", "validation"):
         documents = prepared.corpus["documents"][side]
         text_bytes = prepared.corpus["text_bytes"][side]
         tokens = prepared.corpus["tokens"][side]
-        print(f"  {side + ':':11} {documents:,} documents, {text_bytes:,} bytes of text, {tokens:,} tokens")
+        print(
+            f"  {side + ':':11} {documents:,} documents, {text_bytes:,} bytes of text, {tokens:,} tokens"
+        )
     print(f"  vocabulary: {prepared.vocab_size:,}")
     print(f"  sha256:     {prepared.data_sha256}")
     return 0
@@ -106,8 +104,12 @@ def _config(command: str, description: str, words: list[str]) -> RunConfig:
     from rope_exp.config.compose import run_config
 
     parser = Parser(prog=f"rope-exp {command}", description=description)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them")
-    parser.add_argument("--config-dir", type=Path, help="a further folder of groups and their choices")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"
+    )
+    parser.add_argument(
+        "--config-dir", type=Path, help="a further folder of groups and their choices"
+    )
     arguments = parser.parse_intermixed_args(words)
     return run_config(arguments.overrides, arguments.config_dir)
 
@@ -119,9 +121,11 @@ def mirror(words: list[str]) -> int:
     one if it is started again.
     """
     from rope_exp.run.folder import LOCK, read_config
-    from rope_exp.run.tracker import rebuild
+    from rope_exp.run.mirror import rebuild
 
-    parser = Parser(prog="rope-exp mirror", description="Mirror runs to wandb again from their files.")
+    parser = Parser(
+        prog="rope-exp mirror", description="Mirror runs to wandb again from their files."
+    )
     parser.add_argument("folders", metavar="RUN_FOLDER", type=Path, nargs="+")
     for folder in parser.parse_args(words).folders:
         # Before the lock, which makes a file.

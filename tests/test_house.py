@@ -1,12 +1,15 @@
 """The house keeps its order: imports go one way, the light modules stay light, a variant is data."""
 
 import ast
+import csv
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.configs import REPOSITORY
+from support.configs import NINE, REPOSITORY
+
+from rope_exp.config.variants import subset_name
 
 PACKAGE = REPOSITORY / "rope_exp"
 
@@ -33,9 +36,7 @@ LIGHT = (
     "launch.admit",
     "launch.sweep",
     "launch.view",
-    "evidence.runs",
-    "evidence.contrasts",
-    "report.tables",
+    "report.command",
 )
 
 
@@ -74,14 +75,19 @@ def test_what_the_dispatcher_imports_loads_no_torch(name: str) -> None:
     assert done.stdout.strip() == "set()", done.stderr
 
 
-def test_no_module_knows_a_variant_by_name() -> None:
-    names = ("vo_rope", "qk_rope", "qkvo_rope", "VO-RoPE", "QK-RoPE")
+def test_few_modules_know_a_variant_by_name() -> None:
+    """The default, the published table and the colours of the nine; the rest takes any variant."""
+    names = {*NINE, *(label.upper().replace("_ROPE", "-RoPE") for label in NINE)}
+    knowing = set()
     for path in [*PACKAGE.rglob("*.py"), REPOSITORY / "train.py"]:
-        if path.parent.name in ("evidence", "report"):  # the published table and its reference
-            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Compare):
-                assert not any(name in ast.unparse(node) for name in names), path
+            if isinstance(node, ast.Constant) and node.value in names:
+                knowing.add(str(path.relative_to(REPOSITORY)))
+    assert knowing == {
+        "rope_exp/config/variants.py",
+        "rope_exp/evidence/published.py",
+        "rope_exp/report/looks.py",
+    }
 
 
 def test_the_makefile_has_at_most_14_targets_and_each_says_what_it_is_for() -> None:
@@ -98,9 +104,27 @@ def test_the_makefile_has_at_most_14_targets_and_each_says_what_it_is_for() -> N
 
 
 def test_the_readme_shows_the_table_that_is_committed() -> None:
-    table = (REPOSITORY / "results" / "table.md").read_text(encoding="utf-8").splitlines()
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()
-    rows = [line for line in table if line.startswith("|")]
-    assert len(rows) == 11
-    assert [line for line in readme if line in rows] == rows
-    assert next(line for line in table if line.startswith("One seed")) in readme
+    """Its rows are those of results/table.csv, and its sentence that of results/table.md."""
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    table = (REPOSITORY / "results" / "table.md").read_text(encoding="utf-8")
+
+    expected = []
+    with (REPOSITORY / "results" / "table.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            loss = f"{float(row['loss_mean']):.4f}"
+            delta = signed(float(row["delta"]), decimals=4)
+            published = signed(float(row["published_delta"]), decimals=3)
+            name = subset_name(tuple(row["rotate"]))
+            expected.append(f"| {name} | {loss} | {delta} | {published} |")
+
+    assert len(expected) == 9
+    header = "| variant | loss | Δ to QK-RoPE | published Δ |\n|---|---:|---:|---:|\n"
+    assert header + "\n".join(expected) + "\n\n" in readme
+
+    summary = next(line for line in table.splitlines() if line.startswith("One seed"))
+    assert summary in " ".join(readme.split())
+
+
+def signed(value: float, *, decimals: int) -> str:
+    """Spell a difference; exactly 0 has no sign."""
+    return f"{value:+.{decimals}f}" if value else f"{value:.{decimals}f}"

@@ -1,6 +1,7 @@
 """The flags of `rope-exp train`, and what those that start no run print."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +62,9 @@ def read_command(words: Sequence[str]) -> argparse.Namespace:
         raise ConfigError("usage", ..., "--resolve needs --cfg")
 
     command.config_dir = None if command.config_dir is None else Path(command.config_dir)
-    command.starts_runs = not (command.help or command.hydra_help or modes[:1] not in ([], ["run"], ["multirun"]))
+    command.starts_runs = not (
+        command.help or command.hydra_help or modes[:1] not in ([], ["run"], ["multirun"])
+    )
     return command
 
 
@@ -116,4 +119,7 @@ def _ask_hydra(command: argparse.Namespace, overrides: Sequence[str]) -> None:
     # It reads the command line itself, and takes no flag between overrides.
     flags = [word for word in sys.argv[1:] if word not in command.overrides]
     sys.argv[1:] = [*flags, *overrides]
-    hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")(_ask_hydra)()
+    # It prints through logging, which would show a traceback a line once nobody reads.
+    logging.raiseExceptions = False
+    answer: Any = hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")
+    answer(_ask_hydra)()

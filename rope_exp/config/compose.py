@@ -77,7 +77,9 @@ class Jobs:
         return "basic_launcher" not in self.tree.hydra.launcher._target_
 
 
-def compose_jobs(words: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False) -> Jobs:
+def compose_jobs(
+    words: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
+) -> Jobs:
     """Compose and check every job of a command line.
 
     Args:
@@ -91,7 +93,7 @@ def compose_jobs(words: Sequence[str], config_dir: Path | None = None, *, multir
     parser = OverridesParser.create(config_loader=loader)
 
     overrides = parser.parse_overrides(check_overrides(words, folders))
-    fixed = [override.input_line for override in overrides if not override.is_sweep_override()]
+    fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
     tree = compose_tree(fixed, loader)
 
     if not (multirun or tree.hydra.mode == RunMode.MULTIRUN):
@@ -103,7 +105,7 @@ def compose_jobs(words: Sequence[str], config_dir: Path | None = None, *, multir
 
     params = [f"{key}={value}" for key, value in (tree.hydra.sweeper.params or {}).items()]
     overrides = parser.parse_overrides(check_overrides([*params, *words], folders))
-    of_hydra = [override.input_line for override in overrides if override.is_hydra_override()]
+    of_hydra = [str(override.input_line) for override in overrides if override.is_hydra_override()]
     swept = [override for override in overrides if not override.is_hydra_override()]
     [jobs] = BasicSweeper.split_arguments(swept, max_batch_size=None)
     configs = [to_run_config(compose_tree([*of_hydra, *job], loader)) for job in jobs]
@@ -208,7 +210,9 @@ def _check_leaves(node: object, key: str) -> None:
             raise ConfigError(key, ..., "no config may name code to call")
         reference = REFERENCE_IN_HYDRA if is_hydras else REFERENCE
         if isinstance(node, str) and "${" in reference.sub("", node):
-            raise ConfigError(key, node, "may not read the environment: configs are saved with every run")
+            raise ConfigError(
+                key, node, "may not read the environment: configs are saved with every run"
+            )
 
 
 def to_run_config(values: DictConfig) -> RunConfig:
@@ -242,14 +246,18 @@ def explain(error: Exception) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         if group.startswith("hydra/"):
-            return ConfigError(group, choice, "this plugin of Hydra is not installed (see README, SLURM)")
+            return ConfigError(
+                group, choice, "this plugin of Hydra is not installed (see README, SLURM)"
+            )
         return ConfigError(group, choice, "there is no such choice")
     if isinstance(error, yaml.YAMLError):
         return ConfigError("configs", ..., f"a file there is no YAML: {text}")
     if isinstance(error, RecursionError):
         return ConfigError("configs", ..., "something there holds itself, or is nested too deeply")
     if match := re.search(r"Could not override '([^']*)'", text):
-        return ConfigError(match[1], ..., f"nothing is chosen there yet; did you mean +{match[1]}=...?")
+        return ConfigError(
+            match[1], ..., f"nothing is chosen there yet; did you mean +{match[1]}=...?"
+        )
     if match := re.search(r"Error merging override \W*([^=]*)=", text):
         return ConfigError(match[1], ..., "cannot take a value of that kind")
     return ConfigError(str(getattr(error, "full_key", None) or "config"), ..., text)

@@ -42,14 +42,16 @@ def check_overrides(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
     for word in words:
         override = _parse(word)
         group, _, _ = override.key_or_group.partition("@")
-        choices = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+        choices = sorted(
+            {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
+        )
 
         # As Hydra does it, a later word about the same key replaces the earlier one.
         num_values[override.get_key_element()] = _num_values(override, choices)
         if math.prod(num_values.values()) > MAX_RUNS:
             raise ConfigError(group, ..., f"makes a sweep of more than {MAX_RUNS:,} runs")
 
-        if choices or _is_hydras(override):
+        if _is_hydras(override) or choices:
             spelled.append(word)
         else:
             spelled.append(_spell(override, word))
@@ -92,7 +94,7 @@ def _is_hydras(override: Override) -> bool:
 def _num_values(override: Override, choices: Sequence[str]) -> int:
     """Return how many values are swept over. Those of a group must be names of files that are there."""
     key = override.key_or_group
-    value = override.value()
+    value: Any = override.value()
     if isinstance(value, RangeSweep):
         values = list(islice(value.range(), MAX_RUNS + 1))
     elif isinstance(value, Glob):
@@ -129,7 +131,9 @@ def _spell(override: Override, word: str) -> str:
         return f"++{word}"
     if override.type == OverrideType.DEL:
         if is_section or override.value() is not None:
-            raise ConfigError(key, ..., "~ gives one key its default back: write ~ and the key's whole name")
+            raise ConfigError(
+                key, ..., "~ gives one key its default back: write ~ and the key's whole name"
+            )
         return f"++{key}={_default(key)}"
     return word
 

@@ -38,7 +38,9 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
     model, train = config.model, config.train
     vocab_size = config.tokenizer.known_vocab_size
     if vocab_size is None:
-        raise ConfigError("tokenizer", "pretrained", "its vocabulary is known once data are prepared")
+        raise ConfigError(
+            "tokenizer", "pretrained", "its vocabulary is known once data are prepared"
+        )
 
     num_processes = int(config.launch.num_processes)
     architecture = config.architecture(vocab_size)
@@ -66,7 +68,11 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
     total = per_token * tokens
     if config.launch.device == "cpu":
         rate = matmul_flops_per_s()
-        lines.append(_time(total / rate, f"here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"))
+        lines.append(
+            _time(
+                total / rate, f"here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"
+            )
+        )
     for card in CARDS:
         seconds = total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)
         lines.append(_time(seconds, f"on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"))

@@ -57,7 +57,8 @@ def convert(hint: Any, value: Any, key: str) -> Any:
         return section(**_converted(section, value, key))
 
     if typing.is_typeddict(hint):
-        return dict(value) | _converted(hint, value, key)
+        converted = _converted(hint, value, key)
+        return dict(value) | converted
 
     if not _matches(hint, value):
         raise ConfigError(key, value, _allowed(hint))

@@ -68,4 +68,7 @@ def run_as_rank(config: RunConfig) -> int:
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:
         return EXIT_CODES[result["status"]]
-    return worker.end(worker.guarded(lambda: worker.run(config, config.folder, StopSignal())))
+    stop = StopSignal()
+    return worker.end_process(
+        worker.explain_errors(lambda: worker.run(config, config.folder, stop))
+    )

@@ -64,7 +64,7 @@ def _run_one(job: Job) -> int:
     if job.config.launch.inline:
         from rope_exp.training import worker
 
-        return worker.guarded(lambda: worker.run(job.config, job.folder, StopSignal()))
+        return worker.explain_errors(lambda: worker.run(job.config, job.folder, StopSignal()))
     _start_and_wait(job)
     return EXIT_STOPPED if job.exit_code is None else job.exit_code
 

@@ -1,122 +1,153 @@
-"""The run folder: config.yaml, env.json, result.json (metrics.jsonl: rope_exp.run.metrics). What a run says of itself.
+"""What a run says of itself: config.yaml, env.json and result.json in its folder.
 
-Every file appears whole by an atomic rename. result.json comes last: its presence means that the run is done. What is
-read back is checked, type by type: a folder that was damaged or edited is refused by the file's name. No torch.
+Every file appears whole by an atomic rename. result.json comes last: its presence means that the
+run is done. What is read back is checked, type by type: a folder that was damaged or edited is
+refused by the file's name. metrics.jsonl and checkpoints have modules of their own. No torch.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import yaml
 
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import Count, Natural, NonNegative, OrderSha256, Seed, Sha256, check
-from rope_exp.system.errors import ConfigError, RecordError, first_line
-from rope_exp.system.files import (
-    read_json,
-    read_text,
-    write_atomically,
+from rope_exp.config.schema import (
+    Count,
+    Natural,
+    NonNegative,
+    OrderSha256,
+    Seed,
+    Sha256,
+    convert,
 )
+from rope_exp.system.errors import ConfigError, RecordError, first_line
+from rope_exp.system.files import read_json, read_text, write_atomically
 
-CONFIG, ENV, RESULT = "config.yaml", "env.json", "result.json"
+CONFIG = "config.yaml"
+ENV = "env.json"
+RESULT = "result.json"
 LOCK = ".lock"
 
-# result.json, as DESIGN, section 4, has it.
-RESULT_FIELDS: dict[str, Any] = {
-    "status": Literal["finished", "diverged"],
-    "pe": str,
-    "rotate": tuple[str, ...],
-    "seed": Seed,
-    "params": Count,
-    "tokens": Natural,
-    "steps": Natural,
-    "val/loss": float | None,
-    "train/loss_last": float | None,
-    "init_sha256": Sha256,
-    "data_sha256": Sha256,
-    "order_sha256": OrderSha256,
-    "config_sha256": Sha256,
-    "group_sha256": Sha256,
-    "tokens_per_s": NonNegative | None,
-    "mfu": NonNegative | None,
-    "wall_s": NonNegative,
-}
-# Of env.json, what is read back.
-ENV_FIELDS: dict[str, Any] = {"marks": tuple[str, ...], "started": tuple[str, ...]}
+# The first key of config.yaml. Later versions of the program give new keys their defaults, and so
+# read this format; only a change that defaults cannot bridge takes another.
+FORMAT = 2
+
+_Losses = TypedDict("_Losses", {"val/loss": float | None, "train/loss_last": float | None})
+_FinishedLoss = TypedDict("_FinishedLoss", {"val/loss": float})
+_DivergedLoss = TypedDict("_DivergedLoss", {"val/loss": None, "diverged_step": Count})
+_LOSS = {"finished": _FinishedLoss, "diverged": _DivergedLoss}
+
+
+class Result(_Losses):
+    """result.json. Losses are in nats per token, times in seconds."""
+
+    status: Literal["finished", "diverged"]
+    pe: str
+    rotate: tuple[str, ...]
+    seed: Seed
+    params: Count
+    tokens: Natural
+    steps: Natural
+    init_sha256: Sha256
+    data_sha256: Sha256
+    order_sha256: OrderSha256
+    config_sha256: Sha256
+    group_sha256: Sha256
+    tokens_per_s: NonNegative | None
+    mfu: NonNegative | None
+    wall_s: NonNegative
+
+
+class Env(TypedDict):
+    """Of env.json, what is read back: what changed when the run went on, and when it started."""
+
+    marks: tuple[str, ...]
+    started: tuple[str, ...]
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
-    """Write config.yaml, the fully resolved config."""
-    write_atomically(folder / CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False))
+    """Write config.yaml: the whole config, with every default."""
+    values = {"format": FORMAT, **config.to_dict()}
+    write_atomically(folder / CONFIG, yaml.safe_dump(values, sort_keys=False))
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read config.yaml.
+    """Read config.yaml; a key that it leaves out, because it is newer, has its default.
 
     Raises:
         RecordError: it is missing, or is not a config as this version writes it.
     """
     path = folder / CONFIG
+    text = read_text(path)
     try:
-        text = read_text(path)
-        # We write none; and a few hundred bytes of aliases to aliases would unfold to more than a machine holds.
+        # We write no aliases, and a few hundred bytes of aliases to aliases would unfold to more
+        # than a machine holds.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise RecordError(f"{path} cannot be read: it holds aliases")
-        return RunConfig.from_dict(yaml.safe_load(text))
-    except ConfigError as error:
-        raise RecordError(f"{path} is no config of this version: {error}") from error
+            raise ValueError("it holds aliases")
+        values = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, RecordError):
-            raise
         raise RecordError(f"{path} cannot be read: {first_line(error)}") from error
 
-
-def check_fields(path: Path, values: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    """Refuse what `path` holds unless each of `fields` is there and of its type; others are left alone.
-
-    Raises:
-        RecordError: naming the file, the field, its value and what is allowed.
-    """
+    if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
+        raise RecordError(
+            f"{path} is of another format than this version's: it was written before a run's "
+            "identity covered departures from defaults; a new folder or run.fresh=true begins anew"
+        )
     try:
-        check(values, fields)
+        return RunConfig.from_dict(values)
     except ConfigError as error:
-        raise RecordError(f"{path} was damaged or edited: {error}") from error
+        raise RecordError(f"{path} is no config of this version: {error}") from error
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """result.json, or None while the run is not done.
+    """Read result.json, a `Result`; None while the run is not done.
 
     Raises:
-        RecordError: it is not what a run of this version writes.
+        RecordError: it is not what a run writes.
     """
     path = folder / RESULT
     if not os.path.lexists(path):
         return None
-    result = read_json(path)
-    finished, diverged = {"val/loss": float}, {"val/loss": type(None), "diverged_step": Count}
-    ended: dict[str, Any] = finished if result.get("status") == "finished" else diverged
-    check_fields(path, result, RESULT_FIELDS | ended)
-    return result
+    result = read_as(path, Result)
+    return checked(path, result, _LOSS[result["status"]])
 
 
 def read_env(folder: Path) -> dict[str, Any]:
-    """env.json, or {} before the run's first start.
+    """Read env.json, an `Env` and more; {} before the run's first start.
 
     Raises:
-        RecordError: it is not what a run of this version writes.
+        RecordError: it is not what a run writes.
     """
     path = folder / ENV
-    if not os.path.lexists(path):
-        return {}
-    env = read_json(path)
-    check_fields(path, env, ENV_FIELDS)
-    return env
+    return read_as(path, Env) if os.path.lexists(path) else {}
+
+
+def read_as(path: Path, hint: Any) -> dict[str, Any]:
+    """Read a JSON object as a TypedDict.
+
+    Raises:
+        RecordError: naming the file, and the key in it that is at fault.
+    """
+    return checked(path, read_json(path), hint)
+
+
+def checked(path: Path, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
+    """Return what stands in `path` as a TypedDict; further keys are left as they are.
+
+    Raises:
+        RecordError: naming the file, the key, its value and what is allowed.
+    """
+    try:
+        found: dict[str, Any] = convert(hint, values, "")
+    except ConfigError as error:
+        raise RecordError(f"{path} was damaged or edited: {error}") from error
+    return found
 
 
 def describe(result: Mapping[str, Any]) -> str:
-    """A result in a few words."""
+    """Return a result in a few words."""
     if result["status"] == "diverged":
         return f"diverged: after {result['steps']} steps a loss or a gradient was not finite"
     rate = f", {result['tokens_per_s']:,.0f} tokens/s" if result["tokens_per_s"] else ""

@@ -9,19 +9,28 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from rope_exp.config.schema import Count, Natural, Sha256, check
+from rope_exp.config.schema import Count, Natural, Sha256, convert
 from rope_exp.system.errors import ConfigError, RecordError, first_line
 from rope_exp.system.files import disk_full, is_full, open_regular, refuse_constant, sync_folder
 
 METRICS = "metrics.jsonl"
 
-# Of a row, what is read back everywhere.
-ROW_FIELDS: dict[str, Any] = {"step": Count}
-# What `MetricsWriter.mark` returns.
-MARK_FIELDS: dict[str, Any] = {"bytes": Natural, "sha256": Sha256}
+
+class Row(TypedDict):
+    """Of a row, what is read back everywhere."""
+
+    step: Count
+
+
+class Mark(TypedDict):
+    """What a file of metrics held when a checkpoint was saved."""
+
+    bytes: Natural
+    sha256: Sha256
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -33,10 +42,12 @@ class MetricsTail:
     Attributes:
         restarted: whether the last poll found the file cut back, and so began again with its
             first row.
+        last_step: the step of the last row that was read; 0 before the first.
     """
 
     def __init__(self, path: Path) -> None:
         self.restarted = False
+        self.last_step = 0
         self._path = path
         self._num_bytes = 0
         self._num_rows = 0
@@ -48,14 +59,15 @@ class MetricsTail:
         died. It is left for a later poll.
 
         Raises:
-            RecordError: the file cannot be read, or a line is no row. The message names them, and
-                the next poll meets the same line.
+            RecordError: the file cannot be read, a line is no row, or its step does not follow
+                the row before. The message names file and line; the next poll meets it again.
         """
         self.restarted = False
         try:
             with open_regular(self._path) as file:
                 if os.fstat(file.fileno()).st_size < self._num_bytes:
                     self.restarted = True
+                    self.last_step = 0
                     self._num_bytes = 0
                     self._num_rows = 0
                 file.seek(self._num_bytes)
@@ -65,11 +77,18 @@ class MetricsTail:
         except OSError as error:
             raise RecordError(f"{self._path} cannot be read: {first_line(error)}") from error
 
-        rows = [
-            parse_row(line, f"{self._path} line {number}")
-            for number, line in enumerate(lines, start=self._num_rows + 1)
-        ]
-        self._num_rows += len(rows)
+        rows: list[dict[str, Any]] = []
+        step = self.last_step
+        for number, line in enumerate(lines, start=self._num_rows + 1):
+            where = f"{self._path} line {number}"
+            row = parse_row(line, where)
+            if row["step"] <= step:
+                raise RecordError(f"{where}: step {row['step']} does not follow the row before")
+            step = row["step"]
+            rows.append(row)
+
+        self.last_step = step
+        self._num_rows += len(lines)
         self._num_bytes += sum(len(line) + 1 for line in lines)
         return rows
 
@@ -78,30 +97,20 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a run's metrics.jsonl in step order; none before the first.
 
     Raises:
-        RecordError: a line is no row, or steps do not increase.
+        RecordError: what `MetricsTail.poll` refuses.
     """
-    path = folder / METRICS
-    rows = MetricsTail(path).poll()
-    last_step = 0
-    for number, row in enumerate(rows, start=1):
-        if row["step"] <= last_step:
-            raise RecordError(
-                f"{path} line {number}: step {row['step']} does not follow the row before"
-            )
-        last_step = row["step"]
-    return rows
+    return MetricsTail(folder / METRICS).poll()
 
 
 def last_step(folder: Path) -> int:
     """Return the step of the last row; 0 before the first, and of a file that cannot be read."""
-    try:
-        rows = read_metrics(folder)
-    except RecordError:
-        return 0
-    return rows[-1]["step"] if rows else 0
+    tail = MetricsTail(folder / METRICS)
+    with suppress(RecordError):
+        tail.poll()
+    return tail.last_step
 
 
-def read_marked(path: Path, mark: Mapping[str, Any]) -> bytes:
+def read_marked(path: Path, mark: Mark) -> bytes:
     """Return the beginning of a metrics.jsonl that a checkpoint's `mark` vouches for.
 
     Raises:
@@ -127,11 +136,11 @@ def parse_row(line: bytes, where: str) -> dict[str, Any]:
         RecordError: it is no JSON object with a step. The message begins with `where`.
     """
     try:
-        row = json.loads(line.decode(), parse_constant=refuse_constant)
-        check(row, ROW_FIELDS)
+        values = json.loads(line.decode(), parse_constant=refuse_constant)
+        row: dict[str, Any] = convert(Row, values, "")
     except (ConfigError, ValueError, RecursionError) as error:
         raise RecordError(f"{where} is not a row of metrics: {first_line(error)}") from error
-    return dict(row)
+    return row
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -144,7 +153,7 @@ class MetricsWriter:
         last: the last row, {} before the first.
     """
 
-    def __init__(self, folder: Path, mark: Mapping[str, Any] | None) -> None:
+    def __init__(self, folder: Path, mark: Mark | None) -> None:
         """Cut the file back to the mark of the checkpoint that the run goes on from.
 
         Args:
@@ -188,7 +197,7 @@ class MetricsWriter:
         self._digest.update(line)
         self.last = dict(row)
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> Mark:
         """Return the length and SHA-256 of the file, every row of which is on the disk then.
 
         A checkpoint keeps this mark, and so is never newer than the rows before it.

@@ -16,9 +16,14 @@ EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_
 class ConfigError(ValueError):
     """A user's mistake: the key, its value (... where none is to be shown), and what is allowed."""
 
+    # The three are its `args`, so that it can be pickled: a job of a scheduler's sends it home.
     def __init__(self, key: str, value: Any, allowed: str) -> None:
+        super().__init__(key, value, allowed)
+
+    def __str__(self) -> str:
+        key, value, allowed = self.args
         where = show(key) if value is ... else f"{show(key)}={show(value)}"
-        super().__init__(f"{where}: {allowed}")
+        return f"{where}: {allowed}"
 
 
 class RecordError(ValueError):

@@ -1,220 +1,195 @@
-"""One contender of scripts/bench.py, in a process of its own: `python scripts/benchmarks/arms.py SPEC.json ARM`.
+"""One contender of a race, in a process of its own: `python scripts/benchmarks/arms.py ARM SPEC`.
 
-Sets its training up, then says on standard output, one JSON object a line, how long that took; then, for every number N
-that it is given on standard input, takes N optimizer steps and says how long they took, until its input ends. All arms
-train the same shape, batch, length and precision on windows of the same corpus, with AdamW and clipping.
-
-The arm `litgpt` imports nothing of rope_exp, so that it runs in an environment of its own.
+For every number N that it reads from standard input it takes N steps, and says on standard output,
+as one JSON object a line, how long each took and how much memory the process has had at most. All
+arms that train take the same shape, batch, length, precision and windows of the same corpus, with
+AdamW and clipping. An arm imports what it needs itself: litgpt runs in an environment without
+rope_exp, and the memory of preparation is measured without torch.
 """
+
+from __future__ import annotations
 
 import itertools
 import json
 import os
+import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-STARTED = time.perf_counter()
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NUM_WINDOWS = 512  # of the corpus, which the arms train on again and again
+NEVER = 10**9  # a step that no race reaches
+
+# Of the peers; ours has those of its config, which cost the same.
+LR = 1e-3
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+CLIP = 1.0
 
 
 class Gate:
-    """Lets through as many steps as asked for, and times them."""
+    """Lets through as many steps as are asked for, and times them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._left, self._burst, self._since = device, 0, 0, 0.0
-        # Its own way out: what an arm prints of its own accord goes to standard error.
-        self._out = os.fdopen(os.dup(1), "w")
+    def __init__(self) -> None:
+        # Answers have their own way out: what an arm prints goes to standard error.
+        self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
+        self._asked = 0
+        self._left = 0
+        self._since = 0.0
 
-    def __call__(self) -> None:
-        """Called before every step; ends the process when nothing more is asked."""
+    def __call__(self, *_: object) -> None:
+        """Wait here before every step; end the process when nothing more is asked."""
         if self._left == 0:
             self._wait()
         self._left -= 1
 
     def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        said = {"setup_s": now - STARTED}
-        if self._burst:
-            said = {"step_s": (now - self._since) / self._burst, "peak_bytes": self._peak_bytes()}
-        print(json.dumps(said), file=self._out, flush=True)
+        peak_bytes = _peak_bytes()
+        if self._asked:
+            step_s = (time.perf_counter() - self._since) / self._asked
+            answer = {"step_s": step_s, "peak_bytes": peak_bytes}
+            print(json.dumps(answer), file=self._answers, flush=True)
+
         line = sys.stdin.readline()
-        if not line.strip():
-            os._exit(0)  # out of whatever loop this was called from
-        self._burst = self._left = int(line)
+        if not line:
+            # Out of whatever loop this was called from.
+            os._exit(0)
+        self._asked = int(line)
+        self._left = self._asked
         self._since = time.perf_counter()
 
-    def _peak_bytes(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated()
-        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+def _peak_bytes() -> int:
+    """Return the GPU's memory where that is in use, once it is done; else the process's own."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        return int(torch.cuda.max_memory_allocated())
+
+    # getrusage would report the parent's peak, from before the child's program was loaded.
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-class Spec:
-    """What every arm trains."""
+def windows(spec: SimpleNamespace) -> Tensor:
+    """Read the ids to train on, [N, T + 1]."""
+    import torch
 
-    def __init__(self, path: Path) -> None:
-        self.folder = path.parent  # for what an arm writes; the race removes it
-        self.values = values = json.loads(path.read_text(encoding="utf-8"))
-        self.model: dict[str, Any] = values["model"]
-        self.vocab_size: int = values["vocab_size"]
-        self.batch, self.micro, self.seq_len = values["batch"], values["micro"], values["seq_len"]
-        self.bf16 = values["precision"] == "bf16"
-        self.device = torch.device(values["device"])
-        self.lr, self.betas, self.weight_decay, self.clip = 1e-3, (0.9, 0.95), 0.1, 1.0
-
-    def windows(self) -> np.ndarray:
-        """[N, T + 1] ids."""
-        windows: np.ndarray = np.load(self.values["windows"])
-        return windows
-
-    def micro_batches(self) -> Iterator[list[torch.Tensor]]:
-        """Each step's micro-batches, [b, T + 1] each, for ever."""
-        windows = torch.from_numpy(self.windows())
-        for start in itertools.cycle(range(0, len(windows) - self.batch + 1, self.batch)):
-            ids = windows[start : start + self.batch]
-            if self.device.type == "cuda":
-                ids = ids.pin_memory()
-            yield list(torch.split(ids.to(self.device, non_blocking=True), self.micro))
-
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+    length = spec.seq_len + 1
+    ids = np.fromfile(spec.tokens, spec.dtype, max(NUM_WINDOWS, spec.batch) * length)
+    whole = ids[: len(ids) // length * length]
+    return torch.from_numpy(whole.astype(np.int64)).view(-1, length)
 
 
-def ours(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
-    """The harness as users run it: the record, the hashes, the checks of every step."""
-    from accelerate import Accelerator
+def batches(spec: SimpleNamespace) -> Iterator[tuple[Tensor, ...]]:
+    """Yield each step's micro-batches, [b, T + 1] each, for ever."""
+    import torch
 
-    from rope_exp.config.run import RunConfig
-    from rope_exp.data.prepare import prepare
-    from rope_exp.system.signals import StopSignal
-    from rope_exp.training.trainer import Trainer
-    from rope_exp.training.worker import set_up_process
-
-    class Gated(Trainer):
-        def train_step(self, step: int) -> Any:
-            gate()
-            return super().train_step(step)
-
-    config = RunConfig.from_dict(spec.values["config"])
-    config = config.replace(
-        "train", compile=compiled, num_steps=10**9, eval_every=10**9, save_every=10**9
-    )
-    set_up_process(config)
-    prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
-    accelerator = Accelerator(
-        cpu=spec.device.type == "cpu", mixed_precision="bf16" if spec.bf16 else "no"
-    )
-    Gated(config, spec.folder, prepared, accelerator, StopSignal()).fit()
+    ids_NT = windows(spec)
+    for start in itertools.cycle(range(0, len(ids_NT) - spec.batch + 1, spec.batch)):
+        ids_BT = ids_NT[start : start + spec.batch]
+        if spec.device == "cuda":
+            ids_BT = ids_BT.pin_memory()
+        yield torch.split(ids_BT.to(spec.device, non_blocking=True), spec.micro)
 
 
-def bare(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
-    """The same model, compiled alike, in the shortest loop that trains it: what our harness costs beside it."""
-    from rope_exp.config.run import RunConfig
-    from rope_exp.model.decoder import Decoder
-    from rope_exp.training.worker import set_up_process
+def ours(spec: SimpleNamespace, gate: Gate) -> None:
+    """Train by a checkout's train.py, with the record, the hashes and the checks of every step.
 
-    config = RunConfig.from_dict(spec.values["config"])
-    set_up_process(config)
-    model = Decoder(config.architecture(spec.vocab_size))
-    model.initialise(0)
-    model.to(spec.device)
-    if compiled:
-        model.compile_parts()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
-    )
-    for micro_batches in spec.micro_batches():
+    Of the checkout nothing is asked but its command line and that it uses an optimizer of torch's.
+    """
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    periods = [f"train.{key}={NEVER}" for key in ("num_steps", "eval_every", "save_every")]
+    sys.argv = ["train.py", *spec.words, *periods, "launch=inline", f"run.dir={spec.folder}/run"]
+    gate()
+    register_optimizer_step_post_hook(gate)
+    runpy.run_path(f"{spec.tree}/train.py", run_name="__main__")
+
+
+def bare(spec: SimpleNamespace, gate: Gate) -> None:
+    """Train the same model in the shortest loop, to see what the harness costs beside it."""
+    from benchmarks.ours import learner, settled, train_step
+
+    config = settled(spec.words)
+    model, optimizer = learner(config, spec.vocab_size)
+    for micro_batches in batches(spec):
         gate()
-        for ids in micro_batches:
-            with spec.autocast():
-                loss = model(ids[:, :-1], ids[:, 1:]) / (spec.batch * spec.seq_len)
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        train_step(config, model, optimizer, micro_batches)
 
 
-def trainer(spec: Spec, gate: Gate, *, compiled: bool) -> None:
-    """transformers' Trainer on LlamaForCausalLM."""
+def trainer(spec: SimpleNamespace, gate: Gate) -> None:
+    """Train transformers' LlamaForCausalLM by its Trainer."""
     import transformers
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-        def __init__(self) -> None:
-            self.windows = torch.from_numpy(spec.windows())[:, : spec.seq_len]
-
-        def __len__(self) -> int:
-            return len(self.windows)
-
-        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-            return {"input_ids": self.windows[index], "labels": self.windows[index]}
-
-    class Gated(transformers.TrainerCallback):
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            gate()
-
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=spec.vocab_size,
-            max_position_embeddings=spec.seq_len,
-            use_cache=False,
-            **spec.model,
-        )
+    shape = transformers.LlamaConfig(
+        vocab_size=spec.vocab_size,
+        max_position_embeddings=spec.seq_len,
+        use_cache=False,
+        **spec.model,
     )
+    on_gpu = spec.device == "cuda"
     arguments = transformers.TrainingArguments(
         output_dir=str(spec.folder),
-        use_cpu=spec.device.type == "cpu",
+        use_cpu=not on_gpu,
         bf16=spec.bf16,
-        torch_compile=compiled,
-        tf32=False if spec.device.type == "cuda" else None,  # which torch_compile would switch on
+        torch_compile=spec.compile,
+        # torch_compile would switch it on.
+        tf32=False if on_gpu else None,
         per_device_train_batch_size=spec.micro,
         gradient_accumulation_steps=spec.batch // spec.micro,
-        max_steps=10**9,
-        learning_rate=spec.lr,
-        adam_beta2=spec.betas[1],
-        weight_decay=spec.weight_decay,
-        max_grad_norm=spec.clip,
+        max_steps=NEVER,
+        learning_rate=LR,
+        adam_beta2=BETAS[1],
+        weight_decay=WEIGHT_DECAY,
+        max_grad_norm=CLIP,
         lr_scheduler_type="constant",
         optim="adamw_torch_fused",
         logging_steps=10,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=spec.device.type == "cuda",
+        dataloader_pin_memory=on_gpu,
     )
-    transformers.Trainer(model, arguments, train_dataset=Windows(), callbacks=[Gated()]).train()
+    texts = [{"input_ids": ids_T, "labels": ids_T} for ids_T in windows(spec)[:, :-1]]
+    model = transformers.LlamaForCausalLM(shape)
+    gate()
+    register_optimizer_step_post_hook(gate)
+    transformers.Trainer(model, arguments, train_dataset=texts).train()
 
 
-def litgpt(spec: Spec, gate: Gate) -> None:
-    """litgpt's GPT, compiled, under Fabric and its chunked loss, as its `pretrain` sets them up."""
+def litgpt(spec: SimpleNamespace, gate: Gate) -> None:
+    """Train litgpt's GPT, compiled, under Fabric and its chunked loss, as its `pretrain` does."""
     import lightning
+    import torch
     from litgpt.config import Config
     from litgpt.model import GPT
     from litgpt.utils import chunked_cross_entropy
 
-    shape = spec.model
-    fabric = lightning.Fabric(
-        accelerator=spec.device.type, devices=1, precision="bf16-mixed" if spec.bf16 else "32-true"
-    )
+    precision = "bf16-mixed" if spec.bf16 else "32-true"
+    fabric = lightning.Fabric(accelerator=spec.device, devices=1, precision=precision)
     fabric.launch()
     config = Config(
         block_size=spec.seq_len,
         vocab_size=spec.vocab_size,
         padded_vocab_size=spec.vocab_size,
-        n_layer=shape["num_hidden_layers"],
-        n_head=shape["num_attention_heads"],
-        n_query_groups=shape["num_key_value_heads"],
-        n_embd=shape["hidden_size"],
-        intermediate_size=shape["intermediate_size"],
+        n_layer=spec.model["num_hidden_layers"],
+        n_head=spec.model["num_attention_heads"],
+        n_query_groups=spec.model["num_key_value_heads"],
+        n_embd=spec.model["hidden_size"],
+        intermediate_size=spec.model["intermediate_size"],
         norm_class_name="RMSNorm",
-        norm_eps=shape["rms_norm_eps"],
+        norm_eps=spec.model["rms_norm_eps"],
         mlp_class_name="LLaMAMLP",
         rotary_percentage=1.0,
         parallel_residual=False,
@@ -222,42 +197,71 @@ def litgpt(spec: Spec, gate: Gate) -> None:
     )
     with fabric.init_module():
         model = GPT(config)
-    if shape["tie_word_embeddings"]:
+    if spec.model["tie_word_embeddings"]:
         model.lm_head.weight = model.transformer.wte.weight
     wrapped = fabric.setup(torch.compile(model))
-    optimizer = fabric.setup_optimizers(
-        torch.optim.AdamW(
-            model.parameters(),
-            lr=spec.lr,
-            betas=spec.betas,
-            weight_decay=spec.weight_decay,
-            fused=spec.device.type == "cuda",
-        )
+    adamw = torch.optim.AdamW(
+        model.parameters(),
+        lr=LR,
+        betas=BETAS,
+        weight_decay=WEIGHT_DECAY,
+        fused=spec.device == "cuda",
     )
-    for micro_batches in spec.micro_batches():
+    optimizer = fabric.setup_optimizers(adamw)
+
+    for micro_batches in batches(spec):
         gate()
-        for number, ids in enumerate(micro_batches, start=1):
+        for number, ids_BT in enumerate(micro_batches, start=1):
             with fabric.no_backward_sync(wrapped, enabled=number < len(micro_batches)):
-                logits = wrapped(ids[:, :-1].contiguous())
-                loss = chunked_cross_entropy(logits, ids[:, 1:].contiguous())
+                logits_BTV = wrapped(ids_BT[:, :-1].contiguous())
+                loss = chunked_cross_entropy(logits_BTV, ids_BT[:, 1:].contiguous())
                 fabric.backward(loss / len(micro_batches))
-        fabric.clip_gradients(wrapped, optimizer, max_norm=spec.clip)
+        fabric.clip_gradients(wrapped, optimizer, max_norm=CLIP)
         optimizer.step()
         optimizer.zero_grad()
 
 
-ARMS: dict[str, Callable[[Spec, Gate], None]] = {
+def prepare(spec: SimpleNamespace, gate: Gate) -> None:
+    """Prepare a corpus anew at every step."""
+    from benchmarks.ours import prepare_with
+
+    for number in itertools.count():
+        gate()
+        cache = f"data.cache_dir={spec.folder}/{number}"
+        prepare_with([*spec.words, cache], spec.tokenizer, spec.end_id, spec.copies)
+
+
+def encode(spec: SimpleNamespace, gate: Gate) -> None:
+    """Encode texts in memory by plain tokenizers, a thousand a call: faster than all in one."""
+    from benchmarks.ours import texts
+    from rope_exp.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(spec.tokenizer)
+    all_texts = list(texts(spec.words))
+    while True:
+        gate()
+        for first in range(0, len(all_texts), 1000):
+            some = all_texts[first : first + 1000]
+            ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(some)]
+            del ids
+
+
+ARMS: dict[str, Callable[[SimpleNamespace, Gate], None]] = {
     "ours": ours,
-    "ours eager": lambda spec, gate: ours(spec, gate, compiled=False),
     "bare": bare,
-    "bare eager": lambda spec, gate: bare(spec, gate, compiled=False),
-    "Trainer eager": lambda spec, gate: trainer(spec, gate, compiled=False),
-    "Trainer compiled": lambda spec, gate: trainer(spec, gate, compiled=True),
+    "Trainer": trainer,
     "litgpt": litgpt,
+    "prepare": prepare,
+    "encode": encode,
 }
 
+
+def main() -> None:
+    """Run the arm that the command line names."""
+    arm, path = sys.argv[1:]
+    values: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    ARMS[arm](SimpleNamespace(**values, folder=Path(path).parent), Gate())
+
+
 if __name__ == "__main__":
-    if sys.argv[2] != "litgpt":
-        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    spec = Spec(Path(sys.argv[1]))
-    ARMS[sys.argv[2]](spec, Gate(spec.device))
+    main()

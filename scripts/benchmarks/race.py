@@ -1,7 +1,7 @@
-"""Contenders side by side: each in a process of its own, a few steps of one after a few steps of the other.
+"""Contenders side by side: each in a process of its own, a few steps of one, then of the next.
 
-What the machine does meanwhile then falls on all alike. Of each round the ratio to the first contender is taken, and of
-all rounds the median: a ratio is worth more than either of its rates.
+What the machine does meanwhile then falls on all alike. Of each round the ratio to the first
+contender is taken, and of all rounds the median: a ratio is worth more than either of its rates.
 """
 
 import contextlib
@@ -11,181 +11,117 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rope_exp.config.run import RunConfig
-from rope_exp.data.batches import Batches
-from rope_exp.data.prepare import Prepared, prepare
+from benchmarks.ours import REPOSITORY, Spec
 from rope_exp.system.console import say
 
 ARMS = Path(__file__).with_name("arms.py")
-NUM_WINDOWS = 512  # of the corpus, at the least, that peers train on, again and again
-END_SECONDS = 20.0
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One contender: the arm of arms.py, on a config, with an interpreter."""
-
-    arm: str
-    config: RunConfig
-    python: str = sys.executable
-    vocab_size: int | None = None  # None: of the prepared corpus; larger: for its cost alone
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def race(
-    entries: Mapping[str, Entry], *, rounds: int, steps: int, warmup: int = 3
-) -> dict[str, Any]:
-    """Let all entries train in turn.
+def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3) -> dict[str, Any]:
+    """Let contenders take steps in turn.
 
     Args:
-        steps: of each entry in each round.
-        warmup: steps after the first, unmeasured.
+        specs: What each is told, with its `arm` of arms.py, and where it differs its `python` and
+            what its `environment` has besides. Ratios are to the first.
+        rounds: How often each has its turn.
+        steps: How many steps a turn has.
+        warmup: How many steps follow the first one unmeasured.
     Returns:
-        By entry: setup_s, first_step_s, step_s (median, quartiles), tokens_per_s, peak_bytes, and times_as_slow, the
-        median and quartiles over rounds of its step time divided by the first entry's.
+        By contender: first_step_s (which compiles), step_s (quartiles), tokens_per_s, peak_bytes,
+        rounds, and times_as_slow: quartiles of its step time over the first contender's.
+    Raises:
+        RuntimeError: A contender ended; the message has its last words.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        runners: dict[str, _Runner] = {}
-        try:
-            for name, entry in entries.items():
-                say(f"  {name}: setting up")
-                runners[name] = _Runner(entry, Path(folder, f"{len(runners)}"))
-                runners[name].begin(warmup)
-            for number in range(rounds):
-                order = list(runners)[
-                    :: -1 if number % 2 else 1
-                ]  # neither always follows the same one
-                for name in order:
-                    runners[name].step_s.append(runners[name].take(steps))
-        finally:
-            for runner in runners.values():
-                runner.end()
-    first = next(iter(runners.values())).step_s
-    return {name: runner.summary(first) for name, runner in runners.items()}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        contenders: dict[str, Contender] = {}
+        first_step_s: dict[str, float] = {}
+        for name, spec in specs.items():
+            say(f"  {name}: setting up")
+            contender = Contender(spec, folder / str(len(contenders)))
+            contenders[name] = stack.enter_context(contextlib.closing(contender))
+            first_step_s[name] = contender.take(1)
+            contender.take(warmup)
 
+        step_s: dict[str, list[float]] = {name: [] for name in specs}
+        order = list(specs)
+        for _ in range(rounds):
+            for name in order:
+                step_s[name].append(contenders[name].take(steps))
+            # Neither of two always follows the other.
+            order.reverse()
 
-class _Runner:
-    def __init__(self, entry: Entry, folder: Path) -> None:
-        folder.mkdir()
-        config = entry.config
-        prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
-        spec = folder / "spec.json"
-        size = entry.vocab_size or prepared.vocab_size
-        spec.write_text(
-            json.dumps(_spec(config, prepared, size, folder / "windows.npy")), encoding="utf-8"
-        )
-        self.tokens_per_step = config.train.global_batch_size * config.train.seq_len
-        self.log = (folder / "log").open("wb+")
-        self.process = subprocess.Popen(
-            [entry.python, str(ARMS), str(spec), entry.arm],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            env={**os.environ, **_environment(), **entry.environment},
-        )
-        self.arm = entry.arm
-        self.step_s: list[float] = []
-        self.setup_s = self.first_step_s = 0.0
-        self.peak_bytes = 0
-
-    def begin(self, warmup: int) -> None:
-        """Wait until it is set up; the first step, which compiles, and some more."""
-        self.setup_s = self._answer()["setup_s"]
-        self.first_step_s = self.take(1)
-        self.take(warmup)
-
-    def take(self, steps: int) -> float:
-        """Seconds a step."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, as its missing answer tells
-            self.process.stdin.write(f"{steps}\n")
-            self.process.stdin.flush()
-        answer = self._answer()
-        self.peak_bytes = int(answer["peak_bytes"])
-        return answer["step_s"]
-
-    def _answer(self) -> dict[str, float]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.log.seek(0)
-            raise RuntimeError(
-                f"{self.arm} ended:\n{self.log.read().decode(errors='replace')[-3000:]}"
-            )
-        answer: dict[str, float] = json.loads(line)
-        return answer
-
-    def end(self) -> None:
-        """Whatever state it is in."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-        self.log.close()
-
-    def summary(self, first: list[float]) -> dict[str, Any]:
-        ratios = [own / other for own, other in zip(self.step_s, first, strict=True)]
-        median = statistics.median(self.step_s)
-        return {
-            "setup_s": self.setup_s,
-            "first_step_s": self.first_step_s,
-            "step_s": quartiles(self.step_s),
-            "tokens_per_s": self.tokens_per_step / median,
-            "times_as_slow": quartiles(ratios),
-            "peak_bytes": self.peak_bytes,
-            "rounds": len(self.step_s),
+    [first, *_] = step_s.values()
+    return {
+        name: {
+            "first_step_s": first_step_s[name],
+            "step_s": quartiles(own),
+            "tokens_per_s": specs[name]["tokens_per_step"] / statistics.median(own),
+            "times_as_slow": quartiles([mine / its for mine, its in zip(own, first, strict=True)]),
+            "peak_bytes": contenders[name].peak_bytes,
+            "rounds": rounds,
         }
+        for name, own in step_s.items()
+    }
 
 
-def _environment() -> dict[str, str]:
-    # One GPU, whatever there are: a Trainer in one process would spread over all, with a batch for each.
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    return {"CUDA_VISIBLE_DEVICES": gpu, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def quartiles(values: list[float]) -> list[float]:
-    """The lower quartile, the median and the upper quartile."""
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Return the lower quartile, the median and the upper quartile."""
     return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
 
 
-def _spec(config: RunConfig, prepared: Prepared, vocab_size: int, windows: Path) -> dict[str, Any]:
-    train, model = config.train, config.model
-    num_windows = max(NUM_WINDOWS, train.global_batch_size)
-    batches = Batches(prepared.train, seed=0, batch_size=num_windows, seq_len=train.seq_len)
-    np.save(windows, batches.ids(1))
-    shape = {
-        key: getattr(model, key)
-        for key in (
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "rms_norm_eps",
-            "tie_word_embeddings",
-        )
-    }
-    return {
-        "config": config.to_dict(),
-        "model": shape,
-        "vocab_size": vocab_size,
-        "batch": train.global_batch_size,
-        "micro": train.micro_batch_size or train.global_batch_size,
-        "seq_len": train.seq_len,
-        "precision": train.precision,
-        "device": config.launch.device,
-        "windows": str(windows),
-    }
+class Contender:
+    """A child process that takes as many steps as it is asked for."""
+
+    def __init__(self, spec: Spec, folder: Path) -> None:
+        folder.mkdir()
+        told = folder / "spec.json"
+        told.write_text(json.dumps(spec), encoding="utf-8")
+
+        # One GPU, whatever there are: transformers would spread over all, with a batch for each.
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "HF_HUB_OFFLINE": "1"}
+        environment["PYTHONPATH"] = f"{ARMS.parents[1]}{os.pathsep}{spec.get('tree', REPOSITORY)}"
+
+        self.peak_bytes = 0
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [spec.get("python", sys.executable), str(ARMS), spec["arm"], str(told)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment | spec.get("environment", {}),
+            )
+
+    def take(self, steps: int) -> float:
+        """Have it take steps; return the seconds that each took, 0 where it was to take none."""
+        if steps == 0:
+            return 0.0
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+
+        # One that has ended tells so by giving no answer.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(b"%d\n" % steps)
+            self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            words = self.log.read_text(encoding="utf-8", errors="replace")
+            raise RuntimeError(f"a contender ended:\n{words[-3000:]}")
+
+        answer = json.loads(line)
+        self.peak_bytes = answer["peak_bytes"]
+        return float(answer["step_s"])
+
+    def close(self) -> None:
+        """End it, whatever it is doing."""
+        self.process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.communicate()

@@ -1,0 +1,121 @@
+"""What this machine could do, a step's floor from that, and where a step's time goes instead."""
+
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.utils.benchmark import Timer
+
+from benchmarks import ours
+from benchmarks.setting import Bench
+
+SQUARE = {"cpu": 2048, "cuda": 8192}
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
+SECONDS = 1.0  # of measuring, each
+
+STEPS = 5  # that are profiled
+# The first kind whose word is in a kernel's name; what has none is "other". On a CPU the products
+# of attention are the batched ones.
+KINDS = {
+    "fused pointwise": ("cpp_fused", "triton_"),
+    "attention": ("flash", "fmha", "attention", "sdpa", "aten::bmm"),
+    "optimizer": ("adam", "multi_tensor", "foreach", "linalg_vector_norm"),
+    "products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass", "xmma"),
+    "copies": ("memcpy", "memset"),
+}
+
+
+def limits(bench: Bench, model: str) -> dict[str, Any]:
+    """Measure the products of large squares, by dtype, and copies, with reads and writes counted.
+
+    Returns:
+        num_threads, square, matmul_flops_per_s (bf16, fp32), copy_bytes_per_s.
+    """
+    device = bench.device
+    size = SQUARE[device]
+    rates = {}
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        a = torch.randn(size, size, device=device).to(dtype)
+        b = torch.randn(size, size, device=device).to(dtype)
+        seconds = _seconds("torch.mm(a, b, out=out)", a=a, b=b, out=torch.empty_like(a))
+        rates[name] = 2 * size**3 / seconds
+
+    source = torch.ones(COPY_BYTES[device] // 4, device=device)
+    seconds = _seconds("target.copy_(source)", source=source, target=torch.empty_like(source))
+    return {
+        "num_threads": torch.get_num_threads(),
+        "square": size,
+        "matmul_flops_per_s": rates,
+        "copy_bytes_per_s": 2 * COPY_BYTES[device] / seconds,
+    }
+
+
+def _seconds(statement: str, **names: Any) -> float:
+    timer = Timer(statement, globals=names | {"torch": torch}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=SECONDS).median
+
+
+def floor(bench: Bench, spec: ours.Spec) -> dict[str, float]:
+    """Return the least time of a step, in seconds.
+
+    It is that of its products (MFU's count: weights, and causal attention) at the measured rate of
+    large ones, and of AdamW's seven passes over the weights in float32 at that of copies. What is
+    pointwise (norms, rotation, softmax, SwiGLU) is not counted: fused without end, it would cost
+    nothing.
+    """
+    known = bench.result("limits", lambda: limits(bench, ""))
+    cost = ours.cost(ours.settled(spec["words"]), spec["vocab_size"])
+    rate = known["matmul_flops_per_s"]["bf16" if spec["bf16"] else "fp32"]
+    products = spec["tokens_per_step"] * cost["flops_per_token"] / rate
+    update = 7 * 4 * cost["params"] / known["copy_bytes_per_s"]
+    return {"products_s": products, "update_s": update, "floor_s": products + update}
+
+
+def breakdown(bench: Bench, model: str) -> dict[str, Any]:
+    """Profile a few steps.
+
+    Returns:
+        shares: of the time in kernels, by kind; ms_a_step: that time; top_ms: the kernels that
+        take most of it.
+    """
+    on_gpu = bench.device == "cuda"
+    torch._inductor.config.cpp.enable_kernel_profile = True
+    spec = ours.training_spec(bench.words(model))
+    config = ours.settled(spec["words"])
+    decoder, optimizer = ours.learner(config, spec["vocab_size"])
+    size = (spec["batch"], spec["seq_len"] + 1)
+    ids_BT = torch.randint(spec["vocab_size"], size, generator=torch.Generator().manual_seed(0))
+    micro_batches = torch.split(ids_BT.to(bench.device), spec["micro"])
+
+    for _ in range(4):
+        ours.train_step(config, decoder, optimizer, micro_batches)
+    with torch.profiler.profile() as profile:
+        for _ in range(STEPS):
+            ours.train_step(config, decoder, optimizer, micro_batches)
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    times: dict[str, float] = {}
+    for event in profile.key_averages():
+        if not on_gpu:
+            spent = event.self_cpu_time_total
+        elif event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            spent = event.self_device_time_total
+        else:
+            # What called a kernel is listed beside it, with its time.
+            continue
+        times[event.key] = spent / 1e3 / STEPS
+
+    total = sum(times.values())
+    shares = dict.fromkeys([*KINDS, "other"], 0.0)
+    for name, milliseconds in times.items():
+        shares[_kind(name)] += milliseconds / total
+    top = sorted(times.items(), key=lambda item: -item[1])[:15]
+    return {"shares": shares, "ms_a_step": total, "top_ms": dict(top)}
+
+
+def _kind(kernel: str) -> str:
+    for kind, words in KINDS.items():
+        if any(word in kernel.lower() for word in words):
+            return kind
+    return "other"

@@ -1,0 +1,75 @@
+"""What the command line says to every part, and where results are kept."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ours
+from rope_exp.run.provenance import machine_facts
+from rope_exp.system.console import say
+from rope_exp.system.errors import ConfigError
+from rope_exp.system.files import read_json, write_json
+from rope_exp.system.machine import has_compiler
+
+
+class Bench:
+    """The options, checked, and the results that are known."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Check the config of every model.
+
+        Raises:
+            ConfigError: There is no such model or key, or it cannot be measured here.
+        """
+        self.options = options
+        self.models: list[str] = options.models.split(",")
+        self.rounds: int = options.rounds
+        self.results: dict[str, dict[str, Any]] = {}
+
+        [self.device, *_] = [ours.settled(self.words(name)).launch.device for name in self.models]
+        self.facts = machine_facts(self.device)
+        self.folder = options.out or Path("results", "bench", self.device)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def words(self, model: str, *more: str) -> list[str]:
+        """Return the overrides with which a size trains here: compiled, in one process.
+
+        On a GPU a step has two micro-batches, so that it is short.
+        """
+        compiled = "train.compile=true"
+        words = [f"model={model}", "pe=qk_rope", compiled, *self.options.overrides, *more]
+        config = ours.settled(words)
+        launch = config.launch
+        if launch.num_processes != 1:
+            allowed = "must be 1: one process is measured"
+            raise ConfigError("launch.num_processes", launch.num_processes, allowed)
+        if config.train.compile and not has_compiler(launch.device):
+            raise ConfigError("train.compile", True, "this machine has no compiler")
+
+        micro = config.train.micro_batch_size
+        if launch.device == "cuda" and micro is not None:
+            words.append(f"train.global_batch_size={2 * micro}")
+        return words
+
+    def result(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of that name, measured unless it is there.
+
+        Raises:
+            ConfigError: It is there, and another machine's.
+        """
+        path = self.folder / f"{name}.json"
+        if name not in self.results and path.exists() and not self.options.again:
+            known = read_json(path)
+            device = known["on"]["device"]
+            if device != self.facts["device"]:
+                allowed = f"holds what {device} measured; name another"
+                raise ConfigError("--out", str(self.folder), allowed)
+            say(f"{name}: there already, in {path}")
+            self.results[name] = known["result"]
+
+        if name not in self.results:
+            say(f"{name}: measuring")
+            self.results[name] = measure()
+            write_json(path, {"on": self.facts, "result": self.results[name]})
+        return self.results[name]

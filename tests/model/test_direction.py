@@ -1,0 +1,104 @@
+"""Which way O alone turns is no assumption: training is the same, from mirrored initial weights."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rope_exp.config.sections import Architecture, ModelConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.rope import rotate
+
+Rotation = Callable[..., Tensor]
+
+# Two query heads share one key/value head, and half of each head's features rotate.
+MODEL = ModelConfig(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_key_value_heads=1
+)
+FRACTION = 0.5
+VOCAB_SIZE = 61
+NUM_STEPS = 20
+LR = 1e-2
+CLIP = 0.5
+
+
+def other_way(x_BTHK: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
+    """Every site turns the other way."""
+    return rotate(x_BTHK, cos, sin, inverse=not inverse)
+
+
+def o_forward(x_BTHK: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
+    """O turns forward; the others turn as they should."""
+    return rotate(x_BTHK, cos, sin)
+
+
+@torch.no_grad()
+def mirror(decoder: Decoder, features_of: int) -> None:
+    """Replace W by S W for q, k, v and by W S for o, with S = diag(1, -1) on each rotating pair."""
+    head_dim = MODEL.head_dim
+    num_pairs = features_of // 2
+    sign_K = torch.ones(head_dim, dtype=torch.float64)
+    sign_K[num_pairs:features_of] = -1
+
+    for layer in decoder.model.layers:
+        attention = layer.self_attn
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+            rows = projection.weight.shape[0]
+            projection.weight *= sign_K.repeat(rows // head_dim)[:, None]
+        columns = attention.o_proj.weight.shape[1]
+        attention.o_proj.weight *= sign_K.repeat(columns // head_dim)[None, :]
+
+
+def losses(
+    sites: str,
+    rotation: Rotation,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    mirrored: bool,
+) -> Tensor:
+    """Train on random tokens, clipped as a run is, and return each step's loss in float64."""
+    pe = PeConfig(name="test", rotate=tuple(sites), base=100.0, fraction=FRACTION)  # type: ignore[arg-type]
+    decoder = Decoder(Architecture(MODEL, pe, VOCAB_SIZE))
+    decoder.initialise(0)
+    decoder.double()
+    if mirrored:
+        mirror(decoder, pe.num_features(MODEL.head_dim))
+
+    monkeypatch.setattr("rope_exp.model.layers.rotate", rotation)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=LR, weight_decay=0.1)
+    generator = torch.Generator().manual_seed(1)
+    of_steps = []
+    for _ in range(NUM_STEPS):
+        ids_BT = torch.randint(0, VOCAB_SIZE, (4, 17), generator=generator)
+        loss = decoder(ids_BT[:, :-1], ids_BT[:, 1:]) / 64
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(decoder.parameters(), CLIP)
+        optimizer.step()
+        of_steps.append(loss.detach())
+    return torch.stack(of_steps)
+
+
+@pytest.mark.parametrize("sites", ["o", "v", "q", "k", "qk", "vo", "qkvo"])
+def test_the_direction_of_all_sites_is_absorbed(
+    sites: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R_{-m} = S R_m S, and S goes into the weights, whose distribution and updates it keeps.
+
+    So turning the other way from mirrored weights gives the same losses, step by step. The
+    initial weights are symmetric in sign, hence the two directions have one distribution of
+    losses, and "O turns back" assumes nothing for O alone.
+    """
+    usual = losses(sites, rotate, monkeypatch, mirrored=False)
+    other = losses(sites, other_way, monkeypatch, mirrored=True)
+    torch.testing.assert_close(other, usual, rtol=0, atol=1e-9)
+
+
+def test_the_direction_of_o_against_v_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S is absorbed once: where V turns as well, O must turn against it."""
+    usual = losses("vo", rotate, monkeypatch, mirrored=False)
+    for mirrored in (False, True):
+        other = losses("vo", o_forward, monkeypatch, mirrored=mirrored)
+        assert (other - usual).abs().max() > 1e-4

@@ -34,6 +34,7 @@ LIGHT = (
     "run.folder",
     "run.tracker",
     "data.prepare",
+    "launch.admit",
     "launch.sweep",
     "launch.view",
     "report.command",

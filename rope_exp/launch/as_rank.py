@@ -8,7 +8,7 @@ import re
 
 from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import RunConfig
-from rope_exp.launch import sweep as launch
+from rope_exp.launch.admit import acquire_or_refuse, admit
 from rope_exp.run.folder import read_result
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 
@@ -61,9 +61,9 @@ def run_as_rank(config: RunConfig) -> int:
 
     # The other ranks only need the config, and find the data prepared.
     if os.environ.get("RANK", "0") == "0":
-        [cell] = launch.plan([config])
-        if cell.exit_code is None:
-            launch.take(cell)
+        [job] = admit([config])
+        if job.exit_code is None:
+            acquire_or_refuse(job)
 
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:

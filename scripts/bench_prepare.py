@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tokenizers import Tokenizer
 
 from rope_exp.config.compose import run_config
-from rope_exp.data.corpus import open_corpus
-from rope_exp.data.documents import Corpus
-from rope_exp.data.prepare import SIDES, write_tokens
+from rope_exp.data.documents import SIDES, Corpus
+from rope_exp.data.encoding import write_tokens
+from rope_exp.data.prepare import open_corpus
 from rope_exp.data.store import TokenFile
 from rope_exp.data.tokenizer import (
     end_of_text_id,
@@ -41,7 +41,7 @@ def corpus_of(path: str, column: str, repeats: int) -> Corpus:
     corpus = open_corpus(config.data)
     read = corpus.splits["train"]
     repeated = {"train": lambda: (text for _ in range(repeats) for text in read())}
-    return Corpus(repeated, corpus.holdout_fraction, None, {})
+    return Corpus(config.data, repeated)
 
 
 def prepare_once(corpus: Corpus, tokenizer: Tokenizer) -> tuple[float, int]:

@@ -22,7 +22,8 @@ from typing import IO, Any
 from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.resolve import check_memory
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig, differing_keys
-from rope_exp.data.prepare import Prepared, prepare
+from rope_exp.data.meta import Prepared
+from rope_exp.data.prepare import prepare
 from rope_exp.launch.leases import Lease, lease_gpus
 from rope_exp.launch.view import LiveTable
 from rope_exp.run.folder import (

@@ -25,7 +25,7 @@ from rope_exp.config import costs as flops
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import NonNegative, OrderSha256, Sha256
 from rope_exp.data.batches import Batches, chain_sha256, validation_ids
-from rope_exp.data.prepare import Prepared
+from rope_exp.data.meta import Prepared
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import MARK_FIELDS, RESULT, MetricsWriter, check_fields

@@ -20,7 +20,8 @@ import numpy as np
 
 from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Batches
-from rope_exp.data.prepare import Prepared, prepare
+from rope_exp.data.meta import Prepared
+from rope_exp.data.prepare import prepare
 from rope_exp.system.console import say
 
 ARMS = Path(__file__).with_name("arms.py")

@@ -1,0 +1,102 @@
+"""Documents to token files, in batches that keep all cores busy and memory flat."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from rope_exp.data.documents import SIDES, Corpus
+from rope_exp.data.store import TokenFile
+from rope_exp.data.tokenizer import cuts_at_spaces, encode, pieces
+from rope_exp.system.console import PreparationProgress
+
+COUNTS = ("documents", "text_bytes", "tokens")
+
+# Text encoded at once: enough for all cores. An encoding takes about 100 bytes a token.
+BATCH_CHARS = 1 << 20
+
+
+class Part(NamedTuple):
+    """A document, or a part of a long one, so that encoding takes no more memory for it."""
+
+    side: str
+    text: str
+    starts: bool  # its document
+    ends: bool
+
+
+def write_tokens(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    end_id: int,
+    files: Mapping[str, TokenFile],
+    max_tokens: int | None,
+) -> dict[str, dict[str, int]]:
+    """Encode every document into the file of its side, at most `max_tokens` a side.
+
+    A split is read until its own side is full.
+
+    Returns:
+        documents, text_bytes and tokens, each by side.
+    """
+    counts = {what: dict.fromkeys(SIDES, 0) for what in COUNTS}
+    tokens = counts["tokens"]
+    progress = PreparationProgress(corpus.text_bytes, max_tokens)
+    end = np.array([end_id], dtype=np.uint32)
+
+    for split in corpus.splits:
+        with closing(corpus.documents(split)) as documents:
+            for batch in _batches(_parts(documents, tokenizer)):
+                ids: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
+                texts = [part.text for part in batch]
+
+                for part, found in zip(batch, encode(tokenizer, texts), strict=True):
+                    if part.ends:
+                        found = np.concatenate([found, end])
+                    if max_tokens is not None:
+                        found = found[: max_tokens - tokens[part.side]]
+                    if len(found) == 0:
+                        continue
+
+                    ids[part.side].append(found)
+                    counts["documents"][part.side] += part.starts
+                    counts["text_bytes"][part.side] += len(part.text.encode())
+                    tokens[part.side] += len(found)
+                    if tokens[split] == max_tokens:
+                        break
+
+                for side, arrays in ids.items():
+                    files[side].write(np.concatenate(arrays))
+                progress.update(counts)
+                if tokens[split] == max_tokens:
+                    break
+
+    progress.close()
+    return counts
+
+
+def _parts(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[Part]:
+    """Cut long documents where the tokenizer cuts them anyway."""
+    can_cut = cuts_at_spaces(tokenizer)
+    for side, text in documents:
+        texts = list(pieces(text, BATCH_CHARS)) if can_cut else [text]
+        for number, part in enumerate(texts, start=1):
+            yield Part(side, part, number == 1, number == len(texts))
+
+
+def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    batch: list[Part] = []
+    num_chars = 0
+    for part in parts:
+        batch.append(part)
+        num_chars += len(part.text)
+        if num_chars >= BATCH_CHARS:
+            yield batch
+            batch = []
+            num_chars = 0
+    if batch:
+        yield batch

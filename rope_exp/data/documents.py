@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.run import DataConfig
-from rope_exp.data.tokenizer import PIECE_CHARS, pieces
+from rope_exp.data.tokenizer import pieces
 from rope_exp.system.errors import ConfigError, show
 
 TRAIN = "train"
@@ -160,7 +160,7 @@ def _check_document(text: str, data: DataConfig) -> None:
     if len(text) <= MAX_WORD:
         return
 
-    longest = max(map(len, pieces(text, PIECE_CHARS)))
+    longest = max(map(len, pieces(text)))
     if longest > MAX_WORD:
         reason = f"holds {longest:,} characters on end without a space or newline"
         raise ConfigError("data.path", data.path, reason)

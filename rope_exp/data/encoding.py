@@ -1,5 +1,6 @@
 """Documents to token files, in batches that keep all cores busy and memory flat."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
@@ -47,6 +48,7 @@ def write_tokens(
     tokens = counts["tokens"]
     progress = PreparationProgress(corpus.text_bytes, max_tokens)
     end = np.array([end_id], dtype=np.uint32)
+    limit = max_tokens or sys.maxsize
 
     for split in corpus.splits:
         with closing(corpus.documents(split)) as documents:
@@ -57,8 +59,7 @@ def write_tokens(
                 for part, found in zip(batch, encode(tokenizer, texts), strict=True):
                     if part.ends:
                         found = np.concatenate([found, end])
-                    if max_tokens is not None:
-                        found = found[: max_tokens - tokens[part.side]]
+                    found = found[: limit - tokens[part.side]]
                     if len(found) == 0:
                         continue
 
@@ -66,13 +67,13 @@ def write_tokens(
                     counts["documents"][part.side] += part.starts
                     counts["text_bytes"][part.side] += len(part.text.encode())
                     tokens[part.side] += len(found)
-                    if tokens[split] == max_tokens:
+                    if tokens[split] == limit:
                         break
 
                 for side, arrays in ids.items():
                     files[side].write(np.concatenate(arrays))
                 progress.update(counts)
-                if tokens[split] == max_tokens:
+                if tokens[split] == limit:
                     break
 
     progress.close()
@@ -83,9 +84,9 @@ def _parts(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterat
     """Cut long documents where the tokenizer cuts them anyway."""
     can_cut = cuts_at_spaces(tokenizer)
     for side, text in documents:
-        texts = list(pieces(text, BATCH_CHARS)) if can_cut else [text]
-        for number, part in enumerate(texts, start=1):
-            yield Part(side, part, number == 1, number == len(texts))
+        parts = list(pieces(text)) if can_cut else [text]
+        for number, part in enumerate(parts, start=1):
+            yield Part(side, part, number == 1, number == len(parts))
 
 
 def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:

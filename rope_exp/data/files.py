@@ -36,8 +36,8 @@ FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "te
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
-def local_files(data: DataConfig) -> tuple[Path, list[Path]]:
-    """Find the folder that names are relative to, and the files of the corpus, by path.
+def local_files(data: DataConfig) -> list[Path]:
+    """Find the files of the corpus, by path.
 
     Raises:
         ConfigError: there are none, or of several formats.
@@ -60,14 +60,20 @@ def local_files(data: DataConfig) -> tuple[Path, list[Path]]:
     if len(formats) > 1:
         names = " and ".join(sorted(map(str, formats)))
         raise ConfigError("data.path", data.path, f"holds {names} files; choose one kind")
-    return (root.parent if root.is_file() else root), files
+    return files
 
 
 def files_fingerprint(data: DataConfig) -> str:
     """Return a digest of each file's name, size and time; their content is not read."""
-    root, files = local_files(data)
-    states = [(str(path.relative_to(root)), path.stat()) for path in files]
-    return json_sha256([[name, state.st_size, state.st_mtime_ns] for name, state in states])
+    root = Path(str(data.path)).expanduser()
+    if root.is_file():
+        root = root.parent
+
+    states = []
+    for path in local_files(data):
+        state = path.stat()
+        states.append([str(path.relative_to(root)), state.st_size, state.st_mtime_ns])
+    return json_sha256(states)
 
 
 def open_files(data: DataConfig) -> Corpus:
@@ -135,14 +141,14 @@ def _format(path: Path) -> str | None:
 
 def _splits(data: DataConfig) -> dict[str, list[Path]]:
     """Find the files of each side, by datasets' rule for names (train-00000.parquet, test/...)."""
-    _, files = local_files(data)
-    if files == [Path(str(data.path)).expanduser()]:
-        return {TRAIN: files}
+    files = {os.path.abspath(path): path for path in local_files(data)}
+    root = os.path.abspath(os.path.expanduser(str(data.path)))
+    if root in files:
+        return {TRAIN: [files[root]]}
 
     load_datasets()
     from datasets.data_files import DataFilesDict, get_data_patterns
 
-    root = os.path.abspath(os.path.expanduser(str(data.path)))
     if re.search(r"[*?\[\]]", root):
         reason = "a folder's name may not hold any of * ? [ ], which mean patterns"
         raise ConfigError("data.path", data.path, reason)
@@ -152,12 +158,11 @@ def _splits(data: DataConfig) -> dict[str, list[Path]]:
         reason = f"its files cannot be listed: {first_line(error)}"
         raise ConfigError("data.path", data.path, reason) from None
 
-    usable = {os.path.abspath(path): path for path in files}
     splits = {}
     for name, listed in found.items():
-        paths = [usable[path] for path in sorted(usable.keys() & set(listed))]
+        paths = sorted(files.keys() & set(listed))
         if paths:
-            splits[str(name)] = paths
+            splits[str(name)] = [files[path] for path in paths]
     return choose_sides(data, splits)
 
 

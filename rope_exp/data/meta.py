@@ -18,10 +18,10 @@ from rope_exp.config.run import DataConfig
 from rope_exp.config.schema import Count, Natural, Rule, Sha256, convert
 from rope_exp.data.documents import SIDES, TRAIN, VALIDATION
 from rope_exp.data.encoding import COUNTS
-from rope_exp.data.store import DIGEST_BYTES, TokenFile, Tokens, read_plain
+from rope_exp.data.store import DIGEST_BYTES, TokenFile, Tokens
 from rope_exp.data.tokenizer import token_dtype
-from rope_exp.system.errors import ConfigError, DataError, first_line
-from rope_exp.system.files import json_sha256, write_json
+from rope_exp.system.errors import DataError, first_line
+from rope_exp.system.files import json_sha256, open_regular, write_json
 
 FORMAT = 2  # of the folder
 META = "meta.json"
@@ -152,12 +152,13 @@ def open_prepared(folder: Path, data: DataConfig) -> Prepared:
             f"{folder} is a link or a file, not a prepared folder; remove it and prepare again"
         )
 
+    num_bytes = sum(path.lstat().st_size for path in folder.glob("*.bin"))
     try:
-        meta = _read_meta(folder)
-    except (ConfigError, ValueError, RecursionError, OSError) as error:
+        meta = _parse(_read(folder, META, META_BYTES + num_bytes // 64))
+    except (ValueError, RecursionError) as error:
         raise _damaged(folder, META, f"is damaged ({first_line(error)})") from None
 
-    tokenizer = read_plain(folder / TOKENIZER, TOKENIZER_BYTES)
+    tokenizer = _read(folder, TOKENIZER, TOKENIZER_BYTES)
     if hashlib.sha256(tokenizer).hexdigest() != meta.tokenizer_sha256:
         raise _damaged(folder, TOKENIZER, "has changed")
 
@@ -175,11 +176,22 @@ def meta_sha256(values: Mapping[str, Any]) -> str:
     return json_sha256({key: value for key, value in values.items() if key != "meta_sha256"})
 
 
-def _read_meta(folder: Path) -> Meta:
-    """Read meta.json, and check it against itself."""
-    num_bytes = sum(path.lstat().st_size for path in folder.glob("*.bin"))
-    content = read_plain(folder / META, META_BYTES + num_bytes // 64)
-    values = json.loads(content, object_pairs_hook=_object)
+def _read(folder: Path, name: str, max_bytes: int) -> bytes:
+    """Read a file that is larger than `max_bytes` only where it was not written here."""
+    try:
+        with open_regular(folder / name) as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise _damaged(folder, name, f"cannot be read: {error.strerror}") from None
+
+    if len(content) > max_bytes:
+        raise _damaged(folder, name, f"is longer than {max_bytes:,} bytes")
+    return content
+
+
+def _parse(content: bytes) -> Meta:
+    """Parse meta.json, and check it against itself."""
+    values = json.loads(content)
     meta: Meta = convert(Meta, values, "")
 
     for what in COUNTS:
@@ -199,13 +211,6 @@ def _read_meta(folder: Path) -> Meta:
 def _data_sha256(tokenizer_sha256: str, vocab_size: int, blocks: Mapping[str, str]) -> str:
     dtype = np.dtype(token_dtype(vocab_size)).name
     return json_sha256([tokenizer_sha256, dtype, blocks[TRAIN], blocks[VALIDATION]])
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key stands twice")
-    return values
 
 
 def _damaged(folder: Path, name: str, what: str) -> DataError:

@@ -32,7 +32,7 @@ from rope_exp.data.tokenizer import (
     vocab_size,
 )
 from rope_exp.system.console import say
-from rope_exp.system.errors import ConfigError, DataError, DiskError
+from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.system.files import (
     check_space,
     disk_full,
@@ -181,7 +181,6 @@ def _make(
     """Prepare into a hidden sibling of `folder`, then rename it. The caller holds the lock."""
     _clear_leftovers(folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    needed_bytes = 0
     files: dict[str, TokenFile] = {}
 
     try:
@@ -221,11 +220,11 @@ def _make(
         temporary.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        if is_full(error) or isinstance(error, DiskError):
+        if is_full(error):
             # Of a stream's size nothing is known but what was written.
             written = sum(file.num_bytes for file in files.values())
             what = f"what is prepared of data={data.name}, at least,"
-            raise disk_full(folder.parent, max(needed_bytes, written), what) from None
+            raise disk_full(folder.parent, written, what) from None
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,6 +1,5 @@
 """The embedded corpus: the source of Python's own library, which every machine has."""
 
-import hashlib
 import sys
 import sysconfig
 import tokenize
@@ -10,7 +9,7 @@ from typing import Any
 
 from rope_exp.config.run import DataConfig
 from rope_exp.data.documents import TRAIN, Corpus
-from rope_exp.system.files import json_sha256
+from rope_exp.system.files import files_sha256
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -34,11 +33,7 @@ def library_files() -> dict[str, Path]:
 
 def library_fingerprint() -> str:
     """Return a digest of each module's name and content, which patch versions of Python change."""
-    digests = [
-        [name, hashlib.sha256(path.read_bytes()).hexdigest()]
-        for name, path in library_files().items()
-    ]
-    return json_sha256(digests)
+    return files_sha256(library_files())
 
 
 def open_library(data: DataConfig) -> Corpus:

@@ -41,7 +41,10 @@ class Tokens:
         self._path = path
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._digests = digests
-        self._file = open_plain(path)
+        try:
+            self._file = descriptor_of(path)
+        except OSError as error:
+            raise self._damaged(f"cannot be opened: {error.strerror}") from None
         weakref.finalize(self, os.close, self._file)
 
         self._checked: set[int] = set()
@@ -158,34 +161,6 @@ class TokenFile:
             if self.num_bytes % BLOCK_BYTES == 0:
                 self.digests += self._digest.digest()
                 self._digest = hashlib.sha256()
-
-
-def open_plain(path: Path) -> int:
-    """Open a file of a prepared folder for reading; the caller closes the descriptor.
-
-    Raises:
-        DataError: it is missing, a link, or no file (opening a pipe would wait for ever).
-    """
-    try:
-        return descriptor_of(path)
-    except OSError as error:
-        what = "is a link" if path.is_symlink() else f"cannot be opened: {error.strerror}"
-        raise DataError(f"{path} {what}; remove {path.parent} and prepare again") from None
-
-
-def read_plain(path: Path, max_bytes: int) -> bytes:
-    """Read all of a small file of a prepared folder.
-
-    Raises:
-        DataError: as above, or it is larger than any that was written here.
-    """
-    with open(open_plain(path), "rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise DataError(
-            f"{path} is longer than {max_bytes:,} bytes; remove {path.parent} and prepare again"
-        )
-    return content
 
 
 def _num_blocks(num_bytes: int) -> int:

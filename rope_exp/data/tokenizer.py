@@ -4,10 +4,8 @@ Every document is encoded as plain text, without special tokens: not even the te
 in a document gives the end-of-text id, which stands after each document.
 """
 
-import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from rope_exp.config.run import TokenizerConfig
 from rope_exp.system.errors import ConfigError, DataError, first_line
+from rope_exp.system.files import files_sha256
 
 TokenType = type[np.uint16] | type[np.uint32]
 END_OF_TEXT = "<|endoftext|>"
@@ -131,21 +130,13 @@ def token_dtype(size: int) -> TokenType:
     return np.uint16 if size <= 2**16 else np.uint32
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+def encode(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.uint32]]:
     """Return the ids of each text, made on all cores (unless TOKENIZERS_PARALLELISM=false)."""
-    can_cut = cuts_at_spaces(tokenizer)
-    parts = [list(pieces(text, PIECE_CHARS)) if can_cut else [text] for text in texts]
-    all_parts = list(chain.from_iterable(parts))
-    encodings = iter(tokenizer.encode_batch_fast(all_parts, add_special_tokens=False))
-
-    found = []
-    for of_one in parts:
-        ids = [np.array(next(encodings).ids, dtype=np.uint32) for _ in of_one]
-        found.append(ids[0] if len(ids) == 1 else np.concatenate(ids))
-    return found
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
 
-def pieces(text: str, limit: int) -> Iterator[str]:
+def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
     """Cut a text where the byte-level pre-tokenizer cuts anyway.
 
     The pieces then encode to what the whole does. The pre-tokenizer's pattern (GPT-2's) has no
@@ -161,11 +152,8 @@ def pieces(text: str, limit: int) -> Iterator[str]:
 
 def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
     """Return what the tokens depend on: the config without its name, and a local folder's files."""
-    values: dict[str, object] = {
-        "kind": config.kind,
-        "vocab_size": config.vocab_size,
-        "train_bytes": config.train_bytes,
-    }
+    keys = ("kind", "vocab_size", "train_bytes")
+    values: dict[str, object] = {key: getattr(config, key) for key in keys}
     if config.path is None:
         return values
 
@@ -173,11 +161,11 @@ def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
     if not folder.is_dir():
         return values | {"path": config.path, "revision": config.revision}
 
-    digest = hashlib.sha256()
+    files = {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in TOKENIZER_SUFFIXES:
-            digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return values | {"files_sha256": digest.hexdigest()}
+        if path.suffix in TOKENIZER_SUFFIXES and path.is_file():
+            files[path.name] = path
+    return values | {"files_sha256": files_sha256(files)}
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:
@@ -191,12 +179,11 @@ def _byte_level(model: models.BPE) -> Tokenizer:
 def _byte_symbols() -> list[str]:
     """Return the character that stands for each byte in byte-level BPE.
 
-    A printable byte stands for itself, the others are the characters from 256 on.
+    A printable byte stands for itself; the others have characters past all bytes, in order.
     """
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = (byte for byte in range(256) if byte not in printable)
-    stand_in = {byte: 256 + place for place, byte in enumerate(others)}
-    return [chr(stand_in.get(byte, byte)) for byte in range(256)]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    stand_ins = iter([symbol for symbol in alphabet if ord(symbol) > 255])
+    return [chr(byte) if chr(byte) in alphabet else next(stand_ins) for byte in range(256)]
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
@@ -214,7 +201,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
 def _limited(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
     """Yield pieces of the texts until `num_bytes` are reached; the trainer buffers 256 of them."""
     for text in texts:
-        for piece in pieces(text, PIECE_CHARS):
+        for piece in pieces(text):
             yield piece
             num_bytes -= len(piece.encode())
         if num_bytes <= 0:

@@ -192,6 +192,14 @@ def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
+def files_sha256(files: Mapping[str, Path]) -> str:
+    """Return the SHA-256 of the names and contents of some files."""
+    digests = []
+    for name, path in files.items():
+        digests.append([name, hashlib.sha256(path.read_bytes()).hexdigest()])
+    return json_sha256(digests)
+
+
 def json_sha256(values: Any) -> str:
     """Return the SHA-256 of plain values as JSON with its keys in order.
 

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev table test torture lint type format report bench lock clean
+.PHONY: help setup setup-dev table test torture lint type format report bench lock floors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,10 @@ bench: setup-dev .venv-litgpt/ready ## speed beside transformers and litgpt; pre
 lock: setup-dev ## write constraints.txt from what .venv holds
 	(head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new
 	mv constraints.new constraints.txt
+
+floors: setup ## resolve the oldest versions that pyproject.toml allows, all together
+	sed -n '/^dependencies/,/^]/s/^ *"\([a-z-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml > .venv/floors.txt
+	$(BIN)/pip install --quiet --dry-run --ignore-installed --requirement .venv/floors.txt
 
 clean: ## remove .venv and caches; results/ stays
 	rm -rf .venv .venv-litgpt .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

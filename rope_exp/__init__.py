@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rope_exp.evaluation.load import load_run
 
-__all__ = ["load_run"]
+    __version__: str
+
+__all__ = ["__version__", "load_run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -14,4 +16,8 @@ def __getattr__(name: str) -> Any:
         from rope_exp.evaluation.load import load_run
 
         return load_run
+    if name == "__version__":
+        from rope_exp.run.provenance import own_version
+
+        return own_version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -45,7 +45,7 @@ from rope_exp.system.console import say
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import write_json
 from rope_exp.system.machine import has_compiler
-from rope_exp.training.throughput import gpu_peak_flops_per_s
+from rope_exp.training.throughput import peak_flops_per_s
 
 NINE = (
     "nope",
@@ -174,11 +174,7 @@ class Bench:
             )
 
     def _speed(self, config: RunConfig, known: dict[str, Any]) -> dict[str, Any]:
-        peak = (
-            gpu_peak_flops_per_s(self.facts["device"], config.train.peak_tflops)
-            if self.device == "cuda"
-            else None
-        )
+        peak = peak_flops_per_s(torch.device(self.device), 1, config.train.peak_tflops)
         peers = {
             name: Entry(name, config)
             for name in self.arguments.peers.split(",")
@@ -202,7 +198,7 @@ class Bench:
         rate = found["ours"]["tokens_per_s"]
         return {
             "arms": found,
-            "params": num_parameters(config.model, config.pe, size),
+            "params": num_parameters(config.architecture(size)),
             "precision": config.train.precision,
             "tokens_per_step": config.train.global_batch_size * config.train.seq_len,
             "floor": least,

@@ -25,8 +25,7 @@ from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import settle
 from rope_exp.data import store
 from rope_exp.launch import sweep as launch
-from rope_exp.run import checkpoint
-from rope_exp.run import folder as record
+from rope_exp.run import checkpoint, metrics
 from rope_exp.system.files import read_json
 from rope_exp.system.signals import StopSignal
 from rope_exp.training import trainer as loop
@@ -66,13 +65,13 @@ def shares(overrides: list[str], folder: str) -> list[str]:
     clock.around(os, "fsync", "fsync")
     clock.around(hashlib, "file_digest", "SHA-256 of checkpoints")
     clock.around(checkpoint, "save", "the rest of saving (copies and writes)")
-    clock.around(record.MetricsWriter, "write", "rows of metrics")
+    clock.around(metrics.MetricsWriter, "write", "rows of metrics")
     clock.around(loop, "chain_sha256", "SHA-256 of the order of tokens")
     clock.around(store.Tokens, "_verify", "SHA-256 of token blocks")
     config = settle(run_config([*overrides, f"run.dir={folder}/run"]))
     [cell] = launch.plan([config])
     launch.take(cell)
-    code = worker.guarded(lambda: worker.run(cell.config, cell.folder, StopSignal()))
+    code = worker.explain_errors(lambda: worker.run(cell.config, cell.folder, StopSignal()))
     assert code == 0, code
     result = read_json(cell.folder / "result.json")
     saves = config.train.num_steps // config.train.save_every

@@ -1,6 +1,12 @@
-"""From a plain mapping to frozen dataclasses: types, ranges, and errors that name the key. Knows no key by name."""
+"""From plain mappings to typed values: defaults, types, ranges, and errors that name the key.
+
+One mechanism serves configs (frozen dataclasses: unknown keys are refused, missing ones take
+their defaults) and the JSON files that we read back (TypedDicts: every key must be there, further
+ones are let through). This module knows no key by name.
+"""
 
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -14,8 +20,19 @@ from typing import Annotated, Any, Literal
 
 from rope_exp.system.errors import ConfigError
 
-# Of ASCII and Latin-1, line separators, and halves of a surrogate pair: what is no text in UTF-8, or no single line.
+# Of ASCII and Latin-1, line separators, and halves of a surrogate pair: what is no text in UTF-8,
+# or no single line.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def numeric(default: Any) -> Any:
+    """Declare a field whose value can change a loss: it is part of a run's identity."""
+    return dataclasses.field(default=default, metadata={"numeric": True})
+
+
+def setting(default: Any) -> Any:
+    """Declare a field that changes no number: logging, saving, places, names of presets."""
+    return dataclasses.field(default=default, metadata={"numeric": False})
 
 
 @dataclass(frozen=True)
@@ -26,33 +43,96 @@ class Rule:
     holds: Callable[[Any], bool]
 
 
+# -- conversion --------------------------------------------------------------------------------
+
+
 def convert(hint: Any, value: Any, key: str) -> Any:
-    """`value` as the annotated type `hint`, or a ConfigError that names `key`."""
-    if dataclasses.is_dataclass(hint):
-        return _convert_section(hint, value, key)
+    """Return `value` as the type `hint`: a dataclass, one of several, a TypedDict, or a plain type.
+
+    Raises:
+        ConfigError: naming `key`, or the key below it that is at fault.
+    """
+    if _sections(hint):
+        section = _chosen(hint, value, key)
+        return section(**_converted(section, value, key))
+
+    if typing.is_typeddict(hint):
+        converted = _converted(hint, value, key)
+        return dict(value) | converted
+
     if not _matches(hint, value):
         raise ConfigError(key, value, _allowed(hint))
+
     return _cast(hint, value)
 
 
-def _convert_section(section: Any, values: Any, key: str) -> Any:
-    prefix = f"{key}." if key else ""
+def fill(hint: Any, values: Any, key: str = "") -> Any:
+    """Return a plain mapping with the default of every key that it leaves out; values unchecked."""
+    if not _sections(hint):
+        return values
+
+    section = _chosen(hint, values, key)
+    defaults = _plain(section())
+    hints = typing.get_type_hints(section, include_extras=True)
+    filled = {}
+    for name, default in defaults.items():
+        filled[name] = fill(hints[name], values.get(name, default), _below(key, name))
+    return filled | {name: value for name, value in values.items() if name not in filled}
+
+
+def _converted(section: Any, values: Any, key: str) -> dict[str, Any]:
+    """Return the converted value of each key of `section` that `values` holds."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(key or "its content", values, "must be a group of keys")
+
+    hints = typing.get_type_hints(section, include_extras=True)
+    is_open = typing.is_typeddict(section)
+
+    for name in values:
+        if name not in hints and not is_open:
+            raise unknown_key(_below(key, name), known_keys(section, f"{key}." if key else ""))
+
+    for name in hints:
+        if name not in values and is_open:
+            raise ConfigError(_below(key, name), ..., "is missing")
+
+    return {
+        name: convert(hint, values[name], _below(key, name))
+        for name, hint in hints.items()
+        if name in values
+    }
+
+
+def _sections(hint: Any) -> tuple[Any, ...]:
+    """Return the dataclasses that a group of keys may be: one, several, or none."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return options if all(map(dataclasses.is_dataclass, options)) else ()
+
+
+def _chosen(hint: Any, values: Any, key: str) -> Any:
+    """Return the dataclass that `values` are of: of several, the one whose tag they name."""
+    options = _sections(hint)
     if not isinstance(values, Mapping):
         raise ConfigError(key or "config", values, "must be a group of keys")
-    hints = typing.get_type_hints(section, include_extras=True)
-    for name in values:
-        if name not in hints:
-            raise unknown_key(f"{prefix}{name}", known_keys(section, prefix))
-    for name in hints:
-        if name not in values:
-            raise ConfigError(f"{prefix}{name}", None, "is missing")
-    return section(
-        **{name: convert(hint, values[name], f"{prefix}{name}") for name, hint in hints.items()}
-    )
+    if len(options) == 1:
+        return options[0]
+
+    by_tag = {getattr(option(), tag(option)): option for option in options}
+    name = values.get(tag(options[0]), next(iter(by_tag)))
+    if not isinstance(name, str) or name not in by_tag:
+        raise ConfigError(_below(key, tag(options[0])), name, f"must be one of {', '.join(by_tag)}")
+    return by_tag[name]
+
+
+def tag(section: Any) -> str:
+    """Return the key that tells a dataclass from its alternatives: its first, a Literal of one word."""
+    return dataclasses.fields(section)[0].name
 
 
 def _matches(hint: Any, value: Any) -> bool:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
+
     if origin is Annotated:
         return _matches(args[0], value) and all(rule.holds(value) for rule in args[1:])
     if origin in (types.UnionType, typing.Union):
@@ -60,10 +140,9 @@ def _matches(hint: Any, value: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str) and value in args
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            return False
-        items = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        return len(items) == len(value) and all(map(_matches, items, value))
+        items = _items(args, value)
+        return items is not None and all(map(_matches, items, value))
+
     if hint is float:
         # A whole number may have more digits than a float can hold.
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
@@ -72,21 +151,33 @@ def _matches(hint: Any, value: Any) -> bool:
     return type(value) is hint
 
 
+def _items(args: tuple[Any, ...], value: Any) -> list[Any] | None:
+    """Return the type of each item of a list, or None for a value that cannot be such a list."""
+    if not isinstance(value, list | tuple):
+        return None
+    if args[-1] is Ellipsis:
+        return [args[0]] * len(value)
+    return list(args) if len(args) == len(value) else None
+
+
 def _cast(hint: Any, value: Any) -> Any:
-    """A matching value in its canonical type, so that 1 and 1.0 hash alike."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    """Return a matching value in its canonical type, so that 1 and 1.0 hash alike."""
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
+
     if origin is Annotated:
         return _cast(args[0], value)
     if origin in (types.UnionType, typing.Union):
         return _cast(next(option for option in args if _matches(option, value)), value)
     if origin is tuple:
-        items = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        return tuple(map(_cast, items, value))
+        return tuple(map(_cast, _items(args, value) or (), value))
     return float(value) if hint is float else value
 
 
 def _allowed(hint: Any) -> str:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
+
     if origin is Annotated:
         return " and ".join(rule.allowed for rule in args[1:])
     if origin in (types.UnionType, typing.Union):
@@ -96,106 +187,145 @@ def _allowed(hint: Any) -> str:
     if origin is tuple:
         count = "any number" if args[-1] is Ellipsis else str(len(args))
         return f"must be a list of {count}, each of which {_allowed(args[0])}"
-    names = {
+
+    words = {
         bool: "true or false",
         int: "a whole number",
         float: "a finite number",
         str: "text without control characters",
         dict: "a group of keys",
     }
-    return f"must be {names.get(hint, 'null')}"
+    return f"must be {words.get(hint, 'null')}"
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+
+def known_keys(hint: Any, prefix: str = "") -> list[str]:
+    """Return the full path of every key below a section, whichever alternative has it."""
+    keys: dict[str, None] = {}
+    for section in _sections(hint):
+        for name, below in typing.get_type_hints(section, include_extras=True).items():
+            nested = known_keys(below, f"{prefix}{name}.") or [prefix + name]
+            keys |= dict.fromkeys(nested)
+    return list(keys)
 
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
-    """The error for a key that no section has, with the nearest that exists; without its value, perhaps a secret."""
-    near = get_close_matches(key, known, n=1, cutoff=0.75) or [
-        full for full in known if full.endswith(f".{key}")
-    ]
-    hint = (
-        f"did you mean {near[0]}?"
-        if near
-        else "`python train.py --cfg job` prints the keys that there are"
-    )
+    """Return the error for a key that no section has, with the nearest that exists.
+
+    Its value is not shown: it may be a secret.
+    """
+    near = get_close_matches(key, known, n=1, cutoff=0.75)
+    near = near or [full for full in known if full.endswith(f".{key}")]
+    hint = f"did you mean {near[0]}?" if near else "`python train.py --cfg job` prints the keys"
     return ConfigError(key, ..., f"there is no such key; {hint}")
 
 
-def known_keys(section: Any, prefix: str = "") -> list[str]:
-    """The full path of every key below a section."""
-    keys: list[str] = []
-    for name, hint in typing.get_type_hints(section).items():
-        keys += (
-            known_keys(hint, f"{prefix}{name}.")
-            if dataclasses.is_dataclass(hint)
-            else [prefix + name]
-        )
-    return keys
+def _below(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else str(name)
 
 
-def check(values: Any, fields: Mapping[str, Any]) -> None:
-    """Refuse a mapping unless each of `fields` (a name to a type, as dataclasses annotate theirs) is there and matches.
+# -- identity ----------------------------------------------------------------------------------
 
-    Raises:
-        ConfigError: naming the first field that does not.
+
+def numeric_values(section: Any) -> dict[str, Any]:
+    """Return every value below a section that can change a number, as a plain mapping."""
+    return _selected(section, lambda field, value: True)
+
+
+def departures(section: Any) -> dict[str, Any]:
+    """Return the values that can change a number and are not their defaults, as a plain mapping.
+
+    So a key that is added later, with a default that keeps the behaviour, changes no identity. A
+    section that is not the default alternative shows its tag.
     """
-    if not isinstance(values, Mapping):
-        raise ConfigError("its content", values, "must be a group of keys")
-    for name, hint in fields.items():
-        if name not in values:
-            raise ConfigError(name, ..., "is missing")
-        if not _matches(hint, values[name]):
-            raise ConfigError(name, values[name], _allowed(hint))
+    return _selected(section, lambda field, value: value != field.default)
 
 
-def _slug_rule(what: str) -> Rule:
-    pattern = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
-    return Rule(
-        f"{what} is 1 to 64 letters, digits, spaces or . _ + -, beginning with a letter or digit",
-        lambda text: pattern.fullmatch(text) is not None and ".." not in text,
-    )
+def _selected(section: Any, wanted: Callable[[Any, Any], bool]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if not dataclasses.is_dataclass(value):
+            if field.metadata["numeric"] and wanted(field, value):
+                found[field.name] = _plain(value)
+            continue
+
+        below = _selected(value, wanted)
+        default: Any = field.default_factory
+        if type(value) is not default:
+            below = {tag(value): getattr(value, tag(value))} | below
+        if below:
+            found[field.name] = below
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a value, or a section, in the types that JSON and YAML have."""
+    return json.loads(json.dumps(value, default=dataclasses.asdict))
+
+
+# -- kinds of values ---------------------------------------------------------------------------
+
+
+def _is_name(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}", text) is not None and ".." not in text
 
 
 def _is_path(text: str) -> bool:
-    """Whether the system could have it: else the first use of it would fail, after something was written."""
+    """Whether the system could have it: else its first use would fail, perhaps late."""
     try:
-        path = Path(text).expanduser()  # RuntimeError: ~ of a user that there is not
-    except RuntimeError:
+        path = Path(text).expanduser()
+    except RuntimeError:  # ~ of a user that there is not
         return False
-    return (
-        text != ""
-        and all(len(os.fsencode(part)) <= 255 for part in path.parts)
-        and len(os.fsencode(path)) <= 3840
-    )
+    names_fit = all(len(os.fsencode(part)) <= 255 for part in path.parts)
+    return text != "" and names_fit and len(os.fsencode(path)) <= 3840
 
 
-Count = Annotated[
-    int, Rule("must be a whole number of at least 1 and below 2^63", lambda n: 1 <= n < 2**63)
-]
-Natural = Annotated[
-    int, Rule("must be a whole number of at least 0 and below 2^63", lambda n: 0 <= n < 2**63)
-]
+def _is_sha256(text: str) -> bool:
+    return re.fullmatch("[0-9a-f]{64}", text) is not None
+
+
+def _whole(least: int) -> Rule:
+    allowed = f"must be a whole number of at least {least} and below 2^63"
+    return Rule(allowed, lambda number: least <= number < 2**63)
+
+
+Count = Annotated[int, _whole(1)]
+Natural = Annotated[int, _whole(0)]
 Seed = Annotated[int, Rule("must be a whole number from 0 to 2^63 - 1", lambda n: 0 <= n < 2**63)]
 Positive = Annotated[float, Rule("must be a number above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Rule("must be a number of at least 0", lambda x: x >= 0)]
 Share = Annotated[float, Rule("must be a number from 0 to 1", lambda x: 0 <= x <= 1)]
 OpenShare = Annotated[float, Rule("must be a number above 0 and below 1", lambda x: 0 < x < 1)]
-Name = Annotated[str, _slug_rule("a name")]
+Name = Annotated[
+    str,
+    Rule(
+        "a name is 1 to 64 letters, digits, spaces or . _ + -, beginning with a letter or digit",
+        _is_name,
+    ),
+]
 # The system's limit is 4,096 bytes; the rest is for what stands below a run's folder.
 PathText = Annotated[
     str,
     Rule(
-        "must be a path without control characters, of at most 3,840 bytes and 255 a name, beginning with ~ only where "
-        "it names a user's home",
+        "must be a path without control characters, of at most 3,840 bytes and 255 a name, "
+        "beginning with ~ only where it names a user's home",
         _is_path,
     ),
 ]
-_is_sha256 = re.compile("[0-9a-f]{64}").fullmatch
-Sha256 = Annotated[
-    str, Rule("must be 64 hexadecimal digits", lambda text: _is_sha256(text) is not None)
+Sha256 = Annotated[str, Rule("must be 64 hexadecimal digits", _is_sha256)]
+# Empty before the first step.
+OrderSha256 = Annotated[
+    str, Rule("must be 64 hexadecimal digits, or empty", lambda text: not text or _is_sha256(text))
 ]
-OrderSha256 = Annotated[  # empty before the first step
-    str,
-    Rule(
-        "must be 64 hexadecimal digits, or empty",
-        lambda text: not text or _is_sha256(text) is not None,
-    ),
-]
+
+
+def check(values: Any, fields: Mapping[str, Any]) -> None:
+    """Refuse a mapping unless each of `fields` is there and of its type.
+
+    Raises:
+        ConfigError: naming the first field that does not.
+    """
+    convert(typing.TypedDict("_Fields", dict(fields)), values, "")  # type: ignore[operator]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.run import DataConfig
+from rope_exp.config.sections import DataConfig
 from rope_exp.data.tokenizer import pieces
 from rope_exp.system.errors import ConfigError, show
 

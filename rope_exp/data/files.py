@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.run import DataConfig
+from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import (
     MAX_DOCUMENT,
     TRAIN,

@@ -31,7 +31,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own choice of library
 
-from rope_exp.config.run import DataConfig
+from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import (
     VALIDATION,
     Corpus,

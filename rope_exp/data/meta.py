@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from rope_exp.config.run import DataConfig
 from rope_exp.config.schema import Count, Natural, Rule, Sha256, convert
+from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import SIDES, TRAIN, VALIDATION
 from rope_exp.data.encoding import COUNTS
 from rope_exp.data.store import DIGEST_BYTES, TokenFile, Tokens

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.run import DataConfig
+from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import check_column, check_expansion, column_texts
 
 # Documents can be long, and a batch of rows is held in memory.

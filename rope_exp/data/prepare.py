@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rope_exp.config.run import DataConfig, TokenizerConfig
+from rope_exp.config.sections import DataConfig, TokenizerConfig
 from rope_exp.data.documents import SIDES, TRAIN, Corpus
 from rope_exp.data.encoding import write_tokens
 from rope_exp.data.files import files_fingerprint, open_files

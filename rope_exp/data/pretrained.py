@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from rope_exp.config.run import TokenizerConfig
+from rope_exp.config.sections import TokenizerConfig
 from rope_exp.data.tokenizer import load_tokenizer
 from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.system.processes import child_environment

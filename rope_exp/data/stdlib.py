@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.run import DataConfig
+from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import TRAIN, Corpus
 from rope_exp.system.files import files_sha256
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rope_exp.config.run import TokenizerConfig
+from rope_exp.config.sections import TokenizerConfig
 from rope_exp.system.errors import ConfigError, DataError, first_line
 from rope_exp.system.files import files_sha256
 

@@ -38,11 +38,11 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     head = saved.model.get("lm_head.weight")
     vocab_size = head.shape[0] if head is not None and head.ndim == 2 else 1
     with torch.device("meta"):  # without memory: config.yaml may claim any sizes
-        expected = weights(Decoder(config.model, config.pe, vocab_size))
+        expected = weights(Decoder(config.architecture(vocab_size)))
     checkpoint.check_tensors(
         f"the checkpoint of step {saved.step} in {folder}", saved.model, expected
     )
-    model = Decoder(config.model, config.pe, vocab_size)
+    model = Decoder(config.architecture(vocab_size))
     model.load_state_dict(saved.model)
     return model.eval(), tokenizer
 

@@ -1,19 +1,26 @@
-"""The published table: what the rows here stand beside. Nobody has published a second measurement of it.
+"""The published table, which the rows here stand beside, and the one home of its numbers.
 
-Losses at about 1B parameters on a LLaMA-like decoder. The source gives no corpus, learning rate, step count, length or
-seed, one run a variant and no error bars, so its last digits are not to be leaned on.
+Losses at about 1B parameters on a LLaMA-like decoder. The source gives no corpus, learning rate,
+step count, length or seed, one run a variant and no error bars, so its last digits are not to be
+leaned on. Nobody has published a second measurement. Its keys are the nine variants.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-SOURCE = "Su Jianlin, “Transformer升级之路：19、第二类旋转位置编码”, 18 April 2025, https://spaces.ac.cn/archives/10862"
+SOURCE = (
+    "Su Jianlin, “Transformer升级之路：19、第二类旋转位置编码”, 18 April 2025, "
+    "https://spaces.ac.cn/archives/10862"
+)
 SOURCE_SHORT = "Su Jianlin, 18 April 2025, spaces.ac.cn/archives/10862"  # for fonts without Chinese
 
 # ">" is the source's word for better, "≈" for too close to tell.
 ORDER = "QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O"
 
-# By PeConfig.label.
+# The variant that differences are against, unless told otherwise: the standard one.
+REFERENCE = "qk_rope"
+
+# In nats per token, by PeConfig.label.
 LOSSES: Mapping[str, float] = MappingProxyType(
     {
         "qk_rope": 2.712,

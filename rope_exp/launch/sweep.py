@@ -29,13 +29,12 @@ from rope_exp.launch.view import LiveTable
 from rope_exp.run.folder import (
     CONFIG,
     LOCK,
-    METRICS,
     describe,
-    last_step,
     read_config,
     read_result,
     write_config,
 )
+from rope_exp.run.metrics import METRICS, last_step
 from rope_exp.system.console import say
 from rope_exp.system.errors import EXIT_STOPPED, ConfigError, RecordError
 from rope_exp.system.files import check_space, disk_full, free_bytes, is_full, try_lock
@@ -303,7 +302,7 @@ def _run_one(cell: Cell) -> int:
         from rope_exp.system.signals import StopSignal
         from rope_exp.training import worker
 
-        return worker.guarded(lambda: worker.run(cell.config, cell.folder, StopSignal()))
+        return worker.explain_errors(lambda: worker.run(cell.config, cell.folder, StopSignal()))
     return _start_and_wait(cell)
 
 

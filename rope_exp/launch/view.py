@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import check
-from rope_exp.run.folder import METRICS, parse_row
+from rope_exp.run.metrics import METRICS, parse_row
 from rope_exp.system.console import unheard
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import open_regular

@@ -1,11 +1,12 @@
-"""Causal softmax attention. Which kernel computes it is decided here, by device and length; the result is the same.
+"""Causal softmax attention. Device and length decide which kernel computes it, to one result.
 
-On a GPU, and on a CPU for long sequences, torch's fused kernel. At the lengths that a CPU trains, that kernel is two to
-three times slower than plain products of matrices around one pass over the scores (docs/performance.md): those are
-written out below, with the gradient, for blocks of queries that meet no key past their own last position.
+On a GPU, and on a CPU for long sequences, torch's fused kernel. At the lengths that a CPU trains,
+that kernel is two to three times slower than plain products of matrices around one pass over the
+scores (docs/performance.md): those are written out below, with the gradient, for blocks of queries
+that meet no key past their own last position.
 
-Shapes: B batch, T position, H query heads, G key/value heads, K head dimension; N = B * H; C queries of a block, which
-meet E keys.
+Shapes: B batch, T position, H query heads, G key/value heads, K head dimension; N = B * H;
+C queries of a block, which meet E keys.
 """
 
 import math
@@ -22,48 +23,66 @@ MIN_BLOCK = 128  # queries
 
 
 def causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-    """o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j, in the inputs' dtype; softmax in at least float32.
+    """Return o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j, in the inputs' dtype.
 
-    Each of the G heads of keys and values serves H/G query heads, in order.
+    The softmax is taken in float32 at least. Each of the G heads of keys and values serves H/G
+    query heads, in order.
     """
+    num_shared = q_BTHK.shape[2] // k_BTGK.shape[2]
+
     if q_BTHK.device.type != "cpu" or q_BTHK.shape[1] > MAX_WRITTEN_OUT:
         o_BHTK = F.scaled_dot_product_attention(
             q_BTHK.transpose(1, 2),
             k_BTGK.transpose(1, 2),
             v_BTGK.transpose(1, 2),
             is_causal=True,
-            enable_gqa=q_BTHK.shape[2] != k_BTGK.shape[2],
+            enable_gqa=num_shared > 1,
         )
         return o_BHTK.transpose(1, 2)
-    shared = q_BTHK.shape[2] // k_BTGK.shape[2]
-    if shared > 1:
-        k_BTGK, v_BTGK = (x_BTGK.repeat_interleave(shared, dim=2) for x_BTGK in (k_BTGK, v_BTGK))
+
+    if num_shared > 1:
+        k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
+        v_BTGK = v_BTGK.repeat_interleave(num_shared, dim=2)
     o_BTHK: Tensor = _Short.apply(q_BTHK, k_BTGK, v_BTGK)  # type: ignore[no-untyped-call]
     return o_BTHK
 
 
 class _Short(torch.autograd.Function):
-    """With w = exp(s - max s), l = sum w and p = w / l: o = (w v) / l, and with g = do / l,
+    """Attention written out, with its gradient.
 
-        dv = w^T g,   dw = g v^T,   ds = w (dw - g . o),   dq = ds k / sqrt(K),   dk = ds^T q / sqrt(K):
+    With w = exp(s - max s), l = sum w and p = w / l: o = (w v) / l, and with g = do / l,
 
-    the weights are never divided, and one pass makes ds. Kept for the gradient: w in the inputs' dtype, and l.
+        dv = w^T g,  dw = g v^T,  ds = w (dw - g . o),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K):
+
+    the weights are never divided, and one pass makes ds. Kept for the gradient: w in the inputs'
+    dtype, and l.
     """
 
     @staticmethod
     def forward(ctx: Any, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor) -> Tensor:
-        q_NTK, k_NTK, v_NTK = _heads_first(q_BTHK), _heads_first(k_BTHK), _heads_first(v_BTHK)
+        q_NTK = _heads_first(q_BTHK)
+        k_NTK = _heads_first(k_BTHK)
+        v_NTK = _heads_first(v_BTHK)
         scale = 1 / math.sqrt(q_NTK.shape[2])
-        outputs, weights, sums = [], [], []
+
+        outputs = []
+        weights = []
+        sums = []
         for start, end in _blocks(q_NTK.shape[1]):
             s_NCE = _wide(q_NTK[:, start:end] @ k_NTK[:, :end].mT) * scale
-            position_E = torch.arange(
-                end, dtype=torch.int32
-            )  # as wide as the scores: the mask then vectorises
+
+            # As wide as the scores: the mask then vectorises.
+            position_E = torch.arange(end, dtype=torch.int32)
             s_NCE = torch.where(position_E > position_E[start:, None], -math.inf, s_NCE)
-            weights.append((s_NCE - s_NCE.amax(-1, keepdim=True)).exp().to(q_NTK.dtype))
-            sums.append(_wide(weights[-1]).sum(-1, keepdim=True))
-            outputs.append((_wide(weights[-1] @ v_NTK[:, :end]) / sums[-1]).to(q_NTK.dtype))
+
+            w_NCE = (s_NCE - s_NCE.amax(-1, keepdim=True)).exp().to(q_NTK.dtype)
+            sum_NC1 = _wide(w_NCE).sum(-1, keepdim=True)
+            o_NCK = (_wide(w_NCE @ v_NTK[:, :end]) / sum_NC1).to(q_NTK.dtype)
+
+            weights.append(w_NCE)
+            sums.append(sum_NC1)
+            outputs.append(o_NCK)
+
         o_NTK = torch.cat(outputs, dim=1)
         ctx.save_for_backward(q_NTK, k_NTK, v_NTK, o_NTK, *weights, *sums)
         return _heads_last(o_NTK, q_BTHK)
@@ -72,26 +91,36 @@ class _Short(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         (do_BTHK,) = gradients
-        q_NTK, k_NTK, v_NTK, o_NTK, *kept = ctx.saved_tensors
-        scale, blocks = 1 / math.sqrt(q_NTK.shape[2]), _blocks(q_NTK.shape[1])
-        weights, sums = kept[: len(blocks)], kept[len(blocks) :]
         do_NTK = _heads_first(do_BTHK)
-        dq, dk_NTK, dv_NTK = [], torch.zeros_like(_wide(k_NTK)), torch.zeros_like(_wide(v_NTK))
+        q_NTK, k_NTK, v_NTK, o_NTK, *kept = ctx.saved_tensors
+        dtype = q_NTK.dtype
+        scale = 1 / math.sqrt(q_NTK.shape[2])
+
+        blocks = _blocks(q_NTK.shape[1])
+        weights = kept[: len(blocks)]
+        sums = kept[len(blocks) :]
+
+        dq = []
+        dk_NTK = torch.zeros_like(_wide(k_NTK))
+        dv_NTK = torch.zeros_like(_wide(v_NTK))
         for (start, end), w_NCE, sum_NC1 in zip(blocks, weights, sums, strict=True):
             g_NCK = _wide(do_NTK[:, start:end]) / sum_NC1
             g_dot_o_NC1 = (g_NCK * _wide(o_NTK[:, start:end])).sum(-1, keepdim=True)
-            g_NCK = g_NCK.to(q_NTK.dtype)
+            g_NCK = g_NCK.to(dtype)
+
             dw_NCE = _wide(g_NCK @ v_NTK[:, :end].mT)
-            ds_NCE = (_wide(w_NCE) * (dw_NCE - g_dot_o_NC1) * scale).to(q_NTK.dtype)
+            ds_NCE = (_wide(w_NCE) * (dw_NCE - g_dot_o_NC1) * scale).to(dtype)
+
             dq.append(ds_NCE @ k_NTK[:, :end])
             dk_NTK[:, :end] += ds_NCE.mT @ q_NTK[:, start:end]
             dv_NTK[:, :end] += w_NCE.mT @ g_NCK
-        of_inputs = torch.cat(dq, dim=1), dk_NTK.to(q_NTK.dtype), dv_NTK.to(q_NTK.dtype)
+
+        of_inputs = (torch.cat(dq, dim=1), dk_NTK.to(dtype), dv_NTK.to(dtype))
         return tuple(_heads_last(gradient_NTK, do_BTHK) for gradient_NTK in of_inputs)
 
 
 def _blocks(length: int) -> list[tuple[int, int]]:
-    """The first query of each block, and the end of the block: of its queries and of the keys they meet.
+    """Return the first query of each block, and the end of its queries and of the keys they meet.
 
     Four blocks at the most: more would save less in products than they cost in calls.
     """
@@ -100,7 +129,7 @@ def _blocks(length: int) -> list[tuple[int, int]]:
 
 
 def _heads_first(x_BTHK: Tensor) -> Tensor:
-    """[N, T, K]: what a batched product of matrices takes."""
+    """Return [N, T, K]: what a batched product of matrices takes."""
     return x_BTHK.transpose(1, 2).flatten(0, 1)
 
 
@@ -109,5 +138,5 @@ def _heads_last(x_NTK: Tensor, like_BTHK: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In float32 at least, as fused kernels accumulate."""
+    """Return x in float32 at least, as fused kernels accumulate."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,91 +1,115 @@
-"""Before a run trains, its own rotation is checked in float64 against the class that its subset belongs to.
+"""Before a run trains, its own rotation is measured in float64 against the law that it must obey.
 
-Shift every position by c. The attention weights stay the same when both or neither of q and k rotate; then the heads'
-outputs are unchanged if both or neither of v and o rotate (relative), turned by R_c if v alone does, by R_{-c} if o
-alone does. If just one of q and k rotates, the weights themselves change, and none of the three holds.
+Shift every position by c. The attention weights stay the same when both or neither of q and k
+rotate; then the heads' outputs are unchanged if both or neither of v and o rotate (relative),
+turned by R_c if v alone does, by R_{-c} if o alone does. If just one of q and k rotates, the
+weights themselves change, and none of the three holds.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rope_exp.config.run import ModelConfig, PeConfig
-from rope_exp.model.decoder import Attention
-from rope_exp.model.rope import angles, frequencies, turn
+from rope_exp.config.sections import ModelConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.model.layers import Attention
+from rope_exp.model.rope import angles, frequencies, rotate
+from rope_exp.system.errors import LawError
 
-SHIFT, NUM_POSITIONS, TOLERANCE = 5, 7, 1e-9
+SHIFT = 5
+NUM_POSITIONS = 7
+TOLERANCE = 1e-9
+
+INVARIANT = "invariant"
+TURNED = "turned by R_c"
+TURNED_BACK = "turned by R_-c"
+NEITHER = "neither"
 
 
 def expected_class(rotate: tuple[str, ...]) -> str:
-    """`invariant`, `turned by R_c`, `turned by R_-c` or `neither`, by the mathematics (DESIGN, section 5)."""
+    """Return how a subset's outputs answer a shift, by the mathematics above."""
     q, k, v, o = (site in rotate for site in "qkvo")
     if q != k:
-        return "neither"
+        return NEITHER
     if v == o:
-        return "invariant"
-    return "turned by R_c" if v else "turned by R_-c"
+        return INVARIANT
+    return TURNED if v else TURNED_BACK
 
 
+@torch.no_grad()
 def certificate(model: ModelConfig, pe: PeConfig) -> dict[str, Any]:
     """Measure the class of this variant's attention on a small random instance in float64.
 
-    Two query heads over one shared key/value head, of the run's own head dimension, fraction, base and start.
+    Two query heads over one shared key/value head, of the run's own head dimension, fraction,
+    base and start.
 
     Returns:
-        The expected and the measured class, the shift, and the largest deviation from each of the three laws.
+        The expected and the measured class, the shift, and the largest deviation from each law.
     Raises:
-        AssertionError: the measured class is not the expected one; the run must not start.
+        LawError: the measured class is not the expected one; the run must not start.
     """
-    small = ModelConfig("certificate", 2 * model.head_dim, 4, 1, 2, 1, model.rms_norm_eps, False)
-    generator = torch.Generator().manual_seed(0)
-    attention = Attention(small, pe.rotate).double()
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        torch.nn.init.normal_(projection.weight, std=small.hidden_size**-0.5, generator=generator)
-    torch.nn.init.eye_(attention.o_proj.weight)  # the heads' outputs themselves, before any mixing
-    x_BTD = torch.randn(
-        1, NUM_POSITIONS, small.hidden_size, generator=generator, dtype=torch.float64
-    )
+    attention, x_BTD = _instance(model, pe)
     theta_F = frequencies(pe.num_features(model.head_dim), pe.base, torch.float64)
 
     def outputs(start: int) -> Tensor:
         angle_TF = angles(theta_F, NUM_POSITIONS, start)
-        with torch.no_grad():
-            out: Tensor = attention(x_BTD, (angle_TF.cos(), angle_TF.sin()))
+        out: Tensor = attention(x_BTD, (angle_TF.cos(), angle_TF.sin()))
         return out.view(1, NUM_POSITIONS, 2, model.head_dim)
 
-    here_BTHK, shifted_BTHK = outputs(pe.start), outputs(pe.start + SHIFT)
+    here_BTHK = outputs(pe.start)
+    shifted_BTHK = outputs(pe.start + SHIFT)
+
     shift_TF = (SHIFT * theta_F).expand(NUM_POSITIONS, -1)
+    tables = (shift_TF.cos(), shift_TF.sin())
     laws = {
-        "invariant": here_BTHK,
-        "turned by R_c": turn(here_BTHK, shift_TF.cos(), shift_TF.sin()),
-        "turned by R_-c": turn(here_BTHK, shift_TF.cos(), shift_TF.sin(), inverse=True),
+        INVARIANT: here_BTHK,
+        TURNED: rotate(here_BTHK, *tables),
+        TURNED_BACK: rotate(here_BTHK, *tables, inverse=True),
     }
     errors = {law: float((shifted_BTHK - predicted).abs().max()) for law, predicted in laws.items()}
-    with torch.no_grad():
-        tolerance = TOLERANCE + _rounding(attention, x_BTD, pe.start)
-    holding = [law for law, error in errors.items() if error < tolerance]
-    measured = holding[0] if holding else "neither"
+
+    tolerance = TOLERANCE + _rounding(attention, x_BTD, pe.start)
+    holding = [law for law, error in errors.items() if error < tolerance] or [NEITHER]
     expected = expected_class(pe.rotate)
-    assert (measured, len(holding)) == (expected, expected != "neither"), (
-        f"the rotation of {pe.name} is {measured}, and by the mathematics of rotate={list(pe.rotate)} it must be "
-        f"{expected} (deviations {errors}); refusing to train"
+    if holding != [expected]:
+        raise LawError(
+            f"the rotation of {pe.name} is {' and '.join(holding)}, and by the mathematics of "
+            f"rotate={list(pe.rotate)} it must be {expected} (deviations {errors}); "
+            "refusing to train"
+        )
+    return {"expected": expected, "measured": expected, "shift": SHIFT, "max_deviation": errors}
+
+
+def _instance(model: ModelConfig, pe: PeConfig) -> tuple[Attention, Tensor]:
+    """Return a small attention and its input, both random; its heads' outputs are not mixed."""
+    small = replace(
+        model, hidden_size=2 * model.head_dim, num_attention_heads=2, num_key_value_heads=1
     )
-    return {"expected": expected, "measured": measured, "shift": SHIFT, "max_deviation": errors}
+    generator = torch.Generator().manual_seed(0)
+
+    attention = Attention(small, pe.rotate).double()
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        torch.nn.init.normal_(projection.weight, std=small.hidden_size**-0.5, generator=generator)
+    torch.nn.init.eye_(attention.o_proj.weight)
+
+    shape = (1, NUM_POSITIONS, small.hidden_size)
+    return attention, torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _rounding(attention: Attention, x_BTD: Tensor, start: int) -> float:
-    """How far the outputs may deviate because float64 holds an angle only to a part in 2^53.
+    """Return how far outputs may deviate because float64 holds an angle only to a part in 2^53.
 
-    Equation: an angle is at most m = start + c + T radians, and off by d = m 2^-53. Each of q, k, v, o turns once here
-    and once shifted, so a score |q||k|/sqrt(K) moves by 4d of it at most, the weights by twice that in sum, and the
-    output by that share of |v|, and by 4d |v| through v and o themselves: (8 |q||k|/sqrt(K) + 4) |v| d.
+    An angle is at most m = start + c + T radians, and off by d = m 2^-53. Each of q, k, v, o
+    turns once here and once shifted, so a score |q||k|/sqrt(K) moves by 4d of it at most, the
+    weights by twice that in sum, and the output by that share of |v|, and by 4d |v| through v and
+    o themselves: (8 |q||k|/sqrt(K) + 4) |v| d.
     """
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    q, k, v = (
-        float(project(x_BTD).unflatten(-1, (-1, attention.head_dim)).norm(dim=-1).max())
-        for project in projections
-    )
+    heads = [project(x_BTD).unflatten(-1, (-1, attention.head_dim)) for project in projections]
+    q, k, v = (float(head.norm(dim=-1).max()) for head in heads)
+
     angle_error = (start + SHIFT + NUM_POSITIONS) * 2.0**-53
     return (8 * q * k / math.sqrt(attention.head_dim) + 4) * v * angle_error

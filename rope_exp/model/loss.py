@@ -1,8 +1,9 @@
-"""The loss head: the product with the vocabulary and its cross-entropy, a chunk of tokens at a time.
+"""The loss head: the product with the vocabulary and its cross-entropy, in chunks of tokens.
 
-The logits of a whole batch are the largest tensor of a step (in float32, at V = 128k, 512 KB a token). Here a chunk's
-logits live until its loss and its gradients are known, both in the forward pass, so that memory does not grow with
-tokens times vocabulary, and on a CPU a chunk stays in its cache.
+The logits of a whole batch are the largest tensor of a step (in float32, at V = 128k, 512 KB a
+token). Here a chunk's logits live until its loss and its gradients are known, both in the forward
+pass, so that memory does not grow with tokens times vocabulary, and on a CPU a chunk stays in its
+cache.
 
 Shapes: N tokens, C of a chunk, D model width, V vocabulary.
 """
@@ -24,7 +25,7 @@ Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 def summed_cross_entropy(
     x_ND: Tensor, head_VD: Tensor, target_N: Tensor, gradients: Gradients
 ) -> Tensor:
-    """Sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least.
+    """Return the sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least.
 
     Args:
         x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
@@ -33,26 +34,33 @@ def summed_cross_entropy(
     if torch.is_grad_enabled():
         nats: Tensor = _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
         return nats
-    x_ND, head_VD = _narrow(x_ND), _narrow(head_VD)
-    chunks = zip(*_chunks(x_ND, target_N), strict=True)
-    return torch.stack([_nats(x_CD @ head_VD.T, target_C) for x_CD, target_C in chunks]).sum()
+
+    narrow_VD = _narrow(head_VD)
+    of_chunks = []
+    for x_CD, target_C in zip(*_chunks(_narrow(x_ND), target_N), strict=True):
+        logits_CV = _wide(x_CD @ narrow_VD.T)
+        of_chunks.append(F.cross_entropy(logits_CV, target_C, reduction="sum"))
+    return torch.stack(of_chunks).sum()
 
 
 def chunk_gradients(
     x_CD: Tensor, head_VD: Tensor, target_C: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A chunk's summed loss, and its gradients by x_CD and by head_VD: with z = softmax(logits) - onehot(target),
+    """Return a chunk's summed loss, and its gradients by x_CD and by head_VD.
 
-    dx = z head,   dhead = z^T x.
+    With z = softmax(logits) - onehot(target): dx = z head and dhead = z^T x.
     """
     logits_CV = _wide(x_CD @ head_VD.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)
     logsumexp_C1 = (logits_CV - max_C1).exp().sum(-1, keepdim=True).log() + max_C1
     nats = (logsumexp_C1 - logits_CV.gather(1, target_C[:, None])).sum()
+
     token_V = torch.arange(head_VD.shape[0], dtype=torch.int32, device=head_VD.device)
     is_target_CV = token_V == target_C[:, None].int()
+
     # A second exponential is cheaper than to keep the first in float32.
-    z_CV = ((logits_CV - logsumexp_C1).exp() - is_target_CV.to(logits_CV.dtype)).to(x_CD.dtype)
+    z_CV = (logits_CV - logsumexp_C1).exp() - is_target_CV.to(logits_CV.dtype)
+    z_CV = z_CV.to(x_CD.dtype)
     return nats, z_CV @ head_VD, z_CV.T @ x_CD
 
 
@@ -63,14 +71,17 @@ class _Summed(torch.autograd.Function):
     def forward(
         ctx: Any, x_ND: Tensor, head_VD: Tensor, target_N: Tensor, gradients: Gradients
     ) -> Tensor:
-        narrow_ND, narrow_VD = _narrow(x_ND), _narrow(head_VD)
-        dx_ND, dhead_VD = torch.empty_like(x_ND), torch.zeros_like(head_VD)
+        narrow_VD = _narrow(head_VD)
+        dx_ND = torch.empty_like(x_ND)
+        dhead_VD = torch.zeros_like(head_VD)
+
         nats = []
-        for x_CD, target_C, dx_CD in zip(*_chunks(narrow_ND, target_N, dx_ND), strict=True):
+        for x_CD, target_C, dx_CD in zip(*_chunks(_narrow(x_ND), target_N, dx_ND), strict=True):
             chunk_nats, chunk_dx_CD, chunk_dhead_VD = gradients(x_CD, narrow_VD, target_C)
             nats.append(chunk_nats)
             dx_CD.copy_(chunk_dx_CD)
             dhead_VD += chunk_dhead_VD
+
         ctx.save_for_backward(dx_ND, dhead_VD)
         return torch.stack(nats).sum()
 
@@ -82,21 +93,17 @@ class _Summed(torch.autograd.Function):
 
 
 def _chunks(*of_tokens: Tensor) -> list[tuple[Tensor, ...]]:
-    """Each tensor's parts, as few as may be and of sizes that differ by one at most."""
+    """Return each tensor's parts, as few as may be, of sizes that differ by one at most."""
     most = TOKENS_OF_A_CHUNK[of_tokens[0].device.type]
     return [tensor.tensor_split(math.ceil(len(tensor) / most)) for tensor in of_tokens]
 
 
-def _nats(logits_CV: Tensor, target_C: Tensor) -> Tensor:
-    return F.cross_entropy(_wide(logits_CV), target_C, reduction="sum")
-
-
 def _narrow(x: Tensor) -> Tensor:
-    """In the dtype that autocast takes products in, if it is on."""
+    """Return x in the dtype that autocast takes products in, if it is on."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Return x in float32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,11 +1,11 @@
-"""The figures: loss curves, and our differences beside the published ones. PNG bytes that depend on the runs alone."""
+"""The figures: loss curves, and our differences beside the published ones.
 
-import hashlib
+PNG bytes that depend on the runs alone.
+"""
+
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -14,158 +14,113 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rope_exp.config.run import SITES
 from rope_exp.evidence import published
-from rope_exp.evidence.contrasts import Row, Status
-from rope_exp.evidence.runs import Report, Run
+from rope_exp.evidence.comparable import Row
+from rope_exp.evidence.runs import Run
+from rope_exp.report.content import Report
+from rope_exp.report.looks import look
 
-# Paul Tol's "muted" scheme, made for colour-blind readers; the nine have a colour each, the seven other subsets share
-# them dashed, a user's own variants dotted. Keyed by label alone, so a variant looks the same in every figure.
-_NINE = {
-    "qk_rope": "#332288", "qkvo_rope": "#88CCEE", "k_rope": "#44AA99", "vo_rope": "#CC6677", "qkv_rope": "#117733",
-    "nope": "#777777", "o_rope": "#DDCC77", "q_rope": "#882255", "v_rope": "#AA4499",
-}  # fmt: skip
-_COLOURS = tuple(_NINE.values())
-_MARKERS = "os^vD<>ph"
-_SUBSETS = [f"{''.join(sites)}_rope" for size in range(2, 5) for sites in combinations(SITES, size)]
-_OTHERS = [label for label in _SUBSETS if label not in _NINE]
-
-_PLAIN = {
-    "font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-    "axes.titlesize": 10.0, "axes.titlelocation": "left", "legend.frameon": False, "figure.dpi": 150.0,
+_STYLE: dict[str, Any] = {
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 10.0,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "figure.dpi": 150.0,
     "figure.constrained_layout.use": True,
-}  # fmt: skip
-_SHOWN_FROM = 0.2  # the axes fit the curves after this share of the run; before it they fall too steeply to read
+}
+_GREY = "#555555"
+
+# The axes fit the curves after this share of the run: before it they fall too steeply to read.
+_SHOWN_FROM = 0.2
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a variant is drawn, everywhere."""
-
-    color: str
-    marker: str
-    linestyle: Literal["-", "--", ":"]
-
-
-def look(label: str) -> Look:
-    """The variant's fixed colour, marker and line."""
-    if label in _NINE:
-        return Look(_NINE[label], _MARKERS[list(_NINE).index(label)], "-")
-    if label in _OTHERS:
-        return _shared_look(_OTHERS.index(label), "--")
-    return _shared_look(int(hashlib.sha256(label.encode()).hexdigest(), 16), ":")
-
-
-def _shared_look(number: int, linestyle: Literal["--", ":"]) -> Look:
-    return Look(_COLOURS[number % len(_COLOURS)], _MARKERS[(number + 4) % len(_MARKERS)], linestyle)
-
-
-# -- loss curves -------------------------------------------------------------------------------------------------------
+# -- loss curves -----------------------------------------------------------------------------------
 
 
 def loss_curves(report: Report) -> bytes:
-    """Training and validation loss against tokens, and validation loss minus the reference's at the same tokens."""
-    with matplotlib.style.context(["default", _PLAIN]):
+    """Draw losses against tokens, and validation loss minus the reference's at the same tokens."""
+    with matplotlib.style.context(["default", _STYLE]):
         figure = Figure(figsize=(11.5, 5.2))
         losses, deltas = figure.subplots(1, 2)
-        window = _window(report)
-        reference = _curves(report.group.of(report.reference), "val/loss")
+
+        # The running median of training losses: over a tenth of the longest run's rows.
+        window = max(1, max(len(run.metrics) for run in report.runs) // 10)
+        base = report.reference_row.runs if report.reference_row else ()
+        reference = _curves(base, "val/loss")
         for row in report.rows:
-            runs, style = report.group.of(row.label), look(row.label)
-            validation = _curves(runs, "val/loss")
-            training = _curves(runs, "train/loss", window)
+            validation = _curves(row.runs, "val/loss")
             difference = validation.sub(reference).dropna(axis="columns", how="all")
-            status = {run.config.seed: run.status for run in runs}
-            _draw(losses, training, status, style, pale=True)
-            _draw(losses, validation, status, style, pale=False)
-            _draw(deltas, difference, status, style, pale=False)
+            _draw(losses, _curves(row.runs, "train/loss", window), row, pale=True)
+            _draw(losses, validation, row)
+            _draw(deltas, difference, row)
+
         _fit(losses)
         _fit(deltas)
-        for run in report.group.runs:
-            if run.status == "diverged":
-                _cross(losses, run, window)
-        _say_axes(report, losses, deltas)
-        handles = [_legend_line(row) for row in report.rows]
-        figure.legend(handles=handles, loc="outside right upper", fontsize=8, handlelength=3)
-        figure.supxlabel(_small_print(report, window), fontsize=7, color="#555555")
-        return _png(figure)
+        _label(report, losses, deltas)
+        for row in report.comparison.rows.values():
+            _cross_out(losses, row, window)
+
+        lines = [_legend_line(report, row) for row in report.rows]
+        figure.legend(handles=lines, loc="outside right upper", fontsize=8, handlelength=3)
+        return _png(figure, _small_print(report, window))
 
 
 def _curves(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
-    """One column a seed, indexed by tokens (which the step tells): the running median over `window` rows with `key`."""
+    """Return one column a seed, by tokens: the running median over `window` rows with `key`."""
     columns = {}
     for run in runs:
-        per_step = run.config.train.global_batch_size * run.config.train.seq_len
+        per_step = run.tokens // run.config.train.num_steps
         values = {row["step"] * per_step: row[key] for row in run.metrics if key in row}
-        columns[run.config.seed] = (
-            pd.Series(values, dtype=np.float64).rolling(window, min_periods=1).median()
-        )
+        curve = pd.Series(values, dtype=np.float64)
+        columns[run.config.seed] = curve.rolling(window, min_periods=1).median()
     return pd.DataFrame(columns).sort_index()
 
 
-def _draw(
-    axes: Axes, curves: pd.DataFrame, status: Mapping[int, Status], style: Look, *, pale: bool
-) -> None:
-    """The mean over finished seeds, where all of them have a value; thin, each seed, if there are several.
+def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> None:
+    """Draw the mean over finished seeds, where all of them have a value, and thin each seed.
 
-    A variant without a finished seed has no mean: each of its seeds stands for itself.
+    A row without a finished seed has no mean: each of its seeds stands for itself.
     """
-    color, line, marker = style.color, style.linestyle, "" if pale else style.marker
-    seeds = [seed for seed in status if seed in curves.columns]
-    finished = [seed for seed in seeds if status[seed] == "finished"]
-    alone = {seed: curves[seed].dropna() for seed in seeds}
-    if finished and len(seeds) > 1 and not pale:
+    status = {run.config.seed: run.status for run in row.runs if run.config.seed in curves.columns}
+    finished = [seed for seed, ended in status.items() if ended == "finished"]
+    alone = {seed: curves[seed].dropna() for seed in status}
+
+    if finished and len(alone) > 1 and not pale:
+        thin = _look(row) | {"linewidth": 0.6, "alpha": 0.45, "marker": ""}
         for seed, curve in alone.items():
-            axes.plot(
-                curve, color=color, linestyle=line, linewidth=0.6, alpha=0.45, gid=status[seed]
-            )
-    means = {finished[0]: curves[finished].dropna().mean(axis="columns")} if finished else alone
-    alpha, width = (0.35, 0.9) if pale else (1.0, 1.3)
-    for seed, curve in means.items():
-        [drawn] = axes.plot(
-            curve, color=color, linestyle=line, linewidth=width, alpha=alpha, gid=status[seed]
-        )
-        drawn.set(marker=marker, markersize=4)
+            axes.plot(curve, gid=status[seed], **thin)
+
+    shown = {finished[0]: curves[finished].dropna().mean(axis="columns")} if finished else alone
+    line = _look(row) | {"linewidth": 1.3, "markersize": 4}
+    if pale:
+        line |= {"linewidth": 0.9, "alpha": 0.35, "marker": ""}
+    for seed, curve in shown.items():
+        axes.plot(curve, gid=status[seed], **line)
+
+
+def _look(row: Row) -> dict[str, Any]:
+    return look(row.label)._asdict()
 
 
 def _fit(axes: Axes) -> None:
-    """Limit the axes to what curves do after their steep beginning and before they diverge; the rest is cut off."""
+    """Limit the axes to what curves do after their steep beginning and before they diverge."""
     lines = [line for line in axes.lines if line.get_gid() != "diverged"] or axes.lines
     points = np.concatenate([np.empty((0, 2)), *(np.asarray(line.get_xydata()) for line in lines)])
     if not len(points):
-        axes.text(
-            0.5, 0.6, "nothing to show yet", transform=axes.transAxes, ha="center", color="#555555"
-        )
+        text = axes.text(0.5, 0.6, "nothing to show yet", transform=axes.transAxes)
+        text.set(ha="center", color=_GREY)
         return
+
     heights = points[points[:, 0] >= _SHOWN_FROM * points[:, 0].max(), 1]
     margin = 0.06 * float(np.ptp(heights)) or 0.1
     axes.set_ylim(heights.min() - margin, heights.max() + margin)
 
 
-def _cross(axes: Axes, run: Run, window: int) -> None:
-    """Where a diverged run ended, moved to the edge if that lies outside."""
-    training = _curves([run], "train/loss", window).iloc[:, 0]
-    if len(training):
-        height = float(np.clip(training.iloc[-1], *axes.get_ylim()))
-        color = look(run.config.pe.label).color
-        axes.plot(
-            training.index[-1],
-            height,
-            "x",
-            color=color,
-            markersize=9,
-            markeredgewidth=2.2,
-            clip_on=False,
-        )
-
-
-def _window(report: Report) -> int:
-    """Rows of the running median: a tenth of the longest run's."""
-    return max(1, max(len(run.metrics) for run in report.group.runs) // 10)
-
-
-def _say_axes(report: Report, losses: Axes, deltas: Axes) -> None:
-    train = report.group.runs[0].config.train
+def _label(report: Report, losses: Axes, deltas: Axes) -> None:
     losses.set_title("Validation loss (marked), training loss (pale)")
     losses.set_ylabel("loss (nats per token)")
     deltas.set_title(f"Validation loss minus {report.reference_name}'s, same tokens and seed")
@@ -173,22 +128,24 @@ def _say_axes(report: Report, losses: Axes, deltas: Axes) -> None:
     deltas.axhline(0, color="black", linewidth=0.8)
     for axes in (losses, deltas):
         axes.set_xlabel("training tokens")
-        axes.set_xlim(0, 1.02 * train.num_steps * train.global_batch_size * train.seq_len)
+        axes.set_xlim(0, 1.02 * max(run.tokens for run in report.runs))
         axes.xaxis.set_major_formatter(lambda tokens, _: _short(tokens))
 
 
-def _legend_line(row: Row) -> Line2D:
-    ended = row.verdict if row.loss_mean is None else f"{row.loss_mean:.4f}"
-    label, style = f"{row.name}  {ended}", look(row.label)
-    return Line2D(
-        [],
-        [],
-        color=style.color,
-        linestyle=style.linestyle,
-        marker=style.marker,
-        markersize=4,
-        label=label,
-    )
+def _cross_out(axes: Axes, row: Row, window: int) -> None:
+    """Mark where diverged runs ended, moved to the edge if that lies outside."""
+    for run in row.runs:
+        training = _curves([run], "train/loss", window).iloc[:, 0]
+        if run.status == "diverged" and len(training):
+            height = float(np.clip(training.iloc[-1], *axes.get_ylim()))
+            [cross] = axes.plot(training.index[-1], height, "x", color=look(row.label).color)
+            cross.set(markersize=9, markeredgewidth=2.2, clip_on=False)
+
+
+def _legend_line(report: Report, row: Row) -> Line2D:
+    loss = report.contrasts[row.label].loss_mean
+    ended = row.status if loss is None else f"{loss:.4f}"
+    return Line2D([], [], markersize=4, label=f"{row.name}  {ended}", **_look(row))
 
 
 def _short(tokens: float) -> str:
@@ -200,104 +157,85 @@ def _short(tokens: float) -> str:
 
 
 def _small_print(report: Report, window: int) -> str:
-    num_seeds = len({run.config.seed for run in report.group.runs})
-    seeds = (
-        "one seed"
-        if num_seeds == 1
-        else f"{num_seeds} seeds (mean of the finished; thin: single seeds)"
-    )
-    crosses = "; ×: diverged" if any(run.status == "diverged" for run in report.group.runs) else ""
+    num_seeds = len({run.config.seed for run in report.runs})
+    seeds = "one seed"
+    if num_seeds > 1:
+        seeds = f"{num_seeds} seeds (mean of the finished; thin: single seeds)"
+
+    steps = "step" if window == 1 else "steps"
+    crosses = "; ×: diverged" if any(run.status == "diverged" for run in report.runs) else ""
     return (
-        f"Group {report.group.name}; {seeds}; listed by final validation loss; training loss: running median over "
-        f"{window} logged {'step' if window == 1 else 'steps'}{crosses}; steep beginnings are cut off."
+        f"Group {report.groups}; {seeds}; listed by final validation loss; training loss: running "
+        f"median over {window} logged {steps}{crosses}; steep beginnings are cut off."
     )
 
 
-# -- against the published table ---------------------------------------------------------------------------------------
+# -- against the published table -------------------------------------------------------------------
 
 
 def against_published(report: Report) -> bytes:
-    """Differences to the reference, ours and the published, one line a variant."""
-    rows = sorted(report.rows, key=_published_first)
-    with matplotlib.style.context(["default", _PLAIN]):
+    """Draw differences to the reference, ours and the published, one line a variant."""
+    rows = sorted(report.rows, key=lambda row: _published_first(report, row))
+    known = [row for row in rows if row.label in report.published]
+    name = report.reference_name
+    with matplotlib.style.context(["default", _STYLE]):
         figure = Figure(figsize=(8.0, 1.9 + 0.3 * len(rows)))
         axes = figure.subplots()
         for height, row in enumerate(rows):
-            color = look(row.label).color
-            if row.delta is not None and row.published_delta is not None:
-                axes.plot(
-                    [row.delta, row.published_delta],
-                    [height, height],
-                    color="#bbbbbb",
-                    linewidth=2,
-                    zorder=1,
-                )
-            if row.published_delta is not None:
-                axes.plot(
-                    row.published_delta,
-                    height,
-                    "o",
-                    color=color,
-                    markerfacecolor="white",
-                    markersize=8,
-                )
-            if row.delta is not None:
-                axes.errorbar(
-                    row.delta,
-                    height,
-                    xerr=row.delta_sd,
-                    fmt="o",
-                    color=color,
-                    markersize=6,
-                    capsize=3,
-                )
+            _draw_difference(axes, report, row, height)
+
         axes.axvline(0, color="black", linewidth=0.8)
-        num_published = sum(row.published_loss is not None for row in rows)
-        if 0 < num_published < len(rows):
-            axes.axhline(num_published - 0.5, color="#999999", linewidth=0.8, linestyle=":")
-        axes.set_yticks(
-            range(len(rows)),
-            [f"{row.name} ({row.verdict})" if row.verdict else row.name for row in rows],
-        )
+        if 0 < len(known) < len(rows):
+            axes.axhline(len(known) - 0.5, color="#999999", linewidth=0.8, linestyle=":")
+        axes.set_yticks(range(len(rows)), [_name(row) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel(f"loss minus {report.reference_name}'s (nats per token; right is worse)")
-        axes.set_title(f"Differences to {report.reference_name}: ours beside the published")
-        figure.legend(handles=_legend_dots(report), loc="outside upper right", ncols=2, fontsize=8)
-        small_print = (
-            f"Ours: group {report.group.name}, corpus {report.group.runs[0].config.data.name}. "
-            f"Published: {published.SOURCE_SHORT}, about 1B parameters, corpus and budget not given.\n"
-            "Models and corpora differ, and so do the scales: compare order and signs, not sizes."
+        axes.set_xlabel(f"loss minus {name}'s (nats per token; right is worse)")
+        axes.set_title(f"Differences to {name}: ours beside the published")
+
+        several = any(ours.delta_sd is not None for ours in report.contrasts.values())
+        bars = "bars: one sd of the differences" if several else "one seed"
+        dot: dict[str, Any] = {"color": _GREY, "marker": "o", "linestyle": ""}
+        dots = [
+            Line2D([], [], markersize=6, label=f"ours ({bars})", **dot),
+            Line2D([], [], markersize=8, label="published", markerfacecolor="white", **dot),
+        ]
+        figure.legend(handles=dots, loc="outside upper right", ncols=2, fontsize=8)
+        return _png(
+            figure,
+            f"Ours: group {report.groups}, corpus {report.runs[0].config.data.name}. Published: "
+            f"{published.SOURCE_SHORT}, about 1B parameters, corpus and budget not given.\n"
+            "Models and corpora differ, and so do the scales: compare order and signs, not sizes.",
         )
-        figure.supxlabel(small_print, fontsize=7, color="#555555")
-        return _png(figure)
 
 
-def _published_first(row: Row) -> tuple[bool, float, bool, float, str]:
-    """The published order, then what nobody has published, by our loss."""
-    theirs, ours = row.published_loss, row.loss_mean
-    return (theirs is None, theirs or 0.0, ours is None, ours or 0.0, row.label)
+def _draw_difference(axes: Axes, report: Report, row: Row, height: int) -> None:
+    color = look(row.label).color
+    ours = report.contrasts[row.label]
+    theirs = report.published_delta(row.label)
+
+    if ours.delta is not None and theirs is not None:
+        ends = [ours.delta, theirs]
+        axes.plot(ends, [height, height], color="#bbbbbb", linewidth=2, zorder=1)
+    if theirs is not None:
+        axes.plot(theirs, height, "o", color=color, markerfacecolor="white", markersize=8)
+    if ours.delta is not None:
+        axes.errorbar(
+            ours.delta, height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3
+        )
 
 
-def _legend_dots(report: Report) -> list[Line2D]:
-    several = any(row.delta_sd is not None for row in report.rows)
-    ours = f"ours ({'bars: one sd of the differences' if several else 'one seed'})"
-    grey = "#555555"
-    return [
-        Line2D([], [], color=grey, marker="o", linestyle="", markersize=6, label=ours),
-        Line2D(
-            [],
-            [],
-            color=grey,
-            marker="o",
-            linestyle="",
-            markersize=8,
-            markerfacecolor="white",
-            label="published",
-        ),
-    ]
+def _name(row: Row) -> str:
+    return row.name if row.status == "finished" else f"{row.name} ({row.status})"
 
 
-def _png(figure: Figure) -> bytes:
+def _published_first(report: Report, row: Row) -> tuple[bool, float]:
+    """The published order, then what nobody has published, by our loss as the rows are."""
+    theirs = report.published.get(row.label)
+    return theirs is None, theirs or 0.0
+
+
+def _png(figure: Figure, small_print: str) -> bytes:
+    figure.supxlabel(small_print, fontsize=7, color=_GREY)
     buffer = io.BytesIO()
     # Without matplotlib's version among the metadata: the picture alone decides the bytes.
     figure.savefig(buffer, format="png", metadata={"Software": None})

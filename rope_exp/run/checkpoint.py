@@ -1,9 +1,10 @@
 """Checkpoints: saved whole or not at all, loaded verified or not at all.
 
-checkpoints/step_XXXXXXXX/ holds model.safetensors, optimizer.safetensors, state.json and manifest.json (size and
-SHA-256 of the other three). A save writes into a temporary folder, syncs every file and the folder, renames it, and
-syncs the parent; one that is dropped is renamed before it is deleted. So whatever interrupts it, the newest checkpoint
-is the old or the new one, and each is whole. Pickle is never read or written.
+checkpoints/step_XXXXXXXX/ holds model.safetensors, optimizer.safetensors, state.json and
+manifest.json (size and SHA-256 of the other three). A save writes into a temporary folder, syncs
+every file and the folder, renames it, and syncs the parent; a checkpoint that is dropped is
+renamed before it is deleted. So whatever interrupts a save, the newest checkpoint is the old or
+the new one, and it is whole. Pickle is never read or written.
 """
 
 import errno
@@ -33,21 +34,23 @@ from rope_exp.system.files import (
     write_json,
 )
 
-MODEL, OPTIMIZER, STATE, MANIFEST = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "manifest.json",
-)
-_SAVING, _DROPPED = ".saving-", ".dropped-"
-MOMENTARY = (
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+
+# The beginnings of the names of folders that an interruption may leave behind.
+_SAVING = ".saving-"
+_DROPPED = ".dropped-"
+
+# Errors that say that a file cannot be read now, and not that it is damaged.
+_MOMENTARY = (
     errno.EACCES,
     errno.EPERM,
     errno.EMFILE,
     errno.ENFILE,
     errno.ENOMEM,
     errno.ESTALE,
-    errno.EINTR,
 )
 
 
@@ -61,67 +64,54 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def save(
-    folder: Path,
-    step: int,
-    model: Mapping[str, Tensor],
-    optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-) -> Path:
-    """Save a checkpoint under `folder` (the run's `checkpoints/`), atomically.
+# -- folders -------------------------------------------------------------------------------------
 
-    Raises:
-        DiskError: the disk is full. OSError: it is broken. The temporary folder is gone and older checkpoints stand.
-    """
-    final, temporary = folder / f"step_{step:08d}", folder / f"{_SAVING}{step:08d}"
-    try:
-        _remove(temporary)
-        temporary.mkdir(parents=True)
-        sync_folder(folder.parent)  # of the first save, its own name
-        _save_tensors(temporary / MODEL, model)
-        _save_tensors(temporary / OPTIMIZER, optimizer)
-        write_json(temporary / STATE, {"step": step, **state})
-        for name in (MODEL, OPTIMIZER):  # safetensors lets nobody else read them
-            (temporary / name).chmod((temporary / STATE).stat().st_mode)
-        manifest = {name: _fingerprint(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
-        write_json(temporary / MANIFEST, manifest)
-        _drop(final)  # only ever one that did not verify: the run went on from an older one
-        temporary.rename(final)
-        sync_folder(folder)
-    except BaseException as error:
-        _remove(temporary)
-        if isinstance(error, DiskError) or (isinstance(error, OSError) and is_full(error)):
-            needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
-            raise disk_full(folder, needed_bytes, f"the checkpoint of step {step}") from None
-        raise
-    return final
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of `step` stands below a run's `checkpoints/`."""
+    return folder / f"step_{step:08d}"
+
+
+def state_file(folder: Path, step: int) -> Path:
+    """Return where the scalars of the checkpoint of `step` stand."""
+    return step_folder(folder, step) / STATE
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints below `folder`, oldest first, verified or not."""
+    steps = []
+    for path in folder.glob("step_*"):
+        name = re.fullmatch("step_([0-9]{8})", path.name)
+        if name and path.is_dir() and not path.is_symlink():
+            steps.append(int(name[1]))
+    return sorted(steps)
 
 
 def clear_leftovers(folder: Path) -> None:
     """Delete what interrupted saves and deletions left."""
-    for pattern in (f"{_SAVING}*", f"{_DROPPED}*"):
-        for leftover in folder.glob(pattern):
+    for start in (_SAVING, _DROPPED):
+        for leftover in folder.glob(f"{start}*"):
             _remove(leftover)
 
 
 def prune(folder: Path, keep: int, newest: int, broken: Collection[int] = ()) -> None:
-    """Keep the `keep` checkpoints up to step `newest`, just saved, without those that were found `broken`.
+    """Keep the last `keep` checkpoints up to step `newest`, which was just saved.
 
-    Later ones did not verify, either: the run went on from an older one.
+    Later ones go: they did not verify, and the run went on from an older one. So do those among
+    the earlier that were found `broken`.
     """
     steps = list_steps(folder)
-    kept = [step for step in steps if step <= newest and (step == newest or step not in broken)][
-        -keep:
-    ]
+    good = [step for step in steps if step < newest and step not in broken]
+    kept = [*good, newest][-keep:]
     for step in steps:
         if step not in kept:
-            _drop(folder / f"step_{step:08d}")
+            _drop(step_folder(folder, step))
 
 
 def _drop(path: Path) -> None:
     """Delete a checkpoint, which until then is whole or, under its name, not there at all."""
     if os.path.lexists(path):
-        aside = path.with_name(f"{_DROPPED}{path.name}")
+        aside = path.with_name(_DROPPED + path.name)
         _remove(aside)
         path.rename(aside)
         _remove(aside)
@@ -134,19 +124,98 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def list_steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints under `folder`, oldest first, verified or not."""
-    names = (path.name for path in folder.glob("step_*") if path.is_dir() and not path.is_symlink())
-    return sorted(int(name[5:]) for name in names if re.fullmatch("step_[0-9]{8}", name))
+# -- save ----------------------------------------------------------------------------------------
 
 
-def state_file(folder: Path, step: int) -> Path:
-    """Where the scalars of a checkpoint stand."""
-    return folder / f"step_{step:08d}" / STATE
+def save(
+    folder: Path,
+    step: int,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+) -> Path:
+    """Save a checkpoint below `folder` (the run's `checkpoints/`), whole or not at all.
+
+    Returns:
+        The checkpoint's own folder.
+    Raises:
+        DiskError: the disk is full.
+        OSError: the disk is broken. In both cases the temporary folder is gone, and older
+            checkpoints stand.
+    """
+    final = step_folder(folder, step)
+    temporary = folder / f"{_SAVING}{step:08d}"
+    try:
+        _remove(temporary)
+        temporary.mkdir(parents=True)
+        # The first save makes `folder` itself, whose name must last, too.
+        sync_folder(folder.parent)
+
+        write_json(temporary / STATE, {"step": step, **state})
+        mode = (temporary / STATE).stat().st_mode
+        for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
+            _save_tensors(temporary / name, tensors)
+            # safetensors would let nobody else read them.
+            (temporary / name).chmod(mode)
+        write_json(temporary / MANIFEST, _manifest(temporary))
+
+        # A checkpoint that stands there already did not verify: the run went on from an older one.
+        _drop(final)
+        temporary.rename(final)
+        sync_folder(folder)
+    except BaseException as error:
+        _remove(temporary)
+        if isinstance(error, OSError) and (isinstance(error, DiskError) or is_full(error)):
+            needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
+            raise disk_full(folder, needed_bytes, f"the checkpoint of step {step}") from None
+        raise
+    return final
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    try:
+        save_file(_own_storage(tensors), path)
+    except SafetensorError as error:
+        # It says an error of the system as text.
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on the CPU, sharing no memory, which safetensors refuses.
+
+    So a tied head is copied.
+    """
+    owned: dict[int, str] = {}
+    result = {}
+    for name, tensor in tensors.items():
+        on_cpu = tensor.contiguous().cpu()
+        owner = owned.setdefault(on_cpu.data_ptr(), name)
+        result[name] = on_cpu if owner == name else on_cpu.clone()
+    return result
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    return {name: _fingerprint(path / name) for name in (MODEL, OPTIMIZER, STATE)}
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with open_regular(path) as file:
+        return {
+            "bytes": os.fstat(file.fileno()).st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+# -- load ----------------------------------------------------------------------------------------
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that verifies; broken ones are named in a warning and passed over.
+    """Load the newest checkpoint that verifies; broken ones are passed over with a warning.
 
     Returns:
         None if there is no checkpoint at all.
@@ -158,11 +227,13 @@ def load_newest(folder: Path) -> Checkpoint | None:
         try:
             return load(folder, step)
         except CheckpointError as error:
-            broken.append(str(error))
+            broken.append(error)
             say(f"warning: {error}; trying the checkpoint before it")
     if broken:
-        hint = "restore one (a run can begin anew with run.fresh=true)"
-        raise CheckpointError(f"no checkpoint under {folder} verifies ({broken[0]}); {hint}")
+        raise CheckpointError(
+            f"no checkpoint under {folder} verifies ({broken[0]}); restore one (a run can begin "
+            "anew with run.fresh=true)"
+        )
     return None
 
 
@@ -170,59 +241,33 @@ def load(folder: Path, step: int) -> Checkpoint:
     """Load the checkpoint of `step`, every byte verified first.
 
     Raises:
-        CheckpointError: a file is missing, is no regular file, or its size or SHA-256 is not the manifest's.
-        OSError: one cannot be read now (permissions, too many open files).
+        CheckpointError: a file is missing, is no regular file, or is not what the manifest says.
+        OSError: a file cannot be read now (permissions, too many open files).
     """
-    path = folder / f"step_{step:08d}"
+    path = step_folder(folder, step)
     try:
-        manifest = read_json(path / MANIFEST)
-        if read_text(path / MANIFEST) != to_json(manifest):
-            raise CheckpointError(f"{path / MANIFEST} is not as it was written")
-        if manifest.keys() != {MODEL, OPTIMIZER, STATE}:
-            raise CheckpointError(f"{path / MANIFEST} must name {MODEL}, {OPTIMIZER} and {STATE}")
-        for name in (MODEL, OPTIMIZER, STATE):
-            if manifest[name] != _fingerprint(path / name):
-                raise CheckpointError(f"{path / name} does not verify against its manifest")
+        _verify(path)
         state = read_json(path / STATE)
     except (RecordError, OSError) as error:
-        cause = error.__cause__ if isinstance(error, RecordError) else error
-        if isinstance(cause, OSError) and cause.errno in MOMENTARY:
-            raise cause from None  # that it cannot be read now does not say that it is damaged
+        cause = error.__cause__ or error
+        if isinstance(cause, OSError) and cause.errno in _MOMENTARY:
+            raise cause from None
         raise CheckpointError(str(error)) from error
+
     if state.get("step") != step:
         raise CheckpointError(f"{path / STATE} is of step {state.get('step')}, not {step}")
     return Checkpoint(step, _load_tensors(path / MODEL), _load_tensors(path / OPTIMIZER), state)
 
 
-def check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that are not, name by name, of the expected shapes and types: nothing is loaded in part or spread.
-
-    Raises:
-        CheckpointError: naming the first that is missing, unknown or different.
-    """
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found or name not in expected:
-            raise CheckpointError(
-                f"{what} {'lacks' if name in expected else 'holds an unknown'} {name}"
-            )
-        here, there = found[name], expected[name]
-        if (here.shape, here.dtype) != (there.shape, there.dtype):
-            raise CheckpointError(
-                f"{what} holds {name} as {here.dtype} of {list(here.shape)}; "
-                f"this run's is {there.dtype} of {list(there.shape)}"
-            )
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    try:
-        save_file(_own_storage(tensors), path)
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))  # it says an error of the system as text
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def _verify(path: Path) -> None:
+    """Refuse a checkpoint whose files are not those that were written, to the last byte."""
+    said = read_json(path / MANIFEST)
+    found = _manifest(path)
+    for name in found:
+        if said.get(name) != found[name]:
+            raise CheckpointError(f"{path / name} does not verify against its manifest")
+    if read_text(path / MANIFEST) != to_json(found):
+        raise CheckpointError(f"{path / MANIFEST} is not as it was written")
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
@@ -232,20 +277,24 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} holds no tensors that safetensors reads: {error}") from error
 
 
-def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU and sharing no memory, which safetensors refuses; a tied head is copied."""
-    owned: dict[int, Tensor] = {}
-    result = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.contiguous().cpu()
-        result[name] = tensor.clone() if tensor.data_ptr() in owned else tensor
-        owned[tensor.data_ptr()] = tensor
-    return result
+def check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not, name by name, of the expected shapes and types.
 
+    So nothing is loaded in part, or spread over a larger shape.
 
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with open_regular(path) as file:
-        return {
-            "bytes": os.fstat(file.fileno()).st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+    Raises:
+        CheckpointError: naming the first that is missing, unknown or different.
+    """
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found:
+            raise CheckpointError(f"{what} lacks {name}")
+        if name not in expected:
+            raise CheckpointError(f"{what} holds an unknown {name}")
+
+        tensor = found[name]
+        own = expected[name]
+        if tensor.shape != own.shape or tensor.dtype != own.dtype:
+            raise CheckpointError(
+                f"{what} holds {name} as {tensor.dtype} of {list(tensor.shape)}; "
+                f"this run's is {own.dtype} of {list(own.shape)}"
+            )

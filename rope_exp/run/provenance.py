@@ -1,12 +1,12 @@
-"""What a measurement was made on: device, versions, commit."""
+"""What a measurement was made on: device, versions, and the commit or release of this package."""
 
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from rope_exp.system.machine import cpu_name, num_cores
+from rope_exp.system.processes import ROOT
 
 PACKAGES = (
     "torch",
@@ -20,9 +20,12 @@ PACKAGES = (
     "wandb",
 )
 
+# What can change a number, of a checkout: not the results that a run writes beside them.
+CODE = ("rope_exp", "configs", "train.py", "scripts", "pyproject.toml", "constraints.txt")
+
 
 def machine_facts(device: str) -> dict[str, Any]:
-    """What anything that is measured here was measured on."""
+    """Return what anything that is measured here is measured on."""
     import torch
 
     return {
@@ -30,11 +33,25 @@ def machine_facts(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
         "git": _git(),
+        "rope_exp": own_version(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "num_cores": num_cores(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
     }
+
+
+def own_version() -> str:
+    """Return this package's version, which pyproject.toml alone says; "unknown" where neither is."""
+    pyproject = ROOT / "pyproject.toml"
+    if pyproject.is_file():
+        # A checkout, perhaps one that nobody installed.
+        import tomllib
+
+        project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
+        if project.get("name") == "rope_exp":
+            return str(project["version"])
+    return _version("rope_exp") or "unknown"
 
 
 def _version(package: str) -> str | None:
@@ -45,19 +62,24 @@ def _version(package: str) -> str | None:
 
 
 def _git() -> dict[str, Any] | None:
-    """The commit of this source tree and whether it was changed; None outside a checkout."""
+    """Return the commit of this checkout and whether its code was changed since.
 
-    def ask(*words: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(Path(__file__).parent), *words],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+    None where this package is no checkout of its own: an installed copy may lie within somebody
+    else's repository.
+    """
+    tracked = _ask_git("ls-files", "--full-name", "rope_exp/__init__.py")
+    if tracked != "rope_exp/__init__.py":
+        return None
 
-    commit, status = ask("rev-parse", "HEAD"), ask("status", "--porcelain")
-    return {"commit": commit, "dirty": bool(status)} if commit else None
+    status = _ask_git("status", "--porcelain", "--", *CODE)
+    return {"commit": _ask_git("rev-parse", "HEAD"), "dirty": bool(status)}
+
+
+def _ask_git(*words: str) -> str | None:
+    """Return what git says where this package lies, or None if it cannot say it."""
+    command = ["git", "-C", str(ROOT), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""What can go wrong, each in one sentence for the user, and the exit codes that say it to scripts. No torch."""
+"""What can go wrong, each in one sentence for the user, and the exit codes that tell scripts."""
 
 import json
 from typing import Any
@@ -9,14 +9,21 @@ EXIT_USAGE = 2
 EXIT_DIVERGED = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
 
+# How a run may end.
+EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_STOPPED}
+
 
 class ConfigError(ValueError):
-    """A user's mistake in one sentence: the key, its value (... where there is none to show), and what is allowed."""
+    """A user's mistake: the key, its value (... where none is to be shown), and what is allowed."""
 
+    # The three are its `args`, so that it can be pickled: a job of a scheduler's sends it home.
     def __init__(self, key: str, value: Any, allowed: str) -> None:
-        super().__init__(
-            f"{show(key)}: {allowed}" if value is ... else f"{show(key)}={show(value)}: {allowed}"
-        )
+        super().__init__(key, value, allowed)
+
+    def __str__(self) -> str:
+        key, value, allowed = self.args
+        where = show(key) if value is ... else f"{show(key)}={show(value)}"
+        return f"{where}: {allowed}"
 
 
 class RecordError(ValueError):
@@ -27,8 +34,12 @@ class CheckpointError(RuntimeError):
     """A checkpoint that does not verify; the message names the file."""
 
 
+class LawError(RuntimeError):
+    """A rotation that breaks its own mathematics: a fault of ours, and no run may start."""
+
+
 class DataError(RuntimeError):
-    """The corpus or tokenizer cannot be had, through no fault of the config (the network, a file that changes)."""
+    """The corpus or tokenizer cannot be had now, and the config is not at fault."""
 
 
 class DiskError(OSError):
@@ -36,23 +47,22 @@ class DiskError(OSError):
 
 
 def show(value: Any) -> str:
-    """A value as the command line would spell it, on one line; a long one without its middle."""
+    """Return a value as the command line would spell it, on one line, without a long middle."""
+    if isinstance(value, str) and value.isprintable():
+        return _shortened(value)
+
     try:
-        text = (
-            value
-            if isinstance(value, str) and value.isprintable()
-            else json.dumps(value, default=repr)
-        )
-    except (
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):  # a key that is no text, a number past Python's limit, a circle
-        text = f"<{type(value).__name__}>"
+        return _shortened(json.dumps(value, default=repr))
+    except (TypeError, ValueError, RecursionError):
+        # A key that is no text, a number past Python's limit, a mapping that holds itself.
+        return f"<{type(value).__name__}>"
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:97]}...{text[-100:]}"
 
 
 def first_line(error: BaseException) -> str:
-    """An error's message in one line."""
-    text = " ".join(str(error).split())
-    return (text if len(text) <= 300 else text[:297] + "...") or type(error).__name__
+    """Return an error's message in one line, of 300 characters at most."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:297]}..."

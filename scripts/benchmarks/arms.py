@@ -90,18 +90,18 @@ class Spec:
 
 def ours(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
     """The harness as users run it: the record, the hashes, the checks of every step."""
-    from accelerate import Accelerator
-
     from rope_exp.config.run import RunConfig
     from rope_exp.data.prepare import prepare
     from rope_exp.system.signals import StopSignal
+    from rope_exp.training.parallel import Parallel
+    from rope_exp.training.step import Started, TrainingStep
     from rope_exp.training.trainer import Trainer
     from rope_exp.training.worker import set_up_process
 
-    class Gated(Trainer):
-        def train_step(self, step: int) -> Any:
+    class Gated(TrainingStep):
+        def __call__(self, step: int) -> Started | None:
             gate()
-            return super().train_step(step)
+            return super().__call__(step)
 
     config = RunConfig.from_dict(spec.values["config"])
     config = config.replace(
@@ -109,10 +109,10 @@ def ours(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
     )
     set_up_process(config)
     prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
-    accelerator = Accelerator(
-        cpu=spec.device.type == "cpu", mixed_precision="bf16" if spec.bf16 else "no"
-    )
-    Gated(config, spec.folder, prepared, accelerator, StopSignal()).fit()
+    parallel = Parallel(spec.device.type, "bf16" if spec.bf16 else "fp32", 1)
+    trainer = Trainer(config, spec.folder, prepared, parallel, StopSignal())
+    trainer.train_step.__class__ = Gated
+    trainer.train()
 
 
 def bare(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
@@ -123,7 +123,7 @@ def bare(spec: Spec, gate: Gate, *, compiled: bool = True) -> None:
 
     config = RunConfig.from_dict(spec.values["config"])
     set_up_process(config)
-    model = Decoder(config.model, config.pe, spec.vocab_size)
+    model = Decoder(config.architecture(spec.vocab_size))
     model.initialise(0)
     model.to(spec.device)
     if compiled:

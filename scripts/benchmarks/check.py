@@ -37,7 +37,7 @@ def _check(config: RunConfig, vocab_size: int, rows: int) -> dict[str, Any]:
     ids_BT = torch.randint(
         vocab_size, (rows, config.train.seq_len + 1), generator=torch.Generator().manual_seed(0)
     )
-    exact = Decoder(config.model, config.pe, vocab_size)
+    exact = Decoder(config.architecture(vocab_size))
     exact.initialise(0)
     with mock.patch.object(attention, "MAX_WRITTEN_OUT", 0):
         logits_BTV = exact.double()(ids_BT[:, :-1])
@@ -48,7 +48,7 @@ def _check(config: RunConfig, vocab_size: int, rows: int) -> dict[str, Any]:
     errors: dict[str, Any] = {}
     loss_limit, gradient_limit = TOLERANCE[config.train.precision]
     for how in ("eager", "compiled"):
-        model = Decoder(config.model, config.pe, vocab_size)
+        model = Decoder(config.architecture(vocab_size))
         model.initialise(0)
         model.to(device)
         if how == "compiled":
@@ -95,7 +95,7 @@ def _relative(own: Tensor, right: Tensor) -> float:
 
 def _fall(model: Decoder, config: RunConfig, ids_BT: Tensor) -> float:
     """By how many nats a token the loss of one batch falls when trained on it."""
-    optimizer = build_optimizer(model.named_parameters(), config.optim)
+    optimizer = build_optimizer(model.parameters(), config.optim)
     losses = []
     for _ in range(STEPS_TO_FALL):
         with torch.autocast(

@@ -26,10 +26,10 @@ def breakdown(config: RunConfig, vocab_size: int) -> dict[str, Any]:
     set_up_process(config)
     torch._inductor.config.cpp.enable_kernel_profile = True
     device, train = torch.device(config.launch.device), config.train
-    model = Decoder(config.model, config.pe, vocab_size)
+    model = Decoder(config.architecture(vocab_size))
     model.initialise(0)
     model.to(device).compile_parts()
-    optimizer = build_optimizer(model.named_parameters(), config.optim)
+    optimizer = build_optimizer(model.parameters(), config.optim)
     generator = torch.Generator().manual_seed(0)
     ids_BT = torch.randint(
         vocab_size, (train.global_batch_size, train.seq_len + 1), generator=generator

@@ -50,10 +50,7 @@ def floor(config: RunConfig, vocab_size: int, measured: dict[str, Any]) -> dict[
         / measured["matmul_flops_per_s"][train.precision]
     )
     update = (
-        7
-        * 4
-        * flops.num_parameters(config.model, config.pe, vocab_size)
-        / measured["copy_bytes_per_s"]
+        7 * 4 * flops.num_parameters(config.architecture(vocab_size)) / measured["copy_bytes_per_s"]
     )
     return {"products_s": products, "update_s": update, "floor_s": products + update}
 

@@ -10,9 +10,11 @@ from hydra.types import RunMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.configs import NINE
+from support.refused import refused
 
 from rope_exp.config.compose import CONFIGS, run_config
-from rope_exp.config.run import SITES, RunConfig, differing_keys
+from rope_exp.config.run import RunConfig, differing_keys
+from rope_exp.config.variants import SITES
 from rope_exp.system.errors import ConfigError
 
 GROUPS = ("pe", "model", "data", "tokenizer", "optim", "schedule", "train", "tracker", "launch")
@@ -52,7 +54,7 @@ def test_any_subset_of_sites_names_itself(size: int) -> None:
         assert config.label == ("".join(sites) + "_rope" if sites else "nope")
 
 
-def test_a_key_that_departs_from_the_usual_shows_in_the_label() -> None:
+def test_a_departing_key_shows_in_the_label() -> None:
     assert run_config(["pe.base=500000"]).pe.label == "qk_rope-base500000"
     assert (
         run_config(["pe.fraction=0.5", "pe.trainable=true"]).pe.label
@@ -61,7 +63,8 @@ def test_a_key_that_departs_from_the_usual_shows_in_the_label() -> None:
     assert run_config(["pe.name=mine", "pe.base=500000"]).pe.label == "mine"
 
 
-def test_a_size_brings_its_budget_and_its_tokenizer_and_the_command_line_wins() -> None:
+def test_a_size_brings_its_budget_and_tokenizer() -> None:
+    """And the command line wins over both."""
     config = run_config(["model=1b", "data=fineweb_edu", "tracker=wandb"])
     assert (config.train.name, config.tokenizer.name, config.optim.lr) == ("1b", "bpe_32k", 3e-4)
     config = run_config(["model=1b", "train=nano", "tokenizer=bytes", "optim.lr=0.01"])
@@ -94,7 +97,8 @@ MISTAKES = [
     ("optim.lr=inf", "optim.lr=Infinity", "above 0"),
     ("optim.betas=[0.9,1.0]", "optim.betas=[0.9, 1.0]", "below 1"),
     ("optim.betas=[0.9]", "optim.betas=[0.9]", "list of 2"),
-    ("schedule.decay_fraction=0.1", "schedule.decay_fraction=0.1", "only there"),
+    ("schedule.decay_fraction=0.1", "schedule.decay_fraction", "no such key"),
+    ("schedule.name=linear", "schedule.name=linear", "one of cosine, wsd"),
     (
         "model.num_attention_heads=3",
         "model.num_attention_heads=3",
@@ -113,7 +117,7 @@ MISTAKES = [
     ("run.group=../../etc", "run.group=../../etc", "letters, digits"),
     ("run.group='a\\nb'", "run.group=", "letters, digits"),
     ("run.group=" + "a" * 300, "run.group=", "1 to 64"),
-    ("+pe._target_=os.system", "pe._target_: ", "Hydra's own"),
+    ("+pe._target_=os.system", "pe._target_: ", "no such key"),
     (
         "data.cache_dir=${oc.env:HOME}",
         "data.cache_dir=${oc.env:HOME}",
@@ -124,25 +128,19 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("override", "shown", "allowed"), MISTAKES, ids=[case[0][:40] for case in MISTAKES]
-)
-def test_a_mistake_is_one_sentence_with_key_value_and_what_is_allowed(
-    override: str, shown: str, allowed: str
-) -> None:
-    with pytest.raises(ConfigError) as error:
+@pytest.mark.parametrize(("override", "shown", "allowed"), MISTAKES, ids=lambda text: text[:40])
+def test_a_mistake_is_one_sentence(override: str, shown: str, allowed: str) -> None:
+    """It begins with the key and its value, and says what is allowed."""
+    with refused(allowed, by=ConfigError) as sentence:
         run_config([override])
-    sentence = str(error.value)
-    assert "\n" not in sentence
-    assert sentence.startswith(shown)
-    assert allowed in sentence
+    assert sentence[0].startswith(shown)
 
 
-def test_a_missing_key_is_named() -> None:
+def test_a_key_that_is_left_out_has_its_default() -> None:
     values = run_config([]).to_dict()
     del values["optim"]["lr"]
-    with pytest.raises(ConfigError, match=r"optim\.lr=null: is missing"):
-        RunConfig.from_dict(values)
+    del values["schedule"]
+    assert RunConfig.from_dict(values) == RunConfig() == run_config([])
 
 
 QUIET = [
@@ -156,19 +154,19 @@ LOUD = [
 
 
 @pytest.mark.parametrize("override", QUIET)
-def test_keys_that_cannot_change_a_number_are_in_no_hash(override: str) -> None:
+def test_settings_are_in_no_hash(override: str) -> None:
     assert run_config([override]).config_sha256 == run_config([]).config_sha256
 
 
 @pytest.mark.parametrize("override", LOUD)
-def test_keys_that_can_change_a_number_are_in_both_hashes(override: str) -> None:
+def test_numeric_keys_are_in_both_hashes(override: str) -> None:
     usual, changed = run_config([]), run_config([override])
     assert changed.config_sha256 != usual.config_sha256
     assert changed.group_sha256 != usual.group_sha256
     assert changed.group != usual.group
 
 
-def test_pe_and_seed_are_in_the_configs_hash_and_not_in_the_groups() -> None:
+def test_pe_and_seed_are_in_the_configs_hash_alone() -> None:
     usual = run_config([])
     for override in ("pe=vo_rope", "seed=3", "pe.base=500"):
         changed = run_config([override])
@@ -206,7 +204,7 @@ def one_key_replaced(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(deadline=None)
 @given(one_key_replaced())
-def test_any_value_anywhere_converts_or_is_refused_in_one_sentence(values: dict[str, Any]) -> None:
+def test_any_value_anywhere_converts_or_is_refused(values: dict[str, Any]) -> None:
     try:
         config = RunConfig.from_dict(values)
     except ConfigError as error:

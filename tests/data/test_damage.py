@@ -12,7 +12,7 @@ from rope_exp.config.compose import run_config
 from rope_exp.data.batches import Batches
 from rope_exp.data.prepare import prepare
 from rope_exp.data.store import BLOCK_BYTES
-from rope_exp.run.folder import read_metrics
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 
 CLOCK = {"tokens_per_s", "elapsed_s", "mfu"}

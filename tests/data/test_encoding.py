@@ -8,7 +8,7 @@ import pytest
 from support.corpora import BPE, BYTES, TEXTS, data_config, write_parquet
 from tokenizers import Tokenizer
 
-from rope_exp.config.run import TokenizerConfig
+from rope_exp.config.sections import TokenizerConfig
 from rope_exp.data import encoding as encoding_module
 from rope_exp.data.prepare import prepare
 from rope_exp.data.tokenizer import PIECE_CHARS

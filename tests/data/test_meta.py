@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from support.corpora import BYTES, data_config
 from support.refused import refused
 
-from rope_exp.config.run import DataConfig
+from rope_exp.config.sections import DataConfig
 from rope_exp.data.batches import Batches, validation_ids
 from rope_exp.data.documents import SIDES
 from rope_exp.data.meta import Prepared, meta_sha256

@@ -26,7 +26,7 @@ from support.runs import (
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rope_exp import load_run
-from rope_exp.run.folder import read_metrics
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 
 

@@ -20,7 +20,7 @@ import pytest
 from support.configs import REPOSITORY
 from support.runs import assert_same_run, num_rows, numbers, processes_of, start, train, wait_for
 
-from rope_exp.run.folder import read_metrics
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 
 Whole = tuple[Path, list[str]]

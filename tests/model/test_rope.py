@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rope_exp.model.rope import angles, frequencies, rotate, turn
+from rope_exp.model.rope import angles, frequencies, rotate
 
 BASE = 10000.0
 DIMS = st.integers(1, 16).map(lambda half: 2 * half)
@@ -23,11 +23,18 @@ def vector(seed: int, dim: int) -> Tensor:
     )
 
 
+def tables_at(
+    position: int, dim: int, *, base: float = BASE, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """The cosines and sines of one position."""
+    angle = angles(frequencies(dim, base, dtype), 1, position)
+    return angle.cos(), angle.sin()
+
+
 def at(x: Tensor, position: int, *, base: float = BASE, inverse: bool = False) -> Tensor:
     """R_m x for one position m."""
-    return rotate(
-        x, angles(frequencies(x.shape[-1], base, torch.float64), 1, position), inverse=inverse
-    )
+    tables = tables_at(position, x.shape[-1], base=base)
+    return rotate(x, *tables, inverse=inverse)
 
 
 def close(left: Tensor, right: Tensor) -> bool:
@@ -101,7 +108,8 @@ def test_scores_of_rotated_q_and_k_depend_on_the_distance_alone(
 def test_the_rotation_is_counter_clockwise() -> None:
     quarter = torch.tensor([[math.pi / 2]], dtype=torch.float64)
     east = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
-    assert close(rotate(east, quarter), torch.tensor([[[[0.0, 1.0]]]], dtype=torch.float64))
+    north = torch.tensor([[[[0.0, 1.0]]]], dtype=torch.float64)
+    assert close(rotate(east, quarter.cos(), quarter.sin()), north)
 
 
 def test_pairs_are_half_split_as_in_llama() -> None:
@@ -130,17 +138,16 @@ def test_a_different_base_gives_a_different_rotation() -> None:
 @given(SEEDS)
 def test_features_past_the_tables_pass_through(seed: int) -> None:
     x = vector(seed, 8)
-    angle = angles(frequencies(4, BASE, torch.float64), 1, 9)
-    turned = turn(x, angle.cos(), angle.sin())
-    assert torch.equal(turned[..., 4:], x[..., 4:])
-    assert torch.equal(turned[..., :4], rotate(x[..., :4], angle))
+    tables = tables_at(9, 4)
+    rotated = rotate(x, *tables)
+    assert torch.equal(rotated[..., 4:], x[..., 4:])
+    assert torch.equal(rotated[..., :4], rotate(x[..., :4], *tables))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_low_precision_inputs_are_rotated_in_float32_and_cast_back(dtype: torch.dtype) -> None:
     x = vector(0, 64).to(dtype)
-    angle = angles(frequencies(64, BASE), 1, 4001)
-    turned = rotate(x, angle)
+    turned = rotate(x, *tables_at(4001, 64, dtype=torch.float32))
     exact = at(x.double(), 4001)
     assert turned.dtype == dtype
     # One rounding to the dtype (eps/2 of the largest value) and float32 angles at position 4001.
@@ -150,13 +157,13 @@ def test_low_precision_inputs_are_rotated_in_float32_and_cast_back(dtype: torch.
 
 @pytest.mark.parametrize(
     ("shape", "angle_shape"),
-    [((1, 4, 2, 7), (4, 3)), ((1, 4, 2, 8), (3, 4)), ((1, 4, 2, 8), (4, 3))],
+    [((1, 4, 2, 7), (4, 3)), ((1, 4, 2, 8), (3, 4)), ((1, 4, 2, 8), (4, 5))],
 )
 def test_odd_heads_and_mismatched_angles_are_refused(
     shape: tuple[int, ...], angle_shape: tuple[int, int]
 ) -> None:
     with pytest.raises(ValueError, match="cannot rotate"):
-        rotate(torch.zeros(shape), torch.zeros(angle_shape))
+        rotate(torch.zeros(shape), torch.zeros(angle_shape), torch.zeros(angle_shape))
 
 
 @pytest.mark.parametrize("dim", [-2, 0, 1, 7])
@@ -172,7 +179,7 @@ def test_frequencies_need_whole_pairs(dim: int) -> None:
     )
 )
 def test_long_range_decay_meets_the_published_values(case: tuple[int, float]) -> None:
-    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies; d = 128 (seed 001).
+    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies; d = 128 (Su 2021).
     distance, published = case
     angle_F = angles(frequencies(128, BASE, torch.float64), 1, distance)[0]
     partial = torch.polar(torch.ones_like(angle_F), angle_F).cumsum(0)

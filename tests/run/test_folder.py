@@ -1,28 +1,29 @@
-"""The run folder: whole rows in step order, none twice, and files that appear whole."""
+"""The run folder: files that are what a run writes, or refused by name."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from support.configs import REPOSITORY
+import yaml
+from support.refused import refused
+from support.results import DIVERGED, FINISHED
 
 from rope_exp.config.compose import run_config
-from rope_exp.run.folder import (
-    MetricsWriter,
-    read_config,
-    read_env,
-    read_metrics,
-    read_result,
-    write_config,
-)
-from rope_exp.system.errors import DiskError, RecordError
-from rope_exp.system.files import check_space, read_json, try_lock, write_atomically, write_json
+from rope_exp.run.folder import read_config, read_env, read_result, write_config
+from rope_exp.run.metrics import read_metrics
+from rope_exp.system.files import write_json
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "config.yaml": read_config,
+    "result.json": read_result,
+    "env.json": read_env,
+    "metrics.jsonl": read_metrics,
+}
+
+
+# -- config.yaml ---------------------------------------------------------------------------------
 
 
 def test_config_yaml_is_read_back_as_it_was_written(tmp_path: Path) -> None:
@@ -31,133 +32,112 @@ def test_config_yaml_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_config(tmp_path) == config
 
 
-KINDS = (".py", ".md", ".yaml", ".c", ".json")
+def test_a_config_of_an_older_version_has_todays_defaults(tmp_path: Path) -> None:
+    """A key that came later is missing in it, and keeps what it always meant."""
+    config = run_config(["pe=vo_rope", "seed=7"])
+    write_config(tmp_path, config)
+    path = tmp_path / "config.yaml"
+    values = yaml.safe_load(path.read_text())
+    assert next(iter(values)) == "format"
+    del values["train"]["peak_tflops"]
+    del values["launch"]
+    path.write_text(yaml.safe_dump(values))
+    assert read_config(tmp_path) == config
 
 
-def write_rows(folder: Path, steps: Iterable[int]) -> dict[str, Any]:
-    writer = MetricsWriter(folder, None)
-    for step in steps:
-        writer.write({"step": step, "train/loss": 1 / step})
-    mark = writer.mark()
-    writer.close()
-    return mark
-
-
-def test_rows_are_read_back_in_step_order(tmp_path: Path) -> None:
-    write_rows(tmp_path, (1, 2, 5))
-    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 5]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 10), st.data())
-def test_resuming_at_a_mark_leaves_each_row_once_wherever_the_file_was_cut_after_it(
-    tmp_path: Path, marked: int, data: st.DataObject
-) -> None:
-    mark = write_rows(tmp_path, range(1, marked + 1))
-    path = tmp_path / "metrics.jsonl"
-    whole = path.read_bytes() + b"".join(b'{"step": %d}\n' % step for step in range(marked + 1, 12))
-    path.write_bytes(
-        whole[: data.draw(st.integers(mark["bytes"], len(whole)))]
-    )  # a kill, perhaps in a row's middle
-    writer = MetricsWriter(tmp_path, mark)
-    assert writer.mark() == mark
-    assert writer.last.get("step", 0) == marked
-    writer.write({"step": marked + 1})
-    writer.close()
-    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, marked + 2))
-    assert path.read_bytes().endswith(b"\n")
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 7), st.data())
-def test_rows_before_the_mark_that_were_changed_or_lost_are_refused_and_left_as_they_are(
-    tmp_path: Path, bit: int, data: st.DataObject
-) -> None:
-    mark = write_rows(tmp_path, range(1, 6))
-    path = tmp_path / "metrics.jsonl"
-    content = bytearray(path.read_bytes())
-    place = data.draw(st.integers(0, len(content) - 1))
-    if data.draw(st.booleans()):
-        content[place] ^= 1 << bit
-    else:
-        del content[place:]
-    path.write_bytes(content)
-    with pytest.raises(RecordError, match=r"metrics\.jsonl was changed"):
-        MetricsWriter(tmp_path, mark)
-    assert path.read_bytes() == content
+@pytest.mark.parametrize("written", [{}, {"format": 1}, {"format": "2"}, {"format": 3}])
+def test_a_config_of_another_format_is_refused(tmp_path: Path, written: dict[str, Any]) -> None:
+    config = run_config([])
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(written | config.to_dict()))
+    with refused(str(path), "run.fresh=true begins anew"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["not json\n", "[1]\n", '{"loss": 1}\n', '{"step": "1"}\n', '{"step": 2}\n{"step": 2}\n'],
+    [
+        pytest.param("format: 2\na: &a\n  b: *a\n", id="circular"),
+        pytest.param("- 1\n", id="list"),
+        pytest.param("seed: 1\n", id="no format"),
+        pytest.param("format: 2\nseed: one\n", id="wrong type"),
+        pytest.param("format: 2\nseeds: 1\n", id="unknown key"),
+        pytest.param("\x00", id="nul"),
+        pytest.param("{", id="open"),
+        pytest.param("a: " + "[" * 5000, id="deep"),
+        pytest.param("!!python/object:os.system x", id="tag"),
+        pytest.param("", id="empty"),
+    ],
 )
-def test_lines_that_are_no_rows_are_refused_by_number(tmp_path: Path, text: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text(text)
-    with pytest.raises(RecordError, match=r"metrics\.jsonl line \d"):
-        read_metrics(tmp_path)
+def test_a_config_that_no_run_writes_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with refused("config.yaml"):
+        read_config(tmp_path)
 
 
-def test_nan_is_no_json(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(tmp_path / "result.json", {"val/loss": float("nan")})
-    assert list(tmp_path.iterdir()) == []
+# -- result.json and env.json --------------------------------------------------------------------
 
 
-def test_a_write_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("result", [FINISHED, DIVERGED], ids=["finished", "diverged"])
+def test_a_result_is_read_back_with_what_it_has_besides(
+    tmp_path: Path, result: dict[str, Any]
 ) -> None:
-    path = tmp_path / "result.json"
-    write_atomically(path, "old")
-
-    def broken(descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("os.fsync", broken)
-    with pytest.raises(OSError, match="Input/output"):
-        write_atomically(path, "new")
-    assert path.read_text() == "old"
+    write_json(tmp_path / "result.json", result | {"later": [1]})
+    found = read_result(tmp_path)
+    assert found == result | {"later": [1], "rotate": ("v", "o")}
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_json_object_or_a_clear_refusal(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes
+@pytest.mark.parametrize(
+    ("result", "key"),
+    [
+        (FINISHED | {"val/loss": None}, "val/loss"),
+        (DIVERGED | {"val/loss": 4.5}, "val/loss"),
+        (FINISHED | {"status": "diverged", "val/loss": None}, "diverged_step"),
+        (FINISHED | {"status": "running"}, "status"),
+        (FINISHED | {"rotate": "vo"}, "rotate"),
+        (FINISHED | {"init_sha256": "0" * 63}, "init_sha256"),
+        (FINISHED | {"wall_s": -1.0}, "wall_s"),
+        (FINISHED | {"params": 0}, "params"),
+        ({key: value for key, value in FINISHED.items() if key != "params"}, "params"),
+    ],
+)
+def test_a_result_with_a_wrong_key_is_refused_by_both(
+    tmp_path: Path, result: dict[str, Any], key: str
 ) -> None:
-    path = tmp_path_factory.mktemp("json") / "result.json"
-    path.write_bytes(raw)
-    try:
-        assert isinstance(read_json(path), dict)
-    except RecordError as error:
-        assert str(path) in str(error)
+    write_json(tmp_path / "result.json", result)
+    with refused("result.json", key):
+        read_result(tmp_path)
 
 
-def test_too_little_space_is_said_with_folder_and_bytes(tmp_path: Path) -> None:
-    check_space(tmp_path / "deep" / "down", 1, "a byte")
-    with pytest.raises(
-        DiskError,
-        match=r"deep/down: a lot needs 10,000,000,000,000,000,000 bytes and [\d,]+ are free",
-    ):
-        check_space(tmp_path / "deep" / "down", 10**19, "a lot")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("{}", id="empty"),
+        pytest.param("[]", id="list"),
+        pytest.param("", id="nothing"),
+        pytest.param('{"status": ' + "1" * 5000 + "}", id="long"),
+        pytest.param("[" * 100_000, id="deep"),
+    ],
+)
+@pytest.mark.parametrize("name", ["result.json", "env.json"])
+def test_what_is_no_such_object_is_refused_by_name(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with refused(name):
+        READERS[name](tmp_path)
 
 
-def test_the_repository_holds_no_word_of_where_it_was_made() -> None:
-    words = ("/wo" + "rk/", "/ro" + "ot/", "/tm" + "p/")
-    folders = ("rope_exp", "tests", "scripts", "docs", "configs")
-    kept = [
-        path
-        for folder in folders
-        for path in (REPOSITORY / folder).rglob("*")
-        if path.suffix in KINDS
-    ]
-    for path in [*kept, *REPOSITORY.glob("*.md"), REPOSITORY / "Makefile"]:
-        assert not any(word in path.read_text(encoding="utf-8") for word in words), path
+def test_before_the_first_start_there_is_nothing_to_read(tmp_path: Path) -> None:
+    assert read_result(tmp_path) is None
+    assert read_env(tmp_path) == {}
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "result.json", "env.json", "metrics.jsonl"])
+# -- all of them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(
-    tmp_path: Path, name: str, kind: str
-) -> None:
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    """And a pipe is not waited for, nor a link followed."""
     path = tmp_path / "run" / name
     path.parent.mkdir()
     if kind == "pipe":
@@ -167,96 +147,5 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(
     else:
         (tmp_path / "elsewhere").write_text("{}")
         path.symlink_to(tmp_path / "elsewhere")
-    reader = {"config.yaml": read_config, "result.json": read_result, "env.json": read_env}.get(
-        name, read_metrics
-    )
-    with pytest.raises(RecordError, match=name):
-        reader(path.parent)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{}", '{"status": "running"}', '{"status": "finished"}', '{"status": "diverged", "val/loss": null}', "[]", "",
-        '{"status": ' + "1" * 5000 + "}", "[" * 100_000,
-    ],
-    ids=["empty", "running", "finished", "diverged", "list", "nothing", "long", "deep"],
-)  # fmt: skip
-def test_a_result_that_no_run_writes_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    (tmp_path / "result.json").write_text(text)
-    with pytest.raises(RecordError, match=r"result\.json"):
-        read_result(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a: &a\n  b: *a\n",
-        "- 1\n",
-        "seed: 1\n",
-        "\x00",
-        "{",
-        "a: " + "[" * 5000,
-        "!!python/object:os.system x",
-    ],
-    ids=["circular", "list", "short", "nul", "open", "deep", "tag"],
-)
-def test_a_config_that_no_run_writes_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(RecordError, match=r"config\.yaml"):
-        read_config(tmp_path)
-
-
-def test_a_lock_lives_as_long_as_a_child_that_inherited_it_and_does_not_follow_a_moved_folder(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    held = try_lock(folder / ".lock")
-    assert held is not None
-    child = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[held]
-    )
-    os.close(held)
-    assert try_lock(folder / ".lock") is None
-    child.communicate(b"\n", timeout=30)
-    again = try_lock(folder / ".lock")
-    assert again is not None
-    folder.rename(tmp_path / "aside")
-    folder.mkdir()
-    other = try_lock(folder / ".lock")
-    assert other is not None
-    os.close(again)
-    os.close(other)
-
-
-def test_a_pipe_or_a_link_in_a_locks_place_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    for name in ("pipe", "link"):
-        with pytest.raises(OSError, match=name):
-            try_lock(tmp_path / name)
-    assert not (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.parametrize("harm", ["removed", "cut", "moved", "replaced"])
-def test_rows_that_are_taken_away_while_they_are_written_are_noticed_before_a_checkpoint_vouches_for_them(
-    tmp_path: Path, harm: str
-) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    path = folder / "metrics.jsonl"
-    writer = MetricsWriter(folder, None)
-    writer.write({"step": 1})
-    writer.mark()
-    if harm == "removed":
-        path.unlink()
-    elif harm == "cut":
-        os.truncate(path, 3)
-    elif harm == "moved":
-        folder.rename(tmp_path / "elsewhere")
-    else:
-        path.rename(folder / "kept")
-        path.write_bytes((folder / "kept").read_bytes())
-    with pytest.raises(OSError, match="was moved, replaced or cut"):
-        writer.close()
+    with refused(name):
+        READERS[name](path.parent)

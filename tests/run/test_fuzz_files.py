@@ -1,4 +1,4 @@
-"""Whatever stands in the files of a run, it is read as what it is or refused in one sentence that names the file."""
+"""Whatever stands in a run's files is read as what it is, or refused in one sentence by name."""
 
 import json
 import shutil
@@ -8,20 +8,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.checkpoints import seal
+from support.configs import TINY
 from support.runs import train
 
 from rope_exp import load_run
 from rope_exp.config.resolve import settle
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
-from rope_exp.evidence.runs import ReportError, build, read_group
+from rope_exp.evidence.comparable import comparable
+from rope_exp.evidence.runs import read_runs
+from rope_exp.report.content import build
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import read_env, read_metrics, read_result
+from rope_exp.run.folder import read_env, read_result
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.errors import CheckpointError, ConfigError, DataError, RecordError
-from rope_exp.system.files import read_json, write_json
+from rope_exp.system.files import read_json
+from rope_exp.training.parallel import Parallel
 from rope_exp.training.trainer import Trainer
 
 FEW, MANY = 60, 3000
@@ -41,25 +46,19 @@ JSON = st.recursive(
 
 
 def mutations(values: dict[str, Any]) -> st.SearchStrategy[str]:
-    """A JSON object with some keys lost, added or replaced, as text; or that text cut or with bytes in it."""
-
-    def change(drawn: tuple[dict[str, Any], set[str], int, str]) -> str:
-        replaced, lost, place, inserted = drawn
-        text = (
-            json.dumps(
-                {key: value for key, value in (values | replaced).items() if key not in lost}
-            )
-            + "\n"
-        )
-        return (
-            text[: place % len(text)] + inserted + text[place % len(text) :] if inserted else text
-        )
-
+    """A JSON object, as text, with some keys lost, added or replaced, and a word inserted."""
     keys = st.sampled_from(sorted(values)) | st.text(max_size=4)
-    replaced = st.dictionaries(keys, JSON, max_size=3)
-    return st.tuples(
-        replaced, st.sets(keys, max_size=1), st.integers(0, 10**6), st.text(max_size=3)
-    ).map(change)
+
+    @st.composite
+    def mutation(draw: st.DrawFn) -> str:
+        replaced = draw(st.dictionaries(keys, JSON, max_size=3))
+        lost = draw(st.sets(keys, max_size=1))
+        kept = {key: value for key, value in (values | replaced).items() if key not in lost}
+        text = json.dumps(kept) + "\n"
+        place = draw(st.integers(0, len(text) - 1))
+        return text[:place] + draw(st.text(max_size=3)) + text[place:]
+
+    return mutation()
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +66,6 @@ def finished(
     tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
 ) -> tuple[Path, list[str]]:
     """The folder of a small finished run in a group of its own, and its command line."""
-    from support.configs import TINY
-
     folder = tmp_path_factory.mktemp("finished")
     command = [
         *TINY,
@@ -157,9 +154,9 @@ def test_a_run_goes_on_from_any_state_or_refuses_it_by_name(
         path = checkpoint.state_file(folder / "checkpoints", 6)
         checkpoint.save(folder / "checkpoints", 6, saved.model, saved.optimizer, saved.state)
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
-        reseal(path.parent)
+        seal(path.parent)
         try:
-            Trainer(config, folder, prepared, Accelerator(cpu=True), stop)
+            Trainer(config, folder, prepared, Parallel("cpu", "fp32", 1), stop)
         except (CheckpointError, RecordError) as error:
             assert "step" in str(error)
             assert "\n" not in str(error)
@@ -167,16 +164,8 @@ def test_a_run_goes_on_from_any_state_or_refuses_it_by_name(
     fuzzed(num_examples, mutations({"step": 6, **saved.state}), check)
 
 
-def reseal(path: Path) -> None:
-    """Make the manifest say that everything is as it was meant."""
-    names = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE)
-    write_json(
-        path / checkpoint.MANIFEST, {name: checkpoint._fingerprint(path / name) for name in names}
-    )
-
-
 @pytest.mark.parametrize("num_examples", SIZES)
-def test_a_run_folder_with_any_harm_is_opened_and_reported_or_refused(
+def test_a_harmed_run_folder_is_read_or_refused(
     finished: tuple[Path, list[str]], tmp_path: Path, num_examples: int
 ) -> None:
     runs = tmp_path / "g"
@@ -190,10 +179,10 @@ def test_a_run_folder_with_any_harm_is_opened_and_reported_or_refused(
         place %= len(content)
         path.write_bytes(content[:place] + inserted + content[place + length :])
         try:
-            for read in (lambda: load_run(folder), lambda: build(read_group(runs), None)):
+            for read in (lambda: load_run(folder), lambda: build(comparable(read_runs([runs])[0]))):
                 try:
                     read()
-                except (RecordError, CheckpointError, DataError, ReportError, ConfigError) as error:
+                except (RecordError, CheckpointError, DataError, ConfigError) as error:
                     assert "\n" not in str(error)
         finally:
             path.write_bytes(content)

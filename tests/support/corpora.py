@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rope_exp.config.run import DataConfig, TokenizerConfig
+from rope_exp.config.sections import DataConfig, TokenizerConfig
 from rope_exp.data.documents import Corpus
 from rope_exp.data.meta import Prepared
 from rope_exp.data.tokenizer import load_tokenizer

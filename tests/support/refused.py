@@ -11,11 +11,16 @@ REFUSALS = (CheckpointError, ConfigError, DataError, RecordError)
 
 
 @contextmanager
-def refused(*words: str, by: type[Exception] | tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
-    """The block must be refused in one line that holds each of `words`."""
+def refused(
+    *words: str, by: type[Exception] | tuple[type[Exception], ...] = REFUSALS
+) -> Iterator[list[str]]:
+    """The block must be refused in one line that holds each of `words`; it is then in the list."""
+    said: list[str] = []
     with pytest.raises(by) as caught:
-        yield
+        yield said
+
     sentence = str(caught.value)
+    said.append(sentence)
     assert "\n" not in sentence, sentence
     for word in words:
         assert word in sentence, f"{word!r} is not in: {sentence}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rope_exp.run.folder import read_metrics
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 from support.configs import REPOSITORY
 

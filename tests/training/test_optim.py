@@ -1,72 +1,52 @@
-"""The schedules as functions of the step, and what AdamW decays."""
+"""What AdamW decays, what it computes, and its state as tensors by name."""
 
-import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from torch import Tensor
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.run import OptimConfig, ScheduleConfig
+from rope_exp.config.sections import OptimConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.optim import (
     build_optimizer,
-    learning_rate,
+    expected_optimizer_tensors,
     load_optimizer_tensors,
     optimizer_tensors,
 )
 
-OPTIM = OptimConfig("adamw", 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0)
-COSINE = ScheduleConfig("cosine", 0.1, 0.1, None)
-WSD = ScheduleConfig("wsd", 0.1, 0.0, 0.2)
-
-
-def test_warmup_rises_linearly_to_the_peak() -> None:
-    for schedule in (COSINE, WSD):
-        rates = [learning_rate(step, 100, OPTIM, schedule) for step in range(1, 11)]
-        assert rates == pytest.approx([1e-3 * step / 10 for step in range(1, 11)])
-
-
-def test_cosine_ends_at_its_floor_and_is_half_way_in_the_middle() -> None:
-    assert learning_rate(100, 100, OPTIM, COSINE) == pytest.approx(1e-4)
-    assert learning_rate(55, 100, OPTIM, COSINE) == pytest.approx((1e-3 + 1e-4) / 2)
-
-
-def test_wsd_is_flat_and_then_falls_in_a_straight_line_to_its_floor() -> None:
-    assert {learning_rate(step, 100, OPTIM, WSD) for step in range(10, 81)} == {1e-3}
-    assert learning_rate(90, 100, OPTIM, WSD) == pytest.approx(5e-4)
-    assert learning_rate(100, 100, OPTIM, WSD) == 0.0
-
-
-@given(
-    st.integers(1, 1000),
-    st.floats(0, 0.5),
-    st.floats(0, 1),
-    st.one_of(st.none(), st.floats(0, 0.5)),
-)
-def test_a_rate_is_never_negative_nor_above_the_peak_and_never_rises_after_warmup(
-    num_steps: int, warmup: float, floor: float, decay: float | None
-) -> None:
-    schedule = ScheduleConfig("cosine" if decay is None else "wsd", warmup, floor, decay)
-    rates = [learning_rate(step, num_steps, OPTIM, schedule) for step in range(1, num_steps + 1)]
-    assert all(0 <= rate <= OPTIM.lr * (1 + 1e-12) for rate in rates)
-    after = rates[round(warmup * num_steps) :]
-    assert all(later <= earlier + 1e-15 for earlier, later in itertools.pairwise(after))
+OPTIM = OptimConfig(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
 
 def small_model() -> Decoder:
     config = run_config(["model.hidden_size=32", "model.intermediate_size=48", "pe.trainable=true"])
-    model = Decoder(config.model, config.pe, 64)
+    model = Decoder(config.architecture(64))
     model.initialise(0)
     return model
 
 
+def update(model: Decoder, optimizer: Any, gradient: Callable[[Tensor], Tensor]) -> None:
+    """One update from gradients of one's own."""
+    for parameter in model.parameters():
+        parameter.grad = gradient(parameter)
+    optimizer.step()
+
+
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name], right[name]) for name in left
+    )
+
+
 def test_matrices_decay_and_vectors_do_not() -> None:
     model = small_model()
-    optimizer = build_optimizer(model.named_parameters(), OPTIM)
+    optimizer = build_optimizer(model.parameters(), OPTIM)
     decayed = {
         id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
     }
@@ -77,16 +57,13 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 
 
 def test_a_step_is_adamw_as_published() -> None:
+    """The first corrected moments are g and g^2 (Loshchilov and Hutter 2019, algorithm 2)."""
     model = small_model()
-    optimizer = build_optimizer(model.named_parameters(), OPTIM)
+    optimizer = build_optimizer(model.parameters(), OPTIM)
     weight = model.lm_head.weight
     before = weight.detach().clone().double()
     gradient = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    weight.grad = gradient
-    optimizer.step()
-    # First step: the bias-corrected moments are g and g^2 (Loshchilov and Hutter, algorithm 2).
+    update(model, optimizer, lambda p: gradient if p is weight else torch.zeros_like(p))
     expected = before * (1 - 1e-3 * 0.1) - 1e-3 * gradient.double() / (
         gradient.double().abs() + 1e-8
     )
@@ -95,40 +72,40 @@ def test_a_step_is_adamw_as_published() -> None:
 
 def test_a_flagged_step_changes_no_weight_and_no_moment() -> None:
     model = small_model()
-    optimizer: Any = build_optimizer(model.named_parameters(), OPTIM)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
+    optimizer: Any = build_optimizer(model.parameters(), OPTIM)
+    parameters = dict(model.named_parameters())
     optimizer.found_inf = torch.tensor(0.0)
-    optimizer.step()
-    state = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, names).items()}
-    held = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, math.nan)
+    update(model, optimizer, torch.ones_like)
+    state, held = copies(optimizer_tensors(optimizer, parameters)), copies({**parameters})
     optimizer.found_inf = torch.tensor(1.0)
-    optimizer.step()
-    assert all(torch.equal(parameter, held[name]) for name, parameter in model.named_parameters())
-    assert all(
-        torch.equal(tensor, state[name])
-        for name, tensor in optimizer_tensors(optimizer, names).items()
-    )
+    update(model, optimizer, lambda p: torch.full_like(p, math.nan))
+    assert equal(held, parameters)
+    assert equal(state, optimizer_tensors(optimizer, parameters))
 
 
-def test_optimizer_state_survives_a_round_trip_by_name() -> None:
+def test_the_state_survives_a_round_trip_by_name() -> None:
     model, twin = small_model(), small_model()
-    optimizer, other = (build_optimizer(m.named_parameters(), OPTIM) for m in (model, twin))
+    optimizer, other = (build_optimizer(m.parameters(), OPTIM) for m in (model, twin))
     for _ in range(3):
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-    tensors = optimizer_tensors(optimizer, {p: name for name, p in model.named_parameters()})
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    load_optimizer_tensors(other, {p: name for name, p in twin.named_parameters()}, copies)
+        update(model, optimizer, torch.ones_like)
+    tensors = optimizer_tensors(optimizer, dict(model.named_parameters()))
+    load_optimizer_tensors(other, dict(twin.named_parameters()), copies(tensors))
     twin.load_state_dict(model.state_dict())
     for m, o in ((model, optimizer), (twin, other)):
-        for parameter in m.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        o.step()
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+        update(m, o, torch.ones_like)
+    assert equal(dict(model.named_parameters()), dict(twin.named_parameters()))
+
+
+def test_the_expected_state_is_that_after_an_update() -> None:
+    model = small_model()
+    parameters = dict(model.named_parameters())
+    optimizer = build_optimizer(model.parameters(), OPTIM)
+    assert optimizer_tensors(optimizer, parameters) == {}
+    update(model, optimizer, torch.ones_like)
+    found, expected = (
+        optimizer_tensors(optimizer, parameters),
+        expected_optimizer_tensors(parameters),
     )
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()
+    }

@@ -1,22 +1,30 @@
-"""What a rank sets up before it trains: its memory, Python's collector, and what it says of itself."""
+"""What a rank sets up before it trains, what it says of itself, and how it ends."""
 
-import gc
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+import torch
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import settle
-from rope_exp.training.trainer import _frozen_heap
-from rope_exp.training.worker import _described
+from rope_exp.system.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DiskError,
+    LawError,
+    RecordError,
+)
+from rope_exp.training.worker import describe_start, explain_errors
 
 FAULTS = """
 import resource, sys
 import torch
-from rope_exp.training.worker import _keep_memory
+from rope_exp.training.worker import keep_memory
 if sys.argv[1] == "kept":
-    _keep_memory()
+    keep_memory()
 for round in range(10):
     torch.ones(2**24)  # 64 MiB, freed at once
     if round == 4:  # until the heap is as large as it gets
@@ -26,7 +34,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
-def test_memory_that_a_step_freed_is_used_again_and_not_fetched_anew() -> None:
+def test_memory_that_a_step_freed_is_used_again() -> None:
+    """It is not fetched anew from the kernel, which would fill each page with zeros again."""
     faults = {
         how: int(
             subprocess.run(
@@ -39,14 +48,8 @@ def test_memory_that_a_step_freed_is_used_again_and_not_fetched_anew() -> None:
     assert faults["kept"] < faults["given back"] / 4
 
 
-def test_objects_that_stand_are_left_alone_by_the_collector_while_a_run_lasts() -> None:
-    with _frozen_heap():
-        assert gc.get_freeze_count() > 1000
-    assert gc.get_freeze_count() == 0
-
-
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "how"),
     [
         (
             ["train.num_steps=20"],
@@ -56,6 +59,45 @@ def test_objects_that_stand_are_left_alone_by_the_collector_while_a_run_lasts() 
         (["train.compile=false"], "not compiled"),
     ],
 )
-def test_a_run_says_why_it_is_not_compiled(overrides: list[str], said: str) -> None:
+def test_a_run_says_how_it_trains(overrides: list[str], how: str) -> None:
     config = settle(run_config(["launch.device=cpu", "train.precision=fp32", *overrides]))
-    assert _described(config) == f"fp32 on cpu, {said}"
+    num_tokens = config.train.num_tokens * 2
+    assert describe_start(config, num_tokens) == f"0.5 epochs in fp32 on cpu, {how}"
+
+
+def fails(error: Exception) -> Callable[[], int]:
+    def action() -> int:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ConfigError("train.lr", 0, "must be above 0"), 2, "train.lr=0: must be above 0"),
+        (RecordError("config.yaml is no config"), 2, "config.yaml is no config"),
+        (CheckpointError("does not verify"), 2, "does not verify"),
+        (DataError("no network"), 1, "no network"),
+        (DiskError("disk full"), 1, "disk full"),
+        (LawError("the rotation is wrong"), 1, "the rotation is wrong"),
+        (MemoryError(), 1, "out of memory (Python's heap is full)"),
+        (
+            torch.OutOfMemoryError("CUDA\nand more"),
+            1,
+            "out of memory (CUDA); a smaller train.micro",
+        ),
+        (RuntimeError("DefaultCPUAllocator: not enough"), 1, "out of memory (DefaultCPUAllocator"),
+    ],
+)
+def test_what_is_no_bug_ends_in_one_sentence(
+    error: Exception, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain_errors(fails(error)) == code
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {words}")
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match="a bug"):
+        explain_errors(fails(RuntimeError("a bug")))

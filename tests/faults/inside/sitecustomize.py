@@ -12,14 +12,14 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
     if os.environ.get("RANK", "0") == rank:
         import torch
 
-        from rope_exp.training.trainer import Trainer
+        from rope_exp.training.step import TrainingStep
 
-        healthy = Trainer.train_step
+        healthy = TrainingStep.__call__
 
-        def train_step(trainer: Any, step: int) -> Any:
+        def train_step(self: Any, step: int) -> Any:
             """The step, broken if it is the one."""
-            if step != int(at) or trainer.config.pe.label != pe:
-                return healthy(trainer, step)
+            if step != int(at) or self.config.pe.label != pe:
+                return healthy(self, step)
             if what == "raise":
                 raise RuntimeError(f"sabotage of process {rank}")
             if what == "hang":
@@ -29,13 +29,13 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
                 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), -1))
                 torch.ones(1 << 34)  # far above what the process has freed and kept
             if what == "loss":
-                model = trainer.model
-                trainer.model = lambda *ids: model(*ids) * math.inf
+                model = self.model
+                self.model = lambda *ids: model(*ids) * math.inf
             poison = {"nan": math.nan, "inf": math.inf}.get(what, 1.0)
-            hook = trainer.decoder.lm_head.weight.register_hook(lambda gradient: gradient * poison)
+            hook = self.decoder.lm_head.weight.register_hook(lambda gradient: gradient * poison)
             try:
-                return healthy(trainer, step)
+                return healthy(self, step)
             finally:
                 hook.remove()
 
-        Trainer.train_step = train_step
+        TrainingStep.__call__ = train_step  # type: ignore[method-assign]

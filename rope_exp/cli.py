@@ -1,0 +1,179 @@
+"""What the commands do: `rope-exp train|report|plan|prepare|mirror ...`, also as `python -m rope_exp ...`.
+
+`train.py` and `scripts/` are doors to the same commands. Each command's own logic is in its
+package; here it is composed, dispatched, printed, and its mistakes become one sentence and an
+exit code: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the
+same command goes on). This process never imports torch, unless it is itself a rank.
+"""
+
+# Nothing slow may be imported here: a signal in the first second meets `_leave` only after this.
+import contextlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rope_exp.system.errors import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    ConfigError,
+    DataError,
+    RecordError,
+)
+from rope_exp.system.signals import STOP_SIGNALS
+
+if TYPE_CHECKING:
+    from rope_exp.config.run import RunConfig
+
+HELP = """Where in attention should a rotation go?
+
+  rope-exp train pe=vo_rope             train one run, or every run of a sweep      (python train.py)
+  rope-exp report --group NAME          the table of the runs that are done         (python scripts/report.py)
+  rope-exp plan model=1b                what a config costs before it runs          (python scripts/plan.py)
+  rope-exp prepare data=files ...       prepare a corpus ahead of training          (python scripts/prepare_data.py)
+  rope-exp mirror RUN_FOLDER ...        mirror runs to wandb again from their files (python scripts/mirror.py)
+
+`rope-exp COMMAND --help` says more.
+"""
+
+
+def main(command: str | None = None) -> int:
+    """Run one command of this process's command line, and return its exit code.
+
+    Args:
+        command: train, report, plan, prepare or mirror; None: the first word says it.
+    """
+    words = sys.argv[1:]
+    if command is None:
+        command = words.pop(0) if words else "--help"
+
+    try:
+        code = _run(command, words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever was reading has seen enough. What is left unsaid would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ConfigError, RecordError, DataError, OSError) as error:
+        from rope_exp.system.console import say
+
+        say(f"error: {error}")
+        return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
+
+
+def _run(command: str, words: list[str]) -> int:
+    """Run the command that `command` names."""
+    if command in ("-h", "--help"):
+        print(HELP, end="")
+        return 0
+    if command == "--version":
+        from rope_exp import __version__
+
+        print(__version__)
+        return 0
+
+    if command == "train":
+        return train(words)
+
+    from rope_exp import commands
+
+    others = {
+        "report": commands.report,
+        "plan": commands.plan,
+        "prepare": commands.prepare,
+        "mirror": commands.mirror,
+    }
+    if command not in others:
+        raise ConfigError("command", command, f"must be one of train, {', '.join(others)}")
+    return others[command](words)
+
+
+# -- train -------------------------------------------------------------------------------------
+
+
+def train(words: list[str]) -> int:
+    """Compose, check, dispatch; or print what --help, --cfg and --info ask for."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, _leave)
+    try:
+        return _train(words)
+    except KeyboardInterrupt:
+        os.write(2, b"stopped before any run was started\n")
+        return EXIT_STOPPED
+    finally:
+        # The rest is Python's own end, which a signal would only garble.
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _train(words: list[str]) -> int:
+    from rope_exp.config.command import read_command, show
+    from rope_exp.config.compose import compose_jobs
+    from rope_exp.launch.as_rank import check_ranks
+
+    check_ranks()
+    command = read_command(words)
+    if not command.starts_runs:
+        show(command)
+        return 0
+
+    jobs = compose_jobs(command.overrides, command.config_dir, multirun=command.multirun)
+    if jobs.have_launcher:
+        from rope_exp.launch.elsewhere import hand_over
+
+        hand_over(jobs, run_elsewhere)
+        return 0
+    return _dispatch(jobs.configs)
+
+
+def run_elsewhere(values: Any) -> None:
+    """Run one job of another launcher's (submitit's), in its own process, perhaps on another machine.
+
+    Args:
+        values: the job's composed config, a DictConfig without Hydra's own node.
+    """
+    from rope_exp.config.compose import check_tree, to_run_config
+
+    check_tree(values)
+    if code := _dispatch([to_run_config(values)]):
+        sys.exit(code)
+
+
+def _dispatch(configs: "list[RunConfig]") -> int:
+    """Hand the runs to the dispatcher, or run the one as the rank that this process is."""
+    from rope_exp.config.resolve import check_memory, settle
+    from rope_exp.launch import sweep
+    from rope_exp.launch.as_rank import is_rank, run_as_rank
+
+    # Until the dispatcher or the worker takes over, what prepares data is unwound.
+    for number in STOP_SIGNALS:
+        signal.signal(number, _interrupt)
+
+    if is_rank():
+        if len(configs) > 1:
+            allowed = "every rank of `accelerate launch` would run the sweep; use `python train.py`"
+            raise ConfigError("--multirun", ..., allowed)
+        return run_as_rank(configs[0])
+
+    settled = [settle(config) for config in configs]
+    for config in settled:
+        check_memory(config)
+    return sweep.dispatch(settled)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Leave before there is anything to save: an exception could be lost, or shown, inside an import."""
+    # Nobody may be reading.
+    with contextlib.suppress(OSError):
+        os.write(2, b"stopped before any run was started\n")
+    os._exit(EXIT_STOPPED)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind what prepares data; asked again, perhaps by one burst of signals, leave at once."""
+    for each in STOP_SIGNALS:
+        signal.signal(each, _leave)
+    raise KeyboardInterrupt

@@ -1,0 +1,134 @@
+"""The commands beside `train`: each parses its words, asks its package, and prints."""
+
+import argparse
+import os
+import statistics
+from pathlib import Path
+from typing import NoReturn
+
+from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
+from rope_exp.system.errors import ConfigError, DataError, RecordError, first_line
+from rope_exp.system.files import try_lock
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with complaints of one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line."""
+        raise ConfigError("usage", ..., f"{message}; see `{self.prog} --help`")
+
+
+def report(words: list[str]) -> int:
+    """Compile run folders into the table and its figures.
+
+    Nothing is written unless every run may share the table; the same runs give the same bytes.
+    """
+    from rope_exp.evidence.published import REFERENCE
+
+    about = "Compile run folders into the table and its figures."
+    parser = Parser(prog="rope-exp report", description=about)
+    where = "where groups of runs lie (%(default)s)"
+    parser.add_argument("--runs", type=Path, default=DEFAULT_OUTPUT, help=where)
+    which = "which of them; may be left out where there is one"
+    parser.add_argument("--group", help=which)
+    where = "where to write (%(default)s)"
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT.parent, help=where)
+    against = f"the row that differences are against ({REFERENCE})"
+    parser.add_argument("--reference", help=against)
+    apart = "what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *"
+    parser.add_argument("--factors", nargs="+", default=["pe"], metavar="KEY", help=apart)
+    arguments = parser.parse_args(words)
+
+    from rope_exp.report.command import write
+
+    lines = write(
+        arguments.runs,
+        arguments.group,
+        arguments.out,
+        arguments.reference,
+        tuple(arguments.factors),
+    )
+    print("\n".join(lines))
+    return 0
+
+
+def plan(words: list[str]) -> int:
+    """Print what a config costs before it runs."""
+    from rope_exp.config.plan import cost_lines
+    from rope_exp.config.resolve import settle
+
+    config = settle(_config("plan", "Print what a config costs before it runs.", words))
+    print("\n".join(cost_lines(config, _measured_rate(config))))
+    return 0
+
+
+def _measured_rate(config: RunConfig) -> float | None:
+    """Return the tokens per second of this config's group, the median of its runs that are done."""
+    from rope_exp.run.folder import read_result
+
+    rates = []
+    for folder in sorted((DEFAULT_OUTPUT / config.group).glob("*/seed*")):
+        result = read_result(folder)
+        if result is not None and result["tokens_per_s"]:
+            rates.append(result["tokens_per_s"])
+    return statistics.median(rates) if rates else None
+
+
+def prepare(words: list[str]) -> int:
+    """Prepare a corpus ahead of training, verify every block, and print a summary."""
+    from rope_exp.data import prepare as preparing
+
+    about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
+    config = _config("prepare", about, words)
+    prepared = preparing.prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    prepared.verify()
+
+    print(f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified")
+    for side in ("train", "validation"):
+        documents = prepared.corpus["documents"][side]
+        text_bytes = prepared.corpus["text_bytes"][side]
+        tokens = prepared.corpus["tokens"][side]
+        print(f"  {side + ':':11} {documents:,} documents, {text_bytes:,} bytes of text, {tokens:,} tokens")
+    print(f"  vocabulary: {prepared.vocab_size:,}")
+    print(f"  sha256:     {prepared.data_sha256}")
+    return 0
+
+
+def _config(command: str, description: str, words: list[str]) -> RunConfig:
+    """Return the config of a command that takes the overrides of `train`."""
+    from rope_exp.config.compose import run_config
+
+    parser = Parser(prog=f"rope-exp {command}", description=description)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them")
+    parser.add_argument("--config-dir", type=Path, help="a further folder of groups and their choices")
+    arguments = parser.parse_intermixed_args(words)
+    return run_config(arguments.overrides, arguments.config_dir)
+
+
+def mirror(words: list[str]) -> int:
+    """Mirror runs to wandb again from their files, each as a new, whole run.
+
+    Where and as its config says (tracker.project, entity, mode). The run itself goes on with that
+    one if it is started again.
+    """
+    from rope_exp.run.folder import LOCK, read_config
+    from rope_exp.run.mirror import rebuild
+
+    parser = Parser(prog="rope-exp mirror", description="Mirror runs to wandb again from their files.")
+    parser.add_argument("folders", metavar="RUN_FOLDER", type=Path, nargs="+")
+    for folder in parser.parse_args(words).folders:
+        # Before the lock, which makes a file.
+        read_config(folder)
+        lock = try_lock(folder / LOCK)
+        if lock is None:
+            allowed = "is being run, and mirrored; wait for its end"
+            raise ConfigError("RUN_FOLDER", str(folder), allowed)
+        try:
+            print(f"{folder}: mirrored as {rebuild(folder)}")
+        except (ConfigError, RecordError):
+            raise
+        except Exception as error:
+            raise DataError(f"{folder}: {first_line(error)}") from error
+        os.close(lock)
+    return 0

@@ -1,0 +1,144 @@
+"""What a command line may ask of the config: each word is checked before Hydra composes.
+
+Hydra overrides only a key that some YAML file mentions, and ours mention only what they change.
+So `train.seq_len=64` is handed on as Hydra's `++train.seq_len=64`, once it is known to be a key.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType, RangeSweep
+from hydra.errors import HydraException
+
+from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import fill, known_keys, unknown_key
+from rope_exp.system.errors import ConfigError
+
+# Of one sweep: every run is composed and checked before the first one starts.
+MAX_RUNS = 10_000
+# Of one override: where they nest, Python's stack is the limit.
+MAX_BRACKETS = 50
+
+
+def check_overrides(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Return the overrides as Hydra must be given them.
+
+    Args:
+        words: `key=value`, `group=choice`, `~key`, and what else Hydra's grammar knows.
+        folders: where the choices of groups are.
+    Raises:
+        ConfigError: naming the key of a word that cannot be read, of an unknown key or choice, of
+            one of Hydra's own settings, or of a sweep of no run or of too many. A value that
+            cannot be read is not shown, for it may be a secret.
+    """
+    spelled = []
+    num_values = {}
+
+    for word in words:
+        override = _parse(word)
+        group, _, _ = override.key_or_group.partition("@")
+        choices = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+
+        # As Hydra does it, a later word about the same key replaces the earlier one.
+        num_values[override.get_key_element()] = _num_values(override, choices)
+        if math.prod(num_values.values()) > MAX_RUNS:
+            raise ConfigError(group, ..., f"makes a sweep of more than {MAX_RUNS:,} runs")
+
+        if _is_hydras(override) or choices:
+            spelled.append(word)
+        else:
+            spelled.append(_spell(override, word))
+
+    return spelled
+
+
+def _parse(word: str) -> Override:
+    """Read one word with Hydra's grammar."""
+    written, equals, _ = word.partition("=")
+    key = written.lstrip("+~")
+    if not key or not (equals or written.startswith("~")):
+        raise ConfigError("override", word, "is not of the form key=value")
+    if word.count("[") + word.count("{") > MAX_BRACKETS:
+        raise ConfigError(key, ..., "its value is nested too deeply")
+
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        allowed = "its value cannot be read; special characters need quotes of their own, as in \"key='a value'\""
+        raise ConfigError(key, ..., allowed) from error
+    except ValueError as error:
+        raise ConfigError(key, ..., "is a number of too many digits") from error
+
+
+def _is_hydras(override: Override) -> bool:
+    """Return whether the override is of one of Hydra's own settings that a command line may set."""
+    key = override.get_key_element().lstrip("+~")
+    if "hydra" not in key:
+        return False
+
+    # Hydra would import what `hydra.searchpath` and a `_target_` name: the one while it composes.
+    is_open = key in ("hydra/launcher", "hydra.verbose") or key.startswith("hydra.launcher.")
+    if not is_open or "_target_" in key or override.is_sweep_override():
+        allowed = "Hydra's own settings are fixed, but for one value of hydra/launcher, hydra.launcher.*, hydra.verbose"
+        raise ConfigError(key, ..., allowed)
+    return True
+
+
+def _num_values(override: Override, choices: Sequence[str]) -> int:
+    """Return how many values are swept over. Those of a group must be names of files that are there."""
+    key = override.key_or_group
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        values = list(islice(value.range(), MAX_RUNS + 1))
+    elif isinstance(value, Glob):
+        values = value.filter(choices)
+    elif isinstance(value, ChoiceSweep):
+        values = value.list
+    else:
+        values = [value]
+
+    if not values:
+        among = f" among {', '.join(choices)}" if choices else ""
+        raise ConfigError(key, ..., f"the sweep is empty: nothing matches{among}")
+
+    if choices and not override.is_delete():
+        for choice in values:
+            # A quoted one carries its quotes beside its text.
+            if getattr(choice, "text", choice) not in choices:
+                allowed = f"there is no such choice; choose one of {', '.join(choices)}"
+                raise ConfigError(key, choice, allowed)
+    return len(values)
+
+
+def _spell(override: Override, word: str) -> str:
+    """Return the override of a key that is no group, such that it needs no YAML file to mention it."""
+    key = override.key_or_group
+    keys = known_keys(RunConfig)
+    is_section = any(known.startswith(f"{key}.") for known in keys)
+    if override.package is not None or not (key in keys or is_section):
+        raise unknown_key(key, keys)
+
+    if override.type == OverrideType.ADD:
+        raise ConfigError(key, ..., "is a key already; leave out the +")
+    if override.type == OverrideType.CHANGE:
+        return f"++{word}"
+    if override.type == OverrideType.DEL:
+        if is_section or override.value() is not None:
+            raise ConfigError(key, ..., "~ gives one key its default back: write ~ and the key's whole name")
+        return f"++{key}={_default(key)}"
+    return word
+
+
+def _default(key: str) -> str:
+    """Return what a key says where nothing sets it, as a command line would."""
+    value: Any = fill(RunConfig, {})
+    for name in key.split("."):
+        if name not in value:
+            raise ConfigError(key, ..., "has no default, since the default choice has no such key")
+        value = value[name]
+    return json.dumps(value)

@@ -1,0 +1,260 @@
+"""The sections of a run's config: every key, its type, its default, and what must hold within.
+
+A default, once released, never changes: identities cover what departs from it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from rope_exp.config.schema import (
+    Count,
+    Name,
+    NonNegative,
+    OpenShare,
+    PathText,
+    Positive,
+    Rule,
+    Seed,
+    Share,
+    numeric,
+    setting,
+)
+from rope_exp.config.variants import PeConfig
+from rope_exp.system.errors import ConfigError
+
+AUTO = "auto"
+MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
+INIT_STD = 0.02  # of every weight matrix; of those onto the residual stream, times 1/sqrt(2 layers)
+
+# Past that a layer's objects outweigh its weights, so no estimate of memory would see them.
+Layers = Annotated[int, Rule("must be a whole number from 1 to 4096", lambda n: 1 <= n <= 4096)]
+# The largest published vocabularies hold a million; the trainer of merges reserves memory for all
+# that it is asked.
+VocabSize = Annotated[
+    int,
+    Rule("must be a whole number from 257 to 2^24", lambda n: MIN_VOCAB_SIZE <= n <= 2**24),
+]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The decoder's sizes, under LlamaConfig's names."""
+
+    name: Name = setting("nano")
+    hidden_size: Count = numeric(128)
+    intermediate_size: Count = numeric(352)
+    num_hidden_layers: Layers = numeric(4)
+    num_attention_heads: Count = numeric(2)
+    num_key_value_heads: Count = numeric(2)
+    rms_norm_eps: Positive = numeric(1e-5)
+    tie_word_embeddings: bool = numeric(False)
+
+    def __post_init__(self) -> None:
+        heads = self.num_attention_heads
+        if self.hidden_size % heads:
+            allowed = f"must divide model.hidden_size={self.hidden_size}"
+            raise ConfigError("model.num_attention_heads", heads, allowed)
+        if heads % self.num_key_value_heads:
+            allowed = f"must divide model.num_attention_heads={heads}"
+            raise ConfigError("model.num_key_value_heads", self.num_key_value_heads, allowed)
+
+    @property
+    def head_dim(self) -> int:
+        """K, the features of one head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """All that decides what a decoder's parameters are and what it computes."""
+
+    model: ModelConfig
+    pe: PeConfig
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The corpus: where its documents come from and how it is split."""
+
+    name: Name = setting("stdlib")
+    kind: Literal["stdlib", "files", "hub"] = numeric("stdlib")
+    # files: a file or folder; hub: owner/name.
+    path: PathText | None = numeric(None)
+    # hub: the dataset's configuration, and the pinned commit.
+    subset: str | None = numeric(None)
+    revision: str | None = numeric(None)
+    text_column: str | None = numeric(None)
+    # files: what one document of a text file is.
+    sample_by: Literal["document", "paragraph", "line"] | None = numeric(None)
+    # null: hold documents out.
+    validation_split: str | None = numeric(None)
+    holdout_fraction: OpenShare = numeric(0.05)
+    max_tokens: Count | None = numeric(None)
+    cache_dir: PathText | None = setting(None)
+    # Of the order of batches; null: the run's seed.
+    seed: Seed | None = numeric(None)
+
+    def __post_init__(self) -> None:
+        if self.kind == "stdlib":
+            if self.path is not None:
+                allowed = "the embedded corpus has no path; use data=files"
+                raise ConfigError("data.path", self.path, allowed)
+            return
+
+        if not self.path:
+            raise ConfigError("data.path", self.path, f"must name the corpus of data={self.name}")
+        if not self.text_column:
+            allowed = "must name the column that holds the text"
+            raise ConfigError("data.text_column", self.text_column, allowed)
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """How text becomes token ids."""
+
+    name: Name = setting("bpe_2k")
+    kind: Literal["bpe", "bytes", "pretrained"] = numeric("bpe")
+    vocab_size: VocabSize | None = numeric(2048)
+    # bpe: how much text its merges are learned from.
+    train_bytes: Count | None = numeric(20_000_000)
+    # pretrained: a folder, or a repository on the hub.
+    path: PathText | None = numeric(None)
+    revision: str | None = numeric(None)
+
+    def __post_init__(self) -> None:
+        if self.kind == "bpe":
+            for key in ("vocab_size", "train_bytes"):
+                if getattr(self, key) is None:
+                    allowed = "must be set for a tokenizer that is trained on the corpus"
+                    raise ConfigError(f"tokenizer.{key}", None, allowed)
+        elif self.vocab_size is not None:
+            allowed = f"is given by tokenizer={self.name}; leave null"
+            raise ConfigError("tokenizer.vocab_size", self.vocab_size, allowed)
+
+        if (self.kind == "pretrained") != (self.path is not None):
+            allowed = "must be set for tokenizer=pretrained, and only there"
+            raise ConfigError("tokenizer.path", self.path, allowed)
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """The vocabulary's size, or None where only a pretrained tokenizer itself knows it."""
+        return MIN_VOCAB_SIZE if self.kind == "bytes" else self.vocab_size
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW."""
+
+    name: Literal["adamw"] = numeric("adamw")
+    lr: Positive = numeric(3e-3)
+    betas: tuple[Share, Share] = numeric((0.9, 0.95))
+    eps: Positive = numeric(1e-8)
+    # Of matrices only.
+    weight_decay: NonNegative = numeric(0.1)
+    grad_clip: Positive = numeric(1.0)
+
+    def __post_init__(self) -> None:
+        if max(self.betas) >= 1:
+            raise ConfigError("optim.betas", list(self.betas), "both must be below 1")
+
+
+@dataclass(frozen=True)
+class CosineConfig:
+    """Warm-up, then half a cosine down to `final_fraction` of the peak, at the last step.
+
+    Fractions of steps are of train.num_steps, fractions of the rate are of optim.lr.
+    """
+
+    name: Literal["cosine"] = numeric("cosine")
+    warmup_fraction: Share = numeric(0.05)
+    final_fraction: Share = numeric(0.1)
+
+
+@dataclass(frozen=True)
+class WsdConfig:
+    """Warm-up, stay, then a straight line down over the last `decay_fraction` of the run."""
+
+    name: Literal["wsd"] = numeric("wsd")
+    warmup_fraction: Share = numeric(0.05)
+    final_fraction: Share = numeric(0.0)
+    decay_fraction: Share = numeric(0.2)
+
+    def __post_init__(self) -> None:
+        if self.warmup_fraction + self.decay_fraction > 1:
+            allowed = "warm-up and decay exceed the run"
+            raise ConfigError("schedule.warmup_fraction", self.warmup_fraction, allowed)
+
+
+ScheduleConfig = CosineConfig | WsdConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The budget and the loop. Batch sizes are in sequences, periods in steps."""
+
+    name: Name = setting("nano")
+    num_steps: Count = numeric(500)
+    global_batch_size: Count = numeric(16)
+    # null: a process's whole share at once.
+    micro_batch_size: Count | None = numeric(None)
+    seq_len: Count = numeric(256)
+    eval_every: Count = setting(50)
+    eval_sequences: Count = numeric(128)
+    save_every: Count = setting(250)
+    keep_checkpoints: Count = setting(2)
+    log_every: Count = setting(10)
+    # auto: bf16 where the hardware has it, else fp32.
+    precision: Literal["auto", "bf16", "fp32"] = numeric(AUTO)
+    # auto: where it pays back within the run.
+    compile: bool | Literal["auto"] = numeric(AUTO)
+    # auto: true on a CPU, where it costs nothing.
+    deterministic: bool | Literal["auto"] = numeric(AUTO)
+    # Dense bf16 peak of a GPU that config/costs.py does not list; 0: record no MFU.
+    peak_tflops: NonNegative | None = setting(None)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The tokens that one update is made from, of all processes."""
+        return self.global_batch_size * self.seq_len
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the whole run."""
+        return self.num_steps * self.tokens_per_step
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    """Where curves are mirrored. The tracker reads its own keys from the environment."""
+
+    name: Literal["none", "wandb"] = setting("none")
+    mode: Literal["online", "offline"] = setting("online")
+    project: Name = setting("rope_exp")
+    entity: Name | None = setting(None)
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How runs are placed on the machine."""
+
+    name: Name = setting("local")
+    device: Literal["auto", "cpu", "cuda"] = setting(AUTO)
+    # Of one run; all: one a GPU.
+    num_processes: Count | Literal["all"] = setting(1)
+    # Runs at a time; auto: as many as the GPUs allow, one on a CPU.
+    max_parallel: Count | Literal["auto"] = setting(AUTO)
+    # In this very process, for a debugger.
+    inline: bool = setting(False)
+
+
+@dataclass(frozen=True)
+class PlaceConfig:
+    """Where the run's record goes."""
+
+    # null: results/runs/<group>/<pe>/seed<k>.
+    dir: PathText | None = setting(None)
+    # null: a name for everything but pe and seed.
+    group: Name | None = setting(None)
+    # Move an old folder aside instead of going on in it.
+    fresh: bool = setting(False)

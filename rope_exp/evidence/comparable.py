@@ -1,0 +1,198 @@
+"""Which runs may be compared: those that are equal in everything numeric but some named factors.
+
+A factor is a key of the config, or a section of keys: `pe` and `seed` for a table of variants,
+`optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. A row is the
+runs that agree in every factor but the seed, a block the runs of one seed. What may not be
+compared is refused in a `ReportError`, one sentence that names the folders. No torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any
+
+from rope_exp.config.run import RunConfig, differing_keys, without
+from rope_exp.evidence.runs import ReportError, Run, Status
+from rope_exp.system.errors import show
+
+FACTORS = ("pe", "seed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed alone, by seed."""
+
+    label: str
+    name: str
+    runs: list[Run]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Validation losses in nats per token by seed, of finished runs alone."""
+        return {run.config.seed: run.loss for run in self.runs if run.loss is not None}
+
+    @property
+    def status(self) -> Status:
+        """finished: at least one run is; diverged: none is, and one has."""
+        best: tuple[Status, ...] = ("finished", "diverged", "unfinished")
+        return min((run.status for run in self.runs), key=best.index)
+
+    @property
+    def rotate(self) -> tuple[str, ...]:
+        """The sites that rotate."""
+        return self.runs[0].config.pe.rotate
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows by label; the factors tell them and their runs apart, and nothing else numeric does."""
+
+    factors: tuple[str, ...]
+    rows: Mapping[str, Row]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run, by label and seed."""
+        return [run for row in self.rows.values() for run in row.runs]
+
+    @property
+    def keys(self) -> list[str]:
+        """The factors that tell rows apart."""
+        return [factor for factor in self.factors if factor != "seed"]
+
+    @property
+    def of_variants(self) -> bool:
+        """Whether a row is a variant, and nothing else."""
+        return self.keys == ["pe"]
+
+
+# What result.json says that must be equal in runs which agree in the keys that it follows from.
+_VOCABULARY = ("data", "tokenizer")
+_BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len")
+_FACTS = (
+    ("data_sha256", "read different corpora", _VOCABULARY),
+    ("init_sha256", "began at different weights", ("seed", "model", *_VOCABULARY)),
+    ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_VOCABULARY)),
+    ("params", "differ in parameters", ("model", *_VOCABULARY)),
+)
+
+
+def comparable(runs: Sequence[Run], factors: tuple[str, ...] = FACTORS) -> Comparison:
+    """Arrange runs in rows and blocks, or refuse them.
+
+    Args:
+        runs: at least one, in any order.
+        factors: what may differ; every other numeric key must be equal.
+    Raises:
+        ReportError: naming two runs and what differs between them, or a factor that is no key.
+    """
+    rows: dict[str, Row] = {}
+    for run in sorted(runs, key=lambda run: (_label(run, factors), run.config.seed, run.where)):
+        label = _label(run, factors)
+        row = rows.setdefault(label, Row(label, _label(run, factors, run.variant_name), []))
+        row.runs.append(run)
+
+    comparison = Comparison(factors, rows)
+    _check_places(comparison)
+    _check_configs(comparison)
+    for key, complaint, causes in _FACTS:
+        _check_fact(comparison, key, complaint, causes)
+    return comparison
+
+
+def value_of(config: RunConfig, factor: str) -> Any:
+    """Return a config's value of a key, or the section that is called so.
+
+    Raises:
+        ReportError: there is none.
+    """
+    try:
+        return attrgetter(factor)(config)
+    except AttributeError:
+        raise ReportError(f"--factors {factor}: there is no such key of a config") from None
+
+
+def spelled(config: RunConfig, factor: str) -> str:
+    """Return a value in a word: a section's preset, or a value as the command line has it."""
+    value = value_of(config, factor)
+    return str(getattr(value, "name", show(value)))
+
+
+def _label(run: Run, factors: Sequence[str], variant: str = "") -> str:
+    """Return what tells a row from the others: vo_rope, optim.lr=0.003, or several of these."""
+    words = []
+    for factor in factors:
+        if factor == "pe":
+            words.append(variant or run.config.pe.label)
+        elif factor != "seed":
+            words.append(f"{factor}={spelled(run.config, factor)}")
+    return " ".join(words)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def _check_places(comparison: Comparison) -> None:
+    """Each row has each seed once, in the folder that is named after the run."""
+    for row in comparison.rows.values():
+        for first, second in pairwise(row.runs):
+            if first.config.seed == second.config.seed:
+                raise ReportError(
+                    f"{first.folder} and {second.folder} are both "
+                    f"{row.label}-s{first.config.seed}; keep one of them"
+                )
+    for run in comparison.runs:
+        expected = f"{run.config.pe.label}/seed{run.config.seed}"
+        if run.where != f"{run.group}/{expected}":
+            raise ReportError(
+                f"{run.folder} holds a run that belongs in {expected}: moved, or its config edited"
+            )
+
+
+def _check_configs(comparison: Comparison) -> None:
+    """Rows differ in the factors alone, and a label has one meaning."""
+    runs = comparison.runs
+    for run in runs:
+        _check_equal(runs[0], run, comparison.factors, "no rows of one group")
+    for row in comparison.rows.values():
+        for run in row.runs:
+            _check_equal(row.runs[0], run, ("seed",), "two variants under one name")
+
+
+def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:
+    old, new = (without(run.config.numeric_dict(), factors) for run in (first, second))
+    if old != new:
+        keys = "; ".join(differing_keys(old, new))
+        raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({keys})")
+
+
+def _check_fact(comparison: Comparison, key: str, complaint: str, causes: tuple[str, ...]) -> None:
+    """A fact is equal in all runs that agree in those factors that it follows from."""
+    deciding = [
+        factor for factor in comparison.factors if any(_overlap(factor, cause) for cause in causes)
+    ]
+    seen: dict[tuple[Any, ...], tuple[Run, Any]] = {}
+    for run in comparison.runs:
+        if run.result is not None and _tells(run, key):
+            block = tuple(value_of(run.config, factor) for factor in deciding)
+            first, expected = seen.setdefault(block, (run, run.result[key]))
+            if run.result[key] != expected:
+                raise ReportError(
+                    f"{first.folder} and {run.folder} {complaint}, and cannot be compared "
+                    f"({key} {expected!s:.12} and {run.result[key]!s:.12})"
+                )
+
+
+def _tells(run: Run, key: str) -> bool:
+    """Whether a fact of a run can be held against the others'."""
+    # A diverged run has read only some of the tokens.
+    if key == "order_sha256":
+        return run.status == "finished"
+    # Learned frequencies are parameters: there are more, and they are in the hash of the weights.
+    return key == "data_sha256" or not run.config.pe.trainable
+
+
+def _overlap(factor: str, cause: str) -> bool:
+    """Whether one of two keys is the other, or the section that it stands in."""
+    return f"{factor}.".startswith(f"{cause}.") or f"{cause}.".startswith(f"{factor}.")

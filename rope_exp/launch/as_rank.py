@@ -1,0 +1,74 @@
+"""This process is already a rank: `accelerate launch train.py ...` and `torchrun ... train.py ...`.
+
+Then the launcher's world counts, not launch.num_processes, and the run is not dispatched but run.
+"""
+
+import os
+import re
+
+from rope_exp.config.resolve import check_memory, settle
+from rope_exp.config.run import RunConfig
+from rope_exp.launch import sweep as launch
+from rope_exp.run.folder import read_result
+from rope_exp.system.errors import EXIT_CODES, ConfigError
+
+
+def is_rank() -> bool:
+    """Return whether a launcher started this process.
+
+    torchrun sets RANK, `accelerate launch` at least its precision.
+    """
+    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+
+
+def check_ranks() -> None:
+    """Refuse what no launcher sets: a rank that is no number, is none of the world's, or is alone.
+
+    Raises:
+        ConfigError: naming the variable of the environment.
+    """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    given = {name: os.environ[name] for name in names if name in os.environ}
+
+    for name, value in given.items():
+        if not re.fullmatch("[0-9]{1,9}", value) or (name == "WORLD_SIZE" and int(value) == 0):
+            allowed = "is no number of a process; a launcher sets it, and without one it is unset"
+            raise ConfigError(name, value, allowed)
+    if given and "RANK" not in given:
+        allowed = f"a launcher sets it beside {' and '.join(given)}; without one they are unset"
+        raise ConfigError("RANK", ..., allowed)
+
+    world_size = int(given.pop("WORLD_SIZE", "1"))
+    for name, value in given.items():
+        if int(value) >= world_size:
+            raise ConfigError(name, value, f"must be below WORLD_SIZE={world_size}")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if world_size > 1 and not os.environ.get(name):
+            raise ConfigError(name, ..., f"a launcher sets it where WORLD_SIZE={world_size}")
+
+
+def run_as_rank(config: RunConfig) -> int:
+    """Train one run as the rank that this process is, and return its exit code.
+
+    Raises:
+        ConfigError, DataError, DiskError: before anything is written.
+    """
+    from rope_exp.system.signals import StopSignal
+    from rope_exp.training import worker
+
+    config = settle(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    check_memory(config, num_here=1)
+
+    # The other ranks only need the config, and find the data prepared.
+    if os.environ.get("RANK", "0") == "0":
+        [cell] = launch.plan([config])
+        if cell.exit_code is None:
+            launch.take(cell)
+
+    result = None if config.run.fresh else read_result(config.folder)
+    if result is not None:
+        return EXIT_CODES[result["status"]]
+    stop = StopSignal()
+    return worker.end_process(
+        worker.explain_errors(lambda: worker.run(config, config.folder, stop))
+    )

@@ -1,0 +1,52 @@
+"""How a variant is drawn: its colour, marker and line, keyed by its label alone.
+
+A variant looks the same in every figure. The nine have a colour each, the seven other subsets of
+the sites share them dashed, a user's own variants dotted.
+"""
+
+import hashlib
+from typing import Literal, NamedTuple
+
+from rope_exp.config.variants import SUBSETS
+
+Line = Literal["-", "--", ":"]
+
+# Paul Tol's "muted" scheme, made for colour-blind readers.
+_NINE = {
+    "qk_rope": "#332288",
+    "qkvo_rope": "#88CCEE",
+    "k_rope": "#44AA99",
+    "vo_rope": "#CC6677",
+    "qkv_rope": "#117733",
+    "nope": "#777777",
+    "o_rope": "#DDCC77",
+    "q_rope": "#882255",
+    "v_rope": "#AA4499",
+}
+_COLOURS = tuple(_NINE.values())
+_MARKERS = "os^vD<>ph"
+
+_SUBSETS = [f"{''.join(sites)}_rope" for sites in SUBSETS if sites]
+_OTHERS = [label for label in _SUBSETS if label not in _NINE]
+
+
+class Look(NamedTuple):
+    """How a variant is drawn, everywhere; its fields are matplotlib's."""
+
+    color: str
+    marker: str
+    linestyle: Line
+
+
+def look(label: str) -> Look:
+    """Return the fixed look of a variant, or of any other row."""
+    if label in _NINE:
+        number = list(_NINE).index(label)
+        return Look(_COLOURS[number], _MARKERS[number], "-")
+    if label in _OTHERS:
+        return _shared(_OTHERS.index(label), "--")
+    return _shared(int(hashlib.sha256(label.encode()).hexdigest(), 16), ":")
+
+
+def _shared(number: int, line: Line) -> Look:
+    return Look(_COLOURS[number % len(_COLOURS)], _MARKERS[(number + 4) % len(_MARKERS)], line)

@@ -1,0 +1,231 @@
+"""metrics.jsonl, a run's curve: one JSON object a line, in step order, no step twice.
+
+The file grows by whole lines. Every checkpoint keeps its length and SHA-256 (a mark), and a run
+that goes on cuts the file back to the mark of its checkpoint, so that no row is missing or stands
+twice. No torch.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypedDict
+
+from rope_exp.config.schema import Count, Natural, Sha256, convert
+from rope_exp.system.errors import ConfigError, RecordError, first_line
+from rope_exp.system.files import disk_full, is_full, open_regular, refuse_constant, sync_folder
+
+METRICS = "metrics.jsonl"
+
+
+class Row(TypedDict):
+    """Of a row, what is read back everywhere."""
+
+    step: Count
+
+
+class Mark(TypedDict):
+    """What a file of metrics held when a checkpoint was saved."""
+
+    bytes: Natural
+    sha256: Sha256
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class MetricsTail:
+    """Reads the rows of a metrics.jsonl that may still grow, each of them once.
+
+    Attributes:
+        restarted: whether the last poll found the file cut back, and so began again with its
+            first row.
+        last_step: the step of the last row that was read; 0 before the first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.restarted = False
+        self.last_step = 0
+        self._path = path
+        self._num_bytes = 0
+        self._num_rows = 0
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Return the rows that were completed since the last poll; none while there is no file.
+
+        A last line without its newline is a row that is being written, or was when its process
+        died. It is left for a later poll.
+
+        Raises:
+            RecordError: the file cannot be read, a line is no row, or its step does not follow
+                the row before. The message names file and line; the next poll meets it again.
+        """
+        self.restarted = False
+        try:
+            with open_regular(self._path) as file:
+                if os.fstat(file.fileno()).st_size < self._num_bytes:
+                    self.restarted = True
+                    self.last_step = 0
+                    self._num_bytes = 0
+                    self._num_rows = 0
+                file.seek(self._num_bytes)
+                lines = file.read().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise RecordError(f"{self._path} cannot be read: {first_line(error)}") from error
+
+        rows: list[dict[str, Any]] = []
+        step = self.last_step
+        for number, line in enumerate(lines, start=self._num_rows + 1):
+            where = f"{self._path} line {number}"
+            row = parse_row(line, where)
+            if row["step"] <= step:
+                raise RecordError(f"{where}: step {row['step']} does not follow the row before")
+            step = row["step"]
+            rows.append(row)
+
+        self.last_step = step
+        self._num_rows += len(lines)
+        self._num_bytes += sum(len(line) + 1 for line in lines)
+        return rows
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics.jsonl in step order; none before the first.
+
+    Raises:
+        RecordError: what `MetricsTail.poll` refuses.
+    """
+    return MetricsTail(folder / METRICS).poll()
+
+
+def last_step(folder: Path) -> int:
+    """Return the step of the last row; 0 before the first, and of a file that cannot be read."""
+    tail = MetricsTail(folder / METRICS)
+    with suppress(RecordError):
+        tail.poll()
+    return tail.last_step
+
+
+def read_marked(path: Path, mark: Mark) -> bytes:
+    """Return the beginning of a metrics.jsonl that a checkpoint's `mark` vouches for.
+
+    Raises:
+        RecordError: it cannot be read, or is not what it was when the checkpoint was saved.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(mark["bytes"])
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {first_line(error)}") from error
+    if hashlib.sha256(content).hexdigest() != mark["sha256"]:
+        raise RecordError(
+            f"{path} was changed: its first {mark['bytes']:,} bytes are not those that stood there "
+            "when the checkpoint was saved; restore it, or begin anew with run.fresh=true"
+        )
+    return content
+
+
+def parse_row(line: bytes, where: str) -> dict[str, Any]:
+    """Return one line of metrics.jsonl as a row.
+
+    Raises:
+        RecordError: it is no JSON object with a step. The message begins with `where`.
+    """
+    try:
+        values = json.loads(line.decode(), parse_constant=refuse_constant)
+        row: dict[str, Any] = convert(Row, values, "")
+    except (ConfigError, ValueError, RecursionError) as error:
+        raise RecordError(f"{where} is not a row of metrics: {first_line(error)}") from error
+    return row
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+class MetricsWriter:
+    """Appends rows to a run's metrics.jsonl, and knows the mark of what the file holds.
+
+    Attributes:
+        last: the last row, {} before the first.
+    """
+
+    def __init__(self, folder: Path, mark: Mark | None) -> None:
+        """Cut the file back to the mark of the checkpoint that the run goes on from.
+
+        Args:
+            folder: the run's.
+            mark: None at the beginning of a run, which empties the file.
+        Raises:
+            RecordError: the file is not what it was at the mark; it is left as it is.
+        """
+        self.last: dict[str, Any] = {}
+        self._path = folder / METRICS
+        content = b"" if mark is None else read_marked(self._path, mark)
+        if content:
+            self.last = parse_row(content.splitlines()[-1], f"{self._path}'s last row")
+        self._digest = hashlib.sha256(content)
+
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(self._path, flags, 0o666), "r+b", buffering=0)
+        self._file.truncate(len(content))
+        self._file.seek(len(content))
+        sync_folder(folder)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row, whole; steps increase.
+
+        Raises:
+            DiskError: the disk is full; no part of the row stands in the file.
+        """
+        assert row["step"] > self.last.get("step", 0), (row["step"], self.last)
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        end = self._file.tell()
+        try:
+            is_whole = self._file.write(line) == len(line)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            is_whole = False
+        if not is_whole:
+            self._file.truncate(end)
+            raise disk_full(self._path.parent, len(line), "a row of metrics")
+
+        self._digest.update(line)
+        self.last = dict(row)
+
+    def mark(self) -> Mark:
+        """Return the length and SHA-256 of the file, every row of which is on the disk then.
+
+        A checkpoint keeps this mark, and so is never newer than the rows before it.
+
+        Raises:
+            DiskError: the disk is full; some file systems find that out only here.
+            OSError: the file was moved, replaced or cut, and is not what was written.
+        """
+        written = os.fstat(self._file.fileno())
+        try:
+            in_place = os.path.samestat(written, self._path.stat())
+        except FileNotFoundError:
+            in_place = False
+        if not in_place or written.st_size != self._file.tell():
+            raise OSError(
+                f"{self._path} was moved, replaced or cut while the run wrote it; its last "
+                "checkpoint stands"
+            )
+
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            if is_full(error):
+                raise disk_full(self._path.parent, self._file.tell(), "its metrics") from None
+            raise
+        return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
+
+    def close(self) -> None:
+        """Sync and close; raises what `mark` does."""
+        with self._file:
+            self.mark()

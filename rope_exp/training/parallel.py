@@ -1,0 +1,126 @@
+"""The ranks of one run: the only module that meets accelerate and torch.distributed.
+
+Launchers have started one process where two were asked for, and another strategy than the one
+that was asked for. So the world is compared with the run's config before anything is trained.
+"""
+
+import gc
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import gather_object
+from torch import Tensor, distributed, nn
+
+from rope_exp.system.errors import ConfigError
+
+
+class Parallel:
+    """This process among the ranks of its run.
+
+    Attributes:
+        rank: from 0 to world_size - 1.
+        world_size: how many processes train the run together.
+        is_main: whether this is rank 0, which writes the run's record.
+        device: where this rank computes.
+
+    Args:
+        device: launch.device, "cpu" or "cuda".
+        precision: train.precision, "bf16" or "fp32".
+        num_processes: launch.num_processes.
+    Raises:
+        ConfigError: the launcher or the machine gives another world than these ask for.
+    """
+
+    def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
+        self._accelerator = Accelerator(
+            cpu=device == "cpu",
+            mixed_precision="bf16" if precision == "bf16" else "no",
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        )
+        self.rank: int = self._accelerator.process_index
+        self.world_size: int = self._accelerator.num_processes
+        self.is_main = self.rank == 0
+        self.device: torch.device = self._accelerator.device
+        self._check(device, precision, num_processes)
+
+        # On the host whatever the device is: to ask the others must not wait for the device.
+        self._hosts = distributed.new_group(backend="gloo") if self.world_size > 1 else None
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Move `model` to the device; return it with precision and averaged gradients."""
+        prepared: nn.Module = self._accelerator.prepare_model(model)
+        return prepared
+
+    def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Average the gradients of a backward pass over the ranks in the `last` one alone."""
+        return nullcontext() if last else self._accelerator.no_sync(model)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Compute in the run's precision."""
+        return self._accelerator.autocast()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of `tensor` over all ranks, on every rank."""
+        return self._accelerator.reduce(tensor, reduction="sum")
+
+    def any(self, flag: bool) -> bool:
+        """Return whether `flag` is true on any rank; every rank must ask at the same places."""
+        if self._hosts is None:
+            return flag
+        flags = torch.tensor(float(flag))
+        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._hosts)
+        return bool(flags)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the `value` of every rank, by rank."""
+        values: list[Any] = gather_object([value])
+        return values
+
+    def wait(self) -> None:
+        """Wait for every rank."""
+        self._accelerator.wait_for_everyone()
+
+    def end(self) -> None:
+        """Leave the other ranks; nothing may hold a prepared model any more."""
+        # Before the process group ends: wrapped training holds it, and a group that is freed
+        # last can wait for its own thread for ever.
+        self._accelerator.free_memory()
+        gc.collect()
+        self._accelerator.end_training()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what accelerate made of the config and its environment, for env.json."""
+        return {
+            "distributed_type": self._accelerator.distributed_type.name,
+            "mixed_precision": self._accelerator.mixed_precision,
+            "device": str(self.device),
+            "num_processes": self.world_size,
+        }
+
+    def _check(self, device: str, precision: str, num_processes: int | str) -> None:
+        if self.world_size != num_processes:
+            allowed = f"but this launcher started {self.world_size}"
+            raise ConfigError("launch.num_processes", num_processes, allowed)
+        if self.device.type != device:
+            allowed = f"torch finds no such device here, and gives {self.device}"
+            raise ConfigError("launch.device", device, allowed)
+
+        backend = self._accelerator.state.dynamo_plugin.backend.name
+        if backend != "NO":
+            allowed = "must be unset: train.compile decides what is compiled"
+            raise ConfigError("ACCELERATE_DYNAMO_BACKEND", backend, allowed)
+
+        # torchrun may start one process, too.
+        strategy = self._accelerator.distributed_type.name
+        plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
+        if strategy != plain and (strategy != "NO" or self.world_size > 1):
+            allowed = f"must be {plain}: the weights are held whole by every rank"
+            raise ConfigError("accelerate's distributed_type", strategy, allowed)
+
+        # Emulated, it is slower than fp32.
+        has_bf16 = device == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+        if precision == "bf16" and not has_bf16:
+            allowed = f"{torch.cuda.get_device_name()} has no bf16; use fp32"
+            raise ConfigError("train.precision", precision, allowed)

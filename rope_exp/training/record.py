@@ -1,0 +1,165 @@
+"""What a run writes of itself: where it is trained, its rows while it trains, and its result."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rope_exp.config.run import RunConfig
+from rope_exp.run import checkpoint
+from rope_exp.run.folder import RESULT
+from rope_exp.run.metrics import MetricsWriter
+from rope_exp.run.provenance import machine_facts
+from rope_exp.run.tracker import mirrored
+from rope_exp.system.console import Progress
+from rope_exp.system.files import write_json
+from rope_exp.training.parallel import Parallel
+from rope_exp.training.resume import Start
+from rope_exp.training.step import Outcome
+from rope_exp.training.throughput import Throughput
+
+# A run that goes on with another of these says so.
+MARKED = ("world_size", "device", "torch", "num_threads", "git")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended.
+
+    Attributes:
+        status: "finished", "diverged", or "stopped" at a checkpoint.
+        steps: the updates that its weights were made by.
+        order_sha256: of the batches of these updates.
+    """
+
+    status: str
+    steps: int
+    order_sha256: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """The rows and the result of a run in training; ranks other than 0 write nothing.
+
+    Attributes:
+        writer: of metrics.jsonl; None on ranks other than 0.
+        progress: what a person sees.
+        began: when the run would have begun, had it trained without a break.
+    """
+
+    config: RunConfig
+    folder: Path
+    throughput: Throughput
+    writer: MetricsWriter | None
+    progress: Progress
+    began: float
+
+    def elapsed_s(self) -> float:
+        """Return the time that the run has taken, earlier starts included."""
+        return round(time.perf_counter() - self.began, 3)
+
+    def step(self, outcome: Outcome) -> None:
+        """Note that a step has ended."""
+        self.throughput.step()
+        self.progress.update(outcome.step, outcome.loss)
+
+    def row(self, outcome: Outcome, lr: float, validation: Mapping[str, float]) -> None:
+        """Write the row of a step to metrics.jsonl."""
+        if self.writer is None:
+            return
+
+        train = self.config.train
+        rate = self.throughput.recent(train.log_every)
+        row = {
+            "step": outcome.step,
+            "tokens": outcome.step * train.tokens_per_step,
+            "train/loss": outcome.loss,
+            **validation,
+            "lr": lr,
+            "grad_norm": outcome.grad_norm,
+            "tokens_per_s": rate,
+            "mfu": self.throughput.mfu(rate),
+            "elapsed_s": self.elapsed_s(),
+        }
+        self.writer.write(row)
+        self.progress.row(row)
+
+    def end(self, end: End, facts: Mapping[str, Any]) -> None:
+        """Write result.json, `facts` included, unless the run is to go on."""
+        if self.writer is None:
+            return
+        self.writer.close()
+        if end.status == "stopped":
+            return
+
+        config = self.config
+        last = self.writer.last
+        finished = end.status == "finished"
+        rate = self.throughput.overall() or last.get("tokens_per_s")
+        result = {
+            "status": end.status,
+            "pe": config.pe.label,
+            "rotate": list(config.pe.rotate),
+            "seed": config.seed,
+            **facts,
+            "tokens": end.steps * config.train.tokens_per_step,
+            "steps": end.steps,
+            "val/loss": last["val/loss"] if finished else None,
+            "train/loss_last": last.get("train/loss"),
+            "order_sha256": end.order_sha256,
+            "group_sha256": config.group_sha256,
+            "tokens_per_s": rate,
+            "mfu": self.throughput.mfu(rate),
+            "wall_s": self.elapsed_s(),
+        }
+        if not finished:
+            result["diverged_step"] = end.steps + 1
+        write_json(self.folder / RESULT, result)
+
+
+@contextmanager
+def recording(
+    config: RunConfig, folder: Path, start: Start, throughput: Throughput, *, is_main: bool
+) -> Iterator[Record]:
+    """Open the record of a run that begins at `start`, for the time that it trains.
+
+    Raises:
+        RecordError: metrics.jsonl is not what it was at the checkpoint; it is left as it is.
+    """
+    began = time.perf_counter() - start.elapsed_s
+    writer = None
+    if is_main:
+        checkpoint.clear_leftovers(folder / "checkpoints")
+        writer = MetricsWriter(folder, start.metrics)
+
+    mirror = mirrored(config, folder) if is_main else nullcontext()
+    with mirror, Progress(config.name, config.train.num_steps, start.step, shown=is_main) as bar:
+        yield Record(config, folder, throughput, writer, bar, began)
+
+
+def environment(
+    config: RunConfig, parallel: Parallel, old: Mapping[str, Any], **facts: Any
+) -> dict[str, Any]:
+    """Return env.json: what this run is trained on, and further `facts`.
+
+    Args:
+        old: env.json of the run's start before this one, {} at the first. What has changed since
+            is noted in `marks`.
+    """
+    here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
+    marks = list(old.get("marks", []))
+    for key in MARKED:
+        if key in old and old[key] != here[key]:
+            marks.append(f"went on with {key} {here[key]} after {old[key]}")
+
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {
+        **here,
+        "marks": marks,
+        "started": [*old.get("started", []), now],
+        "deterministic": config.train.deterministic,
+        "accelerate": parallel.facts(),
+        **facts,
+    }

@@ -1,0 +1,33 @@
+"""The learning rate as a pure function of the step."""
+
+import math
+
+from rope_exp.config.sections import ScheduleConfig
+
+
+def learning_rate(step: int, num_steps: int, peak: float, schedule: ScheduleConfig) -> float:
+    """Return the rate of update `step`.
+
+    It rises linearly over the warm-up to `peak`. Then
+    cosine: it falls along half a cosine to final_fraction * peak, reached at the last step;
+    wsd: it stays, and falls linearly to final_fraction * peak over the last decay_fraction of
+    the run.
+
+    Args:
+        step: counted from 1 to `num_steps`.
+        peak: optim.lr.
+    """
+    warmup = round(schedule.warmup_fraction * num_steps)
+    if step <= warmup:
+        return peak * step / warmup
+
+    match schedule.name:
+        case "cosine":
+            done = (step - warmup) / max(num_steps - warmup, 1)
+            height = 0.5 * (1 + math.cos(math.pi * done))
+        case "wsd":
+            decay = max(round(schedule.decay_fraction * num_steps), 1)
+            height = min((num_steps - step) / decay, 1.0)
+
+    floor = schedule.final_fraction
+    return peak * (floor + (1 - floor) * height)

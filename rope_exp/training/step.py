@@ -1,0 +1,164 @@
+"""One training step, from top to bottom: get the batch, forward, backward, update.
+
+Everything that decides a number is a pure function of the step (its batch, its learning rate) or
+stands in the checkpoint, so that resuming takes one whole number.
+
+The step never waits for the device: what came of it (loss, gradient norm, first bad step) is read
+later, from `Started`. An update whose loss or gradient is not finite is skipped on the device, as
+is every update after it, so that reading late cannot let a bad update through.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rope_exp.config.run import RunConfig
+from rope_exp.data.batches import Batches, chain_sha256
+from rope_exp.model.decoder import Decoder
+from rope_exp.training.optim import build_optimizer
+from rope_exp.training.parallel import Parallel
+from rope_exp.training.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a step, the same on every rank."""
+
+    step: int
+    loss: float  # mean nats per token of the global batch
+    grad_norm: float
+    first_bad_step: int  # 0: none so far
+    order_before: str  # order_sha256 without this step
+
+
+class Started:
+    """A step that was started, whose outcome the device copies to the host as soon as it has it.
+
+    Args:
+        step: its number.
+        outcome: [loss, grad_norm, first_bad_step], on the device.
+        order_before: order_sha256 without this step.
+    """
+
+    def __init__(self, step: int, outcome: Tensor, order_before: str) -> None:
+        self._step = step
+        self._order_before = order_before
+        self._outcome = outcome
+        self._copied: torch.cuda.Event | None = None
+        if outcome.device.type == "cuda":
+            on_host = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
+            self._outcome = on_host.copy_(outcome, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def read(self) -> Outcome:
+        """Wait for the device to end the step, and return what came of it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        loss, grad_norm, first_bad_step = self._outcome.tolist()
+        return Outcome(self._step, loss, grad_norm, int(first_bad_step), self._order_before)
+
+
+class TrainingStep:
+    """Updates a model from the global batch of one step.
+
+    Attributes:
+        order_sha256: of all batches that the updates so far were made from; on rank 0 alone.
+        first_bad_step: on the device; 0: none so far.
+
+    Args:
+        decoder: initialised; it is moved to the device and prepared for training here.
+        should_stop: asked before every micro-batch, and equally often on every rank.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        decoder: Decoder,
+        batches: Batches,
+        parallel: Parallel,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.config = config
+        self.decoder = decoder
+        self.batches = batches
+        self.parallel = parallel
+        self.should_stop = should_stop
+
+        train = config.train
+        share = train.global_batch_size // parallel.world_size
+        self.rows = slice(parallel.rank * share, (parallel.rank + 1) * share)
+        self.micro_batch_size = min(train.micro_batch_size or share, share)
+
+        self.model = parallel.prepare(decoder)
+        self.optimizer = build_optimizer(decoder.parameters(), config.optim)
+        self.first_bad_step = torch.zeros((), dtype=torch.int64, device=parallel.device)
+        self.order_sha256 = ""
+
+    def __call__(self, step: int) -> Started | None:
+        """Make one update from the global batch of `step`.
+
+        The gradient is that of the mean over the global batch's tokens: each micro-batch gives
+        summed nats, divided by the global count; wrapped training averages gradients over the
+        ranks, hence the factor `world_size`.
+
+        Returns:
+            The step, its outcome still on the device; or None if a rank was asked to stop before
+            the last micro-batch, with nothing updated.
+        """
+        ids_BT, order_sha256 = self._get_batch(step)
+
+        # Forward and backward, one micro-batch after another.
+        num_tokens = self.config.train.tokens_per_step
+        scale = self.parallel.world_size / num_tokens
+        loss = torch.zeros((), device=self.parallel.device)
+        micro_batches = torch.split(ids_BT, self.micro_batch_size)
+        for number, micro_BT in enumerate(micro_batches, start=1):
+            if self.should_stop():
+                self.optimizer.zero_grad(set_to_none=True)
+                return None
+            with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
+                nats = self.model(micro_BT[:, :-1], micro_BT[:, 1:])
+                (nats * scale).backward()
+            loss += nats.detach()
+
+        loss = self.parallel.sum(loss / num_tokens)
+        norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
+        is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
+        first = is_bad & (self.first_bad_step == 0)
+        self.first_bad_step = torch.where(first, step, self.first_bad_step)
+
+        # Of a bad step, the fused kernel leaves weights, moments and its own count as they were.
+        self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+        outcome = torch.stack([loss.double(), norm.double(), self.first_bad_step.double()])
+        started = Started(step, outcome, order_before=self.order_sha256)
+        self.order_sha256 = order_sha256
+        return started
+
+    def learning_rate(self, step: int) -> float:
+        """Return the rate of update `step`."""
+        config = self.config
+        return learning_rate(step, config.train.num_steps, config.optim.lr, config.schedule)
+
+    def _get_batch(self, step: int) -> tuple[Tensor, str]:
+        """Return this rank's rows of the global batch, and order_sha256 with it."""
+        order_sha256 = ""
+        if self.parallel.is_main:
+            # The hash covers every rank's tokens, so that rank 0 reads them all.
+            ids = self.batches.ids(step)
+            order_sha256 = chain_sha256(self.order_sha256, ids)
+            ids = ids[self.rows]
+        else:
+            ids = self.batches.ids(step, self.rows)
+
+        ids_BT = torch.from_numpy(ids)
+        if self.parallel.device.type == "cuda":
+            ids_BT = ids_BT.pin_memory()
+        return ids_BT.to(self.parallel.device, non_blocking=True), order_sha256

@@ -1,0 +1,50 @@
+"""Counts of parameters and operations, against torch's own."""
+
+import pytest
+import torch
+from support.models import make_architecture, make_sizes, tokens
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from rope_exp.config.compose import run_config
+from rope_exp.config.costs import attention_flops_per_token, matmul_flops_per_token, num_parameters
+from rope_exp.model.decoder import Decoder
+
+
+@pytest.mark.parametrize("size", ["nano", "10m", "30m", "60m", "125m", "350m", "1b", "sequel"])
+def test_the_count_of_parameters_is_the_models_own(size: str) -> None:
+    config = run_config([f"model={size}"])
+    assert config.tokenizer.vocab_size is not None
+    architecture = config.architecture(config.tokenizer.vocab_size)
+
+    with torch.device("meta"):
+        decoder = Decoder(architecture)
+    assert num_parameters(architecture) == sum(p.numel() for p in decoder.parameters())
+
+
+def test_learned_frequencies_are_counted() -> None:
+    learned = make_architecture("v", "o", trainable=True)
+    fixed = make_architecture("v", "o")
+    assert num_parameters(learned) - num_parameters(fixed) == 4
+    assert num_parameters(learned) == sum(p.numel() for p in Decoder(learned).parameters())
+
+
+def test_the_sequels_preset_has_its_931_million_parameters() -> None:
+    assert round(num_parameters(run_config(["model=sequel"]).architecture(80000)) / 1e6) == 931
+
+
+@pytest.mark.parametrize("sites", [(), ("q", "k"), ("q", "k", "v", "o")], ids="".join)
+def test_counted_operations_are_those_that_torch_does(sites: tuple[str, ...]) -> None:
+    """The dense kernel multiplies the whole T x T square; we count (T + 1)/2 of its T keys."""
+    length = 32
+    sizes = make_sizes(num_key_value_heads=4)
+    architecture = make_architecture(*sites, sizes=sizes)
+    decoder = Decoder(architecture)
+    ids_BT = tokens(1, length + 1)
+
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        decoder(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
+
+    dense_attention = attention_flops_per_token(sizes, length) * 2 * length / (length + 1)
+    counted = matmul_flops_per_token(architecture) + dense_attention
+    assert counter.get_total_flops() == length * counted

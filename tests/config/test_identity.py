@@ -1,0 +1,187 @@
+"""What tells runs apart: hashes of the numeric values that depart from their defaults, for ever."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from support.configs import NINE
+
+from rope_exp.config.compose import run_config
+from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import convert, departures, fill, known_keys, numeric, setting
+from rope_exp.config.sections import CosineConfig, OptimConfig, WsdConfig
+from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.system.files import json_sha256
+
+# A default, once released, never changes: a changed one would be in no run's departures.
+DEFAULTS = {
+    "seed": 0,
+    "pe": {
+        "name": "QK-RoPE", "rotate": ["q", "k"], "base": 10000.0, "fraction": 1.0,
+        "trainable": False, "start": 0,
+    },
+    "model": {
+        "name": "nano", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    "data": {
+        "name": "stdlib", "kind": "stdlib", "path": None, "subset": None, "revision": None,
+        "text_column": None, "sample_by": None, "validation_split": None,
+        "holdout_fraction": 0.05, "max_tokens": None, "cache_dir": None, "seed": None,
+    },
+    "tokenizer": {
+        "name": "bpe_2k", "kind": "bpe", "vocab_size": 2048, "train_bytes": 20_000_000,
+        "path": None, "revision": None,
+    },
+    "optim": {
+        "name": "adamw", "lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1,
+        "grad_clip": 1.0,
+    },
+    "schedule": {"name": "cosine", "warmup_fraction": 0.05, "final_fraction": 0.1},
+    "train": {
+        "name": "nano", "num_steps": 500, "global_batch_size": 16, "micro_batch_size": None,
+        "seq_len": 256, "eval_every": 50, "eval_sequences": 128, "save_every": 250,
+        "keep_checkpoints": 2, "log_every": 10, "precision": "auto", "compile": "auto",
+        "deterministic": "auto", "peak_tflops": None,
+    },
+    "tracker": {"name": "none", "mode": "online", "project": "rope_exp", "entity": None},
+    "launch": {
+        "name": "local", "device": "auto", "num_processes": 1, "max_parallel": "auto",
+        "inline": False,
+    },
+    "run": {"dir": None, "group": None, "fresh": False},
+}  # fmt: skip
+
+WSD = {"name": "wsd", "warmup_fraction": 0.05, "final_fraction": 0.0, "decay_fraction": 0.2}
+
+# Of config_sha256 and group_sha256, the first 16 digits.
+HASHES = {
+    (): ("44136fa355b3678a", "44136fa355b3678a"),
+    ("pe=vo_rope",): ("be053c82d26df225", "44136fa355b3678a"),
+    ("seed=3", "pe=qkvo_rope", "pe.base=500000"): ("9aca423dcbd58274", "44136fa355b3678a"),
+    ("model=1b", "data=fineweb_edu"): ("3f93ef319468b043", "3f93ef319468b043"),
+    ("schedule=wsd", "optim.lr=0.001", "train.precision=fp32"): (
+        "d4960b590dca73be",
+        "d4960b590dca73be",
+    ),
+    ("model=sequel", "tokenizer=bytes", "data.seed=7", "train.micro_batch_size=4"): (
+        "52f410580fa7d8c3",
+        "52f410580fa7d8c3",
+    ),
+}
+
+# Of the nine at the default size, and of every variant of theirs since the first table.
+INIT_SHA256 = "974a1ad689b595d8052f2b532ed25f5543828304e29755ad3a3f36e2959d55ab"
+
+
+def test_defaults_are_what_they_were() -> None:
+    """A new key is added here with its default; a line that stands here never changes."""
+    assert RunConfig().to_dict() == DEFAULTS
+    assert dataclasses.asdict(WsdConfig()) == WSD
+
+
+@pytest.mark.parametrize("overrides", HASHES, ids=" ".join)
+def test_hashes_are_what_they_were(overrides: tuple[str, ...]) -> None:
+    config = run_config(overrides)
+    expected = HASHES[overrides]
+    assert (config.config_sha256[:16], config.group_sha256[:16]) == expected
+
+
+def test_every_field_says_whether_it_is_numeric() -> None:
+    def check(section: Any) -> None:
+        for field in dataclasses.fields(section):
+            value = getattr(section, field.name)
+            if dataclasses.is_dataclass(value):
+                check(value)
+            else:
+                assert isinstance(field.metadata["numeric"], bool), field.name
+
+    check(RunConfig())
+    check(WsdConfig())
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_the_nine_begin_where_they_always_began(name: str) -> None:
+    decoder = Decoder(run_config([f"pe={name}"]).architecture(2048))
+    decoder.initialise(0)
+    assert weights_sha256(weights(decoder)) == INIT_SHA256
+
+
+# -- a key that is added later -----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class LaterOptim(OptimConfig):
+    """The optimizer's section of a later version, with two keys more."""
+
+    amsgrad: bool = numeric(False)
+    fused: bool = setting(True)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaterRun(RunConfig):
+    """The schema of a later version."""
+
+    optim: LaterOptim = dataclasses.field(default_factory=LaterOptim)
+    ema: float = numeric(0.0)
+
+
+@pytest.mark.parametrize("overrides", HASHES, ids=" ".join)
+def test_a_key_added_later_changes_no_identity(overrides: tuple[str, ...]) -> None:
+    """An old folder's mapping reads under the later schema, with the same hashes."""
+    old = run_config(overrides)
+    later = convert(LaterRun, old.to_dict(), "")
+
+    assert isinstance(later, LaterRun)
+    assert later.optim.amsgrad is False
+    assert later.config_sha256 == old.config_sha256
+    assert later.group_sha256 == old.group_sha256
+
+
+def test_a_key_added_later_is_in_the_hash_where_it_departs() -> None:
+    values = RunConfig().to_dict()
+    plain = convert(LaterRun, values, "")
+    departing = convert(LaterRun, values | {"ema": 0.9}, "")
+    quiet = convert(LaterRun, values | {"optim": {"fused": False}}, "")
+
+    assert departing.config_sha256 != plain.config_sha256
+    assert departing.group_sha256 != plain.group_sha256
+    assert quiet.config_sha256 == plain.config_sha256
+
+
+# -- how it is made ----------------------------------------------------------------------------
+
+
+def test_departures_are_the_numeric_values_that_depart() -> None:
+    config = run_config(["optim.lr=0.1", "train.log_every=3", "pe=vo_rope"])
+    expected = {"pe": {"name": "VO-RoPE", "rotate": ["v", "o"]}, "optim": {"lr": 0.1}}
+    assert departures(config) == expected
+    assert config.config_sha256 == json_sha256(expected)
+    assert config.group_sha256 == json_sha256({"optim": {"lr": 0.1}})
+
+
+def test_another_kind_of_schedule_shows_its_name() -> None:
+    """Its own defaults depart from nothing, so only the name tells it from the cosine."""
+    assert departures(RunConfig(schedule=WsdConfig())) == {"schedule": {"name": "wsd"}}
+    assert departures(RunConfig(schedule=CosineConfig())) == {}
+
+
+def test_the_default_of_a_key_and_its_value_written_out_are_one() -> None:
+    written = run_config(["optim.lr=3.0e-3", "pe.base=10000", "schedule=cosine"])
+    assert written.config_sha256 == RunConfig().config_sha256
+
+
+def test_fill_gives_every_key_and_checks_nothing() -> None:
+    filled = fill(RunConfig, {"schedule": {"name": "wsd"}, "data": {"kind": "files"}, "odd": 1})
+    assert filled["schedule"] == WSD
+    assert filled["data"] == DEFAULTS["data"] | {"kind": "files"}  # type: ignore[operator]
+    assert filled["odd"] == 1
+    assert filled["train"] == DEFAULTS["train"]
+
+
+def test_known_keys_are_those_of_every_kind() -> None:
+    keys = known_keys(RunConfig)
+    assert "schedule.decay_fraction" in keys
+    assert keys.count("schedule.name") == 1
+    assert {"seed", "pe.rotate", "optim.lr", "run.dir"} <= set(keys)

@@ -1,0 +1,47 @@
+"""What a config costs is said before it runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support.command import assert_refused, command
+from support.refused import refused
+
+from rope_exp.config import plan
+from rope_exp.config.compose import run_config
+from rope_exp.config.resolve import settle
+
+
+def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> None:
+    done = command("model=sequel", "data=c4", script="scripts/plan.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "931,317,760 parameters" in done.stdout
+
+    # 6 operations a weight and token over all but the embedding, and 6 L (T + 1) D in attention.
+    weights = 931_317_760 - 80_000 * 2048 - 25 * 2048
+    per_token = 6 * weights + 6 * 12 * 4097 * 2048
+    assert f"{per_token:.3e} a token" in done.stdout
+    assert re.search(r"about [\d.]+ GiB a process", done.stdout)
+    times = re.findall(r"^time +[\d,.]+ (days|hours|minutes|seconds)", done.stdout, re.MULTILINE)
+    assert len(times) >= 3
+
+
+def test_a_measured_rate_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+    config = settle(run_config(["train.num_steps=60", "launch.device=cpu"]))
+    tokens = 60 * 16 * 256
+    line = "time         4.1 minutes at the 1,000 tokens/s measured in this group"
+    assert round(tokens / 1000 / 60, 1) == 4.1
+    assert line in plan.cost_lines(config, 1000.0)
+    assert line not in plan.cost_lines(config)
+
+
+def test_an_unknown_vocabulary_is_one_sentence() -> None:
+    config = settle(run_config(["tokenizer=pretrained", "tokenizer.path=owner/words"]))
+    with refused("tokenizer=pretrained: its vocabulary is known once"):
+        plan.cost_lines(config)
+
+
+def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
+    done = command("model=nosuch", script="scripts/plan.py", cwd=tmp_path)
+    assert_refused(done, "error: model=nosuch: there is no such choice")

@@ -1,0 +1,74 @@
+"""A run opened by its folder: its model at a step, and its tokenizer."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.refused import refused
+from support.trainers import build_trainer, same, snapshot
+
+from rope_exp import load_run
+from rope_exp.config.run import RunConfig
+from rope_exp.data.prepare import prepare
+from rope_exp.run import checkpoint
+from rope_exp.system.files import write_atomically
+from rope_exp.training.trainer import Trainer
+
+
+@pytest.fixture
+def run(tiny: Callable[..., RunConfig], tmp_path: Path) -> Trainer:
+    """A run of six steps with checkpoints at 4 and 6, tokenizer included."""
+    config = tiny("launch.device=cpu")
+    trainer = build_trainer(config, tmp_path / "run")
+    prepared = prepare(config.data, config.tokenizer)
+    write_atomically(
+        trainer.folder / "tokenizer.json", prepared.tokenizer_file.read_text(encoding="utf-8")
+    )
+    assert trainer.train() == "finished"
+    return trainer
+
+
+def test_it_gives_the_newest_checkpoint_ready_to_use(run: Trainer) -> None:
+    model, tokenizer = load_run(run.folder)
+    assert not model.training
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert same(dict(model.named_parameters()), snapshot(run))
+    ids = tokenizer.encode("Document 3. ").ids
+    assert tokenizer.decode(ids) == "Document 3. "
+    assert model(torch.tensor([ids])).shape == (1, len(ids), 257)
+
+
+def test_it_gives_an_older_step_where_asked(run: Trainer) -> None:
+    older, _ = load_run(run.folder, step=4)
+    saved = checkpoint.load(run.folder / "checkpoints", 4)
+    assert same(dict(older.named_parameters()), saved.model)
+    assert not same(dict(older.named_parameters()), snapshot(run))
+
+
+def test_a_step_that_was_not_kept_is_refused(run: Trainer) -> None:
+    with refused("holds no step 2; it holds [4, 6]"):
+        load_run(run.folder, step=2)
+
+
+def test_a_run_without_a_checkpoint_is_refused(
+    tiny: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    trainer = build_trainer(tiny("launch.device=cpu"), tmp_path / "run")
+    with refused("holds no checkpoint yet"):
+        load_run(trainer.folder)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with refused("config.yaml"):
+        load_run(tmp_path)
+
+
+def test_weights_of_another_model_are_refused(run: Trainer) -> None:
+    """Whole by its manifest, and yet not the model of config.yaml: nothing is loaded in part."""
+    folder = run.folder / "checkpoints"
+    saved = checkpoint.load(folder, 6)
+    saved.model["model.norm.weight"] = torch.ones(1)
+    checkpoint.save(folder, 6, saved.model, saved.optimizer, saved.state)
+    with refused("model.norm.weight", "float32 of [1]", "float32 of [32]"):
+        load_run(run.folder)

@@ -1,0 +1,218 @@
+"""Runs equal except in named factors are compared; others are refused by what differs."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.refused import refused
+from support.reports import compared, make_run, sha256_of
+
+OTHER = sha256_of("other")
+LR = ("optim.lr", "seed")
+
+
+def test_rows_are_variants_and_blocks_seeds(tmp_path: Path) -> None:
+    for seed in (1, 0):
+        make_run(tmp_path, pe="vo_rope", seed=seed, loss=3.5 + seed)
+        make_run(tmp_path, pe="pe.base=500000", seed=seed)
+    rows = compared(tmp_path).rows
+    assert list(rows) == ["qk_rope-base500000", "vo_rope"]
+    assert rows["vo_rope"].losses == {0: 3.5, 1: 4.5}
+    assert rows["vo_rope"].name == "VO-RoPE"
+    assert rows["qk_rope-base500000"].name == "QK-RoPE base500000"
+
+
+def test_a_row_is_as_finished_as_its_best_run(tmp_path: Path) -> None:
+    make_run(tmp_path, seed=0, loss=None, steps=20)
+    assert compared(tmp_path).rows["qk_rope"].status == "unfinished"
+    make_run(tmp_path, seed=1, loss=None, steps=20, result={})
+    assert compared(tmp_path).rows["qk_rope"].status == "diverged"
+    make_run(tmp_path, seed=2)
+    row = compared(tmp_path).rows["qk_rope"]
+    assert (row.status, row.losses) == ("finished", {2: 3.5})
+
+
+# -- what must be equal ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        ("init_sha256", "began at different weights"),
+        ("data_sha256", "read different corpora"),
+        ("order_sha256", "saw different tokens"),
+        ("params", "differ in parameters"),
+    ],
+)
+def test_runs_that_were_not_made_alike_are_refused(tmp_path: Path, key: str, what: str) -> None:
+    qk = make_run(tmp_path)
+    vo = make_run(tmp_path, pe="vo_rope", result={key: 7 if key == "params" else OTHER})
+    with refused(what, str(qk), str(vo), key):
+        compared(tmp_path)
+
+
+def test_corpora_must_agree_over_seeds_and_weights_need_not(tmp_path: Path) -> None:
+    make_run(tmp_path, seed=0)
+    make_run(tmp_path, seed=1)
+    assert len(compared(tmp_path).runs) == 2
+    make_run(tmp_path, seed=2, result={"data_sha256": OTHER})
+    with refused("read different corpora"):
+        compared(tmp_path)
+
+
+def test_a_diverged_run_has_seen_fewer_tokens(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    make_run(tmp_path, pe="vo_rope", loss=None, steps=100, result={"order_sha256": OTHER})
+    assert len(compared(tmp_path).runs) == 2
+
+
+def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
+    """Their variant has more parameters, and its initial weights hash differently."""
+    make_run(tmp_path)
+    result = {"params": 1328288, "init_sha256": OTHER}
+    make_run(tmp_path, pe="pe.trainable=true", result=result)
+    assert list(compared(tmp_path).rows) == ["qk_rope", "qk_rope-trainable"]
+
+
+def test_other_keys_that_change_a_number_are_refused(tmp_path: Path) -> None:
+    qk = make_run(tmp_path, overrides=["optim.lr=0.002"])
+    vo = make_run(tmp_path, pe="vo_rope")
+    with refused(str(qk), str(vo), "no rows of one group (optim.lr: 0.002 -> 0.003)"):
+        compared(tmp_path)
+
+
+def test_keys_that_change_no_number_may_differ(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    make_run(tmp_path, pe="vo_rope", overrides=["train.eval_every=25", "tracker.mode=offline"])
+    assert len(compared(tmp_path).runs) == 2
+
+
+def test_two_variants_under_one_name_are_refused(tmp_path: Path) -> None:
+    make_run(tmp_path, pe="pe.name=mine", seed=0)
+    make_run(tmp_path, pe="pe.name=mine", seed=1, overrides=["pe.base=500000"])
+    with refused("two variants under one name (pe.base: 10000.0 -> 500000.0)"):
+        compared(tmp_path)
+
+
+def test_a_copied_folder_is_refused_as_a_duplicate(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    copy = folder.with_name("seed1")
+    shutil.copytree(folder, copy)
+    with refused("are both qk_rope-s0", str(folder), str(copy)):
+        compared(tmp_path)
+
+
+def test_a_run_in_a_folder_named_after_another_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    moved = folder.rename(folder.with_name("seed1"))
+    with refused(str(moved), "belongs in qk_rope/seed0"):
+        compared(tmp_path)
+    moved.rename(folder)
+    folder.parent.rename(tmp_path / "g/vo_rope")
+    with refused(str(tmp_path / "g/vo_rope/seed0"), "belongs in qk_rope/seed0"):
+        compared(tmp_path)
+
+
+# -- other factors ---------------------------------------------------------------------------------
+
+
+def make_rate(
+    runs: Path,
+    *,
+    lr: str,
+    pe: str = "qk_rope",
+    seed: int = 0,
+    result: Mapping[str, Any] | None = None,
+) -> Path:
+    overrides = [f"optim.lr={lr}"]
+    return make_run(runs, pe=pe, seed=seed, group=f"lr-{lr}", overrides=overrides, result=result)
+
+
+def make_size(
+    runs: Path, *, width: int, pe: str = "qk_rope", result: Mapping[str, Any] | None = None
+) -> Path:
+    name = f"wide{width}"
+    overrides = [f"model.name={name}", f"model.hidden_size={width}"]
+    return make_run(runs, pe=pe, group=name, overrides=overrides, result=result)
+
+
+def test_a_sweep_of_learning_rates_is_a_comparison(tmp_path: Path) -> None:
+    for lr in ("0.001", "0.01"):
+        for seed in (0, 1):
+            make_rate(tmp_path, lr=lr, seed=seed)
+    comparison = compared(tmp_path, factors=LR)
+    assert list(comparison.rows) == ["optim.lr=0.001", "optim.lr=0.01"]
+    assert [run.config.seed for run in comparison.runs] == [0, 1, 0, 1]
+    assert not comparison.of_variants
+
+
+def test_what_a_learning_rate_leaves_equal_is_asked_for(tmp_path: Path) -> None:
+    """Weights and order do not follow from the rate, so they must be equal within a seed."""
+    make_rate(tmp_path, lr="0.001")
+    make_rate(tmp_path, lr="0.01", result={"init_sha256": OTHER})
+    with refused("began at different weights"):
+        compared(tmp_path, factors=LR)
+
+
+def test_what_a_comparison_does_not_name_must_be_equal(tmp_path: Path) -> None:
+    make_rate(tmp_path, lr="0.001")
+    make_rate(tmp_path, lr="0.01", pe="vo_rope")
+    with refused("no rows of one group", "pe.name: QK-RoPE -> VO-RoPE"):
+        compared(tmp_path, factors=LR)
+    rows = compared(tmp_path, factors=("pe", *LR)).rows
+    assert {row.name for row in rows.values()} == {
+        "QK-RoPE optim.lr=0.001",
+        "VO-RoPE optim.lr=0.01",
+    }
+    with refused("optim.lr: 0.001 -> 0.01"):
+        compared(tmp_path)
+
+
+def test_seeds_differ_only_where_they_are_a_factor(tmp_path: Path) -> None:
+    make_run(tmp_path, seed=0)
+    make_run(tmp_path, seed=1)
+    with refused("seed: 0 -> 1"):
+        compared(tmp_path, factors=("pe",))
+
+
+def test_models_have_weights_of_their_own(tmp_path: Path) -> None:
+    """Within a size the weights of a seed must agree; the order of tokens over all sizes."""
+    factors = ("model", "pe", "seed")
+    weights = {"params": 7, "init_sha256": OTHER}
+    make_size(tmp_path, width=128)
+    make_size(tmp_path, width=256, result=weights)
+    rows = compared(tmp_path, factors=factors).rows
+    assert list(rows) == ["model=wide128 qk_rope", "model=wide256 qk_rope"]
+
+    make_size(tmp_path, width=256, pe="vo_rope")
+    with refused("began at different weights", "wide256/qk_rope", "wide256/vo_rope"):
+        compared(tmp_path, factors=factors)
+
+    shutil.rmtree(tmp_path / "wide256")
+    make_size(tmp_path, width=256, result=weights | {"order_sha256": OTHER})
+    with refused("saw different tokens"):
+        compared(tmp_path, factors=factors)
+
+
+def test_one_run_twice_is_refused_over_groups_too(tmp_path: Path) -> None:
+    make_run(tmp_path, group="a")
+    make_run(tmp_path, group="b")
+    with refused("are both optim.lr=0.003-s0", "a/qk_rope/seed0", "b/qk_rope/seed0"):
+        compared(tmp_path, factors=LR)
+
+
+@pytest.mark.parametrize("factor", ["optim.rate", "attention"])
+def test_a_factor_is_a_key_of_the_config(tmp_path: Path, factor: str) -> None:
+    make_run(tmp_path)
+    with refused(f"--factors {factor}", "no such key"):
+        compared(tmp_path, factors=(factor, "seed"))
+
+
+def test_a_section_as_a_factor_must_name_its_rows(tmp_path: Path) -> None:
+    """Two rates under `optim` would share the label optim=adamw."""
+    make_rate(tmp_path, lr="0.001")
+    make_rate(tmp_path, lr="0.01", seed=1)
+    with refused("two variants under one name (optim.lr: 0.001 -> 0.01)"):
+        compared(tmp_path, factors=("optim", "seed"))

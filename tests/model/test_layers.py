@@ -1,0 +1,82 @@
+"""Attention with any of its sites rotated, against explicit sums in float64."""
+
+import itertools
+import math
+from collections.abc import Collection
+
+import pytest
+import torch
+from support.models import SIZES, SUBSETS, make_tables, normal, rotation_matrix
+from torch import Tensor
+
+from rope_exp.model.layers import Attention
+
+
+def heads_of(attention: Attention, x_TD: Tensor) -> list[Tensor]:
+    """q, k and v, not rotated, as [T, heads, K]."""
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return [(x_TD @ p.weight.T).view(len(x_TD), -1, attention.head_dim) for p in projections]
+
+
+def direct_attention(attention: Attention, x_TD: Tensor, sites: Collection[str]) -> Tensor:
+    """Attention as a sum over j <= i with dense matrices: no tables, no kernel, no shared heads."""
+    q, k, v = heads_of(attention, x_TD)
+    num_shared = q.shape[1] // k.shape[1]
+    dim = attention.head_dim
+    eye = torch.eye(dim, dtype=torch.float64)
+    rotations = [rotation_matrix(position, dim) for position in range(len(x_TD))]
+
+    def at(site: str, position: int) -> Tensor:
+        return rotations[position] if site in sites else eye
+
+    output = torch.zeros_like(q)
+    for head, i in itertools.product(range(q.shape[1]), range(len(x_TD))):
+        shared = head // num_shared
+        q_i = at("q", i) @ q[i, head]
+        k_j = torch.stack([at("k", j) @ k[j, shared] for j in range(i + 1)])
+        v_j = torch.stack([at("v", j) @ v[j, shared] for j in range(i + 1)])
+
+        a_i = torch.softmax(k_j @ q_i / math.sqrt(dim), dim=0)
+        output[i, head] = at("o", i).T @ (a_i @ v_j)
+    return output.flatten(1) @ attention.o_proj.weight.T
+
+
+@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+@torch.no_grad()
+def test_every_subset_equals_the_direct_sum(sites: tuple[str, ...]) -> None:
+    attention = Attention(SIZES, sites).double()
+    x_TD = normal(9, 32, seed=1)
+
+    ours = attention(x_TD[None], make_tables(9, SIZES.head_dim))[0]
+    direct = direct_attention(attention, x_TD, sites)
+    assert float((ours - direct).abs().max()) < 1e-12
+
+
+@torch.no_grad()
+def test_vo_equals_the_sum_over_relative_rotations() -> None:
+    """o_i = sum_j a_ij R_{j-i} v_j (Su 2025): the identity that makes VO-RoPE relative."""
+    attention = Attention(SIZES, ("v", "o")).double()
+    x_TD = normal(8, 32, seed=2)
+    ours = attention(x_TD[None], make_tables(8, 8))[0]
+
+    q, k, v = heads_of(attention, x_TD)
+    output = torch.zeros(8, 4, 8, dtype=torch.float64)
+    for head, i in itertools.product(range(4), range(8)):
+        a_i = torch.softmax(k[: i + 1, head // 2] @ q[i, head] / math.sqrt(8), dim=0)
+        turned = [rotation_matrix(j - i, 8) @ v[j, head // 2] for j in range(i + 1)]
+        output[i, head] = a_i @ torch.stack(turned)
+
+    expected = output.flatten(1) @ attention.o_proj.weight.T
+    assert float((ours - expected).abs().max()) < 1e-12
+
+
+@torch.no_grad()
+def test_vo_with_identity_attention_is_nope() -> None:
+    """One position attends to itself alone: R_m^T R_m = I wherever it stands."""
+    x_BTD = normal(1, 1, 32)
+    tables = make_tables(1, 8, start=1234)
+    rotated = Attention(SIZES, ("v", "o")).double()
+    plain = Attention(SIZES, ()).double()
+    rotated.load_state_dict(plain.state_dict())
+
+    assert torch.allclose(rotated(x_BTD, tables), plain(x_BTD, tables), rtol=0, atol=1e-12)

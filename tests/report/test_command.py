@@ -1,0 +1,110 @@
+"""From run folders to files: what is written where, what is refused, the same bytes again."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.configs import NINE, REPOSITORY
+from support.refused import refused
+from support.reports import make_nine, make_run, sha256_of, table_rows
+
+from rope_exp.evidence.published import LOSSES
+from rope_exp.report.command import write
+
+FIGURES = ("figures/loss_curves.png", "figures/against_published.png")
+FILES = ("table.md", "table.csv", "table.tex", *FIGURES)
+
+
+def report(runs: Path, out: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a process of its own, which takes no warning."""
+    script = str(REPOSITORY / "scripts" / "report.py")
+    command = [sys.executable, "-W", "error", script, "--runs", str(runs), "--out", str(out)]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_tables_and_figures_are_written_and_named(tmp_path: Path) -> None:
+    make_nine(tmp_path / "runs")
+    done = report(tmp_path / "runs", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in FILES:
+        assert str(tmp_path / "out" / name) in done.stdout
+        assert (tmp_path / "out" / name).stat().st_size > 0
+    assert "QKVO-RoPE" in done.stdout
+    assert "One seed: no difference here can be called real; best QK-RoPE (3.7120)" in done.stdout
+
+
+def test_a_refusal_exits_2_and_writes_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs")
+    make_run(tmp_path / "runs", pe="vo_rope", result={"init_sha256": sha256_of("other")})
+    done = report(tmp_path / "runs", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_exits_1(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs")
+    out = tmp_path / "out"
+    out.write_text("a file stands here")
+    done = report(tmp_path / "runs", out)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path) -> None:
+    """Each rate is a group of its own; `--factors` compares over groups."""
+    for lr, loss in (("0.001", 3.6), ("0.01", 3.5)):
+        overrides = [f"optim.lr={lr}"]
+        make_run(tmp_path / "runs", group=f"lr-{lr}", loss=loss, overrides=overrides)
+    make_run(tmp_path / "runs", group="other")
+
+    out = tmp_path / "out"
+    wanted = ("--group", "lr-*", "--factors", "optim.lr", "--reference", "optim.lr=0.01")
+    done = report(tmp_path / "runs", out, *wanted)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "optim.lr=0.001  q k" in done.stdout
+    assert "Δ to optim.lr=0.01" in done.stdout
+    assert "+0.1000" in done.stdout
+    written = {str(path.relative_to(out)) for path in out.rglob("*.*")}
+    assert written == {*FILES} - {"figures/against_published.png"}
+
+
+def test_a_group_is_chosen_by_name(tmp_path: Path) -> None:
+    for group in ("small", "large"):
+        make_run(tmp_path / "runs", group=group)
+    with refused("several groups", "large, small"):
+        write(tmp_path / "runs", None, tmp_path)
+    write(tmp_path / "runs", "small", tmp_path)
+    assert table_rows(tmp_path)["qk_rope"]["group"] == "small"
+
+
+def test_a_file_that_the_system_refuses_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "runs")
+
+    def broken(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "config.yaml")
+
+    monkeypatch.setattr("rope_exp.evidence.runs.read_config", broken)
+    with refused("Permission denied: 'config.yaml'"):
+        write(tmp_path / "runs", None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    """In whatever order they were made, wherever they lie, and once more."""
+    made = [(label, seed) for label in NINE for seed in (0, 1)]
+    written = []
+    for number, order in enumerate((made, made[::-1])):
+        runs = tmp_path / f"runs{number}" / "at" / "some" / "place"
+        for label, seed in order:
+            make_run(runs, pe=label, seed=seed, loss=LOSSES[label] + 0.01 * seed)
+        out = tmp_path / f"out{number}"
+        for _ in range(2):
+            write(runs, None, out)
+            written.append({name: (out / name).read_bytes() for name in FILES})
+    assert all(files == written[0] for files in written)

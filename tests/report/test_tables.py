@@ -1,0 +1,127 @@
+"""The table in its four spellings, by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.reports import compared, make_nine, make_run, table_rows
+
+from rope_exp.report.command import write
+from rope_exp.report.content import Report, build
+from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
+
+HEADER = (
+    "group,pe,rotate,num_seeds,loss_mean,loss_sd,delta,delta_ci_low,delta_ci_high,p_holm,verdict,"
+    "published_loss,published_delta"
+)
+
+
+@pytest.fixture
+def nine(tmp_path: Path) -> Report:
+    make_nine(tmp_path, seeds=(0, 1, 2))
+    return build(compared(tmp_path))
+
+
+def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
+    ours = {
+        "qk_rope": [3.5, 3.6, 3.7],
+        "vo_rope": [3.61, 3.68, 3.75],
+        "qv_rope": [3.4, 3.9, 4.1],
+    }
+    for label, losses in ours.items():
+        for seed, loss in enumerate(losses):
+            pe = "pe.rotate=[q,v]" if label == "qv_rope" else label
+            make_run(tmp_path / "runs", pe=pe, seed=seed, loss=loss)
+    write(tmp_path / "runs", None, tmp_path)
+    assert (tmp_path / "table.csv").read_text().splitlines()[0] == HEADER
+
+    rows = table_rows(tmp_path)
+    assert list(rows) == ["qk_rope", "vo_rope", "qv_rope"]  # best first
+    for label, losses in ours.items():
+        row = rows[label]
+        differences = np.array(losses) - np.array(ours["qk_rope"])
+        assert (row["group"], row["num_seeds"], row["verdict"]) == ("g", "3", "")
+        assert float(row["loss_mean"]) == pytest.approx(np.mean(losses), abs=5.1e-7)
+        assert float(row["loss_sd"]) == pytest.approx(np.std(losses, ddof=1), abs=5.1e-7)
+        assert float(row["delta"]) == pytest.approx(np.mean(differences), abs=5.1e-7)
+
+    assert [row["rotate"] for row in rows.values()] == ["qk", "vo", "qv"]
+    vo = rows["vo_rope"]
+    assert vo["delta"] == "+0.080000"
+    assert (vo["published_loss"], vo["published_delta"]) == ("2.770000", "+0.058000")
+    assert (rows["qv_rope"]["published_loss"], rows["qv_rope"]["published_delta"]) == ("", "")
+
+
+def test_a_row_of_each_spelling(nine: Report) -> None:
+    lines = {
+        csv_table: "g,vo_rope,vo,3,3.771000,0.001000,+0.058000,,,,,2.770000,+0.058000",
+        markdown: "| VO-RoPE | v o | 3 | 3.7710 | 0.0010 | +0.0580 | 2.770 | +0.058 | 4 | 4 |",
+        tex_table: r"VO-RoPE & v o & 3 & 3.7710 & 0.0010 & +0.0580 & 2.770 & +0.058 & 4 & 4 \\",
+    }
+    for spelling, line in lines.items():
+        assert line in spelling(nine).splitlines()
+    words = ["VO-RoPE", "v", "o", "3", "3.7710", "0.0010", "+0.0580", "2.770", "+0.058", "4", "4"]
+    assert words in [line.split() for line in plain_table(nine).splitlines()]
+
+
+def test_the_reference_differs_from_itself_by_an_unsigned_0(nine: Report) -> None:
+    line = "| QK-RoPE | q k | 3 | 3.7130 | 0.0010 | 0.0000 | 2.712 | 0.000 | 1 | 1 |"
+    assert line in markdown(nine).splitlines()
+
+
+def test_plain_columns_are_aligned(nine: Report) -> None:
+    lines = plain_table(nine).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert set(lines[1]) == {"-", " "}
+
+
+def test_nothing_is_claimed_but_the_published_order(nine: Report) -> None:
+    claims = [line for line in markdown(nine).splitlines() if " > " in line]
+    assert claims == ['Published order: QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O (">" is better).\\']
+
+
+def test_names_are_escaped_for_latex(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    make_run(tmp_path, pe="pe.name=my_own", loss=3.6, overrides=["pe.base=500000"])
+    text = tex_table(build(compared(tmp_path)))
+    assert r"my\_own & q k & 1 & 3.6000 & --- & +0.1000 & --- & --- & 2 & --- \\" in text
+    assert r"$\Delta$ to QK-RoPE" in text
+    for line in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{llrrrrrrrr}"):
+        assert line in text.splitlines()
+
+
+def test_a_departing_key_gives_a_name_and_no_published_loss(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    make_run(tmp_path, pe="pe.base=500000", loss=3.4)
+    report = build(compared(tmp_path))
+    assert "| QK-RoPE base500000 | q k | 1 | 3.4000 | — | -0.1000 | — |" in markdown(report)
+    assert "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,\n" in csv_table(report)
+
+
+def test_a_run_without_an_end_is_a_word_and_never_a_number(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    make_run(tmp_path, pe="vo_rope", loss=None, steps=130, result={})
+    make_run(tmp_path, pe="k_rope", loss=None, steps=250)
+    make_run(tmp_path, pe="nope", loss=None, steps=0)
+    report = build(compared(tmp_path))
+    lines = csv_table(report).splitlines()
+    for label, word in (("vo_rope", "diverged"), ("k_rope", "unfinished"), ("nope", "unfinished")):
+        [cells] = [line.split(",") for line in lines if f",{label}," in line]
+        assert cells[3:11] == ["0", "", "", "", "", "", "", word]
+    assert "| VO-RoPE | v o | 0 | diverged | — | — | 2.770 |" in markdown(report)
+
+
+def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> None:
+    """table.csv keeps its 13 columns, and the factor stands behind them."""
+    for lr, loss in (("0.001", 3.6), ("0.01", 3.5)):
+        make_run(tmp_path, group=f"lr-{lr}", loss=loss, overrides=[f"optim.lr={lr}"])
+    report = build(compared(tmp_path, factors=("optim.lr", "seed")))
+    header, best, worst = csv_table(report).splitlines()
+    assert header == f"{HEADER},optim.lr"
+    assert best == "lr-0.01,qk_rope,qk,1,3.500000,,-0.100000,,,,,,,0.01"
+    assert worst == "lr-0.001,qk_rope,qk,1,3.600000,,0.000000,,,,,,,0.001"
+
+    text = markdown(report)
+    assert "| optim.lr | rotates | seeds | loss (mean) |" in text
+    assert "| optim.lr=0.01 | q k | 1 | 3.5000 | — | -0.1000 | 1 |" in text
+    assert "published" not in text.lower()

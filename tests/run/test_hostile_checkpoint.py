@@ -1,0 +1,143 @@
+"""Checkpoints that were made to harm: refused by name, and nothing of theirs is run."""
+
+import contextlib
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.checkpoints import FILES, save, seal
+from support.refused import refused
+
+from rope_exp.run import checkpoint
+from rope_exp.system.errors import CheckpointError
+from rope_exp.system.files import read_json, write_json
+
+
+class Bomb:
+    """Unpickled, it creates a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.canary),)
+
+
+def header(text: str, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(text) if length is None else length) + text.encode()
+
+
+ONE_FLOAT = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
+HOSTILE = {
+    "oversized header": header("{}", 2**63 - 1),
+    "header past the end": header("{}", 10_000),
+    "absurd shape": header(
+        '{"a":{"dtype":"F32","shape":[9223372036854775807,4],"data_offsets":[0,4]}}'
+    )
+    + b"abcd",
+    "overlap": header(f'{{"a":{{{ONE_FLOAT}}},"b":{{{ONE_FLOAT}}}}}') + b"abcd",
+    "past the end": header('{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}') + b"abcd",
+    "no type": header('{"a":{"dtype":"PICKLE","shape":[1],"data_offsets":[0,4]}}') + b"abcd",
+    "deep": header("[" * 100_000),
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("name", FILES[:2])
+def test_tensors_that_lie_are_refused_by_name(tmp_path: Path, name: str, kind: str) -> None:
+    """Though the manifest vouches for them."""
+    save(tmp_path, 1)
+    path = tmp_path / "step_00000001" / name
+    path.write_bytes(HOSTILE[kind])
+    seal(path.parent)
+    with refused(name):
+        checkpoint.load(tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("write", ["pickle", "torch"])
+def test_a_pickle_is_refused_and_never_run(tmp_path: Path, name: str, write: str) -> None:
+    canary = tmp_path / "canary"
+    save(tmp_path, 1)
+    path = tmp_path / "step_00000001" / name
+    if write == "pickle":
+        path.write_bytes(pickle.dumps(Bomb(canary)))
+    else:
+        torch.save({"a": Bomb(canary)}, path)
+    if name != "manifest.json":
+        seal(path.parent)
+    with refused(name):
+        checkpoint.load_newest(tmp_path)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_link_or_a_pipe_in_a_files_place_is_refused(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "here", 1)
+    save(tmp_path / "there", 1)
+    path = tmp_path / "here" / "step_00000001" / name
+    path.unlink()
+    path.symlink_to(tmp_path / "there" / "step_00000001" / name)
+    with refused(name):
+        checkpoint.load(tmp_path / "here", 1)
+    path.unlink()
+    os.mkfifo(path)
+    with refused(name):
+        checkpoint.load(tmp_path / "here", 1)
+
+
+def test_what_is_no_checkpoint_of_ours_is_not_touched(tmp_path: Path) -> None:
+    """Links, files and odd names: neither listed nor followed, and a save may take their place."""
+    outside = tmp_path / "outside"
+    save(outside, 9)
+    folder = tmp_path / "checkpoints"
+    save(folder, 1)
+    (folder / "step_00000009").symlink_to(outside / "step_00000009")
+    (folder / "step_00000005").write_text("a file")
+    for name in ("step_-0000001", "step_00000007 ", "step_٠٠٠٠٠٠٠٣", "step_000000010", "..."):
+        (folder / name).mkdir()
+    assert checkpoint.list_steps(folder) == [1]
+    save(folder, 9)  # over the link
+    save(folder, 5)  # over the file
+    assert checkpoint.list_steps(folder) == [1, 5, 9]
+    assert checkpoint.list_steps(outside) == [9]
+    assert not (folder / "step_00000009").is_symlink()
+
+
+def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = tmp_path / "step_00000001" / "manifest.json"
+    manifest = read_json(path)
+    manifest["../../outside"] = manifest["state.json"]
+    write_json(path, manifest)
+    with refused("manifest.json"):
+        checkpoint.load(tmp_path, 1)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.sampled_from(FILES), st.data())
+def test_any_sealed_file_is_loaded_or_refused(
+    tmp_path: Path, name: str, data: st.DataObject
+) -> None:
+    """Nothing but a CheckpointError is raised, whatever bytes a manifest vouches for."""
+    folder = tmp_path / "checkpoints"
+    save(folder, 2)
+    path = folder / "step_00000002" / name
+    content = path.read_bytes()
+    place = data.draw(st.integers(0, len(content)))
+    inserted = data.draw(st.binary(max_size=20))
+    rest = content[data.draw(st.integers(0, 40)) + place :]
+    path.write_bytes(content[:place] + inserted + rest)
+    if name != "manifest.json":
+        seal(path.parent)
+    with contextlib.suppress(CheckpointError):
+        checkpoint.load(folder, 2)

@@ -1,0 +1,39 @@
+"""The commands as a user starts them: a fresh process, in a folder of the test's own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support.configs import REPOSITORY
+
+Done = subprocess.CompletedProcess[str]
+
+
+def command(*words: str, cwd: Path, script: str = "train.py", **environment: str) -> Done:
+    """Run one of our scripts on a machine without GPUs and with an empty cache."""
+    own = {"CUDA_VISIBLE_DEVICES": "", "ROPE_EXP_CACHE": str(cwd / "cache")}
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY / script), *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | own | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def assert_refused(done: Done, *named: str) -> None:
+    """It must have ended with exit code 2 and one sentence that holds each of `named`."""
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    for words in named:
+        assert words in done.stderr
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file and the folders above it, whatever the text holds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode(errors="surrogateescape"))

@@ -1,0 +1,81 @@
+"""Small decoders, their inputs, and rotations written out as dense matrices."""
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rope_exp.config.sections import Architecture, ModelConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.layers import Tables
+from rope_exp.model.rope import angles, frequencies
+
+VOCAB = 61
+BASE = 100.0
+SUBSETS = [subset for size in range(5) for subset in itertools.combinations("qkvo", size)]
+
+
+def make_sizes(**changes: Any) -> ModelConfig:
+    """Grouped by default: two query heads share a key/value head of 8 features."""
+    sizes: dict[str, Any] = {
+        "name": "test",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    return ModelConfig(**(sizes | changes))
+
+
+SIZES = make_sizes()
+
+
+def make_pe(*rotate: Any, **changes: Any) -> PeConfig:
+    return PeConfig(**({"name": "test", "rotate": rotate, "base": BASE} | changes))
+
+
+def make_architecture(*rotate: str, sizes: ModelConfig = SIZES, **changes: Any) -> Architecture:
+    return Architecture(sizes, make_pe(*rotate, **changes), VOCAB)
+
+
+def make_decoder(
+    *rotate: str, seed: int = 0, sizes: ModelConfig = SIZES, **changes: Any
+) -> Decoder:
+    decoder = Decoder(make_architecture(*rotate, sizes=sizes, **changes))
+    decoder.initialise(seed)
+    return decoder
+
+
+def tokens(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def make_tables(
+    num_positions: int, dim: int, *, base: float = BASE, start: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Tables:  # fmt: skip
+    """The cosines and sines of `num_positions` positions from `start` on."""
+    angle_TF = angles(frequencies(dim, base, dtype), num_positions, start)
+    return angle_TF.cos(), angle_TF.sin()
+
+
+def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
+    """R_m as a dense matrix, written out pair by pair."""
+    matrix = torch.zeros(dim, dim, dtype=torch.float64)
+    half = dim // 2
+    for f in range(half):
+        angle = position * base ** (-2 * f / dim)
+        matrix[f, f] = math.cos(angle)
+        matrix[f, f + half] = -math.sin(angle)
+        matrix[f + half, f] = math.sin(angle)
+        matrix[f + half, f + half] = math.cos(angle)
+    return matrix

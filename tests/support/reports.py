@@ -1,0 +1,139 @@
+"""Run folders as the worker leaves them, made without a run."""
+
+import csv
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rope_exp.config.compose import run_config
+from rope_exp.config.run import RunConfig
+from rope_exp.evidence.comparable import FACTORS, Comparison, comparable
+from rope_exp.evidence.published import LOSSES
+from rope_exp.evidence.runs import find_groups, read_runs
+from rope_exp.run.folder import write_config
+from rope_exp.run.metrics import MetricsWriter
+from rope_exp.system.files import write_json
+
+BUDGET = (
+    "train.num_steps=500",
+    "train.global_batch_size=16",
+    "train.seq_len=256",
+    "train.eval_every=50",
+)
+TOKENS_PER_STEP = 16 * 256
+
+
+@cache
+def _config(*overrides: str) -> RunConfig:
+    return run_config([*BUDGET, *overrides])
+
+
+def sha256_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_run(
+    runs: Path,
+    *,
+    pe: str = "qk_rope",
+    seed: int = 0,
+    loss: float | None = 3.5,
+    group: str = "g",
+    steps: int | None = None,
+    overrides: Iterable[str] = (),
+    result: Mapping[str, Any] | None = None,
+    env: Mapping[str, Any] | None = None,
+) -> Path:
+    """Make the folder of a run that finished at `loss`; without one it was cut off at `steps`.
+
+    Args:
+        runs: the folder of groups.
+        pe: a choice of configs/pe, or an override such as pe.rotate=[q,v].
+        result: replaces keys of result.json; without a loss, giving it (even {}) makes the run a
+            diverged one.
+        env: keys of env.json; None: there is none.
+    Returns:
+        The folder.
+    """
+    variant = pe if "=" in pe else f"pe={pe}"
+    config = _config(variant, f"seed={seed}", f"run.group={group}", *overrides)
+    folder = runs / group / config.pe.label / f"seed{seed}"
+    folder.mkdir(parents=True)
+    write_config(folder, config)
+    if env is not None:
+        write_json(folder / "env.json", {"marks": [], "started": [], **env})
+
+    num_steps = config.train.num_steps
+    last_step = num_steps if steps is None else steps
+    last = _write_curve(folder, loss, seed, last_step, num_steps)
+    if loss is None and result is None:
+        return folder
+
+    ended = (
+        {"status": "finished"} if loss else {"status": "diverged", "diverged_step": last_step + 1}
+    )
+    facts = {
+        "pe": config.pe.label,
+        "rotate": list(config.pe.rotate),
+        "seed": seed,
+        "params": 1328256,
+        "tokens": last_step * TOKENS_PER_STEP,
+        "steps": last_step,
+        "val/loss": loss,
+        "train/loss_last": last.get("train/loss"),
+        "init_sha256": sha256_of(f"init {seed}"),
+        "data_sha256": sha256_of("data"),
+        "order_sha256": sha256_of(f"order {seed} {last_step}"),
+        "config_sha256": config.config_sha256,
+        "group_sha256": config.group_sha256,
+        "tokens_per_s": 30000.0,
+        "mfu": None,
+        "wall_s": 80.0,
+    }
+    write_json(folder / "result.json", ended | facts | dict(result or {}))
+    return folder
+
+
+def _write_curve(
+    folder: Path, loss: float | None, seed: int, last_step: int, num_steps: int
+) -> dict[str, Any]:
+    """Write a curve that falls to `loss` and is noisy on the training side; return its last row."""
+    noise = np.random.default_rng(seed)
+    writer = MetricsWriter(folder, None)
+    for step in range(10, last_step + 1, 10):
+        height = 4.0 * (np.exp(-step / 40) + np.exp(-5 * step / num_steps) / 2)
+        value = (loss or 3.6) + float(height - 2.0 * np.exp(-5.0))
+        row = {
+            "step": step,
+            "tokens": step * TOKENS_PER_STEP,
+            "train/loss": value - 0.1 + 0.05 * float(noise.normal()),
+            "lr": 1e-3,
+        }
+        if step % 50 == 0:
+            row["val/loss"] = loss if step == num_steps and loss is not None else value
+        writer.write(row)
+    writer.close()
+    return writer.last
+
+
+def make_nine(runs: Path, *, seeds: Iterable[int] = (0,)) -> None:
+    """Make the nine at losses in the published order, each seed a little apart."""
+    for pe, loss in LOSSES.items():
+        for seed in seeds:
+            make_run(runs, pe=pe, seed=seed, loss=loss + 1.0 + 0.001 * seed)
+
+
+def compared(runs: Path, *, factors: tuple[str, ...] = FACTORS) -> Comparison:
+    """Compare all runs that there are."""
+    found, _ = read_runs(find_groups(runs, None, several=True))
+    return comparable(found, factors)
+
+
+def table_rows(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the rows of a folder's table.csv by label, in their order."""
+    with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
+        return {row["pe"]: row for row in csv.DictReader(file)}

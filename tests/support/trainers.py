@@ -1,0 +1,54 @@
+"""Trainers in this very process, and what they left behind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from rope_exp.config.resolve import settle
+from rope_exp.config.run import RunConfig
+from rope_exp.data.prepare import prepare
+from rope_exp.run.folder import write_config
+from rope_exp.run.metrics import read_metrics
+from rope_exp.training.parallel import Parallel
+from rope_exp.training.trainer import Trainer
+
+Make = Callable[..., Trainer]
+
+
+def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
+    """A trainer of one rank on the CPU, whose `stop` a test can set.
+
+    Args:
+        changes: of what was prepared, such as data_sha256.
+    """
+    config = settle(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, config)
+    prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    stop: Any = SimpleNamespace(requested=False)
+    parallel = Parallel("cpu", "fp32", 1)
+    return Trainer(config, folder, replace(prepared, **changes), parallel, stop)
+
+
+def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """A copy of the weights."""
+    return {
+        name: parameter.detach().clone() for name, parameter in trainer.decoder.named_parameters()
+    }
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    """Whether two snapshots are equal to the last bit."""
+    return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+def losses(trainer: Trainer) -> list[tuple[int, float, float | None]]:
+    """Step, training loss and validation loss of every row."""
+    return [
+        (row["step"], row["train/loss"], row.get("val/loss"))
+        for row in read_metrics(trainer.folder)
+    ]

@@ -1,0 +1,122 @@
+"""The commands: what they print, how they end, and that a signal finds them ready."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.command import assert_refused, command, write
+from support.configs import REPOSITORY
+
+import rope_exp
+
+# -- help and usage ------------------------------------------------------------------------------
+
+
+def test_help_is_the_projects_own(tmp_path: Path) -> None:
+    write(tmp_path / "more" / "pe" / "mine.yaml", "name: Mine\n")
+    done = command("--help", "--config-dir", "more", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for words in ("python train.py pe=vo_rope", "pe: k_rope, mine, nope", "Exit codes: 0 done"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize("name", ["plan", "prepare_data", "report", "mirror"])
+def test_every_script_helps_and_refuses_what_it_cannot_read(tmp_path: Path, name: str) -> None:
+    script = f"scripts/{name}.py"
+    done = command("--help", script=script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: rope-exp {name.removesuffix('_data')}" in done.stdout
+    assert_refused(command("--nosuch", script=script, cwd=tmp_path), "usage: ", "--help`")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_door_has_every_command(tmp_path: Path) -> None:
+    """`rope-exp ...` is `python -m rope_exp ...`."""
+
+    def run(*words: str) -> "subprocess.CompletedProcess[str]":
+        whole = [sys.executable, "-m", "rope_exp", *words]
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(whole, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert "rope-exp train pe=vo_rope" in run().stdout
+    assert run("--version").stdout == f"{rope_exp.__version__}\n"
+    assert "seed: 5" in run("train", "--cfg", "job", "seed=5").stdout
+    assert_refused(run("trian"), "command=trian: must be one of train, report")
+    assert_refused(run("report"), "results/runs")
+    assert_refused(run("mirror", "nosuch"), "nosuch")
+
+
+def test_mistakes_exit_with_2(tmp_path: Path) -> None:
+    assert_refused(command("--pe", "x", cwd=tmp_path), "--pe")
+    assert_refused(command("--config-dir", "nosuch", cwd=tmp_path), "--config-dir=nosuch: ")
+    assert_refused(command("-m", "pe=glob(zz*)", cwd=tmp_path), "pe: the sweep is empty")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flag_may_stand_between_overrides(tmp_path: Path) -> None:
+    done = command("pe=vo_rope", "--cfg", "job", "seed=5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "VO-RoPE" in done.stdout
+    assert "seed: 5" in done.stdout
+
+
+@pytest.mark.parametrize("flags", [["--info", "all"], ["--cfg", "job"], ["--help"]], ids=" ".join)
+def test_a_reader_that_leaves_is_no_failure(tmp_path: Path, flags: list[str]) -> None:
+    """As `| head -1` does: no traceback, and nothing on standard error."""
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "train.py"), *flags],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (0, b"")
+
+
+# -- signals -------------------------------------------------------------------------------------
+
+
+def bare_start() -> float:
+    """Seconds until Python alone is there: until then no line of ours could hear a signal."""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import signal"], check=True)
+    return time.monotonic() - started
+
+
+WORDS = [["train.num_steps=100000"], ["--cfg", "job"], ["-m", "seed=0,1"]]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_a_signal_in_the_first_second(tmp_path: Path, words: list[str]) -> None:
+    """It ends the command with 75 and a sentence, or comes too late; never with a traceback."""
+    bare = bare_start()
+    moments = random.Random(" ".join(words))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) * 3:
+        process = subprocess.Popen(
+            [sys.executable, str(REPOSITORY / "train.py"), *words],
+            cwd=tmp_path,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "ROPE_EXP_CACHE": "cache"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        moment = moments.uniform(0.03, 0.6)
+        time.sleep(moment)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
+        if moment <= 3 * bare:
+            continue
+
+        assert process.returncode in (0, 75), (moment, number, process.returncode, stderr)
+        assert "Traceback" not in stderr
+        assert "Exception ignored" not in stderr
+        if process.returncode == 75:
+            assert stderr.endswith("stopped before any run was started\n"), stderr

@@ -1,0 +1,111 @@
+"""The ranks of a run: what they agree on, and worlds that are not what the config asked for."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.configs import REPOSITORY
+from support.refused import refused
+
+from rope_exp.training.parallel import Parallel
+
+RANKS = """
+import contextlib, json, sys
+import torch
+from rope_exp.training.parallel import Parallel
+parallel = Parallel("cpu", "fp32", 2)
+model = torch.nn.Linear(1, 1, bias=False)
+wrapped = parallel.prepare(model)
+gradients = []
+for last in (False, True):
+    with parallel.accumulate(wrapped, last=last):
+        wrapped(torch.full((1, 1), parallel.rank + 1.0)).sum().backward()
+    gradients.append(float(model.weight.grad))
+said = {
+    "rank": parallel.rank,
+    "world_size": parallel.world_size,
+    "is_main": parallel.is_main,
+    "sum": float(parallel.sum(torch.tensor(parallel.rank + 1.0))),
+    "any": [parallel.any(parallel.rank == rank) for rank in (0, 1, 2)],
+    "gather": parallel.gather({"rank": parallel.rank}),
+    "gradients": gradients,
+    "facts": parallel.facts(),
+}
+del wrapped
+parallel.wait()
+parallel.end()
+print(json.dumps(said))
+"""
+
+
+def test_two_ranks_agree_sum_gather_and_average() -> None:
+    """A gradient is averaged over the ranks in the last of several passes alone, with all before.
+
+    Rank r's pass has the gradient r + 1: after the first 1 and 2, after the last 3 on both.
+    """
+    shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANKS],
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    for rank, words in enumerate(said):
+        assert (words["rank"], words["world_size"], words["is_main"]) == (rank, 2, rank == 0)
+        assert words["sum"] == 3.0
+        assert words["any"] == [True, True, False]
+        assert words["gather"] == [{"rank": 0}, {"rank": 1}]
+        assert words["gradients"] == [rank + 1.0, 3.0]
+        assert words["facts"]["distributed_type"] == "MULTI_CPU"
+
+
+def test_one_rank_is_a_world_of_its_own() -> None:
+    parallel = Parallel("cpu", "fp32", 1)
+    assert (parallel.rank, parallel.world_size, parallel.is_main) == (0, 1, True)
+    assert float(parallel.sum(torch.tensor(3.0))) == 3.0
+    assert [parallel.any(flag) for flag in (True, False)] == [True, False]
+    assert parallel.gather("mine") == ["mine"]
+
+
+def test_a_launcher_that_started_fewer_ranks_is_refused() -> None:
+    with refused("launch.num_processes=2", "this launcher started 1"):
+        Parallel("cpu", "fp32", 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "environment", "words"),
+    [
+        (
+            "Parallel('cuda', 'bf16', 1)",
+            {},
+            "launch.device=cuda: torch finds no such device here, and gives cpu",
+        ),
+        (
+            "Parallel('cpu', 'fp32', 1)",
+            {"ACCELERATE_DYNAMO_BACKEND": "inductor"},
+            "ACCELERATE_DYNAMO_BACKEND=INDUCTOR: must be unset",
+        ),
+    ],
+)
+def test_another_world_than_asked_for_is_refused(
+    call: str, environment: dict[str, str], words: str
+) -> None:
+    """In a process of its own, without asserts: accelerate looks at its environment once."""
+    script = f"from rope_exp.training.parallel import Parallel; {call}"
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", script],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert f"ConfigError: {words}" in done.stderr

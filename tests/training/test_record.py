@@ -1,0 +1,41 @@
+"""What a run says of itself: where it is trained, and its result."""
+
+from typing import Any
+
+import pytest
+from support.trainers import Make, losses
+
+from rope_exp.run.folder import read_result
+from rope_exp.system.files import read_json
+from rope_exp.training import record
+
+
+def test_what_changed_since_the_last_start_is_noted(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make("run")
+    facts: dict[str, Any] = {"device": "a CPU", "torch": "2.9", "num_threads": 1, "git": None}
+    monkeypatch.setattr(record, "machine_facts", lambda device: dict(facts))
+    first = record.environment(trainer.config, trainer.parallel, {}, params=7)
+    assert first["marks"] == []
+    assert (first["params"], first["world_size"], len(first["started"])) == (7, 1, 1)
+
+    facts["torch"] = "2.10"
+    second = record.environment(trainer.config, trainer.parallel, first)
+    third = record.environment(trainer.config, trainer.parallel, second)
+    assert third["marks"] == second["marks"] == ["went on with torch 2.10 after 2.9"]
+    assert len(third["started"]) == 3
+
+
+def test_a_result_is_what_the_run_did(make: Make) -> None:
+    trainer = make("run", "pe=vo_rope", "train.save_every=100")
+    assert trainer.train() == "finished"
+    result = read_result(trainer.folder)
+    assert result == read_json(trainer.folder / "result.json")
+    assert (result["status"], result["pe"], result["rotate"]) == ("finished", "vo_rope", ["v", "o"])
+    assert (result["steps"], result["tokens"]) == (6, 6 * 4 * 16)
+    assert result["params"] == sum(p.numel() for p in trainer.decoder.parameters())
+    assert result["order_sha256"] == trainer.train_step.order_sha256
+    assert trainer.identity.items() <= result.items()
+    assert losses(trainer)[-1] == (6, result["train/loss_last"], result["val/loss"])
+    assert "diverged_step" not in result

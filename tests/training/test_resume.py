@@ -1,0 +1,159 @@
+"""Checkpoints that are whole and yet not this run's are refused in one sentence."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.refused import refused
+from support.trainers import Make, losses, same, snapshot
+
+from rope_exp.run import checkpoint
+from rope_exp.training.resume import Start, agree
+from rope_exp.training.trainer import Trainer
+
+Change = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]
+
+
+@pytest.fixture
+def finished(make: Make) -> Trainer:
+    """A run of six steps that lacks nothing but its result."""
+    trainer = make("run")
+    assert trainer.train() == "finished"
+    (trainer.folder / "result.json").unlink()
+    return trainer
+
+
+def resave(trainer: Trainer, change: Change) -> None:
+    """Put a changed checkpoint in the place of the last: whole by its manifest, yet not ours."""
+    folder = trainer.folder / "checkpoints"
+    saved = checkpoint.load(folder, 6)
+    change(saved.model, saved.optimizer, saved.state)
+    checkpoint.save(folder, 6, saved.model, saved.optimizer, saved.state)
+
+
+@contextmanager
+def untouched(folder: Path) -> Iterator[None]:
+    """The block changes no file."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    yield
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "rng",
+        "order_sha256",
+        "init_sha256",
+        "config_sha256",
+        "data_sha256",
+        "elapsed_s",
+        "metrics",
+        "unrecorded",
+    ],
+)
+def test_an_incomplete_or_edited_state_is_refused(make: Make, finished: Trainer, key: str) -> None:
+    for words, change in (
+        (f"{key}=zz", lambda model, optimizer, state: state.update({key: "zz"})),
+        (f"{key}: is missing", lambda model, optimizer, state: state.pop(key)),
+    ):
+        resave(finished, change)
+        with untouched(finished.folder), refused("state.json was damaged or edited", words):
+            make("run").train()
+
+
+@pytest.mark.parametrize(
+    "rng", [{}, {"cpu": 3}, {"cpu": "no hex"}, {"cpu": "00ff"}, {"cuda": "00"}]
+)
+def test_a_foreign_state_of_random_numbers_is_refused(
+    make: Make, finished: Trainer, rng: dict[str, Any]
+) -> None:
+    resave(finished, lambda model, optimizer, state: state.update(rng=rng))
+    with untouched(finished.folder), refused("no state of torch's random numbers"):
+        make("run").train()
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        (("lacks model.norm.weight",), lambda m, o, s: m.pop("model.norm.weight")),
+        (("holds an unknown extra",), lambda m, o, s: m.update(extra=torch.ones(1))),
+        (
+            ("float32 of [1]", "float32 of [32]"),
+            lambda m, o, s: m.update({"model.norm.weight": torch.ones(1)}),
+        ),
+        (
+            ("bfloat16",),
+            lambda m, o, s: m.update({"model.norm.weight": torch.ones(32).bfloat16()}),
+        ),
+        (
+            ("lacks model.norm.weight.exp_avg_sq",),
+            lambda m, o, s: o.pop("model.norm.weight.exp_avg_sq"),
+        ),
+        (("lacks lm_head.weight.exp_avg",), lambda m, o, s: o.clear()),
+        (("[2]",), lambda m, o, s: o.update({"lm_head.weight.step": torch.ones(2)})),
+    ],
+    ids=["missing", "unknown", "shape", "type", "moment", "no moments", "count"],
+)
+def test_tensors_of_another_model_are_refused(
+    make: Make, finished: Trainer, words: tuple[str, ...], change: Change
+) -> None:
+    resave(finished, change)
+    with untouched(finished.folder), refused(*words):
+        make("run").train()
+
+
+def test_a_checkpoint_of_other_data_is_refused(make: Make, finished: Trainer) -> None:
+    with untouched(finished.folder), refused("is of another run: its data_sha256"):
+        make("run", data_sha256="0" * 64)
+
+
+@pytest.mark.parametrize("harm", ["edited", "cut", "removed"])
+def test_rows_changed_before_the_checkpoint_are_refused(
+    make: Make, finished: Trainer, harm: str
+) -> None:
+    path = finished.folder / "metrics.jsonl"
+    rows = path.read_text().splitlines(keepends=True)
+    if harm == "edited":
+        path.write_text("".join([rows[0].replace("5", "4"), *rows[1:]]))
+    elif harm == "cut":
+        path.write_text("".join([*rows[:2], *rows[3:]]))
+    else:
+        path.unlink()
+    words = "cannot be read" if harm == "removed" else "was changed"
+    with untouched(finished.folder), refused(f"metrics.jsonl {words}"):
+        make("run").train()
+
+
+def test_a_run_goes_on_past_a_checkpoint_that_is_broken(make: Make, finished: Trainer) -> None:
+    """It ends as it would have, and the broken one is not kept in the place of a whole one."""
+    broken = checkpoint.state_file(finished.folder / "checkpoints", 6)
+    broken.write_text("{}")
+    again = make("run")
+    assert (again.start.step, again.start.passed_over) == (4, (6,))
+    assert again.train() == "finished"
+    assert losses(again) == losses(finished)
+    assert same(snapshot(again), snapshot(finished))
+    assert checkpoint.load(again.folder / "checkpoints", 6).step == 6
+
+
+@pytest.mark.parametrize("key", ["step", "order_sha256", "data_sha256"])
+def test_ranks_that_begin_differently_are_refused(key: str) -> None:
+    """As on hosts with disks of their own; the sentence has the rank and both values."""
+
+    def gather(mine: dict[str, Any]) -> list[dict[str, Any]]:
+        return [mine, mine, mine | {key: "another"}]
+
+    ranks: Any = SimpleNamespace(gather=gather)
+    start = Start(step=7, order_sha256="b" * 64)
+    with refused("process 2 begins at", f"{key}=another", "the same runs/x"):
+        agree(start, {"data_sha256": "a" * 64}, ranks, Path("runs/x"))
+
+
+def test_ranks_that_begin_alike_may_train() -> None:
+    ranks: Any = SimpleNamespace(gather=lambda mine: [mine, dict(mine)])
+    agree(Start(), {"data_sha256": "a" * 64}, ranks, Path("runs/x"))

@@ -1,0 +1,83 @@
+"""One step from inside: the gradient, stopping between micro-batches, updates that must not be."""
+
+import math
+
+import pytest
+import torch
+from support.trainers import Make, same, snapshot
+
+from rope_exp.training.schedule import learning_rate
+
+
+def test_a_stop_between_micro_batches_updates_nothing(make: Make) -> None:
+    """Neither a weight nor a gradient nor the hash of the order keeps a trace of the batch."""
+    trainer = make("run", "train.micro_batch_size=1")
+    step = trainer.train_step
+    step(1)
+    before, order = snapshot(trainer), step.order_sha256
+    trainer.stop.requested = True
+    assert step(2) is None
+    assert same(before, snapshot(trainer))
+    assert step.order_sha256 == order
+    assert all(parameter.grad is None for parameter in trainer.decoder.parameters())
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
+    gradients = []
+    for micro in (4, 2, 1):
+        trainer = make(f"micro{micro}", f"train.micro_batch_size={micro}", "optim.grad_clip=1000")
+        kept: dict[str, torch.Tensor] = {}
+        trainer.train_step.optimizer.register_step_pre_hook(
+            lambda *_, t=trainer, k=kept: k.update(
+                {n: p.grad.clone() for n, p in t.decoder.named_parameters()}
+            )
+        )
+        trainer.train_step(1)
+        gradients.append(kept)
+    for other in gradients[1:]:
+        for name, gradient in gradients[0].items():
+            assert torch.allclose(gradient, other[name], rtol=1e-4, atol=1e-7), name
+
+
+def test_the_loss_is_the_mean_of_minus_log_p(make: Make) -> None:
+    trainer = make("run", "train.micro_batch_size=2")
+    ids = torch.from_numpy(trainer.train_step.batches.ids(1))
+    with torch.no_grad():
+        log_p = torch.log_softmax(trainer.decoder(ids[:, :-1]).double(), dim=-1)
+    expected = -log_p.gather(-1, ids[:, 1:, None]).mean().item()
+    started = trainer.train_step(1)
+    assert started is not None
+    assert started.read().loss == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_update_uses_the_rate_of_its_step(make: Make) -> None:
+    trainer = make("run", "train.num_steps=40")
+    config = trainer.config
+    for step in range(1, 5):
+        trainer.train_step(step)
+        expected = learning_rate(step, 40, config.optim.lr, config.schedule)
+        assert {group["lr"] for group in trainer.train_step.optimizer.param_groups} == {expected}
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_after_a_bad_step_no_update_changes_a_weight(make: Make, poison: float) -> None:
+    """Reading late cannot let a bad update through: the device itself skips it and all that follow.
+
+    Every outcome from there on names the first bad step, and the order of batches before itself.
+    """
+    trainer = make("run")
+    step = trainer.train_step
+    step(1)
+    before, order = snapshot(trainer), step.order_sha256
+
+    weight = trainer.decoder.lm_head.weight
+    hook = weight.register_hook(lambda gradient: gradient * poison)
+    bad = step(2)
+    hook.remove()
+    later = step(3)
+    assert bad is not None
+    assert later is not None
+    assert same(before, snapshot(trainer))
+    assert [outcome.first_bad_step for outcome in (bad.read(), later.read())] == [2, 2]
+    assert bad.read().order_before == order
+    assert math.isfinite(later.read().grad_norm)

@@ -52,7 +52,7 @@ def write_tokens(
 
     for split in corpus.splits:
         with closing(corpus.documents(split)) as documents:
-            for batch in _batches(_parts(documents, tokenizer)):
+            for batch in _batches(documents, tokenizer):
                 ids: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
                 texts = [part.text for part in batch]
 
@@ -80,24 +80,20 @@ def write_tokens(
     return counts
 
 
-def _parts(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[Part]:
-    """Cut long documents where the tokenizer cuts them anyway."""
+def _batches(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[list[Part]]:
+    """Put documents together to batches, long ones cut where the tokenizer cuts them anyway."""
     can_cut = cuts_at_spaces(tokenizer)
+    batch: list[Part] = []
+    num_chars = 0
+
     for side, text in documents:
         parts = list(pieces(text)) if can_cut else [text]
         for number, part in enumerate(parts, start=1):
-            yield Part(side, part, number == 1, number == len(parts))
+            batch.append(Part(side, part, number == 1, number == len(parts)))
+            num_chars += len(part)
+            if num_chars >= BATCH_CHARS:
+                yield batch
+                batch = []
+                num_chars = 0
 
-
-def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    batch: list[Part] = []
-    num_chars = 0
-    for part in parts:
-        batch.append(part)
-        num_chars += len(part.text)
-        if num_chars >= BATCH_CHARS:
-            yield batch
-            batch = []
-            num_chars = 0
-    if batch:
-        yield batch
+    yield batch

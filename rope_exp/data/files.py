@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import (
@@ -237,43 +236,39 @@ def _paragraphs(lines: Iterable[str], path: Path) -> Iterator[str]:
 def _json_texts(path: Path, data: DataConfig) -> Iterator[str]:
     """Yield the texts of a JSON file; rows without text are left out.
 
+    Rows are objects, or texts themselves: one a line, or those of one value that takes all lines.
+
     Raises:
         ConfigError: no row has the key data.text_column, or it holds no text.
     """
     key = str(data.text_column)
-    row: Any = {key: None}
-    has_key = False
-
-    for row in _json_rows(path, data):
-        text = row if isinstance(row, str) else row.get(key)
-        has_key = has_key or text is row or key in row
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise no_text(data, type(text).__name__)
-        # Half a surrogate pair, which JSON can spell, is no text: it raises.
-        text.encode()
-        yield text
-
-    if not has_key:
-        check_column(data, list(row))
-
-
-def _json_rows(path: Path, data: DataConfig) -> Iterator[Any]:
-    """Yield the objects of a JSON file: one a line, or those of one value that takes all lines."""
+    keys: list[str] = []
     try:
         json.loads(next(filter(str.strip, _unpack(path, data)), "null"))
         whole = False
     except ValueError:
         whole = True
 
-    for text in filter(str.strip, _unpack(path, data, whole=whole)):
-        value = json.loads(text)
-        rows = value if isinstance(value, list) else [value]
-        for row in rows:
-            if not isinstance(row, dict | str):
+    for content in filter(str.strip, _unpack(path, data, whole=whole)):
+        value = json.loads(content)
+        for row in value if isinstance(value, list) else [value]:
+            if isinstance(row, str):
+                row = {key: row}
+            if not isinstance(row, dict):
                 raise ConfigError("data.path", str(path), "holds JSON that is no object a line")
-            yield row
+            if key not in keys:
+                keys = list(row)
+
+            text = row.get(key, "")
+            if not isinstance(text, str | None):
+                raise no_text(data, type(text).__name__)
+            if text:
+                # Half a surrogate pair, which JSON can spell, is no text: it raises.
+                text.encode()
+                yield text
+
+    if keys:
+        check_column(data, keys)
 
 
 READERS: dict[str, Callable[[Path, DataConfig], Iterator[str]]] = {

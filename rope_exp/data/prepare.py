@@ -257,8 +257,7 @@ def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
     """Refuse a corpus without text, or without a document on one of the sides."""
     total = sum(num_documents.values())
     if total == 0:
-        key = "text_column" if data.text_column else "path"
-        raise ConfigError(f"data.{key}", getattr(data, key), "the corpus holds no text")
+        raise ConfigError("data.text_column", data.text_column, "the corpus holds no text")
 
     for side in SIDES:
         if num_documents[side] == 0:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -36,22 +37,21 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
 
     name = str(config.path)
     path = Path(name).expanduser()
-    is_local = path.exists()
-    if not is_local and name.startswith(("/", ".", "~")):
+    if path.exists():
+        name = str(path)
+    elif name.startswith(("/", ".", "~")):
         raise unusable("there is no such folder")
 
     with tempfile.TemporaryDirectory(prefix="rope_exp-") as folder:
-        failure = _fetch_in_child(str(path) if is_local else name, config.revision, folder)
-        outcome = {} if failure else json.loads(Path(folder, "outcome.json").read_text())
-
-        if "error" in outcome and is_local:
-            raise unusable(f"holds no tokenizer: {outcome['error']}")
-        if outcome.get("absent"):
-            raise unusable(outcome["error"])
-        failure = failure or outcome.get("error")
-        if failure:
+        outcome = _fetch_in_child(name, config.revision, folder)
+        error = outcome.get("error")
+        if error and path.exists():
+            raise unusable(f"holds no tokenizer: {error}")
+        if error and outcome["absent"]:
+            raise unusable(error)
+        if error:
             doing = "the tokenizer could not be fetched"
-            raise DataError(f"tokenizer.path={config.path}: {doing}: {failure}")
+            raise DataError(f"tokenizer.path={config.path}: {doing}: {error}")
 
         if not outcome["fast"]:
             raise unusable("has no fast tokenizer, which is what is needed")
@@ -90,31 +90,32 @@ def fetch(folder: str, path: str, revision: str | None = None) -> None:
         if backend is not None:
             Path(folder, "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
         outcome = {"end_id": found.eos_token_id, "fast": backend is not None}
-    except Exception as error:
-        # Whatever it is, the parent says it in one sentence.
+    except BaseException as error:
+        # Whatever it is (a panic of the tokenizers library is no Exception), the parent says it
+        # in one sentence.
         said, absent = hub.judge(error)
         outcome = {"error": said, "absent": absent}
 
     Path(folder, "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
 
 
-def _fetch_in_child(path: str, revision: str | None, folder: str) -> str | None:
-    """Run `fetch` in a process of its own, and return why it said nothing, if so."""
+def _fetch_in_child(path: str, revision: str | None, folder: str) -> dict[str, Any]:
+    """Run `fetch` in a process of its own, and return its outcome, or that of its death."""
     arguments = [folder, path] if revision is None else [folder, path, revision]
     try:
-        child = subprocess.run(
+        # What it says of its patience is heard; its standard error holds the libraries' talk.
+        subprocess.run(
             [sys.executable, "-c", FETCH, *arguments],
             env=child_environment(),
             stdin=subprocess.DEVNULL,
-            # What it says of its patience is heard; its standard error holds the libraries' talk.
             stdout=2,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             timeout=FETCH_S,
+            check=True,
         )
     except subprocess.TimeoutExpired:
-        return f"it took longer than {FETCH_S:g} s; the same command tries again"
-
-    if child.returncode == 0:
-        return None
-    lines = child.stderr.decode(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "no message")
+        said = f"it took longer than {FETCH_S:g} s; the same command tries again"
+        return {"error": said, "absent": False}
+    except subprocess.CalledProcessError as error:
+        return {"error": f"its process ended with {error.returncode}", "absent": False}
+    return dict(json.loads(Path(folder, "outcome.json").read_text(encoding="utf-8")))

@@ -64,12 +64,13 @@ def local_files(data: DataConfig) -> list[Path]:
 
 def files_fingerprint(data: DataConfig) -> str:
     """Return a digest of each file's name, size and time; their content is not read."""
+    files = local_files(data)
     root = Path(str(data.path)).expanduser()
     if root.is_file():
         root = root.parent
 
     states = []
-    for path in local_files(data):
+    for path in files:
         state = path.stat()
         states.append([str(path.relative_to(root)), state.st_size, state.st_mtime_ns])
     return json_sha256(states)

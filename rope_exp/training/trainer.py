@@ -15,7 +15,7 @@ from pathlib import Path
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Batches, validation_ids
-from rope_exp.data.prepare import Prepared
+from rope_exp.data.meta import Prepared
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.system.signals import StopSignal

@@ -12,7 +12,8 @@ from typing import Any
 from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.resolve import check_memory
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig, differing_keys
-from rope_exp.data.prepare import Prepared, prepare
+from rope_exp.data.meta import Prepared
+from rope_exp.data.prepare import prepare
 from rope_exp.launch.job import Job
 from rope_exp.run.folder import CONFIG, LOCK, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step

@@ -17,7 +17,7 @@ from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import settle
 from rope_exp.config.run import RunConfig
 from rope_exp.data import prepare as preparation
-from rope_exp.data.corpus import open_corpus
+from rope_exp.data.prepare import open_corpus
 from rope_exp.data.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def prepare_with(words: Sequence[str], tokenizer_file: str, end_id: int, copies:
         preparation.prepare(config.data, config.tokenizer)
 
 
-def _repeated(read: Callable[[], Iterator[str]], copies: int) -> Iterator[str]:
+def _repeated(read: Callable[[], Iterable[str]], copies: int) -> Iterator[str]:
     for _ in range(copies):
         yield from read()
 

@@ -91,7 +91,7 @@ def prepare_with(words: Sequence[str], tokenizer_file: str, end_id: int, copies:
         preparation.prepare(config.data, config.tokenizer)
 
 
-def _repeated(read: Callable[[], Iterable[str]], copies: int) -> Iterator[str]:
+def _repeated(read: Callable[[], Iterator[str]], copies: int) -> Iterator[str]:
     for _ in range(copies):
         yield from read()
 

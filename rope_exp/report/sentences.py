@@ -197,8 +197,6 @@ def _choices(config: RunConfig, same: str) -> list[str]:
         f"Length: {train.seq_len} tokens.",
         f"Batch: {train.global_batch_size} sequences, "
         f"{train.global_batch_size * train.seq_len:,} tokens a step, {train.num_steps} steps.",
-        "O's direction: o turns back, by R^T at the query's position, in every variant that turns "
-        "O.",
         "Pairing: half-split, feature f with f + K/2, as LLaMA in transformers.",
         f"Frequencies: base {base:g}, {fraction:.0%} of a head's features, first position {start}, "
         f"{'learned' if trainable else 'fixed'}.",

@@ -16,7 +16,6 @@ ASSUMPTIONS = (
     "Schedule: cosine, 5%",
     "Length: 256",
     "Batch: 16 sequences",
-    "O's direction: o turns back, by R^T at the query's position",
     "Pairing: half-split",
     "Initialisation: normal, deviation 0.02,",
     "Precision: auto",

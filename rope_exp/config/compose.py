@@ -89,10 +89,11 @@ def compose_jobs(
         ConfigError: one sentence, whatever is wrong with the words or with a file.
     """
     folders = config_folders(config_dir)
+    checked = check_overrides(words, folders)
     loader = _loader(folders)
     parser = OverridesParser.create(config_loader=loader)
 
-    overrides = parser.parse_overrides(check_overrides(words, folders))
+    overrides = parser.parse_overrides(checked)
     fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
     tree = compose_tree(fixed, loader)
 

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp.config.overrides import check_overrides
 from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import fill
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.processes import PACKAGE, ROOT
 
@@ -226,14 +227,19 @@ def to_run_config(values: DictConfig) -> RunConfig:
 
 
 def to_plain(values: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
-    """Return a composed config as a plain mapping, without Hydra's node.
+    """Return a composed config as a plain mapping of every key, without Hydra's node.
 
     Raises:
         ConfigError: a reference names no key, or a value is missing.
     """
     try:
-        ours = OmegaConf.masked_copy(values, [str(key) for key in values if key != "hydra"])
-        plain: Any = OmegaConf.to_container(ours, resolve=resolve, throw_on_missing=True)
+        ours: Any = OmegaConf.to_container(values, resolve=False)
+        ours.pop("hydra", None)
+        # Defaults first: a reference may be to a key that no file mentions.
+        filled = OmegaConf.create(fill(RunConfig, ours))
+        plain: Any = OmegaConf.to_container(filled, resolve=resolve, throw_on_missing=True)
+    except ConfigError:
+        raise
     except Exception as error:
         raise explain(error) from error
     return {str(key): value for key, value in plain.items()}

@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ LIGHT = (
     "run.folder",
     "run.tracker",
     "data.prepare",
+    "launch.admit",
     "launch.sweep",
     "launch.view",
     "report.command",
@@ -127,3 +129,15 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
 def signed(value: float, *, decimals: int) -> str:
     """Spell a difference; exactly 0 has no sign."""
     return f"{value:+.{decimals}f}" if value else f"{value:.{decimals}f}"
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
+    """A file that is renamed is renamed in the README and in docs, too."""
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    assert len(pages) > 10
+
+    for page in pages:
+        targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        for target in targets:
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -13,6 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -60,10 +61,10 @@ def convert(hint: Any, value: Any, key: str) -> Any:
         converted = _converted(hint, value, key)
         return dict(value) | converted
 
-    if not _matches(hint, value):
-        raise ConfigError(key, value, _allowed(hint))
-
-    return _cast(hint, value)
+    try:
+        return _plainly(hint, value)
+    except ValueError:
+        raise ConfigError(key, value, _allowed(hint)) from None
 
 
 def fill(hint: Any, values: Any, key: str = "") -> Any:
@@ -74,10 +75,9 @@ def fill(hint: Any, values: Any, key: str = "") -> Any:
     section = _chosen(hint, values, key)
     defaults = _plain(section())
     hints = typing.get_type_hints(section, include_extras=True)
-    filled = {}
     for name, default in defaults.items():
-        filled[name] = fill(hints[name], values.get(name, default), _below(key, name))
-    return filled | {name: value for name, value in values.items() if name not in filled}
+        defaults[name] = fill(hints[name], values.get(name, default), _below(key, name))
+    return dict(values) | defaults
 
 
 def _converted(section: Any, values: Any, key: str) -> dict[str, Any]:
@@ -86,21 +86,16 @@ def _converted(section: Any, values: Any, key: str) -> dict[str, Any]:
         raise ConfigError(key or "its content", values, "must be a group of keys")
 
     hints = typing.get_type_hints(section, include_extras=True)
-    is_open = typing.is_typeddict(section)
-
-    for name in values:
-        if name not in hints and not is_open:
+    if typing.is_typeddict(section):
+        for name in sorted(hints.keys() - values.keys()):
+            raise ConfigError(_below(key, name), ..., "is missing")
+    else:
+        # Some keys may be no text.
+        for name in sorted(values.keys() - hints.keys(), key=str):
             raise unknown_key(_below(key, name), known_keys(section, f"{key}." if key else ""))
 
-    for name in hints:
-        if name not in values and is_open:
-            raise ConfigError(_below(key, name), ..., "is missing")
-
-    return {
-        name: convert(hint, values[name], _below(key, name))
-        for name, hint in hints.items()
-        if name in values
-    }
+    there = [name for name in hints if name in values]
+    return {name: convert(hints[name], values[name], _below(key, name)) for name in there}
 
 
 def _sections(hint: Any) -> tuple[Any, ...]:
@@ -111,67 +106,64 @@ def _sections(hint: Any) -> tuple[Any, ...]:
 
 def _chosen(hint: Any, values: Any, key: str) -> Any:
     """Return the dataclass that `values` are of: of several, the one whose tag they name."""
-    options = _sections(hint)
     if not isinstance(values, Mapping):
         raise ConfigError(key or "config", values, "must be a group of keys")
+
+    options = _sections(hint)
     if len(options) == 1:
         return options[0]
 
-    by_tag = {getattr(option(), tag(option)): option for option in options}
-    name = values.get(tag(options[0]), next(iter(by_tag)))
-    if not isinstance(name, str) or name not in by_tag:
-        raise ConfigError(_below(key, tag(options[0])), name, f"must be one of {', '.join(by_tag)}")
-    return by_tag[name]
+    name = values.get(tag(options[0]), getattr(options[0], tag(options[0])))
+    for option in options:
+        if getattr(option, tag(option)) == name:
+            return option
+    allowed = ", ".join(getattr(option, tag(option)) for option in options)
+    raise ConfigError(_below(key, tag(options[0])), name, f"must be one of {allowed}")
 
 
 def tag(section: Any) -> str:
-    """Return the key that tells a dataclass from its alternatives: its first, a Literal of one word."""
+    """Return the key that tells a dataclass from its alternatives: its first, a Literal."""
     return dataclasses.fields(section)[0].name
 
 
-def _matches(hint: Any, value: Any) -> bool:
+def _plainly(hint: Any, value: Any) -> Any:
+    """Return a value as a plain type, canonical: 1 and 1.0 hash alike, and a list is a tuple.
+
+    Raises:
+        ValueError: it is none.
+    """
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
 
     if origin is Annotated:
-        return _matches(args[0], value) and all(rule.holds(value) for rule in args[1:])
-    if origin in (types.UnionType, typing.Union):
-        return any(_matches(option, value) for option in args)
-    if origin is Literal:
-        return isinstance(value, str) and value in args
-    if origin is tuple:
-        items = _items(args, value)
-        return items is not None and all(map(_matches, items, value))
-
-    if hint is float:
+        plain = _plainly(args[0], value)
+        fits = all(rule.holds(plain) for rule in args[1:])
+    elif origin in (types.UnionType, typing.Union):
+        for option in args:
+            with suppress(ValueError):
+                return _plainly(option, value)
+        fits = False
+    elif origin is tuple:
+        fits = isinstance(value, list | tuple)
+        items = args[:1] * len(value) if fits and args[-1] is Ellipsis else args
+        plain = tuple(map(_plainly, items, value)) if fits else ()
+        fits = fits and len(items) == len(value)
+    elif hint is float:
         # A whole number may have more digits than a float can hold.
-        return type(value) in (int, float) and abs(value) <= sys.float_info.max
-    if hint is str:
-        return isinstance(value, str) and CONTROL.search(value) is None
-    return type(value) is hint
+        fits = type(value) in (int, float) and abs(value) <= sys.float_info.max
+        plain = float(value) if fits else value
+    else:
+        plain = value
+        if origin is Literal:
+            fits = isinstance(value, str) and value in args
+        elif hint is str:
+            fits = isinstance(value, str) and CONTROL.search(value) is None
+        else:
+            fits = type(value) is hint
 
-
-def _items(args: tuple[Any, ...], value: Any) -> list[Any] | None:
-    """Return the type of each item of a list, or None for a value that cannot be such a list."""
-    if not isinstance(value, list | tuple):
-        return None
-    if args[-1] is Ellipsis:
-        return [args[0]] * len(value)
-    return list(args) if len(args) == len(value) else None
-
-
-def _cast(hint: Any, value: Any) -> Any:
-    """Return a matching value in its canonical type, so that 1 and 1.0 hash alike."""
-    origin = typing.get_origin(hint)
-    args = typing.get_args(hint)
-
-    if origin is Annotated:
-        return _cast(args[0], value)
-    if origin in (types.UnionType, typing.Union):
-        return _cast(next(option for option in args if _matches(option, value)), value)
-    if origin is tuple:
-        return tuple(map(_cast, _items(args, value) or (), value))
-    return float(value) if hint is float else value
+    if not fits:
+        raise ValueError(value)
+    return plain
 
 
 def _allowed(hint: Any) -> str:

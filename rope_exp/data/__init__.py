@@ -1,1 +1,1 @@
-"""Corpus -> tokenizer -> token blocks -> batch = f(seed, step)."""
+"""From a corpus and a tokenizer to token blocks, and from these to the batch of a step."""

@@ -1,11 +1,12 @@
-"""Which token ids a step sees: a pure function of (tokens, seed, step), whatever the number of processes.
+"""Which token ids a step sees: a pure function of (tokens, seed, step), whatever the ranks.
+
+Training windows are T + 1 tokens long and start every T tokens, so that each token is predicted
+once an epoch (the last fewer than T are left out). Sample n of a run, counted from 0 over all
+steps and rows, is window n mod N of epoch n div N. An epoch's order sorts the windows by the raw
+words of a Philox counter generator keyed by (seed, epoch): raw bit streams are what numpy keeps
+stable over its versions, unlike `Generator.permutation`.
 
 Reading `Tokens` may raise DataError, of a block that is damaged; a plain array is read as it is.
-
-Training windows are T + 1 tokens long and start every T tokens, so that each token is predicted once an epoch (the last
-fewer than T are left out). Sample n of a run, counted from 0 over all steps and rows, is window n mod N of epoch
-n div N. An epoch's order sorts the windows by the raw words of a Philox counter generator keyed by (seed, epoch): raw
-bit streams are what numpy keeps stable over its versions, unlike `Generator.permutation`.
 
 Shapes: B global batch, T positions, N windows.
 """
@@ -24,50 +25,57 @@ class Batches:
     """The global batch of each step."""
 
     def __init__(self, tokens: IdSource, *, seed: int, batch_size: int, seq_len: int) -> None:
-        """`tokens` is the 1-D training stream; `batch_size` (B) and `seq_len` (T) are those of the whole run.
+        """Cut a stream of training tokens into windows.
 
+        Args:
+            tokens: 1-D.
+            seed: of the order of windows.
+            batch_size: B, of all ranks together.
+            seq_len: T.
         Raises:
             ValueError: there is no whole window.
         """
         self.num_windows = num_windows(tokens, seq_len)
-        self._tokens, self._seed, self._batch_size, self._seq_len = (
-            tokens,
-            seed,
-            batch_size,
-            seq_len,
-        )
+        self._tokens = tokens
+        self._seed = seed
+        self._batch_size = batch_size
+        self._seq_len = seq_len
         self._epoch = -1
         self._order_N = np.empty(0, dtype=np.int64)
 
     def ids(self, step: int, rows: slice = slice(None)) -> NDArray[np.int64]:
-        """The token ids of optimizer step `step`, counted from 1.
+        """Return the token ids of an optimizer step.
 
         Args:
-            step: any order of calls gives the same ids.
-            rows: which rows of the global batch; a process reads only its own.
+            step: counted from 1; any order of calls gives the same ids.
+            rows: which rows of the global batch; a rank reads only its own.
         Returns:
-            [B, T + 1] (or as many rows as asked for), contiguous; inputs are [:, :-1], targets [:, 1:].
+            [B, T + 1], or as many rows as asked for, contiguous; inputs are [:, :-1], targets
+            [:, 1:].
         """
         if step < 1:
             raise ValueError(f"steps are counted from 1, got {step}")
+
         samples = range((step - 1) * self._batch_size, step * self._batch_size)[rows]
         return _windows(self._tokens, [self._window(sample) for sample in samples], self._seq_len)
 
     def _window(self, sample: int) -> int:
         epoch, place = divmod(sample, self.num_windows)
         if epoch != self._epoch:
-            self._order_N, self._epoch = epoch_order(self._seed, epoch, self.num_windows), epoch
+            self._order_N = epoch_order(self._seed, epoch, self.num_windows)
+            self._epoch = epoch
         return int(self._order_N[place])
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """A permutation of 0..count-1 that depends on nothing but the arguments."""
-    words = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(count)
+    """Return a permutation of 0..count-1 that depends on nothing but the arguments."""
+    key = np.array([seed, epoch], dtype=np.uint64)
+    words = np.random.Philox(key=key).random_raw(count)
     return np.argsort(words, kind="stable")
 
 
 def num_windows(tokens: IdSource, seq_len: int) -> int:
-    """N, the whole windows of T + 1 tokens at stride T.
+    """Return N, the number of whole windows of T + 1 tokens at stride T.
 
     Raises:
         ValueError: there is none.
@@ -79,30 +87,33 @@ def num_windows(tokens: IdSource, seq_len: int) -> int:
 
 
 def validation_ids(tokens: IdSource, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
-    """Fixed windows of the held-out set: the same for every run, not overlapping, evenly spread, the first at 0.
+    """Return fixed windows of the held-out set.
+
+    They are the same for every run, do not overlap, and are evenly spread; the first stands at 0.
 
     Returns:
         [N, T + 1], where N is `num_sequences`, or all the windows there are if the set holds fewer.
-
     Raises:
         ValueError: there is no whole window.
     """
     available = num_windows(tokens, seq_len)
     count = min(num_sequences, available)
-    return _windows(tokens, [index * available // count for index in range(count)], seq_len)
+    windows = [index * available // count for index in range(count)]
+    return _windows(tokens, windows, seq_len)
 
 
 def chain_sha256(previous: str, ids: NDArray[np.integer]) -> str:
-    """Extend the hash of the order of batches by one batch; to resume needs the last digest only.
+    """Extend the hash of the order of batches by one batch; resuming needs the last digest only.
 
-    Equation: h_s = sha256(h_{s-1} || x_s), where h_0 is empty and x_s are the ids of step s's global batch, row by row,
-    as 32-bit little-endian words.
+    Equation: h_s = sha256(h_{s-1} || x_s), where h_0 is empty and x_s are the ids of step s's
+    global batch, row by row, as 32-bit little-endian words.
 
     Args:
         previous: the hexadecimal digest after the step before; "" before the first.
         ids: of any shape, each below 2^32.
     """
-    return hashlib.sha256(bytes.fromhex(previous) + ids.astype("<u4").tobytes()).hexdigest()
+    words = ids.astype("<u4").tobytes()
+    return hashlib.sha256(bytes.fromhex(previous) + words).hexdigest()
 
 
 def _windows(tokens: IdSource, windows: list[int], seq_len: int) -> NDArray[np.int64]:

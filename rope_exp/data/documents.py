@@ -1,4 +1,4 @@
-"""Streams of documents, and how they come out of Arrow tables.
+"""Streams of documents, and the limits that hold for every corpus, whatever its format.
 
 `datasets` and pyarrow are imported only when a corpus is really read, and without torch.
 """
@@ -6,14 +6,29 @@
 import hashlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rope_exp.config.sections import DataConfig
-from rope_exp.system.errors import ConfigError
+from rope_exp.data.tokenizer import pieces
+from rope_exp.system.errors import ConfigError, show
 
-TRAIN, VALIDATION = "train", "validation"
-ROWS = 64  # of one read; documents can be long
+TRAIN = "train"
+VALIDATION = "validation"
+SIDES = (TRAIN, VALIDATION)
+
+# A document is held in memory, and one of so many characters is a hundred books.
+MAX_DOCUMENT = 256 << 20
+
+# What stands between two spaces is encoded at once, in some 140 bytes of memory a character.
+MAX_WORD = 16 << 20
+
+# A bomb is small and unpacks to what fills memory or disk. Text packs 2 to 10 times, copies of
+# one page some 50 times, and zeros 1000 times and more. What stays below HARMLESS_BYTES does no
+# harm, however it was packed.
+MAX_EXPANSION = 200
+HARMLESS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -21,75 +36,81 @@ class Corpus:
     """Streams of documents.
 
     Attributes:
-        splits: "train", and "validation" where the corpus has its own; each call reads the stream anew.
-        holdout_fraction: the share of train documents that are held out otherwise.
+        data: the config that named the corpus.
+        splits: "train", and "validation" where the corpus has its own; each call reads anew.
         text_bytes: about how many bytes of text all splits hold; None if unknown.
         facts: what the record says of the corpus; complete once all has been read.
     """
 
-    splits: Mapping[str, Callable[[], Iterator[str]]]
-    holdout_fraction: float
-    text_bytes: int | None
-    facts: dict[str, Any]
+    data: DataConfig
+    splits: Mapping[str, Callable[[], Iterable[str]]]
+    text_bytes: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
-    def documents(self, split: str) -> Generator[tuple[str, str], None, None]:
-        """(side, text) of each document of a split that is not empty; side is "train" or "validation"."""
-        own = VALIDATION in self.splits
-        for text in filter(None, self.splits[split]()):
-            yield (
-                (VALIDATION if not own and is_held_out(text, self.holdout_fraction) else split),
-                text,
-            )
+    def documents(self, split: str) -> Generator[tuple[str, str]]:
+        """Yield (side, text) of each document of a split that is not empty.
+
+        Where the corpus has no validation split of its own, a hash of the text says the side, so
+        that equal documents never stand on both.
+
+        Raises:
+            ConfigError: a document is too long to be held and encoded.
+        """
+        is_split = VALIDATION in self.splits
+
+        for text in self.splits[split]():
+            if not text:
+                continue
+            _check_document(text, self.data)
+
+            if is_split or not is_held_out(text, self.data.holdout_fraction):
+                yield split, text
+            else:
+                yield VALIDATION, text
 
     def train_texts(self) -> Iterator[str]:
-        """The training documents alone, for a tokenizer to learn from."""
+        """Yield the training documents alone, for a tokenizer to learn from."""
         return (text for side, text in self.documents(TRAIN) if side == TRAIN)
 
 
 def is_held_out(text: str, fraction: float) -> bool:
-    """Whether a document belongs to validation: a hash of its text, as a number in [0, 1), is below `fraction`."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) < fraction * 2**64
+    """Whether a document belongs to validation: its hash, as a share of all, is below that."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) < fraction * 2**64
+
+
+def check_length(path: Path | str | None, num_chars: int) -> None:
+    """Refuse a document, or a line that is held to see where one ends, of too many characters."""
+    if num_chars > MAX_DOCUMENT:
+        reason = f"holds a document of {num_chars:,} characters or more; cut it into shorter ones"
+        hint = "(data.sample_by=line where it is plain text)"
+        raise ConfigError("data.path", str(path), f"{reason} {hint}")
+
+
+def check_expansion(path: Path, size: int, num_bytes: int) -> None:
+    """Refuse a file of `size` bytes that unpacks, or claims to unpack, to far more of them."""
+    if num_bytes > max(HARMLESS_BYTES, MAX_EXPANSION * size):
+        reason = f"unpacks to {num_bytes:,} bytes or more, over {MAX_EXPANSION} times its size"
+        raise ConfigError("data.path", str(path), reason)
 
 
 def choose_sides(data: DataConfig, splits: Mapping[str, Any]) -> dict[str, Any]:
-    """What to train on, and what to validate on where the corpus has it. Other splits (test) are never read."""
+    """Choose what to train on, and what to validate on where the corpus has it.
+
+    Other splits, such as test, are never read.
+    """
     if TRAIN not in splits:
-        raise ConfigError(
-            "data.path", data.path, f"has no split named train; it has {', '.join(sorted(splits))}"
-        )
+        names = ", ".join(sorted(splits))
+        raise ConfigError("data.path", data.path, f"has no split named train; it has {names}")
+
     sides = {TRAIN: splits[TRAIN]}
     if data.validation_split is not None and data.validation_split in splits:
         sides[VALIDATION] = splits[data.validation_split]
     return sides
 
 
-def load_datasets() -> Any:
-    """The library, imported such that it neither loads torch nor draws bars and logs of its own."""
-    before = os.environ.get("USE_TORCH")
-    os.environ["USE_TORCH"] = "0"  # read once, at import: otherwise the first batch imports torch
-    try:
-        import datasets
-    finally:
-        if before is None:
-            del os.environ["USE_TORCH"]
-        else:
-            os.environ["USE_TORCH"] = before
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    return datasets
-
-
-def stream_texts(stream: Any, data: DataConfig) -> Iterator[str]:
-    """The text column of a stream of `datasets`, as `texts` gives it."""
-    # A column of mixed types is declared "Json" and arrives as strings of JSON, which are no documents.
-    kind = (stream.features or {}).get(data.text_column)
-    if "Json" in str(kind):
-        raise ConfigError("data.text_column", data.text_column, f"holds {kind}, not text")
-    return texts(stream.with_format("arrow").iter(batch_size=ROWS), data)
-
-
-def texts(tables: Iterable[Any], data: DataConfig) -> Iterator[str]:
-    """The text column of Arrow tables or batches; rows without text are left out.
+def column_texts(tables: Iterable[Any], data: DataConfig) -> Iterator[str]:
+    """Yield the text column of Arrow tables or batches; rows without text are left out.
 
     Raises:
         ConfigError: there is no such column, or it holds no text.
@@ -100,15 +121,46 @@ def texts(tables: Iterable[Any], data: DataConfig) -> Iterator[str]:
         check_column(data, table.schema.names)
         column = table.column(data.text_column)
         if column.type not in (pyarrow.string(), pyarrow.large_string(), pyarrow.null()):
-            raise ConfigError(
-                "data.text_column", data.text_column, f"holds {column.type}, not text"
-            )
+            raise no_text(data, column.type)
         yield from filter(None, column.to_pylist())
 
 
 def check_column(data: DataConfig, names: list[str]) -> None:
     """Refuse a data.text_column that is none of the columns `names`."""
     if data.text_column not in names:
-        raise ConfigError(
-            "data.text_column", data.text_column, f"is no column; there are {', '.join(names)}"
-        )
+        found = show(", ".join(names))
+        raise ConfigError("data.text_column", data.text_column, f"is no column; there are {found}")
+
+
+def no_text(data: DataConfig, kind: object) -> ConfigError:
+    """Return the error of a text column whose values are of another kind."""
+    return ConfigError("data.text_column", data.text_column, f"holds {kind}, not text")
+
+
+def load_datasets() -> Any:
+    """Import `datasets` such that it neither loads torch nor draws bars and logs of its own."""
+    # The library reads this once, when it is imported; without it the first batch imports torch.
+    before = os.environ.get("USE_TORCH")
+    os.environ["USE_TORCH"] = "0"
+    try:
+        import datasets
+    finally:
+        if before is None:
+            del os.environ["USE_TORCH"]
+        else:
+            os.environ["USE_TORCH"] = before
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    return datasets
+
+
+def _check_document(text: str, data: DataConfig) -> None:
+    check_length(data.path, len(text))
+    if len(text) <= MAX_WORD:
+        return
+
+    longest = max(map(len, pieces(text)))
+    if longest > MAX_WORD:
+        reason = f"holds {longest:,} characters on end without a space or newline"
+        raise ConfigError("data.path", data.path, reason)

@@ -1,33 +1,119 @@
-"""The hub, asked with patience.
+"""The hub, asked with patience, and the datasets that it holds.
 
-Whatever `datasets`, `huggingface_hub` and `transformers` ask of the hub goes through one HTTP client, which
-huggingface_hub lets us replace. Ours repeats a request whose failure may pass (no connection, silence, half an answer,
-408, 429, 5xx), with waits that double. A request only reads, so repeating it is exact: the reader above sees its bytes
-once, and no document is missed or comes twice. It also takes the place of the libraries' own retries and timeouts,
-which are long, silent and several deep.
+Whatever `datasets`, `huggingface_hub` and `transformers` ask of the hub goes through one HTTP
+client, which huggingface_hub lets us replace. Ours repeats a request whose failure may pass (no
+connection, silence, half an answer, 408, 429, 5xx), with waits that double. A request only reads,
+so repeating it is exact: the reader above sees its bytes once, and no document is missed or comes
+twice. It also takes the place of the libraries' own retries and timeouts, which are long, silent
+and several deep.
 
-Once patience has ended, every later request fails at once, so that the libraries end soon whatever they make of the
-failure; `Hub.check` then says what happened even where they passed over it.
+Once patience has ended, every later request fails at once, so that the libraries end soon
+whatever they make of the failure; `Hub.check` then says what happened even where they passed over
+it.
 """
 
+import functools
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any, Self, TextIO
 
-from huggingface_hub import constants, errors, get_session, get_token, set_client_factory
-from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # whichever HTTP library it uses
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    get_session,
+    get_token,
+    set_client_factory,
+)
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own choice of library
 
+from rope_exp.config.sections import DataConfig
+from rope_exp.data.documents import (
+    VALIDATION,
+    Corpus,
+    choose_sides,
+    column_texts,
+    load_datasets,
+    no_text,
+)
+from rope_exp.data.parquet import ROWS
 from rope_exp.system.errors import ConfigError, DataError, first_line
 
 TIMEOUT_S = 10.0  # of connecting, and of silence
-FIRST_WAIT_S = 1.0  # before the second attempt; doubles with each further one
-PATIENCE_S = (
-    100.0  # with one request, after it first failed; the last attempt begins at the latest then
-)
-ABSENT = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)  # or gated
+FIRST_WAIT_S = 1.0  # before the second attempt; it doubles with each further one
+PATIENCE_S = 100.0  # from the first failure of a request to its last attempt
+
+# There is no such thing for this user, who may lack the right to see it.
+ABSENT = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
 PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
+
+
+@functools.cache
+def newest_commit(path: str, revision: str | None) -> str:
+    """Ask the hub which commit a branch or a tag (None: the main branch) of a dataset names.
+
+    A process asks once, so that all runs of a sweep read the same commit.
+
+    Raises:
+        ConfigError: there is no such dataset or revision for this user.
+        DataError: the hub did not answer.
+    """
+    hub = Hub.connect(sys.stderr)
+    doing = "its newest commit could not be asked for (data.revision=COMMIT asks for none)"
+    with hub.asking("data.path", path, doing, mistakes=(ValueError,)):
+        return str(HfApi().dataset_info(path, revision=revision).sha)
+
+
+def open_dataset(data: DataConfig) -> Corpus:
+    """Open a dataset of the hub as streams.
+
+    Raises:
+        ConfigError: data.path, data.subset or data.text_column cannot be.
+        DataError: the hub did not answer.
+    """
+    datasets = load_datasets()
+    # Hints of another server and a count of downloads are no part of the data, and could fail.
+    datasets.config.USE_PARQUET_EXPORT = False
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+
+    hub = Hub.connect(sys.stderr)
+    # A subset that there is not is a ValueError.
+    absent = (datasets.exceptions.DatasetNotFoundError, ValueError)
+    with (
+        hub.asking("data.path", data.path, "the dataset could not be opened", mistakes=absent),
+        # Where the hub refuses, the library reads what it finds in its cache, of whatever
+        # revision: it is given an empty one.
+        TemporaryDirectory(prefix="rope_exp-") as empty,
+    ):
+        streams = datasets.load_dataset(
+            data.path, data.subset, revision=data.revision, streaming=True, cache_dir=empty
+        )
+
+    def read(stream: Any) -> Iterator[str]:
+        # A column of mixed types is declared "Json" and arrives as strings of JSON.
+        kind = (stream.features or {}).get(data.text_column)
+        if "Json" in str(kind):
+            raise no_text(data, kind)
+
+        tables = stream.with_format("arrow").iter(batch_size=ROWS)
+        with hub.asking("data.path", data.path, "reading stopped", mistakes=()):
+            for text in column_texts(tables, data):
+                hub.check()
+                yield text
+
+    sides = choose_sides(data, streams)
+    readers = {side: functools.partial(read, stream) for side, stream in sides.items()}
+    facts = {
+        "path": data.path,
+        "subset": data.subset,
+        "revision": data.revision,
+        "validation": "its own" if VALIDATION in sides else "held out",
+    }
+    return Corpus(data, readers, facts=facts)
 
 
 class Hub:
@@ -43,10 +129,14 @@ class Hub:
 
     @classmethod
     def connect(cls, log: TextIO) -> Self:
-        """Let all further requests of this process be made with patience; `log` gets a line a failure."""
-        # Requests that are no part of the data could fail alone, and Xet's transfers know no client of ours.
-        constants.HF_HUB_DISABLE_TELEMETRY = constants.HF_HUB_DISABLE_XET = True
-        hub, hooks = cls(log), get_session().event_hooks  # the hooks obey HF_HUB_OFFLINE
+        """Make all further requests of this process with patience; `log` gets a line a failure."""
+        # Requests that are no part of the data could fail alone, and Xet's transfers know no
+        # client of ours.
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+        constants.HF_HUB_DISABLE_XET = True
+
+        hub = cls(log)
+        hooks = get_session().event_hooks  # they obey HF_HUB_OFFLINE
         set_client_factory(lambda: _Client(hub, event_hooks=hooks, follow_redirects=True))
         return hub
 
@@ -56,29 +146,38 @@ class Hub:
             raise HubError(self.refusal)
 
     def wait(self, failure: str, num_failures: int, elapsed_s: float, least_s: int) -> None:
-        """Wait before a request is repeated, at least `least_s`; or end patience, `elapsed_s` after it first failed."""
+        """Wait before a request is repeated, or end patience.
+
+        Args:
+            failure: what the request came to.
+            num_failures: of this request, so far.
+            elapsed_s: since its first failure.
+            least_s: what the hub asked us to wait at least.
+        Raises:
+            HubError: patience has ended.
+        """
         if elapsed_s >= PATIENCE_S:
             self.refusal = (
                 f"the hub failed {num_failures} times in {elapsed_s:.0f} s, at last with {failure}"
             )
             self.check()
-        wait_s = min(max(FIRST_WAIT_S * 2 ** (num_failures - 1), least_s), PATIENCE_S - elapsed_s)
-        print(
-            f"hub: {failure}; attempt {num_failures + 1} in {wait_s:.1f} s",
-            file=self._log,
-            flush=True,
-        )
+
+        wait_s = max(FIRST_WAIT_S * 2 ** (num_failures - 1), least_s)
+        wait_s = min(wait_s, PATIENCE_S - elapsed_s)
+        line = f"hub: {failure}; attempt {num_failures + 1} in {wait_s:.1f} s"
+        print(line, file=self._log, flush=True)
         time.sleep(wait_s)
 
     def judge(self, error: BaseException) -> tuple[str, bool]:
-        """What a library's error means, and whether the user's key is at fault: the hub has no such thing for them."""
+        """Say what a library's error means, and whether the hub has no such thing for this user."""
         if self.refusal is not None:
             return f"{self.refusal}; the same command tries again", False
+
         answer: BaseException | None = error
         while answer is not None and not isinstance(answer, errors.HfHubHTTPError):
             answer = answer.__cause__ or answer.__context__
         absent = isinstance(answer, ABSENT)
-        return plain(error if answer is None or absent else answer), absent
+        return _plain(error if answer is None or absent else answer), absent
 
     @contextmanager
     def asking(
@@ -103,7 +202,10 @@ class Hub:
 
 
 class HubError(Exception):
-    """Patience has ended. None of the libraries' own kinds, so that they neither retry nor fall back."""
+    """Patience has ended.
+
+    It is none of the libraries' own kinds, so that they neither retry nor fall back.
+    """
 
 
 class _Client(httpx.Client):
@@ -114,10 +216,16 @@ class _Client(httpx.Client):
     def send(
         self, request: httpx.Request, *, stream: bool = False, **options: Any
     ) -> httpx.Response:
-        """Send until there is an answer that will not pass, and read all of it (`stream` or not: it may break off)."""
+        """Send until there is an answer that will not pass, and read all of it.
+
+        It is read even where `stream` asks for less: an answer may break off later.
+        """
         request.extensions = {**request.extensions, "timeout": httpx.Timeout(TIMEOUT_S).as_dict()}
-        asked = f"{request.method} {request.url.netloc.decode()}{request.url.path}"  # no query: it may hold a signature
-        failed_at: list[float] = []  # a slow answer that breaks off has not used up patience
+        # Without the query, which may hold a signature.
+        asked = f"{request.method} {request.url.netloc.decode()}{request.url.path}"
+        # A slow answer that breaks off has not used up patience: it begins with the first failure.
+        failed_at: list[float] = []
+
         while True:
             self._hub.check()
             least_s = 0
@@ -127,34 +235,36 @@ class _Client(httpx.Client):
                 if failure is None:
                     return response
                 after = response.headers.get("retry-after", "")
-                least_s = int(after) if re.fullmatch("[0-9]{1,6}", after) else 0
+                if re.fullmatch("[0-9]{1,6}", after):
+                    least_s = int(after)
+            except httpx.TimeoutException:
+                failure = f"silence for {TIMEOUT_S:g} s"
             except PASSING as error:
-                silent = isinstance(error, httpx.TimeoutException)
-                failure = f"silence for {TIMEOUT_S:g} s" if silent else first_line(error)
+                failure = first_line(error)
+
             failed_at.append(time.monotonic())
-            self._hub.wait(
-                f"{failure} ({asked})", len(failed_at), failed_at[-1] - failed_at[0], least_s
-            )
+            elapsed_s = failed_at[-1] - failed_at[0]
+            self._hub.wait(f"{failure} ({asked})", len(failed_at), elapsed_s, least_s)
 
 
 def _failure(request: httpx.Request, response: httpx.Response) -> str | None:
-    """What is wrong with an answer that may be right the next time."""
+    """Say what is wrong with an answer that may be right the next time."""
     if response.status_code in (408, 429) or response.status_code >= 500:
         return f"{response.status_code} {response.reason_phrase}"
+
+    # The readers above would take a part that is too short for the end of the file.
     part = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", ""))
     if part and response.is_success and "content-encoding" not in response.headers:
         num_bytes = int(part[2]) - int(part[1]) + 1
-        if (
-            len(response.content) != num_bytes
-        ):  # the readers above would take it for the end of the file
+        if len(response.content) != num_bytes:
             return f"{len(response.content)} bytes instead of {num_bytes}"
     return None
 
 
-def plain(error: BaseException) -> str:
-    """An error's message in one line, without the user's token, which a server may send back."""
+def _plain(error: BaseException) -> str:
+    """Return an error's message in one line, without the token, which a server may send back."""
     text = str(error)
     token = get_token()
-    return first_line(
-        Exception(text.replace(token, "<token>") if token else text) if text else error
-    )
+    if token and token in text:
+        error = Exception(text.replace(token, "<token>"))
+    return first_line(error)

@@ -1,7 +1,8 @@
-"""Token ids on the disk: written once, with a digest a block, and handed out only from blocks that were verified.
+"""Token ids on the disk: written once, with a digest a block, and verified before they are used.
 
-Blocks are small, so that the first steps on a large corpus, each of whose windows lies in a block not seen before,
-hash little: at 2 GB/s a block takes 30 microseconds. Their digests take a thousandth of the corpus's size.
+Blocks are small, so that the first steps on a large corpus, each of whose windows lies in a block
+not seen before, hash little: at 2 GB/s a block takes 30 microseconds. Their digests take a
+thousandth of the corpus's size.
 """
 
 import hashlib
@@ -24,40 +25,48 @@ DIGEST_BYTES = 32  # of one block's SHA-256
 class Tokens:
     """The ids of one .bin file: `len(tokens)`, and `tokens[first:last]` as a read-only array.
 
-    A block is read and hashed when this process first hands out ids of it; from then on it costs a look into a set,
-    until the file is seen to have changed. Nothing is memory-mapped: where a file is cut while we run, or a sector
-    cannot be read, a map ends the process by SIGBUS, and a read is an error that can be said.
+    A block is read and hashed when this process first hands out ids of it. From then on it costs
+    a look into a set, until the file is seen to have changed.
+
+    Nothing is memory-mapped: where a file is cut while we run, or a sector cannot be read, a map
+    ends the process by SIGBUS, and a read is an error that can be said.
     """
 
     def __init__(self, path: Path, dtype: TokenType, digests: bytes) -> None:
-        """`digests` are those of the blocks, one after another.
+        """Open a file; `digests` are those of its blocks, one after another.
 
         Raises:
-            DataError: the file cannot be opened, or its size is not that of the blocks.
+            DataError: it cannot be opened, or its size is not that of the blocks.
         """
-        self._path, self._dtype, self._digests = path, np.dtype(dtype).newbyteorder("<"), digests
-        self._file = open_plain(path)
+        self._path = path
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._digests = digests
+        try:
+            self._file = descriptor_of(path)
+        except OSError as error:
+            raise self._damaged(f"cannot be opened: {error.strerror}") from None
         weakref.finalize(self, os.close, self._file)
+
         self._checked: set[int] = set()
         self._state = self._stat()
         self._num_bytes = self._state[0]
-        if self._num_bytes % self._dtype.itemsize or _num_blocks(
-            self._num_bytes
-        ) * DIGEST_BYTES != len(digests):
+
+        num_blocks = len(digests) / DIGEST_BYTES
+        if self._num_bytes % self._dtype.itemsize or _num_blocks(self._num_bytes) != num_blocks:
             raise self._damaged("is too short or too long")
 
     def __len__(self) -> int:
         return self._num_bytes // self._dtype.itemsize
 
     def __getitem__(self, part: slice) -> NDArray[np.unsignedinteger]:
-        """The ids of a slice without a step.
+        """Return the ids of a slice, whose step is 1.
 
         Raises:
             DataError: a block that it touches is damaged; the message names the file and the bytes.
         """
-        first, last, step = part.indices(len(self))
-        assert step == 1, part
-        first, last = (self._dtype.itemsize * place for place in (first, max(first, last)))
+        first, last, _ = part.indices(len(self))
+        first *= self._dtype.itemsize
+        last = max(first, last * self._dtype.itemsize)
         self._verify(first, last)
         return np.frombuffer(self._read(first, last), dtype=self._dtype)
 
@@ -65,19 +74,23 @@ class Tokens:
         """Read every block and compare its digest.
 
         Raises:
-            DataError: as above.
+            DataError: one differs; the message names the file and the bytes.
         """
         self._checked.clear()
         self._verify(0, self._num_bytes)
 
     def _verify(self, first: int, last: int) -> None:
+        # What was checked before the file was written to says nothing of now.
         state = self._stat()
-        if state != self._state:  # written to since: what was checked then says nothing of now
-            self._checked, self._state = set(), state
+        if state != self._state:
+            self._checked.clear()
+            self._state = state
+
         for block in range(first // BLOCK_BYTES, _num_blocks(last)):
             if block in self._checked:
                 continue
-            start, stop = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self._num_bytes)
+            start = block * BLOCK_BYTES
+            stop = min(start + BLOCK_BYTES, self._num_bytes)
             digest = hashlib.sha256(self._read(start, stop)).digest()
             if digest != self._digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]:
                 raise self._damaged(f"is damaged in bytes {start:,} to {stop:,}")
@@ -85,16 +98,16 @@ class Tokens:
 
     def _read(self, first: int, last: int) -> bytes:
         content = b""
-        try:
-            while len(content) < last - first:
-                part = os.pread(self._file, last - first - len(content), first + len(content))
-                if not part:
-                    raise self._damaged(f"ends before byte {last:,}")
-                content = content + part if content else part
-        except OSError as error:
-            raise self._damaged(
-                f"cannot be read in bytes {first:,} to {last:,}: {error.strerror}"
-            ) from None
+        while len(content) < last - first:
+            start = first + len(content)
+            try:
+                part = os.pread(self._file, last - start, start)
+            except OSError as error:
+                reason = f"cannot be read in bytes {first:,} to {last:,}: {error.strerror}"
+                raise self._damaged(reason) from None
+            if not part:
+                raise self._damaged(f"ends before byte {last:,}")
+            content += part
         return content
 
     def _stat(self) -> tuple[int, int, int]:
@@ -106,17 +119,20 @@ class Tokens:
 
 
 class TokenFile:
-    """Appends token ids to a file; on closing it is on the disk, and its blocks' digests are known."""
+    """Appends token ids to a file; on closing it is on the disk, and its blocks' digests are known.
+
+    Attributes:
+        num_bytes: written so far.
+        digests: of the blocks, one after another.
+    """
 
     def __init__(self, path: Path, dtype: TokenType) -> None:
-        self._file, self._dtype, self._max_id = (
-            path.open("wb"),
-            np.dtype(dtype).newbyteorder("<"),
-            np.iinfo(dtype).max,
-        )
-        self._digest, self._filled = hashlib.sha256(), 0  # of the block that is being written
         self.num_bytes = 0
-        self.digests = bytearray()  # of the blocks, one after another
+        self.digests = bytearray()
+        self._file = path.open("wb")
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._max_id = np.iinfo(dtype).max
+        self._digest = hashlib.sha256()  # of the block that is being written
 
     def __enter__(self) -> Self:
         return self
@@ -126,52 +142,25 @@ class TokenFile:
     ) -> None:
         with self._file:
             if error is None:
-                if self._filled:
+                if self.num_bytes % BLOCK_BYTES:
                     self.digests += self._digest.digest()
                 self._file.flush()
                 os.fsync(self._file.fileno())
 
     def write(self, ids: NDArray[np.uint32]) -> None:
-        """Append."""
+        """Append ids, each of which the file's type holds."""
         assert ids.max(initial=0) <= self._max_id, "a token id would wrap"
         rest = memoryview(ids.astype(self._dtype).tobytes())
         self._file.write(rest)
-        self.num_bytes += len(rest)
+
         while len(rest):
-            part = rest[: BLOCK_BYTES - self._filled]
+            part = rest[: BLOCK_BYTES - self.num_bytes % BLOCK_BYTES]
+            rest = rest[len(part) :]
             self._digest.update(part)
-            self._filled, rest = self._filled + len(part), rest[len(part) :]
-            if self._filled == BLOCK_BYTES:
+            self.num_bytes += len(part)
+            if self.num_bytes % BLOCK_BYTES == 0:
                 self.digests += self._digest.digest()
-                self._digest, self._filled = hashlib.sha256(), 0
-
-
-def open_plain(path: Path) -> int:
-    """A descriptor to read a file of a prepared folder by; the caller closes it.
-
-    Raises:
-        DataError: it is missing, a link, or something that is no file (opening a pipe would wait for ever).
-    """
-    try:
-        return descriptor_of(path)
-    except OSError as error:
-        what = "is a link" if path.is_symlink() else f"cannot be opened: {error.strerror}"
-        raise DataError(f"{path} {what}; remove {path.parent} and prepare again") from None
-
-
-def read_plain(path: Path, max_bytes: int) -> bytes:
-    """All of a small file of a prepared folder.
-
-    Raises:
-        DataError: as above, or it is larger than any that was written here.
-    """
-    with open(open_plain(path), "rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise DataError(
-            f"{path} is longer than {max_bytes:,} bytes; remove {path.parent} and prepare again"
-        )
-    return content
+                self._digest = hashlib.sha256()
 
 
 def _num_blocks(num_bytes: int) -> int:

@@ -14,7 +14,7 @@ from rope_exp.system.errors import CheckpointError
 
 
 def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Decoder, Tokenizer]:
-    """The model and tokenizer of a run folder.
+    """Return the model and the tokenizer of a run folder.
 
     Args:
         run_dir: results/runs/<group>/<pe>/seed<k>.
@@ -22,37 +22,43 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     Returns:
         The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV) and its tokenizer.
     Raises:
-        RecordError: the folder is no run. CheckpointError: no such checkpoint, or it does not verify.
+        RecordError: the folder is no run.
+        CheckpointError: there is no such checkpoint, or it does not verify.
     """
     folder = Path(run_dir)
     config = read_config(folder)
-    checkpoints = folder / "checkpoints"
-    if step is not None and step not in checkpoint.list_steps(checkpoints):
-        raise CheckpointError(
-            f"{checkpoints} holds no step {step}; it holds {checkpoint.list_steps(checkpoints)}"
-        )
-    saved = _newest(checkpoints) if step is None else checkpoint.load(checkpoints, step)
-    if saved is None:
-        raise CheckpointError(f"{checkpoints} holds no checkpoint yet")
+    saved = _load_checkpoint(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    head = saved.model.get("lm_head.weight")
-    vocab_size = head.shape[0] if head is not None and head.ndim == 2 else 1
-    with torch.device("meta"):  # without memory: config.yaml may claim any sizes
-        expected = weights(Decoder(config.architecture(vocab_size)))
-    checkpoint.check_tensors(
-        f"the checkpoint of step {saved.step} in {folder}", saved.model, expected
-    )
-    model = Decoder(config.architecture(vocab_size))
+
+    # The weights say how large the vocabulary was; that they are a head's is checked below.
+    head = saved.model.get("lm_head.weight", torch.empty(1, 1))
+    architecture = config.architecture(len(head) if head.ndim else 1)
+
+    # First without memory: config.yaml may claim any sizes.
+    with torch.device("meta"):
+        expected = weights(Decoder(architecture))
+    where = f"the checkpoint of step {saved.step} in {folder}"
+    checkpoint.check_tensors(where, saved.model, expected)
+
+    model = Decoder(architecture)
     model.load_state_dict(saved.model)
     return model.eval(), tokenizer
 
 
-def _newest(checkpoints: Path) -> checkpoint.Checkpoint | None:
-    """The newest that verifies; of a run in progress, which may drop what was listed while it is read."""
-    while True:
-        listed = checkpoint.list_steps(checkpoints)
-        try:
-            return checkpoint.load_newest(checkpoints)
-        except CheckpointError:
-            if checkpoint.list_steps(checkpoints) == listed:
-                raise
+def _load_checkpoint(checkpoints: Path, step: int | None) -> checkpoint.Checkpoint:
+    steps = checkpoint.list_steps(checkpoints)
+    if step is not None:
+        if step not in steps:
+            raise CheckpointError(f"{checkpoints} holds no step {step}; it holds {steps}")
+        return checkpoint.load(checkpoints, step)
+
+    try:
+        saved = checkpoint.load_newest(checkpoints)
+    except CheckpointError:
+        # A run in progress may have dropped what was listed while it was read.
+        if checkpoint.list_steps(checkpoints) == steps:
+            raise
+        return _load_checkpoint(checkpoints, step)
+    if saved is None:
+        raise CheckpointError(f"{checkpoints} holds no checkpoint yet")
+    return saved

@@ -25,6 +25,7 @@ class Row:
 
     label: str
     name: str
+    number: int  # its place among the rows, by label
     runs: list[Run]
 
     @property
@@ -90,7 +91,8 @@ def comparable(runs: Sequence[Run], factors: tuple[str, ...] = FACTORS) -> Compa
     rows: dict[str, Row] = {}
     for run in sorted(runs, key=lambda run: (_label(run, factors), run.config.seed, run.where)):
         label = _label(run, factors)
-        row = rows.setdefault(label, Row(label, _label(run, factors, run.variant_name), []))
+        name = _label(run, factors, run.variant_name)
+        row = rows.setdefault(label, Row(label, name, len(rows), []))
         row.runs.append(run)
 
     comparison = Comparison(factors, rows)

@@ -218,18 +218,17 @@ def _check_end(run: Run, result: dict[str, Any]) -> None:
     if run.status == "diverged" and not run.metrics:
         return
 
-    expected = {"train/loss": result["train/loss_last"]}
+    same = {"train/loss": "train/loss_last"}
     if run.status == "finished":
-        expected |= {"step": result["steps"]}
-        expected |= {key: result[key] for key in ("tokens", "val/loss")}
+        same |= {"step": "steps", "tokens": "tokens", "val/loss": "val/loss"}
 
     path = run.folder / METRICS
     last = run.metrics[-1] if run.metrics else {}
-    for key, value in expected.items():
-        if last.get(key) != value:
+    for key, name in same.items():
+        if last.get(key) != result[name]:
             raise ReportError(
                 f"{path} ends with {key}={last.get(key)!r}, and by {RESULT} the run ended with "
-                f"{value!r}: rows are missing, or one of them was edited"
+                f"{result[name]!r}: rows are missing, or one of them was edited"
             )
     if last["step"] > result["steps"]:
         raise ReportError(

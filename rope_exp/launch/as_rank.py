@@ -53,7 +53,7 @@ def run_as_rank(config: RunConfig) -> int:
         ConfigError, DataError, DiskError: before anything is written.
     """
     # Not above: they are slow to import, and every command asks this module whether it is a rank.
-    from rope_exp.launch import sweep as launch
+    from rope_exp.launch.admit import acquire_or_refuse, admit
     from rope_exp.system.signals import StopSignal
     from rope_exp.training import worker
 
@@ -62,9 +62,9 @@ def run_as_rank(config: RunConfig) -> int:
 
     # The other ranks only need the config, and find the data prepared.
     if os.environ.get("RANK", "0") == "0":
-        [cell] = launch.plan([config])
-        if cell.exit_code is None:
-            launch.take(cell)
+        [job] = admit([config])
+        if job.exit_code is None:
+            acquire_or_refuse(job)
 
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:

@@ -1,4 +1,4 @@
-"""GPUs that one run at a time may hold, by a lock on a file that every dispatcher of the machine knows. No torch."""
+"""GPUs that one run at a time holds, by locks on files that every dispatcher here knows."""
 
 import os
 import tempfile
@@ -10,47 +10,63 @@ from rope_exp.system.files import try_lock
 from rope_exp.system.machine import gpus
 
 
-@dataclass
+@dataclass(frozen=True)
 class Lease:
-    """One GPU of this machine, held by a lock on a file that every dispatcher of the machine knows."""
+    """One GPU of this machine.
+
+    Attributes:
+        gpu: what CUDA_VISIBLE_DEVICES calls it.
+        descriptor: an open lock file; the lease lives as long as any process has it open.
+    """
 
     gpu: str
     descriptor: int
 
     def release(self) -> None:
-        """Give it back; a child that inherited the descriptor keeps the lock while it lives."""
+        """Give the GPU back; a child that inherited the descriptor keeps it while it lives."""
         os.close(self.descriptor)
 
 
-def _num_gpus(config: RunConfig) -> int:
-    assert isinstance(config.launch.num_processes, int)
-    return config.launch.num_processes if config.launch.device == "cuda" else 0
-
-
 def lease_gpus(config: RunConfig) -> list[Lease] | None:
-    """Lease the GPUs of one run, all or none; None if too few are free now."""
+    """Lease as many GPUs as the run has ranks, or none at all.
+
+    Args:
+        config: resolved for this machine.
+    Returns:
+        No lease for a run on the CPU; None if too few GPUs are free now.
+    """
+    if config.launch.device != "cuda":
+        return []
+
+    num_ranks = int(config.launch.num_processes)
     leases: list[Lease] = []
-    folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
-    for gpu in gpus() if _num_gpus(config) else []:
-        if not folder.exists():
-            folder.mkdir(exist_ok=True)
-            folder.chmod(0o777)  # shared by the users of the machine, whatever this one's umask
-        path = folder / f"{gpu}.lock"
-        try:
-            descriptor = try_lock(path)
-        except (
-            PermissionError
-        ):  # made before this version, by a user with another umask: held or not, it is not ours
-            continue
-        if descriptor is None:
-            continue
-        if path.stat().st_uid == os.getuid():
-            os.fchmod(descriptor, 0o666)
-        leases.append(Lease(gpu, descriptor))
-        if len(leases) == _num_gpus(config):
-            return leases
-    if len(leases) == _num_gpus(config):
+    for gpu in gpus():
+        if len(leases) < num_ranks:
+            descriptor = _try_lock_gpu(gpu)
+            if descriptor is not None:
+                leases.append(Lease(gpu, descriptor))
+
+    if len(leases) == num_ranks:
         return leases
     for lease in leases:
         lease.release()
     return None
+
+
+def _try_lock_gpu(gpu: str) -> int | None:
+    """Return a descriptor that holds the GPU's lock file, or None while another process does."""
+    folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
+    if not folder.exists():
+        folder.mkdir(exist_ok=True)
+        # Shared by the users of the machine, whatever this one's umask.
+        folder.chmod(0o777)
+
+    path = folder / f"{gpu}.lock"
+    try:
+        descriptor = try_lock(path)
+    except PermissionError:
+        # An older version made it, for a user with another umask: held or not, it is not ours.
+        return None
+    if descriptor is not None and path.stat().st_uid == os.getuid():
+        os.fchmod(descriptor, 0o666)
+    return descriptor

@@ -2,8 +2,8 @@
 
 Position m turns the feature pair (x_f, x_{f+F}) counter-clockwise by m * theta_f, where
 theta_f = base^(-2f/K) and F = K/2 (half-split pairs, as LLaMA in transformers). The inverse turns
-by the same angle clockwise: (cos, -sin). Negating the cosine as well is not a rotation and changes
-norms. For Q and K only the difference of angles matters; for V and O the sign itself does, which
+by the same angle clockwise: (cos, -sin). Negating the cosine as well gives -R_m, which undoes
+nothing. For Q and K only the difference of angles matters; for V and O the sign itself does, which
 is why it is fixed here and nowhere else.
 
 Shapes: B batch, T position, H heads (or G key/value heads), K head dimension, F frequencies.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return theta_f = base^(-2f/dim) for f = 0 .. dim/2 - 1 (Su 2021, section 3.3).
+    """Return theta_f = base^(-2f/dim) for f = 0 .. dim/2 - 1 (Su 2021, before eq. 14).
 
     Args:
         dim: number of features that rotate, even.

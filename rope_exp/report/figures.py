@@ -103,7 +103,7 @@ def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> 
 
 
 def _look(row: Row) -> dict[str, Any]:
-    return look(row.label)._asdict()
+    return look(row.label, row.number)._asdict()
 
 
 def _fit(axes: Axes) -> None:
@@ -123,7 +123,9 @@ def _fit(axes: Axes) -> None:
 def _label(report: Report, losses: Axes, deltas: Axes) -> None:
     losses.set_title("Validation loss (marked), training loss (pale)")
     losses.set_ylabel("loss (nats per token)")
-    deltas.set_title(f"Validation loss minus {report.reference_name}'s, same tokens and seed")
+    # The label of another factor is long.
+    within = ", same tokens and seed" if report.published else ""
+    deltas.set_title(f"Validation loss minus {report.reference_name}'s{within}")
     deltas.set_ylabel("difference (nats per token)")
     deltas.axhline(0, color="black", linewidth=0.8)
     for axes in (losses, deltas):
@@ -138,7 +140,7 @@ def _cross_out(axes: Axes, row: Row, window: int) -> None:
         training = _curves([run], "train/loss", window).iloc[:, 0]
         if run.status == "diverged" and len(training):
             height = float(np.clip(training.iloc[-1], *axes.get_ylim()))
-            [cross] = axes.plot(training.index[-1], height, "x", color=look(row.label).color)
+            [cross] = axes.plot(training.index[-1], height, "x", color=_look(row)["color"])
             cross.set(markersize=9, markeredgewidth=2.2, clip_on=False)
 
 
@@ -209,19 +211,14 @@ def against_published(report: Report) -> bytes:
 
 
 def _draw_difference(axes: Axes, report: Report, row: Row, height: int) -> None:
+    """Draw a hollow dot for the published difference, a full one for ours; none for a missing."""
     color = look(row.label).color
     ours = report.contrasts[row.label]
-    theirs = report.published_delta(row.label)
+    delta, theirs = np.array([ours.delta, report.published_delta(row.label)], dtype=np.float64)
 
-    if ours.delta is not None and theirs is not None:
-        ends = [ours.delta, theirs]
-        axes.plot(ends, [height, height], color="#bbbbbb", linewidth=2, zorder=1)
-    if theirs is not None:
-        axes.plot(theirs, height, "o", color=color, markerfacecolor="white", markersize=8)
-    if ours.delta is not None:
-        axes.errorbar(
-            ours.delta, height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3
-        )
+    axes.plot([delta, theirs], [height, height], color="#bbbbbb", linewidth=2, zorder=1)
+    axes.plot(theirs, height, "o", color=color, markerfacecolor="white", markersize=8)
+    axes.errorbar(delta, height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3)
 
 
 def _name(row: Row) -> str:

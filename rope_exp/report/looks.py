@@ -38,13 +38,20 @@ class Look(NamedTuple):
     linestyle: Line
 
 
-def look(label: str) -> Look:
-    """Return the fixed look of a variant, or of any other row."""
+def look(label: str, number: int = 0) -> Look:
+    """Return the look of a row.
+
+    Args:
+        label: a variant's, which has one look everywhere; or one such as optim.lr=0.003.
+        number: its place among the rows, by which those that are no variants are told apart.
+    """
     if label in _NINE:
-        number = list(_NINE).index(label)
-        return Look(_COLOURS[number], _MARKERS[number], "-")
+        place = list(_NINE).index(label)
+        return Look(_COLOURS[place], _MARKERS[place], "-")
     if label in _OTHERS:
         return _shared(_OTHERS.index(label), "--")
+    if "=" in label:
+        return _shared(number, "-")
     return _shared(int(hashlib.sha256(label.encode()).hexdigest(), 16), ":")
 
 

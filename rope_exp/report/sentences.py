@@ -126,7 +126,9 @@ def notes(report: Report) -> list[str]:
 def assumptions(report: Report) -> list[str]:
     """Say each choice that the source leaves open, with every value that it had here."""
     configs = sorted((run.config for run in report.runs), key=_turning)
-    choices = zip(*map(_choices, configs), strict=True)
+    rates = {config.optim.lr for config in configs}
+    same = ", the same for every variant" if len(rates) == 1 else ""
+    choices = zip(*(_choices(config, same) for config in configs), strict=True)
     return list(dict.fromkeys(chain.from_iterable(choices)))
 
 
@@ -160,8 +162,8 @@ def _turning(config: RunConfig) -> tuple[float, float, int, bool]:
     return pe.base, pe.fraction, pe.start, pe.trainable
 
 
-def _choices(config: RunConfig) -> list[str]:
-    """Return what the source leaves open, as one run has it."""
+def _choices(config: RunConfig, same: str) -> list[str]:
+    """Return what the source leaves open, as one run has it; `same` is said of the rate."""
     data = config.data
     limit = f"the first {data.max_tokens:,} tokens" if data.max_tokens else None
     corpus = filter(None, (data.name, data.path, data.subset, data.revision, limit))
@@ -187,16 +189,14 @@ def _choices(config: RunConfig) -> list[str]:
         f"SwiGLU {model.intermediate_size}, {model.num_attention_heads} heads of {model.head_dim} "
         f"({model.num_key_value_heads} of keys and values), {head} head, "
         f"scale 1/√{model.head_dim} in every variant.",
-        f"Learning rate: {optim.lr:g} at its peak, the same for every variant; AdamW with betas "
-        f"{optim.betas[0]:g} and {optim.betas[1]:g}, weight decay {optim.weight_decay:g} of "
-        f"matrices, clipping at {optim.grad_clip:g}.",
+        f"Learning rate: {optim.lr:g} at its peak{same}; AdamW with betas {optim.betas[0]:g} and "
+        f"{optim.betas[1]:g}, weight decay {optim.weight_decay:g} of matrices, clipping at "
+        f"{optim.grad_clip:g}.",
         f"Schedule: {schedule.name}, {schedule.warmup_fraction:.0%} of the steps warming up, "
         f"down to {schedule.final_fraction:.0%} of the peak{over}.",
         f"Length: {train.seq_len} tokens.",
         f"Batch: {train.global_batch_size} sequences, "
         f"{train.global_batch_size * train.seq_len:,} tokens a step, {train.num_steps} steps.",
-        "O's direction: o turns back, by R^T at the query's position, in every variant that turns "
-        "O.",
         "Pairing: half-split, feature f with f + K/2, as LLaMA in transformers.",
         f"Frequencies: base {base:g}, {fraction:.0%} of a head's features, first position {start}, "
         f"{'learned' if trainable else 'fixed'}.",

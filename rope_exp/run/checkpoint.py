@@ -133,11 +133,9 @@ def save(
     model: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
     state: Mapping[str, Any],
-) -> Path:
+) -> None:
     """Save a checkpoint below `folder` (the run's `checkpoints/`), whole or not at all.
 
-    Returns:
-        The checkpoint's own folder.
     Raises:
         DiskError: the disk is full.
         OSError: the disk is broken. In both cases the temporary folder is gone, and older
@@ -169,7 +167,6 @@ def save(
             needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
             raise disk_full(folder, needed_bytes, f"the checkpoint of step {step}") from None
         raise
-    return final
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import TrackerConfig
 from rope_exp.run.folder import read_config, read_env, read_result
 from rope_exp.run.metrics import METRICS, MetricsTail, read_metrics
 from rope_exp.run.tracker import FINISH_SECONDS, TrackerError, warn
@@ -26,6 +27,9 @@ from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED
 from rope_exp.system.files import write_atomically
 
 POLL_SECONDS = 0.5
+
+# The file that keeps the run's id at wandb.
+IDENTITY = "wandb_id"
 
 # Of what wandb prints: an error, or a warning that something was not sent or written. Its other
 # warnings (of a newer version, of a setting that it ignores) are not ours to pass on.
@@ -42,18 +46,17 @@ def main() -> None:
     exit code is 0, mirrored or not: what went wrong is said in a warning.
     """
     folder = Path(sys.argv[1])
-    end: Future[str] = Future()
+    ended: Future[str] = Future()
 
     def wait_for_the_end() -> None:
         word = os.read(0, 64)
         # The alarm has no handler: it ends the process wherever that hangs.
         signal.alarm(FINISH_SECONDS)
-        end.set_result(word.decode() or "killed")
+        ended.set_result(word.decode() or "killed")
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     try:
-        rows = follow(folder / METRICS, end)
-        mirror(read_config(folder), folder, run_id(folder), rows, end)
+        mirror(folder, follow(folder / METRICS, ended), ended)
     # The tracker's contract: no failure of any kind is more than a warning.
     except BaseException as error:
         warn(folder, error)
@@ -69,64 +72,38 @@ def rebuild(folder: Path) -> str:
     Returns:
         The new run's id.
     Raises:
-        RecordError, ConfigError: the run's files cannot be read.
+        RecordError: the run's files cannot be read.
     """
-    end: Future[str] = Future()
-    end.set_result("stopped")
     rows = read_metrics(folder)
-    identity = mirror(read_config(folder), folder, secrets.token_hex(8), rows, end)
-    write_atomically(folder / "wandb_id", identity)
-    return identity
+    ended: Future[str] = Future()
+    ended.set_result("stopped")
+    (folder / IDENTITY).unlink(missing_ok=True)
+    return mirror(folder, rows, ended)
 
 
-def mirror(
-    config: RunConfig,
-    folder: Path,
-    identity: str,
-    rows: Iterable[Mapping[str, Any]],
-    end: "Future[str]",
-) -> str:
-    """Hand rows to wandb, and in the end how the run ended.
+def mirror(folder: Path, rows: Iterable[Mapping[str, Any]], ended: "Future[str]") -> str:
+    """Hand the rows of a run to wandb, and in the end how the run ended.
 
-    Online, wandb says how far it has come with the run of this id, and is sent what it lacks.
-    Offline, each start writes a folder of its own below `folder`/wandb, from the first row on.
+    Online, wandb says how far it has come with this run, and is sent what it lacks. Offline, each
+    start writes a folder of its own below `folder`/wandb, from the first row on.
 
     Args:
-        config: the run's.
         folder: the run's.
-        identity: the run's id at wandb. A sweep of wandb's gives its own instead.
         rows: in step order, the first included.
-        end: how the run ended if there is no result.json: "stopped", "failed" or "killed". It is
-            asked for after the last row.
+        ended: how the run ended if there is no result.json: "stopped", "failed" or "killed". It
+            is asked for after the last row.
     Returns:
         The run's id at wandb.
+    Raises:
+        TrackerError: wandb went on, and did not send or write everything.
+        Exception: whatever else it may raise.
     """
     # Its makers need no word of our faults.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     with _captured():
         import wandb
 
-        run = wandb.init(
-            **_place(config, identity),
-            mode=config.tracker.mode,
-            group=config.group,
-            job_type=config.pe.label,
-            name=config.name,
-            tags=[config.data.name, config.model.name, f"rotate={_sites(config)}"],
-            dir=str(folder),
-            config=_facts(config, read_env(folder)),
-            settings=wandb.Settings(
-                console="off",
-                show_info=False,
-                save_code=False,
-                disable_code=True,
-                disable_git=True,
-                x_disable_meta=True,
-                x_disable_machine_info=True,
-                x_disable_stats=True,
-                x_save_requirements=False,
-            ),
-        )
+        run = _begin(folder)
         run.define_metric("tokens", hidden=True)
         run.define_metric("*", step_metric="tokens")
         for row in rows:
@@ -135,7 +112,7 @@ def mirror(
                 step = values.pop("step")
                 run.log(values, step=step, commit=True)
 
-        result = read_result(folder) or {"status": end.result()}
+        result = read_result(folder) or {"status": ended.result()}
         run.summary.update(_known(result))
         if result["status"] == "stopped":
             run.mark_preempting()
@@ -143,18 +120,45 @@ def mirror(
         # Waits for wandb's process, and so for the last byte of its files.
         wandb.teardown()
         _check_written(Path(run.settings.sync_dir))
-    return run.id
+    return str(run.id)
 
 
-def _place(config: RunConfig, identity: str) -> dict[str, Any]:
+def _begin(folder: Path) -> Any:
+    """Return wandb's run, with all that is known of ours before its first row."""
+    import wandb
+
+    config = read_config(folder)
+    return wandb.init(
+        **_place(config.tracker, folder),
+        mode=config.tracker.mode,
+        group=config.group,
+        job_type=config.pe.label,
+        name=config.name,
+        tags=[config.data.name, config.model.name, f"rotate={_sites(config)}"],
+        dir=str(folder),
+        config=_facts(config, read_env(folder)),
+        settings=wandb.Settings(
+            console="off",
+            show_info=False,
+            save_code=False,
+            disable_code=True,
+            disable_git=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        ),
+    )
+
+
+def _place(tracker: TrackerConfig, folder: Path) -> dict[str, Any]:
     """Where the run stands at wandb. In a sweep of wandb's own, that is the sweep's to say."""
     if os.environ.get("WANDB_SWEEP_ID"):
         return {}
-    tracker = config.tracker
     return {
         "project": tracker.project,
         "entity": tracker.entity,
-        "id": identity,
+        "id": run_id(folder),
         "resume": "allow" if tracker.mode == "online" else None,
     }
 
@@ -194,15 +198,15 @@ def _check_written(folder: Path) -> None:
         raise TrackerError(f"wandb could not write to {folder}")
 
 
-def follow(path: Path, end: "Future[str]") -> Iterator[dict[str, Any]]:
-    """Yield the rows of a growing metrics.jsonl until `end` is known and all of them are read."""
+def follow(path: Path, ended: "Future[str]") -> Iterator[dict[str, Any]]:
+    """Yield the rows of a growing metrics.jsonl until `ended` is known and all of them are read."""
     tail = MetricsTail(path)
     while True:
-        has_ended = end.done()
+        is_last = ended.done()
         yield from tail.poll()
-        if has_ended:
+        if is_last:
             return
-        wait([end], POLL_SECONDS)
+        wait([ended], POLL_SECONDS)
 
 
 def run_id(folder: Path) -> str:
@@ -211,7 +215,7 @@ def run_id(folder: Path) -> str:
     So a run that goes on mirrors to the same one. An id that was damaged is drawn anew, and so
     the run is mirrored anew, whole.
     """
-    path = folder / "wandb_id"
+    path = folder / IDENTITY
     identity = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
     if not re.fullmatch("[0-9a-f]{16}", identity):
         identity = secrets.token_hex(8)

@@ -1,132 +1,160 @@
-"""Progress of a run and of a preparation: a bar on a terminal, plain lines otherwise."""
+"""Words for a person, on standard error: sentences, and how far a long piece of work has come."""
 
 import contextlib
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from tqdm import tqdm
+from rich import progress
+from rich.console import Console
 
+BAR_SECONDS = 0.2  # between two pictures of a bar
 LINE_SECONDS = 10.0  # between plain lines
+# The columns of a run's metrics that are shown, and how.
+COLUMNS = {
+    "train/loss": ", loss {:.4f}",
+    "val/loss": ", val {:.4f}",
+    "tokens_per_s": ", {:,.0f} tokens/s",
+}
 
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """Let words that cannot be said end nothing: where standard error is closed, or a file on a full disk."""
+    """Let words that cannot be said end nothing: standard error may be closed, or a full disk."""
     try:
         yield
     except OSError:
-        # What is left in its buffer would fail once more when Python ends, and change the exit code.
+        # What is left in its buffer would fail once more when Python ends, with another exit code.
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
 
 
 def say(line: str) -> None:
     """Print a line to standard error, if that can be."""
     with unheard():
-        sys.stderr.write(
-            f"{line}\n"
-        )  # at once: print writes the newline apart, and other processes' words between
+        # In one piece: print writes the newline apart, and other processes' words between.
+        sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 
-class Progress:
-    """Shows steps done, the loss, the rate and the time left, on standard error."""
+def time_left(seconds: float, done: int, total: int) -> str:
+    """Return how long the rest takes, if `done` of `total` took `seconds`."""
+    if done <= 0:
+        return "no estimate yet"
+    left = timedelta(seconds=round(seconds / done * max(total - done, 0)))
+    return f"{left} left"
 
-    def __init__(self, name: str, num_steps: int, step: int, *, shown: bool) -> None:
-        self._name, self._num_steps, self._first = name, num_steps, step
-        self._started = self._last_line = time.monotonic()
-        self._step, self._lines = step, shown and not sys.stderr.isatty()
-        self._bar = tqdm(
-            total=num_steps,
-            initial=step,
-            desc=name,
-            unit="step",
-            disable=not (shown and sys.stderr.isatty()),
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    """Return the numbers of a row of metrics that a person looks at, each after a comma."""
+    words = ""
+    for column, form in COLUMNS.items():
+        value = row.get(column)
+        if isinstance(value, int | float):
+            words += form.format(value)
+    return words
+
+
+class Bars(progress.Progress):
+    """Bars with words behind them, where standard error is a terminal; `disable` elsewhere."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        """Begin to draw; `shown` is false in processes that leave it to another one."""
+        console = Console(stderr=True)
+        super().__init__(
+            "{task.description}",
+            progress.BarColumn(),
+            "{task.fields[words]}",
+            console=console,
+            auto_refresh=False,
+            disable=not (shown and sys.stderr.isatty() and console.is_interactive),
         )
+        self.start()
+        # rich hides the cursor until the bars end, which a second signal does not wait for.
+        if not self.disable:
+            console.show_cursor()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.close()
-
-    def update(self, step: int, loss: float) -> None:
-        """A step is done."""
-        self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-        self._bar.update(step - self._step)
-        self._step = step
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """A row was recorded: print it where there is no bar, at the ends, at evaluations and every few seconds."""
-        now = time.monotonic()
-        due = now - self._last_line >= LINE_SECONDS or "val/loss" in row
-        if not self._lines or not due:
-            return
-        self._last_line = now
-        left = (
-            (now - self._started)
-            / max(row["step"] - self._first, 1)
-            * (self._num_steps - row["step"])
-        )
-        parts = [
-            f"{self._name}: step {row['step']}/{self._num_steps}",
-            f"loss {row['train/loss']:.4f}",
-        ]
-        if "val/loss" in row:
-            parts.append(f"val {row['val/loss']:.4f}")
-        if row["tokens_per_s"]:
-            parts.append(f"{row['tokens_per_s']:,.0f} tokens/s")
-        say(", ".join([*parts, f"{left:.0f} s left"]))
-
-
-class PreparationProgress:
-    """Shows how much of a corpus has been encoded, on standard error."""
-
-    def __init__(self, text_bytes: int | None, max_tokens: int | None) -> None:
-        self._total = text_bytes if max_tokens is None else max_tokens
-        self._what = "text_bytes" if max_tokens is None else "tokens"
-        self._started = self._last = time.monotonic()
-        unit = "B" if max_tokens is None else "token"
-        self._bar = tqdm(
-            total=self._total,
-            desc="data",
-            unit=unit,
-            unit_scale=True,
-            disable=not sys.stderr.isatty(),
-        )
-
-    def update(self, counts: Mapping[str, Mapping[str, int]]) -> None:
-        """Show the counts so far."""
-        done = (
-            sum(counts[self._what].values())
-            if self._what == "text_bytes"
-            else counts["tokens"]["train"]
-        )
-        self._bar.update(done - self._bar.n)
-        now = time.monotonic()
-        if not self._bar.disable or now - self._last < LINE_SECONDS:
-            return
-        self._last = now
-        elapsed, megabytes = now - self._started, sum(counts["text_bytes"].values()) / 1e6
-        left = (
-            f", {max(0.0, self._total / max(done, 1) - 1) * elapsed:.0f} s left"
-            if self._total
-            else ""
-        )
-        say(
-            f"data: {sum(counts['documents'].values()):,} documents, {megabytes:,.0f} MB, "
-            f"{sum(counts['tokens'].values()):,} tokens, {megabytes / elapsed:.1f} MB/s{left}"
-        )
+    def draw(self) -> None:
+        """Draw the bars as they are now."""
+        with unheard():
+            self.refresh()
 
     def close(self) -> None:
-        """The last count has been shown."""
-        self._bar.close()
+        """Draw the bars for the last time."""
+        if not self.disable:
+            with unheard():
+                self.stop()
+
+
+class _Display:
+    """A bar on a terminal, elsewhere a line every so often."""
+
+    def __init__(self, name: str, total: int | None, done: int = 0, *, shown: bool = True) -> None:
+        """Begin with `done` of `total` (None: nobody knows); say nothing unless `shown`."""
+        self._name = name
+        self._total = total
+        self._first = done
+        self._shown = shown
+        self._started = time.monotonic()
+        self._last_shown = self._started
+        self._bars = Bars(shown=shown)
+        self._task = self._bars.add_task(name, total=total, completed=done, words="")
+
+    def close(self) -> None:
+        """Leave the terminal to others."""
+        self._bars.close()
+
+    def _show(self, done: int, words: str, *, at_once: bool = False) -> None:
+        """Show how much is done, unless something was shown a moment ago."""
+        now = time.monotonic()
+        if self._total:
+            seconds = now - self._started
+            words += f", {time_left(seconds, done - self._first, self._total - self._first)}"
+        self._bars.update(self._task, completed=done, words=words)
+
+        pause = LINE_SECONDS if self._bars.disable else BAR_SECONDS
+        if at_once or now - self._last_shown >= pause:
+            self._last_shown = now
+            self._bars.draw()
+            if self._bars.disable and self._shown:
+                say(f"{self._name}: {words}")
+
+
+class Progress(_Display, contextlib.AbstractContextManager["Progress"]):
+    """How far a run is: its name, and the steps that it takes and has taken."""
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def update(self, step: int, loss: float) -> None:
+        """Move the bar, where there is one: a step is done."""
+        if not self._bars.disable:
+            self._show(step, f"step {step}/{self._total}, loss {loss:.3f}")
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Print a recorded row where there is no bar: at evaluations, and every few seconds."""
+        if self._bars.disable:
+            words = f"step {row['step']}/{self._total}{describe_row(row)}"
+            self._show(row["step"], words, at_once="val/loss" in row)
+
+
+class PreparationProgress(_Display):
+    """How much of a corpus has been encoded, in bytes of text or in training tokens."""
+
+    def __init__(self, text_bytes: int | None, max_tokens: int | None) -> None:
+        """Begin; `max_tokens` ends the work where there is one, else the end of the text does."""
+        super().__init__("data", max_tokens or text_bytes)
+        self._counts_tokens = max_tokens is not None
+
+    def update(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Show the documents, bytes and tokens so far, each counted by side."""
+        documents = sum(counts["documents"].values())
+        num_bytes = sum(counts["text_bytes"].values())
+        tokens = sum(counts["tokens"].values())
+        rate = num_bytes / max(time.monotonic() - self._started, 1e-3)
+        words = f"{documents:,} documents, {num_bytes / 1e6:,.0f} MB, {tokens:,} tokens"
+        done = counts["tokens"]["train"] if self._counts_tokens else num_bytes
+        self._show(done, f"{words}, {rate / 1e6:.1f} MB/s")

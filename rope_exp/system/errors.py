@@ -9,7 +9,7 @@ EXIT_USAGE = 2
 EXIT_DIVERGED = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
 
-# How a run may end.
+# How a run ends that did not fail.
 EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_STOPPED}
 
 

@@ -1,4 +1,4 @@
-"""What the disk promises: files that appear whole, names that last, locks that end with their processes, room.
+"""What the disk promises: whole files, names that last, locks that end with their processes, room.
 
 No torch, and nothing of the project.
 """
@@ -19,29 +19,28 @@ from rope_exp.system.errors import DiskError, RecordError, first_line
 
 
 def check_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Refuse to start where `needed_bytes` for `what` are not free.
+    """Refuse to start where `needed_bytes` for `what` are not free in `folder`.
 
     Raises:
         DiskError: naming the folder and both numbers.
     """
-    free = free_bytes(folder)
-    if free < needed_bytes:
+    if free_bytes(folder) < needed_bytes:
         raise disk_full(folder, needed_bytes, what)
 
 
 def free_bytes(folder: Path) -> int:
-    """The space left where `folder` is, or will be."""
-    existing = next(
-        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
-    )
+    """Return the space left where `folder` is, or will be."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
     return shutil.disk_usage(existing).free
 
 
 def disk_full(folder: Path, needed_bytes: int, what: str) -> DiskError:
-    """The error of a disk that has no room for `what`."""
+    """Return the error of a disk that has no room for `what`."""
     return DiskError(
-        f"no space left in {folder}: {what} needs {needed_bytes:,} bytes and {free_bytes(folder):,} are free; "
-        "make room, or choose another folder"
+        f"no space left in {folder}: {what} needs {needed_bytes:,} bytes "
+        f"and {free_bytes(folder):,} are free; make room, or choose another folder"
     )
 
 
@@ -51,15 +50,18 @@ def is_full(error: OSError) -> bool:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by a file of this content, whole or not at all, and on the disk when this returns.
+    """Replace `path` by a file of this content, whole or not at all, and on the disk at the end.
 
     What a kill leaves (`.<name>.new`) is overwritten by the next write of the same file.
 
     Raises:
-        DiskError: the disk is full. OSError: it is broken. The old file stands, or the new one whole.
+        DiskError: the disk is full. The old file stands, or the new one whole.
+        OSError: the disk is broken; the same holds.
     """
     temporary = path.with_name(f".{path.name}.new")
-    content = content.encode() if isinstance(content, str) else content
+    if isinstance(content, str):
+        content = content.encode()
+
     try:
         with temporary.open("wb") as file:
             file.write(content)
@@ -84,11 +86,26 @@ def sync_folder(folder: Path) -> None:
 
 
 def try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock of `path`, or None while another one does.
+    """Acquire the lock of `path`, unless another one holds it.
 
-    The lock lives as long as any process has the descriptor open, children that it was passed to included; the kernel
-    gives it back when the last one ends, however it ends.
+    The lock lives as long as any process has the descriptor open, children that it was passed to
+    included; the kernel gives it back when the last one ends, however it ends.
+
+    Returns:
+        A descriptor that holds the lock, or None.
     """
+    try:
+        return _lock(path, fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+
+
+def wait_for_lock(path: Path) -> int:
+    """Acquire the lock of `path` as soon as nobody else holds it; else as `try_lock`."""
+    return _lock(path, 0)
+
+
+def _lock(path: Path, flags: int) -> int:
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
         descriptor = os.open(
@@ -96,13 +113,15 @@ def try_lock(path: Path) -> int | None:
         )
         _check_regular(descriptor, path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except BlockingIOError:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+        except BaseException:
             os.close(descriptor)
-            return None
-        os.close(descriptor)  # its folder was moved aside meanwhile
+            raise
+
+        # Meanwhile its folder may have been moved aside, and another file locked in its place.
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+        os.close(descriptor)
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -111,7 +130,9 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def descriptor_of(path: Path) -> int:
-    """A descriptor to read a regular file by, and nothing else: no link, no device, no pipe that one would wait at.
+    """Open a regular file for reading, and nothing else.
+
+    A link is refused, a device, and a pipe, at which one would wait.
 
     Raises:
         OSError: it is missing, or something else.
@@ -128,10 +149,10 @@ def _check_regular(descriptor: int, path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of ours: a regular file (a link or a pipe in its place is not what was written), in UTF-8.
+    """Return the text of a file that we wrote.
 
     Raises:
-        RecordError: it is none.
+        RecordError: it is no regular file, or not UTF-8.
     """
     try:
         with open_regular(path) as file:
@@ -146,7 +167,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """The one way in which JSON objects are spelled here."""
+    """Spell a JSON object in the one way in which they are spelled here."""
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
 
@@ -167,10 +188,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def refuse_constant(name: str) -> None:
-    """Refuse NaN and infinity, which Python reads and JSON has not."""
+    """Refuse NaN and infinity, which Python reads and JSON does not have."""
     raise ValueError(f"{name} is no JSON")
 
 
+def files_sha256(files: Mapping[str, Path]) -> str:
+    """Return the SHA-256 of the names and contents of some files."""
+    digests = []
+    for name, path in files.items():
+        digests.append([name, hashlib.sha256(path.read_bytes()).hexdigest()])
+    return json_sha256(digests)
+
+
 def json_sha256(values: Any) -> str:
-    """SHA-256 of plain values as JSON, keys in order: what configs, corpora and prepared folders are told apart by."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    """Return the SHA-256 of plain values as JSON with its keys in order.
+
+    Configs, corpora and prepared folders are told apart by it.
+    """
+    text = json.dumps(values, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

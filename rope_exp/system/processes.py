@@ -8,9 +8,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent
 ROOT = PACKAGE.parent  # of the checkout; of site-packages where the package is installed
 
+# What a dispatcher tells a rank in its environment, beside torch's own variables.
+DISPATCHER_ID = "ROPE_EXP_DISPATCHER"  # the dispatcher's process id
+FAILURE_FILE = "ROPE_EXP_FAILURE"  # where one rank of several writes why it failed
+
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment with `changes`, such that a child imports this very package.
+    """Return this process's environment with `changes`, so that a child imports this very package.
 
     PYTHONPATH is set only where a fresh interpreter would not find the package: in a checkout
     that nobody installed.

@@ -25,21 +25,6 @@ MARKED = ("world_size", "device", "torch", "num_threads", "git")
 
 
 @dataclass(frozen=True)
-class End:
-    """How a run ended.
-
-    Attributes:
-        status: "finished", "diverged", or "stopped" at a checkpoint.
-        steps: the updates that its weights were made by.
-        order_sha256: of the batches of these updates.
-    """
-
-    status: str
-    steps: int
-    order_sha256: str
-
-
-@dataclass(frozen=True)
 class Record:
     """The rows and the result of a run in training; ranks other than 0 write nothing.
 
@@ -86,36 +71,41 @@ class Record:
         self.writer.write(row)
         self.progress.row(row)
 
-    def end(self, end: End, facts: Mapping[str, Any]) -> None:
-        """Write result.json, `facts` included, unless the run is to go on."""
+    def end(self, status: str, steps: int, facts: Mapping[str, Any]) -> None:
+        """Close metrics.jsonl, and write result.json unless the run was stopped and is to go on.
+
+        Args:
+            status: "finished", "diverged" or "stopped".
+            steps: the updates that the run's weights were made by.
+            facts: what else stands in result.json.
+        """
         if self.writer is None:
             return
         self.writer.close()
-        if end.status == "stopped":
+        if status == "stopped":
             return
 
         config = self.config
         last = self.writer.last
-        finished = end.status == "finished"
+        finished = status == "finished"
         rate = self.throughput.overall() or last.get("tokens_per_s")
         result = {
-            "status": end.status,
+            "status": status,
             "pe": config.pe.label,
             "rotate": list(config.pe.rotate),
             "seed": config.seed,
             **facts,
-            "tokens": end.steps * config.train.tokens_per_step,
-            "steps": end.steps,
+            "tokens": steps * config.train.tokens_per_step,
+            "steps": steps,
             "val/loss": last["val/loss"] if finished else None,
             "train/loss_last": last.get("train/loss"),
-            "order_sha256": end.order_sha256,
             "group_sha256": config.group_sha256,
             "tokens_per_s": rate,
             "mfu": self.throughput.mfu(rate),
             "wall_s": self.elapsed_s(),
         }
         if not finished:
-            result["diverged_step"] = end.steps + 1
+            result["diverged_step"] = steps + 1
         write_json(self.folder / RESULT, result)
 
 

@@ -1,6 +1,6 @@
 """Resuming: where a run begins, what a checkpoint keeps of that, and that all ranks agree on it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -19,7 +19,6 @@ from rope_exp.training.optim import (
     load_optimizer_tensors,
     optimizer_tensors,
 )
-from rope_exp.training.parallel import Parallel
 from rope_exp.training.step import Outcome
 
 
@@ -140,18 +139,16 @@ class Checkpoints:
                 )
 
 
-def agree(start: Start, identity: Mapping[str, str], parallel: Parallel, folder: Path) -> None:
-    """Refuse ranks that begin at different steps or on different data.
+def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Refuse ranks that begin differently, as hosts that have disks of their own would.
 
-    So they would on hosts that have disks of their own.
-
+    Args:
+        beginnings: the step and the hashes that each rank begins at, by rank.
     Raises:
-        CheckpointError: on every rank.
+        CheckpointError: naming the first rank that differs from rank 0.
     """
-    mine = {"step": start.step, "order_sha256": start.order_sha256, **identity}
-    first, *others = parallel.gather(mine)
-    for rank, theirs in enumerate(others, start=1):
-        for key, value in first.items():
+    for rank, theirs in enumerate(beginnings):
+        for key, value in beginnings[0].items():
             if theirs[key] != value:
                 raise CheckpointError(
                     f"process {rank} begins at {key}={theirs[key]!s:.12} and process 0 at "

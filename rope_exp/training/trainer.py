@@ -15,12 +15,12 @@ from pathlib import Path
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Batches, validation_ids
-from rope_exp.data.prepare import Prepared
+from rope_exp.data.meta import Prepared
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.system.signals import StopSignal
 from rope_exp.training.parallel import Parallel
-from rope_exp.training.record import End, Record, recording
+from rope_exp.training.record import Record, recording
 from rope_exp.training.resume import Checkpoints, Start, agree
 from rope_exp.training.step import Outcome, Started, TrainingStep
 from rope_exp.training.throughput import Throughput, peak_flops_per_s
@@ -86,7 +86,8 @@ class Trainer:
             parallel.device,
         )
         self.start = self.checkpoints.load()
-        agree(self.start, self.identity, parallel, folder)
+        mine = {"step": self.start.step, "order_sha256": self.start.order_sha256, **self.identity}
+        agree(parallel.gather(mine), folder)
         self.train_step.order_sha256 = self.start.order_sha256
         self.step = self.start.step
         self.saved_step = self.start.step
@@ -100,9 +101,10 @@ class Trainer:
         is_main = self.parallel.is_main
         opened = recording(self.config, self.folder, self.start, self.throughput, is_main=is_main)
         with opened as record, frozen_heap():
-            end = self._loop(record)
-            record.end(end, {"params": self.num_parameters, **self.identity})
-        return end.status
+            status = self._loop(record)
+            facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
+            record.end(status, self.step, facts | self.identity)
+        return status
 
     def should_stop(self) -> bool:
         """Return whether any rank was asked to stop; all ranks get the same answer."""
@@ -122,11 +124,14 @@ class Trainer:
                 sum_over_ranks=self.parallel.sum,
             )
 
-    def _loop(self, record: Record) -> End:
+    def _loop(self, record: Record) -> str:
         for outcome in self._outcomes():
             record.step(outcome)
             if outcome.first_bad_step:
-                return End("diverged", outcome.first_bad_step - 1, outcome.order_before)
+                # The weights are still those before it, even if a later step was started.
+                self.step = outcome.first_bad_step - 1
+                self.train_step.order_sha256 = outcome.order_before
+                return "diverged"
             due = self._due(outcome.step)
 
             validation: dict[str, float] = {}
@@ -134,9 +139,10 @@ class Trainer:
                 loss = self.evaluate()
                 if loss is None:
                     self._save(record, unrecorded=outcome)
-                    return self._end("stopped")
-                if not math.isfinite(loss):  # weights that no loss can be had of
-                    return self._end("diverged")
+                    return "stopped"
+                # The last update may have spoilt the weights; the step's own loss is from before.
+                if not math.isfinite(loss):
+                    return "diverged"
                 validation = {"val/loss": loss}
 
             if due & {"row", "eval", "end"}:
@@ -148,9 +154,9 @@ class Trainer:
                 self._save(record)
 
         if self.step == self.config.train.num_steps:
-            return self._end("finished")
+            return "finished"
         self._save(record)
-        return self._end("stopped")
+        return "stopped"
 
     def _outcomes(self) -> Iterator[Outcome]:
         """Make one step after another, to the end or to a stop, and yield what came of each.
@@ -185,9 +191,6 @@ class Trainer:
             "end": train.num_steps,
         }
         return {what for what, period in every.items() if step % period == 0}
-
-    def _end(self, status: str) -> End:
-        return End(status, self.step, self.train_step.order_sha256)
 
     def _save(self, record: Record, unrecorded: Outcome | None = None) -> None:
         """Save this step, once, by rank 0; the rows up to here are on the disk before it."""

@@ -28,6 +28,7 @@ from rope_exp.system.errors import (
     RecordError,
 )
 from rope_exp.system.files import read_json, write_atomically, write_json
+from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE
 from rope_exp.system.signals import StopSignal, end_with_parent
 
 FAILURES = (EXIT_FAILED, EXIT_USAGE)
@@ -41,10 +42,10 @@ def main() -> int:
     """Train the run of the folder that the command line names; return the exit code."""
     # Before anything slow, so that a signal during imports is heard.
     stop = StopSignal()
-    end_with_parent(int(os.environ["ROPE_EXP_DISPATCHER"]))
+    end_with_parent(int(os.environ[DISPATCHER_ID]))
 
     folder = Path(sys.argv[1])
-    failure = os.environ.get("ROPE_EXP_FAILURE")
+    failure = os.environ.get(FAILURE_FILE)
     untold = ""
     try:
         code = explain_errors(lambda: run(read_config(folder), folder, stop))

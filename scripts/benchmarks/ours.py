@@ -17,7 +17,7 @@ from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import settle
 from rope_exp.config.run import RunConfig
 from rope_exp.data import prepare as preparation
-from rope_exp.data.corpus import open_corpus
+from rope_exp.data.prepare import open_corpus
 from rope_exp.data.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

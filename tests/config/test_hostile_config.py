@@ -13,7 +13,7 @@ from rope_exp.config import resolve
 from rope_exp.config.compose import CONFIGS, run_config
 from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import RunConfig
-from rope_exp.launch import sweep as launch
+from rope_exp.launch.admit import acquire, admit
 from rope_exp.model.laws import certificate
 from rope_exp.run.folder import read_config
 from rope_exp.system import machine
@@ -67,9 +67,9 @@ def test_an_odd_folder_is_stored_as_it_is(
     values = tiny().to_dict()
     values["run"]["dir"] = str(tmp_path / name)
     config = settle(RunConfig.from_dict(values))
-    [cell] = launch.plan([config])
-    assert launch.claim(cell)
-    launch.unlock(cell)
+    [job] = admit([config])
+    assert acquire(job)
+    job.unlock()
     assert os.listdir(tmp_path) == [name]
     assert read_config(tmp_path / name).to_dict()["run"]["dir"] == str(tmp_path / name)
 

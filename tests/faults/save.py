@@ -1,7 +1,8 @@
-"""Saves checkpoints with files.c preloaded, one forked child for each operation and each way to break it.
+"""Saves checkpoints with files.c preloaded, one forked child for each operation and way to break.
 
-Prints a JSON line a trial: the operation, how it was broken, how the child ended, the steps that verify afterwards, the
-step that is loaded, and the names that are left once the next start has cleaned up.
+Prints a JSON line a trial: the operation, how it was broken, how the child ended, the steps that
+verify afterwards, the step that is loaded, and the names that are left once the next start has
+cleaned up.
 """
 
 import ctypes
@@ -16,7 +17,8 @@ import torch
 from rope_exp.run import checkpoint
 from rope_exp.system.errors import CheckpointError
 
-COUNT, HOW = 0, {1: "killed before", 2: "killed after", 3: "disk full", 4: "input/output error"}
+COUNT = 0
+HOW = {1: "killed before", 2: "killed after", 3: "disk full", 4: "input/output error"}
 faults = ctypes.CDLL(sys.argv[1])
 
 
@@ -69,17 +71,26 @@ def trial(number: int, how: int) -> dict[str, object]:
         save(folder, 1)
         save(folder, 2)
         status = attempt(folder, number, how)
-        good, listed = verified(folder), checkpoint.list_steps(folder)
+        good = verified(folder)
+        listed = checkpoint.list_steps(folder)
         left = sorted(path.name for path in folder.iterdir())
+
+        # The run goes on, whatever was left.
         checkpoint.clear_leftovers(folder)
         newest = checkpoint.load_newest(folder)
-        save(folder, 4)  # the run goes on, whatever was left
+        save(folder, 4)
+        said = folder.parent / "said"
         return {
-            "operation": number, "how": HOW.get(how), "status": status, "verified": good, "listed": listed,
-            "said": said.read_text() if (said := folder.parent / "said").exists() else "",
-            "left": left, "loaded": newest and newest.step,
+            "operation": number,
+            "how": HOW.get(how),
+            "status": status,
+            "verified": good,
+            "listed": listed,
+            "said": said.read_text() if said.exists() else "",
+            "left": left,
+            "loaded": newest and newest.step,
             "after": sorted(path.name for path in folder.iterdir()),
-        }  # fmt: skip
+        }
 
 
 with tempfile.TemporaryDirectory() as name:

@@ -1,9 +1,11 @@
-"""Kill -9 at random instants, the same command again, and every number compared: `python tests/torture.py --kills 50`.
+"""Kill -9 at random instants, the same command again, and every number compared.
 
-An episode is one run from an empty cache to its end, killed ten times on the way: while it starts, prepares data,
-compiles, steps, evaluates, saves, or anywhere. The dispatcher, one of its processes, or all of them are killed. Then
-its rows, its final weights and moments, and its result must equal those of a run that nobody touched, bit for bit.
-Kinds of episodes alternate: one process, one process compiled in the machine's own precision, two processes.
+`PYTHONPATH=tests python tests/faults/torture.py --kills 50`. An episode is one run from an empty
+cache to its end, killed ten times on the way: while it starts, prepares data, compiles, steps,
+evaluates, saves, or anywhere. The dispatcher, one of its ranks, or all of them are killed. Then its
+rows, its final weights and moments, and its result must equal those of a run that nobody touched,
+bit for bit. Kinds of episodes alternate: one rank, one rank compiled in the machine's own
+precision, two ranks.
 
 Writes torture.json and figures/torture.png below --out. Exit codes: 0 all equal, 1 not.
 """
@@ -16,7 +18,6 @@ import platform
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,12 +26,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from support.runs import kill_alone, kill_the_tree, num_rows, numbers, processes_of, start, train
+from figure import draw
+from support.runs import (
+    Process,
+    kill_alone,
+    kill_the_tree,
+    num_rows,
+    numbers,
+    ranks_of,
+    result_without_clock,
+    start,
+    train,
+)
 
-from rope_exp.system.files import read_json, write_atomically
+from rope_exp.system.files import write_atomically
 
-EVAL_EVERY, SAVE_EVERY = 20, 7
+EVAL_EVERY = 20
+SAVE_EVERY = 7
 SMALL = (
     "train.num_steps=120",
     "train.global_batch_size=8",
@@ -44,8 +56,17 @@ KINDS = {
     "two processes": ("train.compile=false", "train.precision=fp32", "launch.num_processes=2"),
 }
 AIMS = (
-    "start", "preparation", "preparation", "first step", "save", "step", "evaluation", "save", "evaluation", "anywhere"
-)  # fmt: skip
+    "start",
+    "preparation",
+    "preparation",
+    "first step",
+    "save",
+    "step",
+    "evaluation",
+    "save",
+    "evaluation",
+    "anywhere",
+)
 VICTIMS = ("all", "the dispatcher", "one process")
 
 
@@ -53,13 +74,13 @@ class Episode:
     """One run that is killed again and again."""
 
     def __init__(self, kind: str, number: int, folder: Path, rng: random.Random) -> None:
-        self.kind, self.number, self.run, self.cache, self.rng = (
-            kind,
-            number,
-            folder / "run",
-            folder / "cache",
-            rng,
-        )
+        self.kind = kind
+        self.number = number
+        self.run = folder / "run"
+        self.cache = folder / "cache"
+        self.rng = rng
+        self.started = 0.0
+        self.resumed_at = 0
         self.command = [*SMALL, *EVERY, *KINDS[kind], "pe=vo_rope", f"run.dir={self.run}"]
         self.command += [f"data.cache_dir={self.cache}"]
         self.began = time.monotonic()
@@ -78,20 +99,20 @@ class Episode:
 
     def _killed(self, aim: str) -> bool:
         """Start the run and kill it when the aim says; False if it had ended before."""
-        rows, began, self.started = num_rows(self.run), time.monotonic(), time.time()
+        rows = num_rows(self.run)
+        began = time.monotonic()
+        self.started = time.time()
         saved = [int(path.name[5:]) for path in (self.run / "checkpoints").glob("step_*")]
         self.resumed_at = max(saved, default=0)
         process = start(*self.command, cwd=self.run.parent)
         if not self._follow(process, self._moment(aim, rows)):
             return False
-        seen, victim = self._doing(), self.rng.choice(VICTIMS)
-        if victim == "one process":
-            ranks = [
-                pid
-                for pid, words in processes_of(self.run).items()
-                if "rope_exp.training.worker" in words
-            ]
-            victim = victim if ranks else "the dispatcher"
+
+        seen = self._doing()
+        victim = self.rng.choice(VICTIMS)
+        ranks = ranks_of(self.run)
+        if victim == "one process" and not ranks:
+            victim = "the dispatcher"
         if victim == "all":
             kill_the_tree(process.pid)
         elif victim == "the dispatcher":
@@ -99,15 +120,16 @@ class Episode:
         else:
             os.kill(self.rng.choice(ranks), signal.SIGKILL)
         process.communicate(timeout=90)
-        self.kills.append(
-            {"aim": aim, "seen": seen, "victim": victim, "step": num_rows(self.run),
-             "seconds_in": round(time.monotonic() - began, 2), "at": round(time.monotonic() - self.began, 2)}
-        )  # fmt: skip
+
+        now = time.monotonic()
+        kill = {"aim": aim, "seen": seen, "victim": victim, "step": num_rows(self.run)}
+        kill |= {"seconds_in": round(now - began, 2), "at": round(now - self.began, 2)}
+        self.kills.append(kill)
         where = f"in {seen:12} at row {num_rows(self.run)}"
         print(f"{self.number:3} {self.kind:14} killed {victim:15} {where}", flush=True)
         return True
 
-    def _follow(self, process: "subprocess.Popen[str]", done: Callable[[], bool]) -> bool:
+    def _follow(self, process: Process, done: Callable[[], bool]) -> bool:
         """Note the step as it grows until `done`; False if the process ends before."""
         while process.poll() is None:
             if done():
@@ -165,75 +187,14 @@ class Episode:
     def fingerprint(self) -> dict[str, Any]:
         """Every number of the run that no clock wrote."""
         last = sorted((self.run / "checkpoints").glob("step_*"))[-1]
-        result = {
-            k: v
-            for k, v in read_json(self.run / "result.json").items()
-            if k not in ("tokens_per_s", "wall_s")
-        }
         files = {
             name: _sha256(last / name) for name in ("model.safetensors", "optimizer.safetensors")
         }
-        return {"rows": numbers(self.run), "result": result, **files}
+        return {"rows": numbers(self.run), "result": result_without_clock(self.run), **files}
 
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def draw(episodes: list[dict[str, Any]]) -> bytes:
-    """Steps recorded over time, one line an episode: it falls back to the last checkpoint at each kill."""
-    matplotlib.use("Agg")
-    import io
-
-    from matplotlib import pyplot
-
-    colours = dict(
-        zip(
-            ("start", "preparation", "first step", "step", "evaluation", "save"),
-            _palette(),
-            strict=True,
-        )
-    )
-    figure, axes = pyplot.subplots(
-        len(episodes), 1, figsize=(9, 1.3 * len(episodes) + 1), squeeze=False, sharex=True
-    )
-    for axis, episode in zip(axes[:, 0], episodes, strict=True):
-        axis.plot(
-            *zip(*episode["curve"], strict=True),
-            color="0.35",
-            linewidth=1.2,
-            drawstyle="steps-post",
-        )
-        for kill in episode["kills"]:
-            axis.plot(
-                kill["at"],
-                kill["step"],
-                "x",
-                color=colours[kill["seen"]],
-                markersize=8,
-                markeredgewidth=2,
-            )
-        verdict = "equal, bit for bit" if episode["equal"] else "NOT EQUAL"
-        axis.set_title(
-            f"{episode['kind']}, {len(episode['kills'])} kills: {verdict}", fontsize=9, loc="left"
-        )
-        axis.set_ylabel("rows")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[-1, 0].set_xlabel("seconds since the run was first started")
-    handles = [
-        pyplot.Line2D([], [], color=c, marker="x", linestyle="", markeredgewidth=2)
-        for c in colours.values()
-    ]
-    labels = [f"killed in {name}" for name in colours]
-    figure.legend(handles, labels, loc="upper center", ncols=6, fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
-    image = io.BytesIO()
-    figure.savefig(image, dpi=130, metadata={"Software": None})
-    return image.getvalue()
-
-
-def _palette() -> tuple[str, ...]:
-    return ("#7f7f7f", "#8c564b", "#9467bd", "#1f77b4", "#ff7f0e", "#d62728")
 
 
 def main() -> int:
@@ -249,7 +210,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rope_exp-torture-") as name:
         left = arguments.kills
         while left > 0:
-            number, kind = len(episodes), list(KINDS)[len(episodes) % len(KINDS)]
+            number = len(episodes)
+            kind = list(KINDS)[number % len(KINDS)]
             if kind not in references:
                 quiet = Episode(kind, number, Path(name, f"quiet{number}"), rng)
                 quiet.run.parent.mkdir()
@@ -262,9 +224,8 @@ def main() -> int:
             episode.go(list(AIMS[: min(left, len(AIMS))]))
             equal = episode.fingerprint() == references[kind]
             left -= len(episode.kills)
-            print(
-                f"{number:3} {kind:14} {len(episode.kills)} kills: {'equal, bit for bit' if equal else 'NOT EQUAL'}"
-            )
+            verdict = "equal, bit for bit" if equal else "NOT EQUAL"
+            print(f"{number:3} {kind:14} {len(episode.kills)} kills: {verdict}")
             if not equal:
                 shutil.copytree(
                     episode.run, arguments.out / f"torture-{number}-unequal", dirs_exist_ok=True
@@ -274,8 +235,9 @@ def main() -> int:
             )
             shutil.rmtree(episode.run.parent)
     kills = [kill for episode in episodes for kill in episode["kills"]]
+    options = f"--kills {arguments.kills} --seed {arguments.seed}"
     summary = {
-        "command": f"python tests/torture.py --kills {arguments.kills} --seed {arguments.seed}",
+        "command": f"python tests/faults/torture.py {options}",
         "kills": len(kills),
         "by_moment": dict(Counter(kill["seen"] for kill in kills).most_common()),
         "by_victim": dict(Counter(kill["victim"] for kill in kills).most_common()),

@@ -18,3 +18,10 @@ def test_the_nine_have_a_colour_each() -> None:
 
 def test_a_label_has_one_look() -> None:
     assert look("qk_rope-base500000") == look("qk_rope-base500000") != look("qk_rope")
+
+
+def test_rows_of_another_factor_look_different() -> None:
+    """By their place: a hash could give two rates of one figure the same colour."""
+    looks = [look(f"optim.lr={number}", number) for number in range(9)]
+    assert len({one.color for one in looks}) == 9
+    assert len({one.marker for one in looks}) == 9

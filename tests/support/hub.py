@@ -1,7 +1,8 @@
 """A stand-in for the hub on loopback: two kinds of repositories, and faults on demand.
 
-It speaks what `datasets`, `huggingface_hub` and `transformers` really ask: information on a repository and revision,
-its tree in pages, paths-info, files by HEAD and by ranges, large ones by a redirect to another host.
+It speaks what `datasets`, `huggingface_hub` and `transformers` really ask: information on a
+repository and revision, its tree in pages, paths-info, files by HEAD and by ranges, large ones by
+a redirect to another host.
 """
 
 import hashlib
@@ -20,10 +21,11 @@ LARGE = 4096  # bytes from which a file lies on another host
 
 @dataclass
 class Fault:
-    """What goes wrong with the requests whose "METHOD path" `matches`, after the first `after`, `times` times.
+    """What goes wrong with the requests whose "METHOD path" `matches`.
 
-    Kinds: a status; "hang" says nothing; "half" breaks off in the middle; "short" is well-formed and too short;
-    "trickle" sends a byte now and then.
+    It does so `times` times, after the first `after`. Kinds: a status; "hang" says nothing; "half"
+    breaks off in the middle; "short" is well-formed and too short; "trickle" sends a byte now and
+    then.
     """
 
     kind: int | Literal["hang", "half", "short", "trickle"]
@@ -174,8 +176,11 @@ class _Handler(BaseHTTPRequestHandler):
             if query.get("recursive") != ["true"]:
                 inside = children(inside, folder)
             start = int(query.get("cursor", ["0"])[0])
-            following = f"{self.hub.url}{asked.path}?recursive={query.get('recursive', ['false'])[0]}&cursor={start + PAGE}"
-            more = {"Link": f'<{following}>; rel="next"'} if start + PAGE < len(inside) else {}
+            recursive = query.get("recursive", ["false"])[0]
+            page = f"{asked.path}?recursive={recursive}&cursor={start + PAGE}"
+            more = {}
+            if start + PAGE < len(inside):
+                more = {"Link": f'<{self.hub.url}{page}>; rel="next"'}
             self.json(inside[start : start + PAGE], **more)
         elif what == "paths-info":
             wanted = re.findall(r"[\w./-]+\.\w+", unquote(self.body.decode()))

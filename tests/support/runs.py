@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,20 @@ from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 from support.configs import REPOSITORY
 
+TRAIN = str(REPOSITORY / "train.py")
+INSIDE = str(REPOSITORY / "tests/faults/inside")  # a sitecustomize.py that breaks a rank
 NUMBERS = ("step", "tokens", "train/loss", "val/loss", "lr", "grad_norm")
+
+Process = subprocess.Popen[str]
+Completed = subprocess.CompletedProcess[str]
 
 
 def start(
     *overrides: str, cwd: Path, launcher: tuple[str, ...] = (), **environment: str
-) -> "subprocess.Popen[str]":
+) -> Process:
+    """Start train.py in a folder, and do not wait."""
     return subprocess.Popen(
-        [sys.executable, *launcher, str(REPOSITORY / "train.py"), *overrides],
+        [sys.executable, *launcher, TRAIN, *overrides],
         cwd=cwd,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"} | environment,
         stdout=subprocess.PIPE,
@@ -32,30 +39,128 @@ def start(
     )
 
 
-def train(*overrides: str, cwd: Path, **kwargs: Any) -> "subprocess.CompletedProcess[str]":
+def train(*overrides: str, cwd: Path, **kwargs: Any) -> Completed:
+    """Run train.py in a folder to its end."""
     process = start(*overrides, cwd=cwd, **kwargs)
     stdout, stderr = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
+def sabotage(*, step: int, what: str, pe: str = "vo_rope", rank: int = 0) -> dict[str, str]:
+    """Return an environment in which one rank of one run is broken at one step.
+
+    Args:
+        what: raise, hang, memory, loss (becomes infinite), nan or inf (in a gradient).
+    """
+    return {"PYTHONPATH": INSIDE, "SABOTAGE": f"{pe}:{rank}:{step}:{what}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A run that is to be disturbed.
+
+    Attributes:
+        command: its overrides, but for run.dir.
+        folder: where it stands.
+        undisturbed: the folder of the same run, which nobody touched.
+    """
+
+    command: tuple[str, ...]
+    folder: Path
+    undisturbed: Path
+
+    @property
+    def words(self) -> list[str]:
+        """The overrides of its command line."""
+        return [*self.command, f"run.dir={self.folder}"]
+
+    def start(self, *overrides: str, rows: int = 0, **environment: str) -> Process:
+        """Start it, and wait until so many rows are recorded."""
+        process = start(*self.words, *overrides, cwd=self.folder.parent, **environment)
+        self.wait_for_rows(rows, process)
+        return process
+
+    def wait_for_rows(self, rows: int, process: Process) -> None:
+        """Wait until so many rows are recorded, while the process lives."""
+        wait_for(lambda: self.num_rows() >= rows, process)
+
+    def train(self, *overrides: str, **environment: str) -> Completed:
+        """Run it to its end."""
+        return train(*self.words, *overrides, cwd=self.folder.parent, **environment)
+
+    def assert_goes_on(self, *overrides: str) -> None:
+        """Run it to its end by the same command: its every number is the undisturbed run's."""
+        done = self.train(*overrides)
+        assert done.returncode == 0, done.stderr
+        assert_same_run(self.undisturbed, self.folder)
+
+    def num_rows(self) -> int:
+        """Return how many rows it has recorded."""
+        return num_rows(self.folder)
+
+    def ranks(self) -> list[int]:
+        """Return the ids of its ranks, in the order of their ranks."""
+        return ranks_of(self.folder)
+
+    def checkpoints(self) -> list[int]:
+        """Return the steps of its checkpoints, ascending."""
+        names = [path.name for path in (self.folder / "checkpoints").glob("step_*")]
+        return sorted(int(name.removeprefix("step_")) for name in names)
+
+
+def stopped_by(process: Process, number: signal.Signals) -> str:
+    """Ask a run to stop, and return what it says: it exits with 75 and shows no traceback."""
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert "Traceback" not in stderr
+    return stderr
+
+
+def wait_for(condition: Callable[[], Any], process: Process, seconds: float = 60) -> None:
+    """Wait until `condition`, while the process lives."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
+def num_rows(folder: Path) -> int:
+    """Return the number of whole rows in a run's metrics so far."""
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def numbers(folder: Path) -> list[dict[str, Any]]:
-    """The rows without what a clock wrote."""
+    """Return the rows without what a clock wrote."""
     return [{key: row[key] for key in NUMBERS if key in row} for row in read_metrics(folder)]
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(sorted((folder / "checkpoints").glob("step_*"))[-1] / "model.safetensors")
+    """Return the tensors of a run's newest checkpoint."""
+    newest = max((folder / "checkpoints").glob("step_*"))
+    return load_file(newest / "model.safetensors")
+
+
+def result_without_clock(folder: Path) -> dict[str, Any]:
+    """Return result.json without what a clock wrote."""
+    result = read_json(folder / "result.json")
+    return {key: result[key] for key in result if key not in ("tokens_per_s", "wall_s")}
 
 
 def assert_same_run(left: Path, right: Path) -> None:
+    """Two runs are equal in every row, weight and result."""
     assert numbers(left) == numbers(right)
     weights = final_weights(right)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in final_weights(left).items())
-    timing = {"tokens_per_s", "wall_s"}
-    results = [read_json(folder / "result.json") for folder in (left, right)]
-    assert {k: v for k, v in results[0].items() if k not in timing} == {
-        k: v for k, v in results[1].items() if k not in timing
-    }
+    assert result_without_clock(left) == result_without_clock(right)
+
+
+def assert_same_losses(left: Path, right: Path, *, tolerance: float) -> None:
+    """Two runs are equal up to rounding."""
+    for one, other in zip(numbers(left), numbers(right), strict=True):
+        assert abs(one["train/loss"] - other["train/loss"]) <= tolerance
 
 
 def kill_alone(pid: int) -> None:
@@ -70,31 +175,21 @@ def kill_the_tree(pid: int) -> None:
         os.kill(victim, signal.SIGKILL)
 
 
-def wait_for(
-    condition: Callable[[], Any], process: "subprocess.Popen[str]", seconds: float = 60
-) -> None:
-    """Wait until `condition`, while the process lives."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
-
-
-def num_rows(folder: Path) -> int:
-    """The whole rows of a run's metrics so far."""
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 def processes_of(folder: Path) -> dict[int, str]:
-    """The processes that name this folder on their command line, by id."""
+    """Return the processes that name this folder on their command line, by id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:  # it has ended meanwhile
+        except OSError:
+            # It has ended meanwhile.
             continue
         if str(folder) in command and int(path.parent.name) != os.getpid():
             found[int(path.parent.name)] = command
     return found
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Return the ids of a run's ranks, in the order in which they were started."""
+    found = processes_of(folder).items()
+    return sorted(pid for pid, command in found if "rope_exp.training.worker" in command)

@@ -1,4 +1,4 @@
-"""On PYTHONPATH, breaks one process of one run from within at one step: SABOTAGE=<pe>:<rank>:<step>:<what>."""
+"""On PYTHONPATH, breaks one rank of one run from within: SABOTAGE=<pe>:<rank>:<step>:<what>."""
 
 import math
 import os

@@ -1,0 +1,99 @@
+"""Documents to token files, in batches that keep all cores busy and memory flat."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from rope_exp.data.documents import SIDES, Corpus
+from rope_exp.data.store import TokenFile
+from rope_exp.data.tokenizer import cuts_at_spaces, encode, pieces
+from rope_exp.system.console import PreparationProgress
+
+COUNTS = ("documents", "text_bytes", "tokens")
+
+# Text encoded at once: enough for all cores. An encoding takes about 100 bytes a token.
+BATCH_CHARS = 1 << 20
+
+
+class Part(NamedTuple):
+    """A document, or a part of a long one, so that encoding takes no more memory for it."""
+
+    side: str
+    text: str
+    starts: bool  # its document
+    ends: bool
+
+
+def write_tokens(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    end_id: int,
+    files: Mapping[str, TokenFile],
+    max_tokens: int | None,
+) -> dict[str, dict[str, int]]:
+    """Encode every document into the file of its side, at most `max_tokens` a side.
+
+    A split is read until its own side is full.
+
+    Returns:
+        documents, text_bytes and tokens, each by side.
+    """
+    counts = {what: dict.fromkeys(SIDES, 0) for what in COUNTS}
+    tokens = counts["tokens"]
+    progress = PreparationProgress(corpus.text_bytes, max_tokens)
+    end = np.array([end_id], dtype=np.uint32)
+    limit = max_tokens or sys.maxsize
+
+    for split in corpus.splits:
+        with closing(corpus.documents(split)) as documents:
+            for batch in _batches(documents, tokenizer):
+                ids: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
+                texts = [part.text for part in batch]
+
+                for part, found in zip(batch, encode(tokenizer, texts), strict=True):
+                    if part.ends:
+                        found = np.concatenate([found, end])
+                    found = found[: limit - tokens[part.side]]
+                    if len(found) == 0:
+                        continue
+
+                    ids[part.side].append(found)
+                    counts["documents"][part.side] += part.starts
+                    counts["text_bytes"][part.side] += len(part.text.encode())
+                    tokens[part.side] += len(found)
+                    if tokens[split] == limit:
+                        break
+
+                for side, arrays in ids.items():
+                    files[side].write(np.concatenate(arrays))
+                progress.update(counts)
+                if tokens[split] == limit:
+                    break
+
+    progress.close()
+    return counts
+
+
+def _batches(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[list[Part]]:
+    """Put documents together to batches, long ones cut where the tokenizer cuts them anyway."""
+    can_cut = cuts_at_spaces(tokenizer)
+    batch: list[Part] = []
+    num_chars = 0
+
+    for side, text in documents:
+        parts = list(pieces(text)) if can_cut else [text]
+        for number, part in enumerate(parts, start=1):
+            batch.append(Part(side, part, number == 1, number == len(parts)))
+            num_chars += len(part)
+            if num_chars >= BATCH_CHARS:
+                yield batch
+                batch = []
+                num_chars = 0
+
+    yield batch

@@ -1,0 +1,217 @@
+"""A prepared corpus: the folder that a preparation left, and meta.json, which vouches for it.
+
+meta.json is checked against itself, against the tokenizer's digest and against the sizes of the
+token files whenever a folder is opened; the tokens themselves when they are read (store.py).
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from rope_exp.config.schema import Count, Natural, Rule, Sha256, convert
+from rope_exp.config.sections import DataConfig
+from rope_exp.data.documents import SIDES, TRAIN, VALIDATION
+from rope_exp.data.encoding import COUNTS
+from rope_exp.data.store import DIGEST_BYTES, TokenFile, Tokens
+from rope_exp.data.tokenizer import token_dtype
+from rope_exp.system.errors import DataError, first_line
+from rope_exp.system.files import json_sha256, open_regular, write_json
+
+FORMAT = 2  # of the folder
+META = "meta.json"
+TOKENIZER = "tokenizer.json"
+
+# What is longer was not written here. meta.json may also take a 64th of the tokens' size, of
+# which its digests take a thousandth; the largest vocabularies have some 2^25 bytes.
+META_BYTES = 1 << 20
+TOKENIZER_BYTES = 1 << 30
+
+_are_digests = re.compile(f"([0-9a-f]{{{2 * DIGEST_BYTES}}})+").fullmatch
+Digests = Annotated[
+    str,
+    Rule(
+        f"must be digests of {2 * DIGEST_BYTES} hexadecimal digits",
+        lambda text: _are_digests(text) is not None,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class BySide:
+    """A count of each side."""
+
+    train: Natural
+    validation: Natural
+
+
+@dataclass(frozen=True)
+class BlockDigests:
+    """The digests of each side's blocks, one after another."""
+
+    train: Digests
+    validation: Digests
+
+
+@dataclass(frozen=True)
+class Meta:
+    """The content of meta.json."""
+
+    format: Annotated[int, Rule(f"must be {FORMAT}", lambda number: number == FORMAT)]
+    vocab_size: Count
+    data_sha256: Sha256
+    tokenizer_sha256: Sha256
+    meta_sha256: Sha256
+    block_sha256: BlockDigests
+    corpus: dict  # type: ignore[type-arg]  # a plain type, which the schema matches
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared corpus.
+
+    Attributes:
+        folder: where its files are.
+        vocab_size: one more than the largest id.
+        data_sha256: of the tokenizer and of every token.
+        corpus: what the record says of it (source, fingerprint; documents, bytes and tokens).
+        digests: of the blocks of each side, one after another.
+    """
+
+    folder: Path
+    vocab_size: int
+    data_sha256: str
+    corpus: dict[str, Any]
+    digests: Mapping[str, bytes] = field(repr=False)
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The path of tokenizer.json, for `load_tokenizer`."""
+        return self.folder / TOKENIZER
+
+    @property
+    def num_train_tokens(self) -> int:
+        """How many tokens one epoch has, about: the last fewer than T are in no window."""
+        return int(self.corpus["tokens"][TRAIN])
+
+    @property
+    def train(self) -> Tokens:
+        """The training tokens."""
+        return self.tokens(TRAIN)
+
+    @property
+    def validation(self) -> Tokens:
+        """The held-out tokens."""
+        return self.tokens(VALIDATION)
+
+    def tokens(self, side: str) -> Tokens:
+        """Open the tokens of a side."""
+        path = self.folder / f"{side}.bin"
+        return Tokens(path, token_dtype(self.vocab_size), self.digests[side])
+
+    def verify(self) -> None:
+        """Read every block and compare its digest.
+
+        Raises:
+            DataError: one differs; the message names the file.
+        """
+        for side in SIDES:
+            self.tokens(side).verify()
+
+
+def write_meta(
+    folder: Path, vocab_size: int, files: Mapping[str, TokenFile], corpus: dict[str, Any]
+) -> None:
+    """Write meta.json beside the tokenizer and the token files, which are whole."""
+    blocks = {side: file.digests.hex() for side, file in files.items()}
+    tokenizer_sha256 = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
+    values = {
+        "format": FORMAT,
+        "vocab_size": vocab_size,
+        "data_sha256": _data_sha256(tokenizer_sha256, vocab_size, blocks),
+        "tokenizer_sha256": tokenizer_sha256,
+        "corpus": corpus,
+        "block_sha256": blocks,
+    }
+    write_json(folder / META, {"meta_sha256": meta_sha256(values), **values})
+
+
+def open_prepared(folder: Path, data: DataConfig) -> Prepared:
+    """Open a prepared folder and check what it says of itself.
+
+    Raises:
+        DataError: a file is damaged; the message names it and says what to do.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        raise DataError(
+            f"{folder} is a link or a file, not a prepared folder; remove it and prepare again"
+        )
+
+    num_bytes = sum(path.lstat().st_size for path in folder.glob("*.bin"))
+    try:
+        meta = _parse(_read(folder, META, META_BYTES + num_bytes // 64))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(folder, META, f"is damaged ({first_line(error)})") from None
+
+    tokenizer = _read(folder, TOKENIZER, TOKENIZER_BYTES)
+    if hashlib.sha256(tokenizer).hexdigest() != meta.tokenizer_sha256:
+        raise _damaged(folder, TOKENIZER, "has changed")
+
+    digests = {side: bytes.fromhex(hex_) for side, hex_ in asdict(meta.block_sha256).items()}
+    corpus = {"name": data.name, "kind": data.kind, **meta.corpus}
+    prepared = Prepared(folder, meta.vocab_size, meta.data_sha256, corpus, digests)
+    for side in SIDES:
+        if len(prepared.tokens(side)) != corpus["tokens"][side]:
+            raise _damaged(folder, f"{side}.bin", "is too short or too long")
+    return prepared
+
+
+def meta_sha256(values: Mapping[str, Any]) -> str:
+    """Return the digest of all that meta.json holds but this digest itself."""
+    return json_sha256({key: value for key, value in values.items() if key != "meta_sha256"})
+
+
+def _read(folder: Path, name: str, max_bytes: int) -> bytes:
+    """Read a file that is larger than `max_bytes` only where it was not written here."""
+    try:
+        with open_regular(folder / name) as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise _damaged(folder, name, f"cannot be read: {error.strerror}") from None
+
+    if len(content) > max_bytes:
+        raise _damaged(folder, name, f"is longer than {max_bytes:,} bytes")
+    return content
+
+
+def _parse(content: bytes) -> Meta:
+    """Parse meta.json, and check it against itself."""
+    values = json.loads(content)
+    meta: Meta = convert(Meta, values, "")
+
+    for what in COUNTS:
+        convert(BySide, meta.corpus.get(what), f"corpus.{what}")
+    end_id = meta.corpus.get("end_id")
+    if not (type(end_id) is int and 0 <= end_id < meta.vocab_size):
+        raise ValueError("corpus.end_id must be the id of a token")
+
+    if meta.meta_sha256 != meta_sha256(values):
+        raise ValueError("its contents have changed")
+    blocks = asdict(meta.block_sha256)
+    if meta.data_sha256 != _data_sha256(meta.tokenizer_sha256, meta.vocab_size, blocks):
+        raise ValueError("its data_sha256 is not that of its digests")
+    return meta
+
+
+def _data_sha256(tokenizer_sha256: str, vocab_size: int, blocks: Mapping[str, str]) -> str:
+    dtype = np.dtype(token_dtype(vocab_size)).name
+    return json_sha256([tokenizer_sha256, dtype, blocks[TRAIN], blocks[VALIDATION]])
+
+
+def _damaged(folder: Path, name: str, what: str) -> DataError:
+    return DataError(f"{folder / name} {what}; remove {folder} and prepare again")

@@ -1,0 +1,58 @@
+"""The embedded corpus: the source of Python's own library, which every machine has."""
+
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rope_exp.config.sections import DataConfig
+from rope_exp.data.documents import TRAIN, Corpus
+from rope_exp.system.files import files_sha256
+
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+def library_files() -> dict[str, Path]:
+    """Find the library's modules, in order of the names by which they are returned.
+
+    Left out are tests, installed packages, and files that Python's build wrote.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    found = {}
+
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        machine_made = parts[0].startswith("config-") or path.name.startswith("_sysconfigdata")
+        if not machine_made and LEFT_OUT.isdisjoint(parts):
+            found["/".join(parts)] = path
+
+    return found
+
+
+def library_fingerprint() -> str:
+    """Return a digest of each module's name and content, which patch versions of Python change."""
+    return files_sha256(library_files())
+
+
+def open_library(data: DataConfig) -> Corpus:
+    """Open the embedded corpus: a document a module."""
+    files = library_files().values()
+    facts: dict[str, Any] = {"python": sys.version.split()[0]}
+
+    def read() -> Iterator[str]:
+        facts["files_not_decoded"] = 0
+
+        for path in files:
+            try:
+                with tokenize.open(path) as file:
+                    text = file.read()
+            except (SyntaxError, UnicodeDecodeError):
+                # The module declares a wrong encoding, or declares none and is not UTF-8.
+                facts["files_not_decoded"] += 1
+            else:
+                yield text
+
+    text_bytes = sum(path.stat().st_size for path in files)
+    return Corpus(data, {TRAIN: read}, text_bytes, facts)

@@ -1,0 +1,241 @@
+"""What is checked before a run starts, and how its folder is made its own.
+
+`admit` looks at every run before anything is written; `acquire` takes a folder's lock, looks again
+and writes the config.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rope_exp.config.costs import checkpoint_bytes
+from rope_exp.config.resolve import check_memory
+from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig, differing_keys
+from rope_exp.data.meta import Prepared
+from rope_exp.data.prepare import prepare
+from rope_exp.launch.job import Job
+from rope_exp.run.folder import CONFIG, LOCK, read_config, read_result, write_config
+from rope_exp.run.metrics import METRICS, last_step
+from rope_exp.system.errors import EXIT_CODES, ConfigError
+from rope_exp.system.files import check_space, is_full, try_lock
+
+POLL_SECONDS = 0.1
+LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
+
+
+def admit(configs: Sequence[RunConfig]) -> list[Job]:
+    """Check everything that can be checked before anything is written, and prepare the data.
+
+    Args:
+        configs: of the runs of one command, resolved for this machine.
+    Returns:
+        Their jobs; a run that is done has its exit code.
+    Raises:
+        ConfigError: a run's folder, group or size does not allow it.
+        DataError, DiskError: there is no corpus, or no room.
+    """
+    jobs = [Job(config, config.folder) for config in configs]
+    if len(jobs) > 1:
+        _check_together(jobs)
+
+    for job in jobs:
+        _check_folder(job)
+
+    # Of each group one run is as good as any other that may stand in the same table.
+    fresh = {job.folder for job in jobs if job.config.run.fresh}
+    grouped = {(job.config.run.dir, job.config.group_sha256, job.config.group): job for job in jobs}
+    for job in grouped.values():
+        _check_group(job, leaving_out=fresh)
+
+    _check_room(job for job in jobs if job.exit_code is None)
+    return jobs
+
+
+def make_folder(job: Job) -> None:
+    """Make the run's folder.
+
+    Raises:
+        ConfigError: it cannot be made there.
+        OSError: the disk is full.
+    """
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise _folder_error(job, f"cannot be made: {error.strerror}") from None
+
+
+def acquire(job: Job) -> bool:
+    """Acquire the lock of the run's folder, look at it again, and write the run's config.
+
+    With run.fresh an old folder is moved aside, never deleted.
+
+    Returns:
+        False if another process holds the lock. True otherwise; the run may prove to be done, and
+        then has its exit code and no lock.
+    """
+    make_folder(job)
+    lock = try_lock(job.folder / LOCK)
+    if lock is None:
+        job.seen_elsewhere = time.monotonic()
+        return False
+
+    job.lock = lock
+    job.seen_elsewhere = None
+    try:
+        # Another command may have made or finished it since it was admitted.
+        _check_folder(job)
+        if job.config.run.fresh and (job.folder / CONFIG).exists():
+            _move_aside(job.folder)
+            job.unlock()
+            return acquire(job)
+        if job.exit_code is None:
+            _begin(job)
+    except BaseException:
+        job.unlock()
+        raise
+    if job.exit_code is not None:
+        job.unlock()
+    return True
+
+
+def acquire_or_refuse(job: Job) -> None:
+    """Acquire the folder of the one run of a command.
+
+    Raises:
+        ConfigError: another process is running it; nothing was changed.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not acquire(job):
+        if time.monotonic() > deadline:
+            raise _folder_error(job, "another process is running this run; wait for it")
+        time.sleep(POLL_SECONDS)
+
+
+def _check_together(jobs: Sequence[Job]) -> None:
+    """Refuse runs that one sweep cannot have side by side."""
+    folders = set()
+    for job in jobs:
+        if job.config.launch.inline:
+            allowed = "runs in this very process, and a sweep has several runs"
+            raise ConfigError("launch", "inline", allowed)
+        if job.folder.absolute() in folders:
+            allowed = f"two runs of the sweep ({job.config.name}) would share it"
+            raise _folder_error(job, allowed)
+        folders.add(job.folder.absolute())
+
+
+def _check_folder(job: Job) -> None:
+    """Refuse a folder that belongs to another config, and see whether the run is done."""
+    folder = job.folder
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise _folder_error(job, "is a file; a run needs a folder")
+    if not (folder / CONFIG).exists():
+        # A start that was killed leaves these.
+        left_over = {LOCK, f".{CONFIG}.new"}
+        if not left_over.issuperset(path.name for path in folder.iterdir()):
+            raise _folder_error(job, "holds files that are no run; choose another folder")
+        return
+    if job.config.run.fresh:
+        return
+
+    before = read_config(folder)
+    differing = differing_keys(before.numeric_dict(), job.config.numeric_dict())
+    if differing:
+        raise _folder_error(
+            job,
+            f"belongs to another config ({'; '.join(differing)}); choose another run.dir "
+            "or run.group, or move it aside with run.fresh=true",
+        )
+
+    result = read_result(folder)
+    if result is not None:
+        job.exit_code = EXIT_CODES[result["status"]]
+        return
+    step = last_step(folder)
+    if step > before.train.save_every and not _has_checkpoint(folder):
+        raise _folder_error(
+            job,
+            f"has metrics up to step {step} and no checkpoint; "
+            "restore its checkpoints/, or use run.fresh=true",
+        )
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Whether the run could go on from one; a link to one is none (see checkpoint.list_steps)."""
+    checkpoints = (folder / "checkpoints").glob("step_*")
+    return any(path.is_dir() and not path.is_symlink() for path in checkpoints)
+
+
+def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
+    """Refuse a run that could not stand in one table with the others of its group.
+
+    Args:
+        leaving_out: folders of the group that do not count.
+    """
+    config = job.config
+    if config.run.dir is not None:
+        return
+    for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}")):
+        if path.parent in leaving_out:
+            continue
+        other = read_config(path.parent)
+        differing = differing_keys(other.group_dict(), config.group_dict())
+        if other.group_sha256 != config.group_sha256:
+            allowed = f"holds runs of another config ({'; '.join(differing)})"
+            raise ConfigError("run.group", config.group, f"{allowed}; choose another name, or null")
+        return
+
+
+def _check_room(jobs: Iterable[Job]) -> None:
+    """Prepare what the runs read, and refuse those that fit neither on the disk nor in memory."""
+    # Many runs read one corpus.
+    prepared: dict[tuple[Any, ...], Prepared] = {}
+    needed_bytes = 0
+    for job in jobs:
+        config = job.config
+        train = config.train
+        key = (config.data, config.tokenizer, train.seq_len)
+        if key not in prepared:
+            prepared[key] = prepare(config.data, config.tokenizer, seq_len=train.seq_len)
+        vocab_size = prepared[key].vocab_size
+        if config.tokenizer.known_vocab_size is None:
+            check_memory(config, vocab_size)
+
+        # A save stands beside those that are kept until they are pruned, and all runs keep theirs.
+        saved = [] if config.run.fresh else [*(job.folder / "checkpoints").glob("step_*")]
+        num_saves = max(2, train.keep_checkpoints + 1 - len(saved))
+        job.checkpoint_bytes = checkpoint_bytes(config, vocab_size)
+        needed_bytes += num_saves * job.checkpoint_bytes
+        check_space(job.folder, needed_bytes, "the checkpoints' room")
+
+
+def _begin(job: Job) -> None:
+    """Make the folder ready for ranks, which read its config."""
+    config = job.config
+    if not config.run.fresh:
+        _check_group(job, leaving_out=[job.folder])
+
+    # Without a checkpoint it begins anew, whatever became of rows before the first save.
+    if not _has_checkpoint(job.folder):
+        (job.folder / METRICS).unlink(missing_ok=True)
+
+    # A later start of the same run goes on in this folder; only its first start is fresh.
+    placed = config.replace("run", fresh=False, dir=str(job.folder), group=config.group)
+    write_config(job.folder, placed)
+
+
+def _move_aside(folder: Path) -> None:
+    """Rename a folder to the first free `.<name>.old-<number>`."""
+    number = 1
+    while folder.with_name(f".{folder.name}.old-{number}").exists():
+        number += 1
+    folder.rename(folder.with_name(f".{folder.name}.old-{number}"))
+
+
+def _folder_error(job: Job, allowed: str) -> ConfigError:
+    return ConfigError("run.dir", str(job.folder), allowed)

@@ -1,0 +1,71 @@
+"""One run of a sweep: how it stands, and what it holds while it runs."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import Popen
+
+from rope_exp.config.run import RunConfig
+from rope_exp.launch.leases import Lease
+from rope_exp.system.errors import EXIT_CODES
+
+
+@dataclass
+class Job:
+    """One run that a command is to bring to its end; a sweep has several.
+
+    Attributes:
+        config: resolved for this machine.
+        folder: of the run.
+        checkpoint_bytes: what one checkpoint takes.
+        exit_code: None until the run has ended, or was found to be done.
+        reason: of a failure, where what its ranks say is not enough.
+        seen_elsewhere: when another dispatcher was last seen to run it, by the monotonic clock.
+        lock: the descriptor that holds the folder's lock; -1 without one.
+        leases: the GPUs that the run holds.
+        log: where its ranks write; None: to the terminal.
+        ranks: its processes, once they were started.
+        codes: of each rank that has ended, its exit code, or minus the signal that ended it.
+        failed_at: of each rank that has failed, when, in seconds since the epoch.
+        first_ended_at: when the first end of a rank was seen, by the monotonic clock.
+        was_killed: whether we ended those ranks that had not ended.
+    """
+
+    config: RunConfig
+    folder: Path
+    checkpoint_bytes: int = 0
+    exit_code: int | None = None
+    reason: str = ""
+    seen_elsewhere: float | None = None
+    lock: int = -1
+    leases: list[Lease] = field(default_factory=list)
+    log: Path | None = None
+    ranks: list[Popen[bytes]] = field(default_factory=list)
+    codes: dict[int, int] = field(default_factory=dict)
+    failed_at: dict[int, float] = field(default_factory=dict)
+    first_ended_at: float = 0.0
+    was_killed: bool = False
+
+    @property
+    def status(self) -> str:
+        """One of finished, diverged, stopped, failed, running, elsewhere and waiting."""
+        for status, code in EXIT_CODES.items():
+            if code == self.exit_code:
+                return status
+        if self.exit_code is not None:
+            return "failed"
+        if self.ranks:
+            return "running"
+        return "waiting" if self.seen_elsewhere is None else "elsewhere"
+
+    def unlock(self) -> None:
+        """Give the folder's lock back; a child that inherited it keeps it while it lives."""
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+
+    def release(self) -> None:
+        """Give back the folder's lock and every GPU."""
+        self.unlock()
+        while self.leases:
+            self.leases.pop().release()

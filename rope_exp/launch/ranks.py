@@ -1,0 +1,201 @@
+"""The processes of a run: started one a rank, watched, asked to stop, judged by how they ended.
+
+The ranks hold the run's lock and its GPUs as well, so that both live as long as the work.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from rope_exp.launch.job import Job
+from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
+from rope_exp.system.machine import num_cores
+from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE, child_environment
+from rope_exp.system.signals import STOP_SIGNALS, StopSignal
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
+STOP_SECONDS = 60.0  # the same where the rank was stopped: the first rank saves meanwhile
+
+
+def start(job: Job) -> None:
+    """Start one process a rank; they find each other by torch's own variables.
+
+    The run's lock is held, its config written, and its GPUs are leased.
+    """
+    num_ranks = int(job.config.launch.num_processes)
+    environment = _environment(job, num_ranks)
+    for file in job.folder.glob(_failure_file(job, "*").name):
+        file.unlink()
+    output = job.log.open("ab") if job.log else None
+
+    # Signals are held back until a rank listens: one that was asked to stop before would fail.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        for rank in range(num_ranks):
+            if num_ranks > 1:
+                failure_file = str(_failure_file(job, rank))
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank), FAILURE_FILE: failure_file}
+                environment |= own
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rope_exp.training.worker", str(job.folder)],
+                env=environment,
+                stdout=output,
+                stderr=output and subprocess.STDOUT,
+                pass_fds=[job.lock, *(lease.descriptor for lease in job.leases)],
+                # A terminal's Ctrl-C reaches the dispatcher alone, which passes it on once.
+                start_new_session=True,
+            )
+            job.ranks.append(process)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if output:
+            output.close()
+
+
+def poll(job: Job) -> None:
+    """See which ranks have ended; with the last of them set the run's exit code and reason.
+
+    Where one rank has failed or left, the others are ended after a while, too.
+    """
+    for rank, process in enumerate(job.ranks):
+        code = process.poll()
+        if code is not None and rank not in job.codes:
+            _note_end(job, rank, code)
+
+    if len(job.codes) == len(job.ranks):
+        # A rank's own word counts where it is one that we promise.
+        codes = job.codes.values()
+        if job.failed_at:
+            job.exit_code = EXIT_USAGE if EXIT_USAGE in codes else EXIT_FAILED
+            job.reason = _first_failure(job)
+        else:
+            job.exit_code = max(codes)
+        return
+
+    grace = GRACE_SECONDS if job.failed_at else STOP_SECONDS
+    if job.codes and time.monotonic() - job.first_ended_at > grace:
+        kill(job)
+
+
+def stop(job: Job) -> None:
+    """Ask every rank to save and leave."""
+    for process in job.ranks:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+
+def kill(job: Job) -> None:
+    """End the ranks that have not ended; the run's last checkpoint stands."""
+    job.was_killed = True
+    for process in job.ranks:
+        process.kill()
+
+
+class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
+    """Passes a request to stop on to the ranks of every job; a second one ends them at once."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        # First: the next line installs handlers, which read it.
+        self._jobs = jobs
+        super().__init__()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # A handler that is not ours raised: submitit's does, ahead of its job's time limit.
+        if error is not None:
+            self.requested = True
+            self.on_request()
+            deadline = time.monotonic() + STOP_SECONDS
+            while self._any_alive() and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+        self.restore()
+
+    def start(self, job: Job) -> None:
+        """Start a job's ranks, and stop them at once if we were asked to meanwhile."""
+        start(job)
+        if self.requested:
+            stop(job)
+
+    def on_request(self) -> None:
+        """Ask every rank to stop."""
+        for job in self._jobs:
+            stop(job)
+
+    def on_repeat(self) -> None:
+        """End every rank: one inside a long operation does not hear a second signal."""
+        for job in self._jobs:
+            kill(job)
+
+    def _any_alive(self) -> bool:
+        return any(process.poll() is None for job in self._jobs for process in job.ranks)
+
+
+def _note_end(job: Job, rank: int, code: int) -> None:
+    """Note how a rank ended, and when it failed, if it did."""
+    if not job.codes:
+        job.first_ended_at = time.monotonic()
+    killed = code == -signal.SIGKILL
+    job.codes[rank] = EXIT_STOPPED if killed and job.was_killed else code
+    if job.codes[rank] in EXIT_CODES.values():
+        return
+
+    # It wrote its file as it failed; without one, its end is seen within a poll. Only the kernel
+    # or a person sends SIGKILL: where one rank was killed, no other failed before it.
+    file = _failure_file(job, rank)
+    job.failed_at[rank] = file.stat().st_mtime if file.exists() else time.time() - POLL_SECONDS
+    if killed:
+        job.failed_at[rank] = 0.0
+
+
+def _first_failure(job: Job) -> str:
+    """Return what the rank that failed first has to say; "" where it has said it itself.
+
+    The others failed because it did.
+    """
+    first = min(job.failed_at, key=job.failed_at.__getitem__)
+    file = _failure_file(job, first)
+    words = file.read_text(encoding="utf-8").rstrip() if file.exists() else ""
+    for rank in job.failed_at:
+        _failure_file(job, rank).unlink(missing_ok=True)
+
+    who = f"process {first} of {len(job.ranks)}" if len(job.ranks) > 1 else "its process"
+    number = -job.codes[first]
+    if number == signal.SIGKILL:
+        return f"{who} was ended by SIGKILL (the kernel does that where memory runs out)"
+    if number > 0:
+        return f"{who} was ended by {signal.Signals(number).name}"
+    return f"{who} failed\n{words}" if words else ""
+
+
+def _failure_file(job: Job, rank: int | str) -> Path:
+    """Return where one rank of several writes why it failed, so that one alone is shown."""
+    return job.folder.absolute() / f".failure-{rank}"
+
+
+def _environment(job: Job, num_ranks: int) -> dict[str, str]:
+    """Return what all ranks of a run are told."""
+    launch = job.config.launch
+    environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})
+
+    num_threads = num_cores() // (num_ranks * int(launch.max_parallel))
+    environment.setdefault("OMP_NUM_THREADS", str(max(num_threads, 1)))
+    if launch.device == "cpu":
+        environment["ACCELERATE_USE_CPU"] = "true"
+    if job.leases:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(lease.gpu for lease in job.leases)
+    if num_ranks > 1:
+        environment |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return environment
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,100 @@
+"""What `auto` becomes on a machine, and what the machine cannot run."""
+
+from pathlib import Path
+
+import pytest
+from support.gpus import show_gpus
+from support.refused import refused
+
+from rope_exp.config.compose import run_config
+from rope_exp.config.resolve import check_memory, settle
+from rope_exp.config.run import RunConfig
+from rope_exp.system import machine
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def settled(*overrides: str) -> RunConfig:
+    return settle(run_config(overrides))
+
+
+def test_on_two_gpus_two_runs_of_one_rank_go_at_a_time(two_gpus: None) -> None:
+    config = settled()
+    assert config.launch.device == "cuda"
+    assert config.launch.num_processes == 1
+    assert config.launch.max_parallel == 2
+    assert config.train.precision == "bf16"
+    assert config.train.deterministic is False
+
+
+def test_all_gpus_give_one_run_every_gpu(two_gpus: None) -> None:
+    config = settled("launch=all_gpus")
+    assert config.launch.num_processes == 2
+    assert config.launch.max_parallel == 1
+
+
+def test_more_ranks_than_gpus_are_refused(two_gpus: None) -> None:
+    with refused("launch.num_processes=3: this machine shows 2 GPUs"):
+        settled("launch.num_processes=3", "train.global_batch_size=9")
+
+
+def test_without_a_gpu_a_run_is_deterministic(no_gpu: None) -> None:
+    config = settled()
+    assert config.launch.device == "cpu"
+    assert config.launch.max_parallel == 1
+    assert config.train.deterministic is True
+    with refused("shows no GPU"):
+        settled("launch=one_gpu_each")
+
+
+def test_without_a_driver_a_named_gpu_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert settled().launch.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [("avx2 avx512f", "fp32"), ("amx_bf16", "bf16"), ("avx512_bf16", "bf16")],
+)
+def test_bf16_on_a_cpu_only_where_its_flags_have_it(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, precision: str
+) -> None:
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(f"model name : test\nflags : {flags}\n")
+    monkeypatch.setattr(machine, "CPU_INFO", cpu_info)
+    assert settled().train.precision == precision
+
+
+def test_only_runs_that_pay_it_back_are_compiled(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run must compute enough, and the machine must have a compiler."""
+
+    def which(name: str) -> str | None:
+        return None if name == "nvidia-smi" else name
+
+    monkeypatch.setattr(machine.shutil, "which", which)
+    assert settled("train.num_steps=10000").train.compile is True
+    assert settled("train.num_steps=20").train.compile is False
+    assert settled("train.num_steps=20", "model=10m").train.compile is True
+    assert settled("train.num_steps=20", "train.compile=true").train.compile is True
+
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    assert settled("train.num_steps=10000").train.compile is False
+
+
+def test_a_run_that_no_gpu_here_can_hold_is_refused(two_gpus: None) -> None:
+    """With both numbers, what it takes and what there is."""
+    heads = ("model.num_attention_heads=512", "model.num_key_value_heads=512")
+    config = settled("model.hidden_size=65536", *heads)
+    with refused("model=nano: ", " about 1,0", " GiB, and a GPU here has 80"):
+        check_memory(config, 257, 1)

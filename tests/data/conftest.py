@@ -1,0 +1,55 @@
+"""What the tests of data share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.corpora import PLAIN_TEXTS
+from support.hub import Hub
+from support.hub_commands import CARD, CORPUS, WORDS, Local, Run, prepared_from_files, runner
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of prepared corpora."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("ROPE_EXP_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A corpus of plain text that is fine."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number, text in enumerate(PLAIN_TEXTS):
+        (folder / f"{number}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    """A file that no corpus may read."""
+    path = tmp_path / "secret.txt"
+    path.write_text("the secret\n" * 50)
+    return path
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """A hub with one corpus and one tokenizer."""
+    corpus = {"README.md": CARD, **CORPUS}
+    with Hub({"datasets/owner/corpus": corpus, "models/owner/words": WORDS}) as hub:
+        yield hub
+
+
+@pytest.fixture
+def run(hub: Hub, tmp_path: Path) -> Run:
+    """Runs a command against that hub."""
+    return runner(hub, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Local:
+    """What the hub's corpus comes to as local files."""
+    return prepared_from_files(CORPUS, tmp_path_factory.mktemp("local"))

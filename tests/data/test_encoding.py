@@ -1,0 +1,78 @@
+"""What the token files hold."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.corpora import BPE, BYTES, TEXTS, data_config, write_parquet
+from tokenizers import Tokenizer
+
+from rope_exp.config.sections import TokenizerConfig
+from rope_exp.data import encoding as encoding_module
+from rope_exp.data.prepare import prepare
+from rope_exp.data.tokenizer import PIECE_CHARS
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
+def test_tokens_equal_those_of_the_plain_library(
+    tmp_path: Path, tokenizer: TokenizerConfig
+) -> None:
+    write_parquet(tmp_path / "data" / "train-00000.parquet", TEXTS)
+    write_parquet(tmp_path / "data" / "validation.parquet", TEXTS[:20])
+    write_parquet(tmp_path / "data" / "test.parquet", ["never read"] * 20)
+    prepared = prepare(data_config(path=tmp_path / "data"), tokenizer, seq_len=64)
+
+    plain = Tokenizer.from_file(str(prepared.tokenizer_file))
+    end_id = plain.token_to_id("<|endoftext|>")
+    for side, texts in (("train", TEXTS), ("validation", TEXTS[:20])):
+        tokens = prepared.tokens(side)[:]
+        expected = []
+        for text in texts:
+            expected += [*plain.encode(text).ids, end_id]
+        assert tokens.dtype == np.uint16
+        assert tokens.tolist() == expected
+        assert prepared.corpus["documents"][side] == len(texts)
+        assert prepared.corpus["text_bytes"][side] == sum(len(text.encode()) for text in texts)
+        assert prepared.corpus["tokens"][side] == len(tokens)
+    assert prepared.num_train_tokens == len(prepared.train)
+    assert prepared.vocab_size == plain.get_vocab_size()
+    prepared.verify()
+
+
+@pytest.mark.parametrize("max_tokens", [200, 500, 3000])
+def test_training_stops_at_the_limit_exactly(tmp_path: Path, max_tokens: int) -> None:
+    path = write_parquet(tmp_path / "a.parquet", TEXTS)
+    data = data_config(path=path, holdout_fraction=0.5)
+    whole = prepare(data, BYTES)
+    part = prepare(dataclasses.replace(data, max_tokens=max_tokens), BYTES)
+    assert part.train[:].tolist() == whole.train[:max_tokens].tolist()
+    assert part.validation[:].tolist() == whole.validation[: len(part.validation)].tolist()
+
+
+# A trainer takes its time with a long word, which does not stand so early in the text.
+QUICK = dataclasses.replace(BPE, train_bytes=20_000)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, QUICK], ids=["bytes", "bpe"])
+def test_a_long_document_gives_the_tokens_that_it_gives_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: TokenizerConfig
+) -> None:
+    """Whatever the batches, and cut into pieces, also where nothing cuts it for long."""
+    words = [f"word{number}" for number in range(20_000)]
+    text = " ".join([*words, "日x" * 40_000, *words, "\n  x \n\n y" * 10_000])
+    assert len(text) > 6 * PIECE_CHARS
+    (tmp_path / "d").mkdir()
+    for name in ("train.txt", "validation.txt"):
+        (tmp_path / "d" / name).write_text(text)
+    found = []
+    for size in (1 << 30, 1 << 16):
+        monkeypatch.setattr(encoding_module, "BATCH_CHARS", size)
+        data = data_config(path=tmp_path / "d", cache_dir=str(tmp_path / f"cache{size}"))
+        prepared = prepare(data, tokenizer)
+        found.append((prepared.data_sha256, prepared.corpus["text_bytes"]))
+        assert prepared.corpus["documents"] == {"train": 1, "validation": 1}
+
+    assert found[0] == found[1]
+    plain = Tokenizer.from_file(str(prepared.tokenizer_file))
+    assert prepared.train[:-1].tolist() == plain.encode(text).ids

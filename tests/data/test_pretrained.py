@@ -1,0 +1,83 @@
+"""Tokenizers of transformers' kind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.corpora import BPE, TEXTS, start_python, tokenizer_config
+from support.refused import refused
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rope_exp.data.tokenizer import END_OF_TEXT, build_tokenizer, train_bpe
+from rope_exp.system.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train_bpe(BPE, TEXTS)
+
+
+def build(path: Path | str) -> Any:
+    return build_tokenizer(tokenizer_config("pretrained", path=str(path)), [])
+
+
+def save_as_transformers_does(tokenizer: Tokenizer, folder: Path, **settings: str) -> Path:
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+CHILD = """
+import json, sys
+from rope_exp.data.tokenizer import build_tokenizer, encode
+from support.corpora import tokenizer_config
+path, text = map(json.loads, sys.argv[1:])
+tokenizer, end_id = build_tokenizer(tokenizer_config("pretrained", path=path), [])
+print(json.dumps([end_id, encode(tokenizer, [text])[0].tolist(), sorted(sys.modules)]))
+"""
+
+
+def test_a_pretrained_tokenizer_keeps_its_ids(bpe: Tokenizer, tmp_path: Path) -> None:
+    """And this process stays free of torch."""
+    folder = save_as_transformers_does(bpe, tmp_path / "mine", eos_token=END_OF_TEXT)
+    text = f"naïve {END_OF_TEXT} text"
+    stdout, stderr = start_python(CHILD, str(folder), text, cwd=tmp_path).communicate()
+    assert stdout, stderr
+    end_id, ids, modules = json.loads(stdout)
+    assert end_id == bpe.token_to_id(END_OF_TEXT)
+    assert ids == bpe.encode(text).ids
+    assert not {"torch", "transformers"} & set(modules)
+
+
+def test_a_pretrained_tokenizer_needs_an_end_of_text(bpe: Tokenizer, tmp_path: Path) -> None:
+    folder = save_as_transformers_does(bpe, tmp_path / "endless")
+    with refused("tokenizer.path=", "endless: has no end-of-text token", by=ConfigError):
+        build(folder)
+
+
+def test_one_that_reads_special_tokens_in_text_is_refused(tmp_path: Path) -> None:
+    """A word-level model finds "</s>" in its vocabulary, whatever the library is told."""
+    tokenizer = Tokenizer(models.WordLevel({"</s>": 0, "a": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["</s>"])
+    folder = save_as_transformers_does(tokenizer, tmp_path / "words", eos_token="</s>")
+    with refused("reads the text '</s>' as a special token", by=ConfigError):
+        build(folder)
+
+
+def test_a_missing_pretrained_folder_is_named(tmp_path: Path) -> None:
+    with refused("tokenizer.path=", "nowhere: there is no such folder", by=ConfigError):
+        build(tmp_path / "nowhere")
+
+
+def test_a_tokenizer_that_cannot_be_fetched_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = "tokenizer.path=nobody/nothing: the tokenizer could not be fetched"
+    with refused(words, by=DataError):
+        build("nobody/nothing")

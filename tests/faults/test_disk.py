@@ -1,0 +1,181 @@
+"""File operations that break, and disks that fill up."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.configs import REPOSITORY
+from support.runs import TRAIN, Completed, Trial, assert_same_run
+
+NO_SPACE = r"error: no space left in .*: .* needs [\d,]+ bytes and [\d,]+ are free"
+HOWS = {"killed before", "killed after", "disk full", "input/output error"}
+# Which file operation of the run folder, and 1 before it or 2 after it.
+KILLS = [(3, 1), (9, 2), (40, 1), (90, 2)]
+MORE_KILLS = [(at, how) for at in range(1, 120, 6) for how in (1, 2)]
+
+
+def on_small_disk(mount: Path, kilobytes: int, script: str) -> Completed:
+    """Run a shell script where `mount` is a file system of its own, in memory and this large."""
+    mount.mkdir(exist_ok=True)
+    space = ["unshare", "--user", "--map-root-user", "--mount"]
+    allowed = shutil.which("unshare") and subprocess.run([*space, "true"], capture_output=True)
+    if not allowed or allowed.returncode:
+        pytest.skip("mounting takes Linux's user namespaces, which are not allowed here")
+
+    mounted = f"mount -t tmpfs -o size={kilobytes}k tmpfs {mount}"
+    return subprocess.run(
+        [*space, "sh", "-c", f"set -e; {mounted}; cd {mount}; set +e; {script}"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def command_line(trial: Trial, run: Path) -> str:
+    return " ".join([sys.executable, TRAIN, *trial.command, f"run.dir={run}"])
+
+
+@pytest.fixture(scope="module")
+def broken_saves(broken_files: Path) -> list[dict[str, Any]]:
+    """What came of a save that was broken at each operation in each way."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "save.py"), str(broken_files)],
+        env=os.environ
+        | {"LD_PRELOAD": str(broken_files), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_save_is_broken_at_every_operation(broken_saves: list[dict[str, Any]]) -> None:
+    """At every write, fsync, rename and deletion, in every way; each leaves what it must."""
+    num_by_how = Counter(save["how"] for save in broken_saves)
+    assert set(num_by_how) == HOWS
+    assert min(num_by_how.values()) == max(num_by_how.values()) > 20
+    outcomes = {(save["how"], save["loaded"]) for save in broken_saves}
+    assert outcomes >= {("killed before", 2), ("killed before", 3)}
+    assert outcomes >= {("disk full", 2), ("input/output error", 2)}
+
+
+def test_a_broken_save_leaves_the_old_or_the_new(broken_saves: list[dict[str, Any]]) -> None:
+    """And the run goes on from there.
+
+    What is listed verifies: nothing half stands under a checkpoint's name, neither made nor
+    deleted by halves.
+    """
+    for save in broken_saves:
+        assert save["verified"] == save["listed"], save
+        assert save["listed"] in ([1, 2], [1, 2, 3], [2, 3]), save
+        assert save["loaded"] == max(save["listed"]), save
+        assert save["after"] == [f"step_{save['loaded']:08d}", "step_00000004"], save
+
+
+def test_a_broken_save_ends_as_it_was_broken(broken_saves: list[dict[str, Any]]) -> None:
+    """A full disk is said to be one, and an error leaves no temporary folder."""
+    for save in broken_saves:
+        killed = save["how"].startswith("killed")
+        assert (save["status"] == -signal.SIGKILL) == killed, save
+        if not killed and save["status"] != 0:
+            assert not any(name.startswith(".saving-") for name in save["left"]), save
+        if save["how"] == "disk full" and save["status"] != 0:
+            assert save["said"].startswith("no space left in "), save
+
+
+@pytest.mark.parametrize(
+    ("at", "how"),
+    KILLS + [pytest.param(*kill, marks=pytest.mark.torture) for kill in MORE_KILLS],
+)
+def test_killed_at_a_file_operation_it_goes_on(
+    trial: Trial, broken_files: Path, at: int, how: int
+) -> None:
+    """Before or after the operation of the run folder; it is the same run, and leaves nothing."""
+    done = trial.train(
+        LD_PRELOAD=str(broken_files),
+        FAULT_FOLDER=str(trial.folder),
+        FAULT_AT=str(at),
+        FAULT_HOW=str(how),
+    )
+    assert done.returncode in (1, -signal.SIGKILL), done.stderr
+    assert not (trial.folder / "result.json").exists()
+    trial.assert_goes_on()
+    left = {path.name for path in trial.folder.rglob(".*")}
+    assert left <= {".lock"}, left
+
+
+def test_a_disk_that_fills_up_costs_no_checkpoint(trial: Trial, tmp_path: Path) -> None:
+    """And no half row; with room again the run goes on.
+
+    A checkpoint takes about 450 kB, and room is asked for three with some to spare. Once the
+    first stands, another program eats what is left.
+    """
+    disk = tmp_path / "disk"
+    kept = tmp_path / "kept"
+    run = command_line(trial, disk / "run")
+    script = f"""
+        {run} 2> {tmp_path}/err & run=$!
+        while kill -0 $run && ! [ -d run/checkpoints/step_00000010 ]; do sleep 0.01; done
+        cat /dev/zero > eater 2> /dev/null
+        wait $run; echo "exit $?"; cat {tmp_path}/err; ls -A run run/checkpoints; cp -r run {kept}
+        rm eater; {run} > /dev/null 2>&1; echo "then $?"; cp -r run {trial.folder}
+    """
+    done = on_small_disk(disk, 5000, script)
+    assert "exit 1" in done.stdout, done.stdout + done.stderr
+    assert re.search(NO_SPACE, done.stdout), done.stdout
+    for left in ("Traceback", ".saving", ".new"):
+        assert left not in done.stdout
+
+    oldest = min((kept / "checkpoints").iterdir())
+    assert {path.name for path in oldest.iterdir()} >= {"model.safetensors", "manifest.json"}
+    content = (kept / "metrics.jsonl").read_bytes()
+    assert content.endswith(b"\n")
+    steps = [json.loads(line)["step"] for line in content.splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
+
+    assert "then 0" in done.stdout
+    assert_same_run(trial.undisturbed, trial.folder)
+
+
+def test_a_start_with_too_little_room_is_refused(trial: Trial, tmp_path: Path) -> None:
+    """With room for less than two checkpoints, naming folder and bytes."""
+    disk = tmp_path / "disk"
+    run = command_line(trial, disk / "run")
+    done = on_small_disk(disk, 800, f"{run} train.keep_checkpoints=1; echo exit $?; ls -A")
+    assert done.stdout.splitlines() == ["exit 1"]
+    assert re.fullmatch(rf"{NO_SPACE}.*\n", done.stderr)
+    assert f"{disk}/run: " in done.stderr
+
+
+@pytest.mark.parametrize("broken", ["closed", "full"])
+def test_where_nobody_hears_it_a_run_trains_and_stops(trial: Trial, broken: str) -> None:
+    """Standard error is a pipe that nobody reads, or a file on a full disk.
+
+    The run is stopped past an evaluation, of which a line would have been printed.
+    """
+    read, write = os.pipe()
+    stderr = write if broken == "closed" else os.open("/dev/full", os.O_WRONLY)
+    process = subprocess.Popen(
+        [sys.executable, TRAIN, *trial.words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        text=True,
+    )
+    for descriptor in {read, write, stderr}:
+        os.close(descriptor)
+    trial.wait_for_rows(33, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+    assert trial.checkpoints()[-1] == trial.num_rows()
+    trial.assert_goes_on()

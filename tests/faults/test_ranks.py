@@ -1,0 +1,146 @@
+"""One rank of two dies, hangs, refuses, sees another folder, or computes a bad number."""
+
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from support.runs import (
+    Process,
+    Trial,
+    assert_same_losses,
+    num_rows,
+    processes_of,
+    sabotage,
+    start,
+    stopped_by,
+    train,
+    wait_for,
+)
+
+from rope_exp.run.metrics import read_metrics
+from rope_exp.system.files import read_json
+
+TWO = "launch.num_processes=2"
+FOR_EVER = "train.num_steps=100000"
+
+
+def assert_ended_by_sigkill(trial: Trial, process: Process, *, rank: int) -> None:
+    """The job ends within a minute, says which rank was killed, and leaves no process."""
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"process {rank} of 2 was ended by SIGKILL" in stderr
+    assert "Traceback" not in stderr
+    assert not processes_of(trial.folder)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_raises_shows_its_traceback_alone(trial: Trial, rank: int) -> None:
+    """It leaves no orphan, and the run goes on."""
+    began = time.monotonic()
+    done = trial.train(TWO, **sabotage(rank=rank, step=25, what="raise"))
+    assert time.monotonic() - began < 60
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert f"RuntimeError: sabotage of process {rank}" in done.stderr
+    assert f"process {rank} of 2 failed" in done.stderr
+    assert not processes_of(trial.folder)
+
+    assert trial.train(TWO).returncode == 0
+    assert_same_losses(trial.undisturbed, trial.folder, tolerance=2e-4)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_job(trial: Trial, rank: int) -> None:
+    process = trial.start(TWO, FOR_EVER, rows=15)
+    os.kill(trial.ranks()[rank], signal.SIGKILL)
+    assert_ended_by_sigkill(trial, process, rank=rank)
+
+
+def test_a_rank_that_hangs_beside_a_killed_one_is_ended(trial: Trial) -> None:
+    process = trial.start(TWO, FOR_EVER, rows=14, **sabotage(rank=1, step=15, what="hang"))
+    time.sleep(0.5)
+    os.kill(trial.ranks()[0], signal.SIGKILL)
+    assert_ended_by_sigkill(trial, process, rank=0)
+
+
+def test_what_the_first_rank_refuses_is_one_sentence(trial: Trial) -> None:
+    """And not the other rank's traceback about it."""
+    process = trial.start(TWO, FOR_EVER, rows=15)
+    stopped_by(process, signal.SIGTERM)
+    metrics = trial.folder / "metrics.jsonl"
+    metrics.write_text('{"step": 1}\n')
+
+    done = trial.train(TWO, FOR_EVER)
+    assert done.returncode == 2
+    assert f"error: {metrics} was changed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert " of 2 failed" not in done.stderr
+
+
+def test_ranks_that_see_different_folders_are_refused(trial: Trial, tmp_path: Path) -> None:
+    """Before they train, by both: the checkpoint lies with the first rank alone."""
+    hosts = [tmp_path / "host0", tmp_path / "host1"]
+    run = hosts[0] / "run"
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
+    for host in hosts:
+        host.mkdir()
+
+    def start_both() -> list[Process]:
+        world = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}
+        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        words = [*trial.command, "run.dir=run", "launch.device=cpu", FOR_EVER]
+        return [start(*words, cwd=host, RANK=host.name[-1], **world) for host in hosts]
+
+    first = start_both()
+    wait_for(lambda: num_rows(run) >= 12, first[0])
+    for process in first:
+        process.send_signal(signal.SIGTERM)
+    for process in first:
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 75, stderr
+    rows = num_rows(run)
+
+    words = r"error: process 1 begins at step=0 and process 0 at [1-9]\d*; all of them must see"
+    for process in start_both():
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 2, stderr
+        assert re.search(words, stderr)
+    assert num_rows(run) == rows
+
+
+@pytest.mark.parametrize("poison", ["nan", "inf", "loss"])
+def test_one_bad_number_on_one_rank_stops_both(
+    tmp_path: Path, tiny_overrides: list[str], poison: str
+) -> None:
+    """Before the update: no row, no weight and no checkpoint has seen it."""
+    run = tmp_path / "run"
+    command = [*tiny_overrides, "train.num_steps=20", TWO, "pe=vo_rope"]
+    done = train(*command, cwd=tmp_path, **sabotage(rank=1, step=9, what=poison))
+    assert done.returncode == 3, done.stderr
+    assert "diverged: after 8 steps a loss or a gradient was not finite" in done.stderr
+
+    result = read_json(run / "result.json")
+    assert (result["status"], result["diverged_step"], result["steps"]) == ("diverged", 9, 8)
+    assert [row["step"] for row in read_metrics(run)] == list(range(1, 9))
+    checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert checkpoints == ["step_00000006", "step_00000008"]
+
+
+def test_two_ranks_to_one_is_the_same_run_up_to_rounding(trial: Trial) -> None:
+    """And it leaves a mark: rounding differs with the number of ranks."""
+    process = trial.start(TWO, rows=20)
+    stopped_by(process, signal.SIGTERM)
+    assert trial.train().returncode == 0
+
+    one = read_json(trial.undisturbed / "result.json")
+    moved = read_json(trial.folder / "result.json")
+    assert one["order_sha256"] == moved["order_sha256"]
+    assert_same_losses(trial.undisturbed, trial.folder, tolerance=2e-4)
+    marks = read_json(trial.folder / "env.json")["marks"]
+    assert any("went on with world_size 1 after 2" in mark for mark in marks)

@@ -1,0 +1,160 @@
+"""Requests to stop: from a person, from a scheduler, to one rank, once and twice."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import pytest
+from support.configs import REPOSITORY
+from support.runs import (
+    TRAIN,
+    Trial,
+    assert_same_run,
+    num_rows,
+    processes_of,
+    sabotage,
+    stopped_by,
+    train,
+    wait_for,
+)
+
+from rope_exp.system.signals import STOP_SIGNALS
+
+STOPS = [
+    ("start", signal.SIGUSR1),
+    ("compile", signal.SIGTERM),
+    ("step", signal.SIGINT),
+    ("save", signal.SIGTERM),
+]
+MORE_STOPS = list(product(("start", "step", "save"), STOP_SIGNALS))
+
+
+def is_at(moment: str, run: Path) -> bool:
+    """Whether a run has come to the moment at which it is to be stopped."""
+    if moment == "start":
+        return (run / "config.yaml").exists()
+    if moment == "compile":
+        return (run / "metrics.jsonl").exists()
+    if moment == "step":
+        return num_rows(run) >= 13
+    return any((run / "checkpoints").glob(".saving-*"))
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    STOPS + [pytest.param(*stop, marks=pytest.mark.torture) for stop in MORE_STOPS],
+)
+def test_asked_to_stop_it_exits_75_and_goes_on(
+    trial: Trial, moment: str, number: signal.Signals
+) -> None:
+    """At any moment, with every row saved, and bit for bit the same run afterwards."""
+    compiled = ["train.compile=true"] if moment == "compile" else []
+    process = trial.start("train.save_every=3", *compiled)
+    wait_for(lambda: is_at(moment, trial.folder), process)
+    if moment == "start":
+        time.sleep(1.0)
+    stopped_by(process, number)
+    assert not (trial.folder / "result.json").exists()
+    if compiled:
+        # Compiled, it is another run.
+        assert trial.num_rows() <= 1
+        return
+
+    assert not list((trial.folder / "checkpoints").glob(".saving-*"))
+    if moment != "start" or trial.checkpoints():
+        assert trial.checkpoints()[-1] == trial.num_rows()
+    trial.assert_goes_on("train.save_every=3")
+
+
+def test_a_second_signal_leaves_at_once(trial: Trial) -> None:
+    """A step that hangs hears nothing; the run goes on from its last checkpoint."""
+    process = trial.start(rows=24, **sabotage(step=25, what="hang"))
+    process.send_signal(signal.SIGTERM)
+    time.sleep(2.5)
+    assert process.poll() is None
+
+    asked = time.monotonic()
+    stopped_by(process, signal.SIGTERM)
+    assert time.monotonic() - asked < 5
+    assert trial.checkpoints() == [10, 20]
+    trial.assert_goes_on()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_that_is_asked_makes_both_save(trial: Trial, tmp_path: Path, rank: int) -> None:
+    """The same step, and the run goes on bit for bit."""
+    words = ["train.num_steps=150", "train.micro_batch_size=1", "launch.num_processes=2"]
+    undisturbed = tmp_path / "undisturbed"
+    assert train(*trial.command, *words, f"run.dir={undisturbed}", cwd=tmp_path).returncode == 0
+
+    process = trial.start(*words, rows=5)
+    ranks = trial.ranks()
+    assert len(ranks) == 2
+    os.kill(ranks[rank], signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert "Traceback" not in stderr
+    assert trial.checkpoints()[-1] == trial.num_rows() < 150
+
+    assert trial.train(*words).returncode == 0
+    assert_same_run(undisturbed, trial.folder)
+
+
+def test_the_batch_script_of_the_readme_goes_on(trial: Trial, tmp_path: Path) -> None:
+    """After its time limit: SLURM signals every process of a step, and the script requeues."""
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"    #!/bin/bash\n(?:    .*\n)+", readme)
+    assert block
+    script = re.sub(r"^    ", "", block[0], flags=re.MULTILINE)
+    command = " ".join([sys.executable, TRAIN, *trial.words])
+    script = re.sub(r"python train.py .* \|\|", f"{command} ||", script)
+    (tmp_path / "job.sh").write_text(script)
+
+    # SLURM's own commands, as far as the script uses them.
+    for name, does in (("srun", 'exec "$@"'), ("scontrol", f'echo "$@" >> {tmp_path}/requeued')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    job = ["bash", str(tmp_path / "job.sh")]
+
+    process = subprocess.Popen(
+        job, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    trial.wait_for_rows(5, process)
+    for pid, words in processes_of(trial.folder).items():
+        if "job.sh" not in words:
+            os.kill(pid, signal.SIGUSR1)
+    process.communicate(timeout=60)
+    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+
+    subprocess.run(job, env=environment, check=True, capture_output=True, timeout=120)
+    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+    assert_same_run(trial.undisturbed, trial.folder)
+
+
+def test_a_launcher_that_raises_leaves_a_checkpoint(trial: Trial) -> None:
+    """In the dispatcher's waiting loop, as submitit's handler of SIGUSR2 does to requeue a job."""
+    script = f"""
+import signal, sys
+from rope_exp.config.compose import run_config
+from rope_exp.config.resolve import settle
+from rope_exp.launch.sweep import dispatch
+signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(9))
+dispatch([settle(run_config({trial.words!r}))])
+"""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    trial.wait_for_rows(13, process)
+    process.send_signal(signal.SIGUSR2)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 9, stderr
+    assert not (trial.folder / "result.json").exists()
+    assert trial.checkpoints()[-1] == trial.num_rows() >= 13
+    trial.assert_goes_on()

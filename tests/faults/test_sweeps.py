@@ -1,0 +1,164 @@
+"""Sweeps: one run breaks, two dispatchers meet, the dispatcher dies or is stopped, 200 runs."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.runs import (
+    num_rows,
+    processes_of,
+    ranks_of,
+    sabotage,
+    start,
+    stopped_by,
+    train,
+    wait_for,
+)
+
+from rope_exp.run.metrics import read_metrics
+from rope_exp.system.files import read_json
+
+LOGGED = {
+    "raise": "sabotage of process 0",
+    "memory": "error: out of memory",
+    "killed": "ended by SIGKILL",
+}
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Path:
+    """The folder of a group that no other test has: its processes are told by it."""
+    return Path("results/runs") / tmp_path.name
+
+
+@pytest.fixture
+def sweep(tiny_overrides: list[str], group: Path) -> list[str]:
+    """The beginning of a sweep's command line."""
+    words = [word for word in tiny_overrides if not word.startswith("run.dir=")]
+    return ["-m", *words, f"run.group={group.name}"]
+
+
+def starts(runs: Path) -> dict[str, int]:
+    """Return how often each run of a group was started, by variant."""
+    environments = runs.glob("*/seed0/env.json")
+    return {path.parent.parent.name: len(read_json(path)["started"]) for path in environments}
+
+
+def finished(runs: Path) -> list[str]:
+    """Return the variants that are done."""
+    return sorted(path.parent.parent.name for path in runs.glob("*/seed0/result.json"))
+
+
+@pytest.mark.parametrize(
+    "what", ["raise", "memory", pytest.param("killed", marks=pytest.mark.torture)]
+)
+def test_one_broken_run_is_named_and_rerun_alone(
+    tmp_path: Path, group: Path, sweep: list[str], what: str
+) -> None:
+    """The others finish; the broken one is named with its log, and a rerun starts it alone."""
+    command = [*sweep, "pe=nope,vo_rope,qk_rope", "train.num_steps=30"]
+    runs = tmp_path / group
+    broken = runs / "vo_rope/seed0"
+    harm = sabotage(step=5, what="hang" if what == "killed" else what)
+    process = start(*command, cwd=tmp_path, **harm)
+    if what == "killed":
+        wait_for(lambda: num_rows(broken) >= 4, process)
+        [victim] = ranks_of(group / "vo_rope")
+        os.kill(victim, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    assert f"vo_rope-s0: failed (exit code 1), see {group}/vo_rope/seed0/log.txt" in stderr
+    assert LOGGED[what] in (broken / "log.txt").read_text()
+    assert finished(runs) == ["nope", "qk_rope"]
+
+    assert train(*command, cwd=tmp_path).returncode == 0
+    assert finished(runs) == ["nope", "qk_rope", "vo_rope"]
+    assert starts(runs) == {"nope": 1, "qk_rope": 1, "vo_rope": 2}
+
+
+def test_two_sweeps_at_once_run_every_run_once(
+    tmp_path: Path, group: Path, sweep: list[str]
+) -> None:
+    command = [*sweep, "pe=nope,vo_rope,qk_rope,k_rope", "train.num_steps=30"]
+    both = [start(*command, cwd=tmp_path) for _ in range(2)]
+    for process in both:
+        _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+    runs = tmp_path / group
+    assert len(finished(runs)) == 4
+    assert set(starts(runs).values()) == {1}
+
+
+def test_a_killed_dispatcher_takes_its_runs_along(
+    tmp_path: Path, group: Path, sweep: list[str]
+) -> None:
+    """A rerun picks them up where they stopped."""
+    command = [*sweep, "pe=nope,vo_rope", "train.num_steps=200", "launch.max_parallel=2"]
+    folders = [tmp_path / group / pe / "seed0" for pe in ("nope", "vo_rope")]
+    process = start(*command, cwd=tmp_path)
+    wait_for(lambda: all(num_rows(folder) >= 5 for folder in folders), process)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while processes_of(group):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    assert train(*command, cwd=tmp_path).returncode == 0
+    for folder in folders:
+        assert [row["step"] for row in read_metrics(folder)] == list(range(1, 201))
+
+
+def test_a_sweep_that_is_stopped_ends_every_run(
+    tmp_path: Path, group: Path, sweep: list[str]
+) -> None:
+    """A rerun finishes them."""
+    command = [*sweep, "pe=nope,vo_rope,qk_rope", "launch.max_parallel=2"]
+    command += ["train.num_steps=300", "train.save_every=50"]
+    runs = tmp_path / group
+    process = start(*command, cwd=tmp_path)
+    wait_for(
+        lambda: sum(num_rows(folder) > 5 for folder in runs.glob("*/seed0")) == 2,
+        process,
+    )
+    stopped_by(process, signal.SIGUSR1)
+    assert not processes_of(group)
+    assert train(*command, cwd=tmp_path).returncode == 0
+    assert len(finished(runs)) == 3
+
+
+@pytest.mark.torture
+def test_two_hundred_runs_keep_memory_and_start_up_flat(
+    tmp_path: Path, group: Path, sweep: list[str]
+) -> None:
+    command = [*sweep, "pe=nope,vo_rope", f"seed={','.join(map(str, range(100)))}"]
+    command += ["train.num_steps=1", "train.eval_every=1", "train.save_every=1"]
+    process = start(*command, "launch.max_parallel=2", cwd=tmp_path)
+    status = Path(f"/proc/{process.pid}/status")
+    resident_kb: dict[int, int] = {}  # of the dispatcher, by the number of runs that are done
+
+    def results() -> list[Path]:
+        return list((tmp_path / group).glob("*/seed*/result.json"))
+
+    while process.poll() is None:
+        resident = re.search(r"VmRSS:\s+(\d+)", status.read_text())
+        if resident:
+            resident_kb[len(results())] = int(resident[1])
+        time.sleep(0.2)
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    ended = sorted(path.stat().st_mtime for path in results())
+    assert len(ended) == 200
+
+    early = max(kb for number, kb in resident_kb.items() if 5 < number < 20)
+    late = max(kb for number, kb in resident_kb.items() if number > 180)
+    first = ended[49] - ended[9]
+    last = ended[189] - ended[149]
+    print(f"dispatcher: {early // 1024} MiB after 5 to 20 runs, {late // 1024} MiB at the end")
+    print(f"40 runs took {first:.0f} s at the beginning, {last:.0f} s at the end")
+    assert late < early + 16 * 1024
+    assert last < 1.5 * first

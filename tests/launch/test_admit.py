@@ -1,0 +1,178 @@
+"""What a run is admitted to, and refused: its folder, its group, its room."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.refused import refused
+
+from rope_exp.config.resolve import settle
+from rope_exp.config.run import RunConfig
+from rope_exp.launch import admit as admit_module
+from rope_exp.launch.admit import acquire, acquire_or_refuse, admit
+from rope_exp.launch.job import Job
+
+OnCpu = Callable[..., RunConfig]
+OTHER = [
+    ("seed=4", "seed: 0 -> 4"),
+    ("data.holdout_fraction=0.3", "data.holdout_fraction: 0.2 -> 0.3"),
+    ("data.max_tokens=5000", "data.max_tokens: null -> 5000"),
+    ("data.seed=7", "data.seed: null -> 7"),
+    ("tokenizer=bpe_2k", "tokenizer.kind: bytes -> bpe"),
+    ("train.global_batch_size=8", "train.global_batch_size: 4 -> 8"),
+    ("train.seq_len=32", "train.seq_len: 16 -> 32"),
+    ("train.num_steps=7", "train.num_steps: 6 -> 7"),
+    ("train.micro_batch_size=1", "train.micro_batch_size: null -> 1"),
+    ("pe=vo_rope", "pe.rotate: "),
+    ("pe.base=500000", "pe.base: 10000.0 -> 500000.0"),
+    ("model.hidden_size=64", "model.hidden_size: 32 -> 64"),
+    ("model.num_hidden_layers=3", "model.num_hidden_layers: 2 -> 3"),
+    ("optim.lr=0.1", "optim.lr: 0.003 -> 0.1"),
+    ("schedule.final_fraction=0.5", "schedule.final_fraction: "),
+]
+HARMLESS = [
+    "tracker=wandb",
+    "tracker.project=other",
+    "train.log_every=3",
+    "train.save_every=5",
+    "train.keep_checkpoints=7",
+    "launch.num_processes=2",
+    "run.group=elsewhere",
+    "train.peak_tflops=100",
+]
+
+
+@pytest.fixture
+def on_cpu(tiny: Callable[..., RunConfig]) -> OnCpu:
+    """`on_cpu("pe=vo_rope")` is the small run's config, resolved for a machine without a GPU."""
+    return lambda *overrides: settle(tiny("launch.device=cpu", *overrides))
+
+
+@pytest.fixture
+def begun(on_cpu: OnCpu) -> Job:
+    """A run whose folder was made, and that nobody runs now."""
+    return begin(on_cpu())
+
+
+def begin(config: RunConfig) -> Job:
+    [job] = admit([config])
+    assert acquire(job)
+    job.unlock()
+    return job
+
+
+def write_rows(folder: Path, num_steps: int) -> None:
+    rows = [f'{{"step": {step}}}\n' for step in range(1, num_steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(rows))
+
+
+@pytest.mark.parametrize(("override", "words"), OTHER, ids=[override for override, _ in OTHER])
+def test_another_config_on_an_old_folder_is_refused(
+    begun: Job, on_cpu: OnCpu, override: str, words: str
+) -> None:
+    """By key, with the old and the new value; nothing in the folder changes."""
+    before = {path: path.read_bytes() for path in begun.folder.rglob("*")}
+    with refused(words, "run.fresh=true"):
+        admit([on_cpu(override)])
+    assert {path: path.read_bytes() for path in begun.folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize("override", HARMLESS)
+def test_a_key_that_changes_no_number_may_change(begun: Job, on_cpu: OnCpu, override: str) -> None:
+    begin(on_cpu(override))
+
+
+def test_a_folder_is_acquired_by_one_after_another(on_cpu: OnCpu) -> None:
+    [first] = admit([on_cpu()])
+    [second] = admit([on_cpu()])
+    assert acquire(first)
+    assert not acquire(second)
+    assert second.status == "elsewhere"
+    first.unlock()
+    assert acquire(second)
+    second.unlock()
+
+
+def test_the_one_run_of_a_command_waits_for_no_other(
+    monkeypatch: pytest.MonkeyPatch, on_cpu: OnCpu
+) -> None:
+    monkeypatch.setattr(admit_module, "LOCK_SECONDS", 0.2)
+    [first] = admit([on_cpu()])
+    [second] = admit([on_cpu()])
+    assert acquire(first)
+    with refused("another process is running this run"):
+        acquire_or_refuse(second)
+    first.unlock()
+    acquire_or_refuse(second)
+    second.unlock()
+
+
+def test_a_start_killed_as_it_wrote_its_config_blocks_none(on_cpu: OnCpu) -> None:
+    config = on_cpu()
+    config.folder.mkdir()
+    (config.folder / ".lock").touch()
+    (config.folder / ".config.yaml.new").write_text("seed: ")
+    begin(config)
+    assert sorted(path.name for path in config.folder.iterdir()) == [".lock", "config.yaml"]
+
+
+def test_a_fresh_run_moves_the_old_folder_aside(begun: Job, on_cpu: OnCpu) -> None:
+    (begun.folder / "kept").touch()
+    fresh = begin(on_cpu("run.fresh=true", "seed=4"))
+    assert not (fresh.folder / "kept").exists()
+    assert (fresh.folder.with_name(".run.old-1") / "kept").exists()
+    begin(on_cpu("run.fresh=true"))
+    assert (fresh.folder.with_name(".run.old-2") / "config.yaml").exists()
+
+
+def test_runs_of_one_sweep_that_share_a_folder_are_refused(on_cpu: OnCpu) -> None:
+    with refused("run.dir=", "two runs of the sweep (nope-s0) would share it"):
+        admit([on_cpu(), on_cpu("pe=nope")])
+
+
+def test_two_hundred_runs_are_admitted_with_one_corpus(
+    on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    prepared = []
+    prepare = admit_module.prepare
+    monkeypatch.setattr(
+        admit_module, "prepare", lambda *a, **k: prepared.append(a) or prepare(*a, **k)
+    )
+    base = on_cpu()
+    configs = [
+        dataclasses.replace(base.replace("run", dir=str(tmp_path / f"run{seed}")), seed=seed)
+        for seed in range(200)
+    ]
+    assert len(admit(configs)) == 200
+    assert len(prepared) == 1
+
+
+@pytest.mark.parametrize("harm", ["removed", "linked"])
+def test_a_run_that_lost_its_checkpoints_is_refused(begun: Job, tmp_path: Path, harm: str) -> None:
+    """Its curve is kept. A run that was killed before its first save, at step 2, may go on."""
+    write_rows(begun.folder, 2)
+    [again] = admit([begun.config])
+    assert again.exit_code is None
+
+    write_rows(begun.folder, 3)
+    checkpoint = begun.folder / "checkpoints" / "step_00000002"
+    checkpoint.parent.mkdir()
+    if harm == "linked":
+        elsewhere = tmp_path / "larger" / "step_00000002"
+        elsewhere.mkdir(parents=True)
+        checkpoint.symlink_to(elsewhere)
+    with refused("has metrics up to step 3 and no checkpoint; restore"):
+        admit([begun.config])
+
+    checkpoint.unlink(missing_ok=True)
+    checkpoint.mkdir()
+    admit([begun.config])
+
+
+def test_a_run_killed_before_its_first_save_may_save_oftener(on_cpu: OnCpu) -> None:
+    """It is not refused the second time, either, when the first one ended before it trained."""
+    first = begin(on_cpu("train.save_every=6"))
+    write_rows(first.folder, 4)
+    for _ in range(2):
+        begin(on_cpu("train.save_every=2"))

@@ -1,0 +1,84 @@
+"""GPUs that one run at a time holds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.gpus import show_gpus
+
+from rope_exp.config.compose import run_config
+from rope_exp.config.resolve import settle
+from rope_exp.config.run import RunConfig
+from rope_exp.launch.leases import Lease, lease_gpus
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    show_gpus(monkeypatch, 2)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+
+
+def settled(*overrides: str) -> RunConfig:
+    return settle(run_config(overrides))
+
+
+def leased(config: RunConfig) -> list[Lease]:
+    """Lease what must be free."""
+    leases = lease_gpus(config)
+    assert leases is not None
+    return leases
+
+
+def release(leases: list[Lease]) -> None:
+    for lease in leases:
+        lease.release()
+
+
+def test_a_gpu_is_leased_once_until_it_is_given_back() -> None:
+    config = settled()
+    first = leased(config)
+    second = leased(config)
+    assert {first[0].gpu, second[0].gpu} == {"0", "1"}
+    assert lease_gpus(config) is None
+
+    release(first)
+    third = leased(config)
+    assert third[0].gpu == first[0].gpu
+    release(second)
+    release(third)
+
+
+def test_a_run_that_waits_for_two_gpus_holds_none() -> None:
+    one = settled()
+    both = settled("launch=all_gpus")
+    first = leased(one)
+    assert lease_gpus(both) is None
+
+    # The refused run left the free one free.
+    second = leased(one)
+    release(first)
+    release(second)
+    taken = leased(both)
+    assert [lease.gpu for lease in taken] == ["0", "1"]
+    release(taken)
+
+
+def test_a_lease_lives_as_long_as_a_child_that_holds_it() -> None:
+    """The dispatcher may die before its ranks."""
+    config = settled("launch=all_gpus")
+    leases = leased(config)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"],
+        stdin=subprocess.PIPE,
+        pass_fds=[lease.descriptor for lease in leases],
+    )
+    release(leases)
+    assert lease_gpus(config) is None
+
+    child.communicate(b"\n", timeout=30)
+    release(leased(config))
+
+
+def test_a_run_on_the_cpu_needs_no_lease() -> None:
+    assert lease_gpus(settled("launch.device=cpu")) == []

@@ -1,0 +1,119 @@
+"""How a run ends, from how its ranks did."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rope_exp.config.resolve import settle
+from rope_exp.config.run import RunConfig
+from rope_exp.launch import ranks
+from rope_exp.launch.job import Job
+
+
+@pytest.fixture
+def job(tiny: Callable[..., RunConfig]) -> Job:
+    config = settle(tiny("launch.device=cpu"))
+    config.folder.mkdir()
+    return Job(config, config.folder)
+
+
+def run_shells(job: Job, *scripts: str) -> None:
+    """Have shells stand for the job's ranks, and wait until all have ended."""
+    job.ranks += [subprocess.Popen(["sh", "-c", script], cwd=job.folder) for script in scripts]
+    deadline = time.monotonic() + 20
+    while job.exit_code is None:
+        assert time.monotonic() < deadline
+        ranks.poll(job)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("codes", "exit_code", "status"),
+    [
+        ((0, 0), 0, "finished"),
+        ((3, 3), 3, "diverged"),
+        ((75, 75), 75, "stopped"),
+        ((0, 1), 1, "failed"),
+        ((2, 1), 2, "failed"),
+        ((134, 0), 1, "failed"),
+    ],
+)
+def test_exit_codes_of_ranks_become_one_of_the_run(
+    job: Job, codes: tuple[int, ...], exit_code: int, status: str
+) -> None:
+    """A rank's refusal, 2, is the run's; any other failure is 1."""
+    run_shells(job, *(f"exit {code}" for code in codes))
+    assert job.exit_code == exit_code
+    assert job.status == status
+
+
+def test_the_rank_that_failed_first_has_the_word(job: Job) -> None:
+    """By the time of its file: it may be seen to end after one that failed because it did."""
+    run_shells(
+        job,
+        "sleep 0.2; echo consequence > .failure-0; exit 1",
+        "echo cause > .failure-1; sleep 0.4; exit 1",
+    )
+    assert job.reason == "process 1 of 2 failed\ncause"
+    assert not list(job.folder.glob(".failure-*"))
+
+
+def test_a_killed_rank_comes_before_any_that_failed(job: Job) -> None:
+    """Nothing but the kernel or a person kills, and the others fail because it is gone."""
+    run_shells(job, "echo gone > .failure-0; exit 1", "sleep 0.2; kill -9 $$")
+    assert job.reason.startswith("process 1 of 2 was ended by SIGKILL (the kernel does that")
+    assert job.exit_code == 1
+
+
+def test_a_rank_that_said_it_all_leaves_no_reason(job: Job) -> None:
+    run_shells(job, "exit 1")
+    assert job.exit_code == 1
+    assert job.reason == ""
+
+
+def test_ranks_that_wait_for_a_failed_one_are_ended(
+    monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    """We ended them: they did not fail."""
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
+    run_shells(job, "exec sleep 60", "echo cause > .failure-1; exit 1")
+    assert job.reason == "process 1 of 2 failed\ncause"
+    assert job.codes == {0: 75, 1: 1}
+
+
+def start_shell(job: Job, script: str) -> None:
+    """Have a shell stand for the job's one rank, once it has run `script`."""
+    script = f"{script}; touch up; while :; do sleep 0.05; done"
+    job.ranks.append(subprocess.Popen(["sh", "-c", script], cwd=job.folder))
+    deadline = time.monotonic() + 20
+    while not (job.folder / "up").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:
+    """submitit's handler ends the dispatcher by an exception ahead of the job's limit."""
+    relay = ranks.SignalRelay([job])
+    start_shell(job, "trap 'sleep 0.3; touch saved; exit 75' TERM")
+    with pytest.raises(SystemExit), relay:
+        raise SystemExit(9)
+    assert (job.folder / "saved").exists()
+
+
+def test_a_second_signal_ends_ranks_that_do_not_hear(
+    monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    monkeypatch.setattr("rope_exp.system.signals.REPEAT_SECONDS", 0.0)
+    with ranks.SignalRelay([job]) as relay:
+        start_shell(job, "trap '' TERM")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert relay.requested
+        time.sleep(0.2)
+        assert job.ranks[0].poll() is None
+
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert job.ranks[0].wait(timeout=20) == -signal.SIGKILL

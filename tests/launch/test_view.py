@@ -1,0 +1,70 @@
+"""What a person sees of a sweep."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rope_exp.config.run import RunConfig
+from rope_exp.launch import view
+from rope_exp.launch.job import Job
+from rope_exp.launch.view import SweepView
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def jobs(tiny: Callable[..., RunConfig], tmp_path: Path) -> list[Job]:
+    """Two runs of six steps: one is done, the other waits."""
+    jobs = []
+    for seed in range(2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        jobs.append(Job(dataclasses.replace(tiny("pe=vo_rope"), seed=seed), folder))
+    write_row(jobs[0], step=6, losses={"train/loss": 3.5, "val/loss": 3.25})
+    jobs[0].exit_code = 0
+    return jobs
+
+
+def write_row(job: Job, *, step: int, losses: dict[str, float]) -> None:
+    with (job.folder / "metrics.jsonl").open("a") as file:
+        print(json.dumps({"step": step, **losses, "tokens_per_s": None}), file=file)
+
+
+def test_a_log_gets_a_line_for_every_change(
+    monkeypatch: pytest.MonkeyPatch, jobs: list[Job], capsys: Capture
+) -> None:
+    monkeypatch.setattr(view, "REFRESH_SECONDS", 0.0)
+    with SweepView(jobs) as shown:
+        shown.refresh()
+        jobs[1].exit_code = 3
+        write_row(jobs[1], step=2, losses={"train/loss": 9.0})
+        shown.refresh()
+    assert capsys.readouterr().err.splitlines() == [
+        "vo_rope-s0: finished, loss 3.5000, val 3.2500",
+        "vo_rope-s1: diverged, loss 9.0000",
+    ]
+
+
+def test_a_log_gets_a_summary_every_so_often(
+    monkeypatch: pytest.MonkeyPatch, jobs: list[Job], capsys: Capture
+) -> None:
+    monkeypatch.setattr(view, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(view, "LINE_SECONDS", 0.0)
+    with SweepView(jobs) as shown:
+        assert "1 of 2 runs ended, no estimate yet" in capsys.readouterr().err
+        write_row(jobs[1], step=5, losses={"train/loss": 4.0})
+        shown.refresh()
+        assert "1 of 2 runs ended, 0:00:00 left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["no JSON\n", '{"step": 2, "train/loss": "x"}\n', "\0"])
+def test_a_broken_curve_is_left_to_its_run(jobs: list[Job], capsys: Capture, content: str) -> None:
+    """The run refuses it in its log; here it is no loss at all."""
+    (jobs[1].folder / "metrics.jsonl").write_text(content)
+    jobs[1].exit_code = 2
+    with SweepView(jobs):
+        pass
+    assert capsys.readouterr().err.splitlines()[-1] == "vo_rope-s1: failed"

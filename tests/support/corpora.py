@@ -1,0 +1,122 @@
+"""Small corpora and their configs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rope_exp.config.sections import DataConfig, TokenizerConfig
+from rope_exp.data.documents import Corpus
+from rope_exp.data.meta import Prepared
+from rope_exp.data.tokenizer import load_tokenizer
+from support.configs import REPOSITORY
+
+TEXTS = [
+    f"Document {number}: naïve words of number {number * number}.\n\nÉté {number}."
+    for number in range(200)
+]
+PLAIN_TEXTS = [
+    f"Document {number}: plain words of number {number * number}." for number in range(60)
+]
+
+
+def data_config(
+    *, kind: str = "files", path: Path | str | None = None, **changes: Any
+) -> DataConfig:
+    """A corpus called mine."""
+    values: dict[str, Any] = {
+        "name": "mine",
+        "kind": kind,
+        "path": None if path is None else str(path),
+        "subset": None,
+        "revision": None,
+        "text_column": None if kind == "stdlib" else "text",
+        "sample_by": "document" if kind == "files" else None,
+        "validation_split": None if kind == "stdlib" else "validation",
+        "holdout_fraction": 0.1,
+        "max_tokens": None,
+        "cache_dir": None,
+        "seed": None,
+    }
+    return DataConfig(**{**values, **changes})
+
+
+def tokenizer_config(kind: str, **changes: Any) -> TokenizerConfig:
+    """A tokenizer called what it is."""
+    values = {"vocab_size": None, "train_bytes": None, "path": None, "revision": None}
+    return TokenizerConfig(**{"name": kind, "kind": kind, **values, **changes})
+
+
+BYTES = tokenizer_config("bytes")
+BPE = tokenizer_config("bpe", vocab_size=300, train_bytes=100_000)
+
+
+def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
+    """A corpus in memory."""
+    data = data_config(path="memory", holdout_fraction=holdout_fraction)
+    return Corpus(data, {"train": lambda: iter(texts)})
+
+
+def write_parquet(
+    path: Path, texts: list[str] | list[str | None], *, column: str = "text", **options: Any
+) -> Path:
+    """A Parquet file of these texts beside a column of numbers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({column: pa.array(texts, pa.string()), "id": range(len(texts))})
+    pq.write_table(table, path, **options)
+    return path
+
+
+def documents_of(prepared: Prepared, side: str) -> list[str]:
+    """Decode a side's documents one by one."""
+    tokenizer = load_tokenizer(prepared.tokenizer_file)
+    end_id = prepared.corpus["end_id"]
+    ids = prepared.tokens(side)[:]
+    assert ids[-1] == end_id
+    parts = np.split(ids, np.flatnonzero(ids == end_id) + 1)[:-1]
+    return [tokenizer.decode(part[:-1].tolist()) for part in parts]
+
+
+def all_documents(prepared: Prepared) -> list[str]:
+    """Decode the documents of both sides."""
+    return documents_of(prepared, "train") + documents_of(prepared, "validation")
+
+
+def num_documents(prepared: Prepared) -> int:
+    """How many documents both sides hold."""
+    return sum(prepared.corpus["documents"].values())
+
+
+def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Popen[str]":
+    """Run code in a process of its own, whose arguments are JSON; it can import this module."""
+    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    command = [sys.executable, *options.pop("flags", []), "-c", code, *map(json.dumps, arguments)]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+        **options,
+    )
+
+
+# Appended to such code, it prints the peak memory of the process in MiB. getrusage would report
+# the parent's peak, from before exec.
+PRINT_PEAK = r"""
+import pathlib, re
+status = pathlib.Path("/proc/self/status").read_text()
+print(int(re.search(r"VmHWM:\s+(\d+)", status)[1]) // 1024, flush=True)
+"""
+
+
+def last_number(output: str) -> int:
+    """The number that an output ends with."""
+    return int(re.findall(r"\d+", output)[-1])

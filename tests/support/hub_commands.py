@@ -1,0 +1,178 @@
+"""Commands of the project's, run against the stand-in for the hub."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rope_exp.config.compose import run_config
+from rope_exp.data.prepare import prepare
+from rope_exp.data.tokenizer import END_OF_TEXT, byte_tokenizer
+from support.configs import REPOSITORY
+from support.hub import Hub, sha1
+
+TOKEN = "hf_thisMustNeverBeSeen"
+CARD = b"""---
+configs:
+- config_name: plain
+  data_files:
+  - {split: train, path: "data/train-*"}
+  - {split: validation, path: "data/validation-*"}
+---
+"""
+SAID = {"hang": "silence for", "half": "peer closed connection", "short": r"\d+ bytes instead of"}
+# Less patience, in every process of a command: each imports this file when it starts.
+IMPATIENT = """
+import rope_exp.data.hub as hub
+hub.TIMEOUT_S, hub.FIRST_WAIT_S, hub.PATIENCE_S = 1.0, 0.01, 1.5
+"""
+NO_NETWORK = """
+import os, socket
+
+def refuse(*arguments, **options):
+    with open(os.environ["SOCKETS"], "a") as file:
+        print(arguments, file=file)
+    raise OSError("no network in this test")
+
+socket.getaddrinfo = socket.create_connection = refuse
+socket.socket.connect = socket.socket.connect_ex = refuse
+socket.socket.bind = socket.socket.sendto = refuse
+"""
+
+
+def parquet(texts: list[str], **options: Any) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": texts}), file, **options)
+    return file.getvalue()
+
+
+TEXTS = [
+    f"Document {n}. " + " ".join(str(n * k * 7919 % 10007) for k in range(40)) for n in range(300)
+]
+SHARDS = [parquet(TEXTS[start : start + 100], row_group_size=30) for start in (0, 100, 200)]
+HELD_OUT = parquet(TEXTS[:50])
+FIRST = f"GET /files/{sha1(SHARDS[0])} "
+SECOND = f"GET /files/{sha1(SHARDS[1])} "
+VALIDATION = f"GET /files/{sha1(HELD_OUT)} "
+CORPUS = {
+    **{f"data/train-{n:05d}-of-00003.parquet": shard for n, shard in enumerate(SHARDS)},
+    "data/validation-00000-of-00001.parquet": HELD_OUT,
+}
+WORDS = {
+    "config.json": b'{"model_type": "gpt2"}',
+    "tokenizer.json": byte_tokenizer().to_str().encode(),
+    "tokenizer_config.json": json.dumps(
+        {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
+    ).encode(),
+}
+UNPINNED = ("data=hub", "data.path=owner/corpus", "data.subset=plain")
+HUB_DATA = (*UNPINNED, f"data.revision={Hub.revision}")
+HUB_WORDS = (
+    "tokenizer=pretrained",
+    "tokenizer.path=owner/words",
+    f"tokenizer.revision={Hub.revision}",
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command came to.
+
+    Attributes:
+        retries: the lines that say that a request is repeated.
+        other: the rest of standard error, without progress.
+    """
+
+    code: int
+    sha256: str | None
+    retries: list[str]
+    other: list[str]
+    seconds: float
+
+    def fails(self, code: int, sentence: str) -> None:
+        """It ended with one line that says why, and no traceback."""
+        assert (self.code, len(self.other)) == (code, 1), self
+        assert re.match(f"error: {sentence}", self.other[0]), self
+
+
+Run = Callable[..., Done]
+Local = tuple[str, str]
+Kind = int | Literal["hang", "half", "short", "trickle"]
+
+
+def patience_ended(kind: Kind) -> str:
+    """What is said of a fault that stays, as a pattern."""
+    last = SAID.get(str(kind), kind)
+    return (
+        rf"the hub failed \d+ times in \d+ s, at last with {last}.*; the same command tries again$"
+    )
+
+
+def runner(hub: Hub, tmp_path: Path) -> Run:
+    """Return what runs a command against the stand-in; the user's token never comes out."""
+
+    def run(
+        *command: str,
+        script: str = "scripts/prepare_data.py",
+        site: str = IMPATIENT,
+        **changes: str,
+    ) -> Done:
+        (tmp_path / "site").mkdir(exist_ok=True)
+        (tmp_path / "site" / "sitecustomize.py").write_text(site)
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_TOKEN": TOKEN,
+            "NO_PROXY": "*",
+            "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{REPOSITORY}",
+            "ROPE_EXP_CACHE": str(tmp_path / "cache"),
+            "SOCKETS": str(tmp_path / "sockets"),
+            **changes,
+        }
+        began = time.monotonic()
+        child = subprocess.run(
+            [sys.executable, str(REPOSITORY / script), *command],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        seconds = time.monotonic() - began
+        assert TOKEN not in child.stdout + child.stderr
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
+        lines = child.stderr.splitlines()
+        found = re.search(r"sha256: +(\w{64})", child.stdout)
+        return Done(
+            child.returncode,
+            found[1] if found else None,
+            [line for line in lines if line.startswith("hub: ")],
+            [line for line in lines if not line.startswith(("hub: ", "data: "))],
+            seconds,
+        )
+
+    return run
+
+
+def prepared_from_files(files: Mapping[str, bytes], folder: Path) -> tuple[str, str]:
+    """The override that names a folder of these files, and the digest of their tokens."""
+    for name, content in files.items():
+        (folder / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "corpus" / name).write_bytes(content)
+    path = f"data.path={folder / 'corpus'}"
+    cache = f"data.cache_dir={folder / 'cache'}"
+    config = run_config(["data=files", path, cache, "tokenizer=bytes"])
+    return path, prepare(config.data, config.tokenizer).data_sha256

@@ -1,0 +1,49 @@
+"""What this machine is seen to have."""
+
+from pathlib import Path
+
+import pytest
+from support.gpus import show_gpus
+
+from rope_exp.system import machine
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("", []),
+        ("-1", []),
+        ("3", ["3"]),
+        ("0, 2", ["0", "2"]),
+        ("2,7,1", ["2"]),
+        ("GPU-ab,GPU-cd", ["GPU-ab", "GPU-cd"]),
+    ],
+)
+def test_the_environment_limits_the_gpus(
+    monkeypatch: pytest.MonkeyPatch, visible: str, expected: list[str]
+) -> None:
+    """What follows a number that no GPU has is hidden, as CUDA has it."""
+    show_gpus(monkeypatch, 4)
+    assert machine.gpus() == ["0", "1", "2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.gpus() == expected
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment names."""
+    show_gpus(monkeypatch, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert machine.gpus() == []
+
+
+def test_a_container_has_the_memory_of_its_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "CGROUP_LIMIT", limit)
+    installed = machine.memory_size()
+
+    limit.write_text("max\n")
+    assert machine.memory_size() == installed
+    limit.write_text(f"{2**28}\n")
+    assert machine.memory_size() == 2**28

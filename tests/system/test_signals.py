@@ -1,0 +1,44 @@
+"""Requests to stop, heard once, and twice."""
+
+import os
+import signal
+
+import pytest
+
+from rope_exp.system import signals
+from rope_exp.system.signals import STOP_SIGNALS, StopSignal
+
+
+class Heard(StopSignal):
+    """Writes down what it answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+        super().__init__()
+
+    def on_request(self) -> None:
+        self.answers.append("request")
+
+    def on_repeat(self) -> None:
+        self.answers.append("repeat")
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_burst_of_signals_is_one_request(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """A scheduler signals every process of a job; only a later signal is a second one."""
+    before = signal.getsignal(number)
+    heard = Heard()
+    try:
+        for _ in range(3):
+            os.kill(os.getpid(), number)
+        assert heard.requested
+        assert heard.answers == ["request"]
+
+        monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
+        os.kill(os.getpid(), number)
+        assert heard.answers == ["request", "repeat"]
+    finally:
+        heard.restore()
+    assert signal.getsignal(number) is before

@@ -229,20 +229,20 @@ def to_run_config(values: DictConfig) -> RunConfig:
 def to_plain(values: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
     """Return a composed config as a plain mapping of every key, without Hydra's node.
 
+    Defaults are filled in first, so that a reference may name a key that no file mentions.
+
     Raises:
         ConfigError: a reference names no key, or a value is missing.
     """
+    plain: Any = OmegaConf.to_container(values, resolve=False)
+    plain.pop("hydra", None)
+    filled = fill(RunConfig, plain)
     try:
-        ours: Any = OmegaConf.to_container(values, resolve=False)
-        ours.pop("hydra", None)
-        # Defaults first: a reference may be to a key that no file mentions.
-        filled = OmegaConf.create(fill(RunConfig, ours))
-        plain: Any = OmegaConf.to_container(filled, resolve=resolve, throw_on_missing=True)
-    except ConfigError:
-        raise
+        tree = OmegaConf.create(filled)
+        whole: Any = OmegaConf.to_container(tree, resolve=resolve, throw_on_missing=True)
     except Exception as error:
         raise explain(error) from error
-    return {str(key): value for key, value in plain.items()}
+    return {str(key): value for key, value in whole.items()}
 
 
 def explain(error: Exception) -> ConfigError:

@@ -81,7 +81,7 @@ def test_a_size_brings_its_budget_and_tokenizer() -> None:
         (["data=wikitext103", "data.path=me/ds"], "ds-wikitext-103-raw-v1"),
         (["data=wikitext103", "data.path=me/ds", "data.subset=null"], "ds"),
         (["data=fineweb_edu"], "fineweb-edu-sample-10BT"),
-        (["data=hub", "data.path=owner/a corpus!"], "a-corpus"),
+        (["data=hub", "data.path='owner/a corpus!'"], "a-corpus"),
         (["data=hub", "data.path=owner/x", "data.name=mine"], "mine"),
     ],
 )
@@ -168,7 +168,8 @@ QUIET = [
 ]  # fmt: skip
 LOUD = [
     "optim.lr=0.1", "train.num_steps=7", "train.seq_len=64", "train.precision=fp32",
-    "data.holdout_fraction=0.1",    "tokenizer.vocab_size=512", "model.rms_norm_eps=1e-6", "schedule=wsd",
+    "data.holdout_fraction=0.1", "tokenizer.vocab_size=512", "model.rms_norm_eps=1e-6",
+    "schedule=wsd",
     "train.eval_sequences=8", "data.seed=5",
 ]  # fmt: skip
 

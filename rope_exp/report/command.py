@@ -44,7 +44,7 @@ def write(
         "table.tex": tex_table(report).encode(),
         "figures/loss_curves.png": loss_curves(report),
     }
-    if report.published:
+    if report.of_variants:
         files["figures/against_published.png"] = against_published(report)
 
     for name, content in files.items():

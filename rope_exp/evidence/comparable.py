@@ -15,8 +15,6 @@ from rope_exp.config.run import RunConfig, differing_keys, without
 from rope_exp.evidence.runs import ReportError, Run, Status
 from rope_exp.system.errors import show
 
-FACTORS = ("pe", "seed")
-
 
 @dataclass(frozen=True)
 class Row:
@@ -37,12 +35,17 @@ class Row:
         """finished: at least one run is; diverged: none is, and one has."""
         return min((run.status for run in self.runs), key=get_args(Status).index)
 
+    @property
+    def verdict(self) -> str:
+        """What stands in the place of a loss; nothing where there is one."""
+        return "" if self.status == "finished" else self.status
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows by label; the factors tell them and their runs apart, and nothing else numeric does."""
+    """Rows by label; factors tell them and their runs apart, and nothing else numeric does."""
 
-    factors: tuple[str, ...]
+    keys: Sequence[str]  # the factors that tell rows apart: all but the seed
     rows: Mapping[str, Row]
 
     @property
@@ -51,14 +54,9 @@ class Comparison:
         return [run for row in self.rows.values() for run in row.runs]
 
     @property
-    def keys(self) -> list[str]:
-        """The factors that tell rows apart."""
-        return [factor for factor in self.factors if factor != "seed"]
-
-    @property
     def of_variants(self) -> bool:
         """Whether a row is a variant, and nothing else."""
-        return self.keys == ["pe"]
+        return list(self.keys) == ["pe"]
 
 
 # What result.json says that must be equal in runs which agree in the keys that it follows from.
@@ -72,7 +70,7 @@ _FACTS = (
 )
 
 
-def comparable(runs: Sequence[Run], factors: tuple[str, ...] = FACTORS) -> Comparison:
+def comparable(runs: Sequence[Run], factors: tuple[str, ...]) -> Comparison:
     """Arrange runs in rows and blocks, or refuse them.
 
     Args:
@@ -81,11 +79,12 @@ def comparable(runs: Sequence[Run], factors: tuple[str, ...] = FACTORS) -> Compa
     Raises:
         ReportError: naming two runs and what differs between them, or a factor that is no key.
     """
+    keys = [factor for factor in factors if factor != "seed"]
     rows: dict[str, Row] = {}
-    ordered = sorted(runs, key=lambda run: (_label(run, factors), run.config.seed, run.where))
+    ordered = sorted(runs, key=lambda run: (_label(run, keys), run.config.seed, run.where))
     for run in ordered:
-        label = _label(run, factors)
-        name = _label(run, factors, run.variant_name)
+        label = _label(run, keys)
+        name = _label(run, keys, run.variant_name)
         row = rows.setdefault(label, Row(label, name, len(rows), []))
         _check_place(run, row)
         row.runs.append(run)
@@ -97,7 +96,7 @@ def comparable(runs: Sequence[Run], factors: tuple[str, ...] = FACTORS) -> Compa
             factor for factor in factors if any(_overlap(factor, cause) for cause in causes)
         ]
         _check_fact(ordered, key, complaint, deciding)
-    return Comparison(factors, rows)
+    return Comparison(keys, rows)
 
 
 def value_of(config: RunConfig, factor: str) -> Any:
@@ -118,15 +117,12 @@ def spelled(config: RunConfig, factor: str) -> str:
     return str(getattr(value, "name", show(value)))
 
 
-def _label(run: Run, factors: Sequence[str], variant: str = "") -> str:
+def _label(run: Run, keys: Sequence[str], variant: str = "") -> str:
     """Return what tells a row from the others: vo_rope, optim.lr=0.003, or several of these."""
-    words = []
-    for factor in factors:
-        if factor == "pe":
-            words.append(variant or run.config.pe.label)
-        elif factor != "seed":
-            words.append(f"{factor}={spelled(run.config, factor)}")
-    return " ".join(words)
+    words = {key: f"{key}={spelled(run.config, key)}" for key in keys}
+    if "pe" in words:
+        words["pe"] = variant or run.config.pe.label
+    return " ".join(words.values())
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -149,8 +145,8 @@ def _check_place(run: Run, row: Row) -> None:
 
 def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:
     old, new = (without(run.config.numeric_dict(), factors) for run in (first, second))
-    if old != new:
-        keys = "; ".join(differing_keys(old, new))
+    keys = "; ".join(differing_keys(old, new))
+    if keys:
         raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({keys})")
 
 

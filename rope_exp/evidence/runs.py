@@ -25,14 +25,11 @@ from rope_exp.run.folder import (
 from rope_exp.run.metrics import METRICS, Mark, read_marked, read_metrics
 from rope_exp.system.errors import RecordError
 
-HOW_TO = "`python train.py -m +experiment=nine` makes the nine runs"
-
 Status = Literal["finished", "diverged", "unfinished"]
 
 
 # What is read of the files, beside what a run folder's own types say.
-_TrainedRow = TypedDict("_TrainedRow", {"train/loss": float})
-_EvaluatedRow = TypedDict("_EvaluatedRow", {"train/loss": float, "val/loss": float})
+_Row = TypedDict("_Row", {"train/loss": float, "val/loss": float})
 
 
 class _Marked(TypedDict):
@@ -126,7 +123,10 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
         if any(_is_run(folder) for pe in _folders(group) for folder in _folders(pe))
     ]
     if not groups:
-        raise ReportError(f"{runs} holds no runs (<group>/<pe>/seed<k>); {HOW_TO}")
+        raise ReportError(
+            f"{runs} holds no runs (<group>/<pe>/seed<k>); `python train.py -m +experiment=nine` "
+            "makes the nine runs"
+        )
 
     found = fnmatch.filter(groups, pattern or "*")
     listed = ", ".join(found or groups)
@@ -181,8 +181,8 @@ def _read_run(folder: Path) -> Run:
     if "corpus" in run.env:
         checked(folder / ENV, run.env, _OfCorpus)
     for row in run.metrics:
-        where = folder / f"{METRICS} step {row['step']}"
-        checked(where, row, _EvaluatedRow if "val/loss" in row else _TrainedRow)
+        # A row without an evaluation is checked as if it had one.
+        checked(folder / f"{METRICS} step {row['step']}", {"val/loss": 0.0} | row, _Row)
 
     if run.result:
         _check_result(run)

@@ -51,7 +51,7 @@ def build(
         label = reference or published.REFERENCE
 
     report = Report(
-        comparison.factors,
+        comparison.keys,
         rows,
         reference=rows.get(label, Row(label, label, 0, [])),
         contrasts=compare({row.label: row.losses for row in rows.values()}, label),

@@ -18,7 +18,6 @@ from matplotlib.ticker import EngFormatter
 
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import Row
-from rope_exp.evidence.contrasts import Contrast
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report
 from rope_exp.report.looks import look
@@ -53,6 +52,7 @@ def loss_curves(report: Report) -> bytes:
         # The running median of training losses: over a tenth of the longest run's rows.
         window = max(1, max(len(run.metrics) for run in report.runs) // 10)
         reference = _curves(report.reference.runs, "val/loss")
+        lines = []
         for row in report.best_first:
             validation = _curves(row.runs, "val/loss")
             difference = validation.sub(reference).dropna(axis="columns", how="all")
@@ -60,13 +60,17 @@ def loss_curves(report: Report) -> bytes:
             _draw(losses, validation, row)
             _draw(deltas, difference, row)
 
+            ended = row.verdict or f"{report.contrasts[row.label].loss_mean:.4f}"
+            label = f"{row.name}  {ended}"
+            style = look(row.label, row.number)._asdict()
+            lines.append(Line2D([], [], markersize=4, label=label, **style))
+
         _fit(losses)
         _fit(deltas)
         _label(report, losses, deltas)
         for row in report.rows.values():
             _cross_out(losses, row, window)
 
-        lines = [_legend_line(row, report.contrasts[row.label]) for row in report.best_first]
         figure.legend(handles=lines, loc="outside right upper", fontsize=8, handlelength=3)
         return _png(figure, _small_print(report, window))
 
@@ -77,7 +81,7 @@ def _curves(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
     for run in runs:
         per_step = run.config.train.tokens_per_step
         values = {row["step"] * per_step: row[key] for row in run.metrics if key in row}
-        curve = pd.Series(values, dtype=np.float64)
+        curve = pd.Series(values, dtype=float)
         columns[run.config.seed] = curve.rolling(window, min_periods=1).median()
     return pd.DataFrame(columns).sort_index()
 
@@ -90,8 +94,8 @@ def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> 
     status: dict[Any, str] = {run.config.seed: run.status for run in row.runs}
     shown = {seed: curves[seed].dropna() for seed in curves}
     finished = [seed for seed in shown if status[seed] == "finished"]
-    style = look(row.label, row.number)._asdict()
 
+    style = look(row.label, row.number)._asdict() | {"linewidth": 1.3, "markersize": 4}
     thin = style | {"linewidth": 0.6, "alpha": 0.45, "marker": ""}
     if finished:
         if len(shown) > 1 and not pale:
@@ -99,7 +103,6 @@ def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> 
                 axes.plot(curve, gid=status[seed], **thin)
         shown = {finished[0]: curves[finished].dropna().mean(axis="columns")}
 
-    style |= {"linewidth": 1.3, "markersize": 4}
     if pale:
         style |= {"linewidth": 0.9, "alpha": 0.35, "marker": ""}
     for seed, curve in shown.items():
@@ -109,28 +112,28 @@ def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> 
 def _fit(axes: Axes) -> None:
     """Limit the axes to what curves do after their steep beginning and before they diverge."""
     lines = [line for line in axes.lines if line.get_gid() != "diverged"] or axes.lines
-    points = np.vstack([np.empty((0, 2)), *map(Line2D.get_xydata, lines)])
-    if not len(points):
-        centre: dict[str, Any] = {"transform": axes.transAxes, "ha": "center"}
-        axes.text(0.5, 0.6, "nothing to show yet", color=_GREY, **centre)
+    tokens, heights = np.vstack([np.empty((0, 2)), *map(Line2D.get_xydata, lines)]).T
+    if not len(tokens):
+        text = "nothing to show yet"
+        axes.text(0.5, 0.6, text, transform=axes.transAxes, ha="center", color=_GREY)
         return
 
-    heights = points[points[:, 0] >= _SHOWN_FROM * points[:, 0].max(), 1]
+    heights = heights[tokens >= _SHOWN_FROM * tokens.max()]
     margin = 0.06 * float(np.ptp(heights)) or 0.1
     axes.set_ylim(heights.min() - margin, heights.max() + margin)
 
 
 def _label(report: Report, losses: Axes, deltas: Axes) -> None:
-    losses.set_title("Validation loss (marked), training loss (pale)")
-    losses.set_ylabel("loss (nats per token)")
+    title = "Validation loss (marked), training loss (pale)"
+    losses.set(title=title, ylabel="loss (nats per token)")
     # The label of another factor is long.
     within = ", same tokens and seed" if report.of_variants else ""
-    deltas.set_title(f"Validation loss minus {report.reference.name}'s{within}")
-    deltas.set_ylabel("difference (nats per token)")
+    title = f"Validation loss minus {report.reference.name}'s{within}"
+    deltas.set(title=title, ylabel="difference (nats per token)")
     deltas.axhline(0, color="black", linewidth=0.8)
     for axes in (losses, deltas):
-        axes.set_xlabel("training tokens")
-        axes.set_xlim(0, 1.02 * max(run.config.train.num_tokens for run in report.runs))
+        longest = max(run.config.train.num_tokens for run in report.runs)
+        axes.set(xlabel="training tokens", xlim=(0, 1.02 * longest))
         tokens = EngFormatter(sep="")
         tokens.ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "B"}
         axes.xaxis.set_major_formatter(tokens)
@@ -141,14 +144,8 @@ def _cross_out(axes: Axes, row: Row, window: int) -> None:
     for run in row.runs:
         if run.status == "diverged" and run.metrics:
             end = _curves([run], "train/loss", window)[-1:].clip(*axes.get_ylim())
-            cross: dict[str, Any] = {"markersize": 9, "markeredgewidth": 2.2, "clip_on": False}
-            axes.plot(end, "x", color=look(row.label, row.number).color, **cross)
-
-
-def _legend_line(row: Row, ours: Contrast) -> Line2D:
-    ended = row.status if ours.loss_mean is None else f"{ours.loss_mean:.4f}"
-    style = look(row.label, row.number)._asdict()
-    return Line2D([], [], markersize=4, label=f"{row.name}  {ended}", **style)
+            color = look(row.label, row.number).color
+            axes.plot(end, "x", color=color, markersize=9, markeredgewidth=2.2, clip_on=False)
 
 
 def _small_print(report: Report, window: int) -> str:
@@ -180,23 +177,23 @@ def against_published(report: Report) -> bytes:
         axes = figure.subplots()
         for height, row in enumerate(rows):
             _draw_difference(axes, report, row, height)
-
         axes.axvline(0, color="black", linewidth=0.8)
         if 0 < num_known < len(rows):
             axes.axhline(num_known - 0.5, color="#999999", linewidth=0.8, linestyle=":")
-        axes.set_yticks(range(len(rows)), [_name(row) for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel(f"loss minus {name}'s (nats per token; right is worse)")
-        axes.set_title(f"Differences to {name}: ours beside the published")
+        names = [f"{row.name} ({row.verdict})" if row.verdict else row.name for row in rows]
+        axes.set_yticks(range(len(rows)), names)
+        axes.set(
+            ylim=(len(rows) - 0.5, -0.5),
+            xlabel=f"loss minus {name}'s (nats per token; right is worse)",
+            title=f"Differences to {name}: ours beside the published",
+        )
 
-        several = any(ours.delta_sd is not None for ours in report.contrasts.values())
+        several = any(row.delta_sd is not None for row in report.contrasts.values())
         bars = "bars: one sd of the differences" if several else "one seed"
         dot: dict[str, Any] = {"color": _GREY, "marker": "o", "linestyle": ""}
-        dots = [
-            Line2D([], [], markersize=6, label=f"ours ({bars})", **dot),
-            Line2D([], [], markersize=8, label="published", markerfacecolor="white", **dot),
-        ]
-        figure.legend(handles=dots, loc="outside upper right", ncols=2, fontsize=8)
+        ours = Line2D([], [], markersize=6, label=f"ours ({bars})", **dot)
+        hollow = Line2D([], [], markersize=8, label="published", markerfacecolor="white", **dot)
+        figure.legend(handles=[ours, hollow], loc="outside upper right", ncols=2, fontsize=8)
         return _png(
             figure,
             f"Ours: group {report.groups}, corpus {report.runs[0].config.data.name}. Published: "
@@ -209,17 +206,13 @@ def _draw_difference(axes: Axes, report: Report, row: Row, height: int) -> None:
     """Draw a hollow dot for the published difference, a full one for ours; none for a missing."""
     color = look(row.label).color
     ours = report.contrasts[row.label]
-    both = np.array([ours.delta, report.published[row.label].delta], dtype=np.float64)
+    both = np.array([ours.delta, report.published[row.label].delta], dtype=float)
 
     axes.plot(both, [height, height], color="#bbbbbb", linewidth=2, zorder=1)
     axes.plot(both[1], height, "o", color=color, markerfacecolor="white", markersize=8)
     axes.errorbar(
         both[0], height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3
     )
-
-
-def _name(row: Row) -> str:
-    return row.name if row.status == "finished" else f"{row.name} ({row.status})"
 
 
 def _png(figure: Figure, small_print: str) -> bytes:

@@ -5,7 +5,7 @@ called just that.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -105,9 +105,8 @@ def summary(report: Report) -> str:
 def orders(report: Report) -> list[str]:
     """Say our order, and the published one where rows are variants."""
     names = ", ".join(report.rows[label].name for label in _ranked(report))
-    said = ["Our order: none yet."]
-    if names:
-        said = [f"Our order, by mean loss over the seeds that all share, untested: {names}."]
+    how = ", by mean loss over the seeds that all share, untested"
+    said = [f"Our order{how}: {names}." if names else "Our order: none yet."]
     if report.of_variants:
         said += [
             f'Published order: {published.ORDER} (">" is better).',
@@ -233,10 +232,9 @@ def _seeds(seeds: Iterable[int]) -> str:
     return f"seed{'s' if ',' in listed else ''} {listed}"
 
 
-def _span(values: Iterable[float], form: str, between: str) -> str:
+def _span(values: Collection[float], form: str, between: str) -> str:
     """Return the least and the greatest of some values, or the one that there is, or nothing."""
-    ordered = sorted(set(values))
-    ends = ordered[:1] + ordered[1:][-1:]
+    ends = sorted({min(values), max(values)}) if values else []
     return between.join(format(value, form) for value in ends)
 
 

@@ -66,13 +66,13 @@ def columns(report: Report) -> list[Column]:
         Column(None, "rotates", lambda row, _: " ".join(row.runs[0].config.pe.rotate)),
         Column("num_seeds", "seeds", lambda _, ours: ours.num_seeds, "d"),
         Column("loss_mean", None, lambda _, ours: ours.loss_mean, ".4f"),
-        Column(None, "loss (mean)", lambda row, ours: _verdict(row) or ours.loss_mean, ".4f"),
+        Column(None, "loss (mean)", lambda row, ours: row.verdict or ours.loss_mean, ".4f"),
         Column("loss_sd", "sd over seeds", lambda _, ours: ours.loss_sd, ".4f"),
         Column("delta", delta, lambda _, ours: ours.delta, "+.4f"),
         Column("delta_ci_low", None, _nothing_yet),
         Column("delta_ci_high", None, _nothing_yet),
         Column("p_holm", None, _nothing_yet),
-        Column("verdict", None, lambda row, _: _verdict(row)),
+        Column("verdict", None, lambda row, _: row.verdict),
         Column(
             "published_loss", "published loss", lambda row, _: theirs[row.label].loss_mean, ".3f"
         ),
@@ -85,17 +85,13 @@ def columns(report: Report) -> list[Column]:
     return shown + [_factor_column(key) for key in report.keys if key != "pe"]
 
 
-def _verdict(row: Row) -> str:
-    return "" if row.status == "finished" else row.status
+def _factor_column(factor: str) -> Column:
+    """A factor that no contracted column of table.csv holds stands behind them."""
+    return Column(factor, None, lambda row, _: spelled(row.runs[0].config, factor))
 
 
 def _nothing_yet(_row: Row, _ours: Contrast) -> None:
     """No significance is tested yet: the column stands empty."""
-
-
-def _factor_column(factor: str) -> Column:
-    """A factor that no contracted column of table.csv holds stands behind them."""
-    return Column(factor, None, lambda row, _: spelled(row.runs[0].config, factor))
 
 
 # -- spellings -------------------------------------------------------------------------------------

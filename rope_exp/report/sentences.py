@@ -29,7 +29,7 @@ def caption(report: Report) -> str:
 
     return (
         f"Group {report.groups}: {_num_rows(report)}, {seeds}; {size} parameters; "
-        f"corpus {_each(report, lambda run: run.config.data.name)}; "
+        f"corpus {_each(report, lambda run: str(run.config.data.name))}; "
         f"{_each(report, _budget)}{passes}. "
         "Losses are validation losses in nats per token; "
         f"Δ is the mean difference to {report.reference_name} within a seed."

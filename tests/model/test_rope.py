@@ -1,4 +1,4 @@
-"""The laws of rotation, in float64, on arbitrary vectors and positions; and the mistakes others made here."""
+"""The laws of rotation, in float64, on arbitrary vectors and positions."""
 
 import math
 
@@ -42,7 +42,7 @@ def close(left: Tensor, right: Tensor) -> bool:
 
 
 def complex_reference(x: np.ndarray, position: int, base: float) -> np.ndarray:
-    """Half-split pairs as complex numbers times e^{i m theta}: an independent statement of the convention."""
+    """Half-split pairs as complex numbers times e^{i m theta}, stated independently."""
     half = x.shape[-1] // 2
     theta = base ** (-2.0 * np.arange(half) / x.shape[-1])
     z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * position * theta)
@@ -179,7 +179,8 @@ def test_frequencies_need_whole_pairs(dim: int) -> None:
     )
 )
 def test_long_range_decay_meets_the_published_values(case: tuple[int, float]) -> None:
-    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies; d = 128 (Su 2021).
+    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies, of
+    # d = 128 (Su 2021, after eq. 16).
     distance, published = case
     angle_F = angles(frequencies(128, BASE, torch.float64), 1, distance)[0]
     partial = torch.polar(torch.ones_like(angle_F), angle_F).cumsum(0)

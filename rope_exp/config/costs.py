@@ -58,9 +58,9 @@ def num_parameters(architecture: Architecture) -> int:
 
     num_tables = 1 if model.tie_word_embeddings else 2
     embeddings = num_tables * architecture.vocab_size * model.hidden_size
-    norms = model.hidden_size * (2 * model.num_hidden_layers + 1)
-    frequencies = pe.num_features(model.head_dim) // 2 if pe.trainable else 0
-    return embeddings + norms + frequencies + model.num_hidden_layers * _layer_weights(model)
+    layers = model.num_hidden_layers * (_layer_weights(model) + 2 * model.hidden_size)
+    frequencies = pe.trainable * pe.num_features(model.head_dim) // 2
+    return embeddings + layers + model.hidden_size + frequencies
 
 
 def matmul_flops_per_token(architecture: Architecture) -> int:
@@ -105,17 +105,15 @@ def memory_bytes(config: RunConfig, vocab_size: int, num_processes: int) -> int:
     train = config.train
     model = config.model
     device = config.launch.device
-    is_narrow = train.precision == "bf16"
+    width = 2 if train.precision == "bf16" else 4
 
     share = train.global_batch_size // num_processes
     micro_tokens = min(train.micro_batch_size or share, share) * train.seq_len
 
-    activations = (
-        micro_tokens * model.hidden_size * model.num_hidden_layers * (34 if is_narrow else 68)
-    )
+    a_layer = 17 * width * model.hidden_size
     if device == "cpu" and train.seq_len <= MAX_WRITTEN_OUT:
-        heads = model.num_attention_heads * model.num_hidden_layers
-        activations += micro_tokens * train.seq_len * heads * (2 if is_narrow else 4)
+        a_layer += width * model.num_attention_heads * train.seq_len
+    activations = micro_tokens * model.num_hidden_layers * a_layer
 
     of_parameters = 16 * num_parameters(config.architecture(vocab_size))
     logits = min(micro_tokens, TOKENS_OF_A_CHUNK[device]) * vocab_size

@@ -83,7 +83,7 @@ def acquire(job: Job) -> bool:
         return False
 
     job.lock = lock
-    job.seen_elsewhere = None
+    job.seen_elsewhere = 0.0
     try:
         # Another command may have made or finished it since it was admitted.
         _check_folder(job)

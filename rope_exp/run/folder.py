@@ -22,8 +22,8 @@ from rope_exp.config.schema import (
     Sha256,
     convert,
 )
-from rope_exp.system.errors import ConfigError, RecordError, first_line
-from rope_exp.system.files import read_json, read_text, write_atomically
+from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.files import read_json, read_text, readable, write_atomically
 
 CONFIG = "config.yaml"
 ENV = "env.json"
@@ -81,14 +81,12 @@ def read_config(folder: Path) -> RunConfig:
     """
     path = folder / CONFIG
     text = read_text(path)
-    try:
+    with readable(path, yaml.YAMLError):
         # We write no aliases, and a few hundred bytes of aliases to aliases would unfold to more
         # than a machine holds.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise ValueError("it holds aliases")
         values = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read: {first_line(error)}") from error
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
         raise RecordError(

@@ -62,11 +62,7 @@ def _try_lock_gpu(gpu: str) -> int | None:
         folder.chmod(0o777)
 
     path = folder / f"{gpu}.lock"
-    try:
-        descriptor = try_lock(path)
-    except PermissionError:
-        # An older version made it, for a user with another umask: held or not, it is not ours.
-        return None
+    descriptor = try_lock(path)
     if descriptor is not None and path.stat().st_uid == os.getuid():
         os.fchmod(descriptor, 0o666)
     return descriptor

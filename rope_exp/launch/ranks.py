@@ -32,7 +32,7 @@ def start(job: Job) -> None:
     """
     num_ranks = int(job.config.launch.num_processes)
     environment = _environment(job, num_ranks)
-    for file in job.folder.glob(_failure_file(job, "*").name):
+    for file in job.folder.glob(".failure-*"):
         file.unlink()
 
     # A rank that was asked to stop before it listens would fail.
@@ -83,8 +83,7 @@ def poll(job: Job) -> None:
 def stop(job: Job) -> None:
     """Ask every rank to save and leave."""
     for process in job.ranks:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+        process.terminate()
 
 
 def kill(job: Job) -> None:
@@ -136,22 +135,22 @@ def _first_failure(job: Job, failed: Sequence[int]) -> str:
 
     The others failed because it did.
     """
-    failed_at = {}
-    said = {}
+    failures = []
     for rank in failed:
         # It wrote its file as it failed; without one, its end was seen within a poll. Only the
         # kernel or a person sends SIGKILL: where one rank was killed, no other failed before it.
-        failed_at[rank] = job.ended_at[rank] - POLL_SECONDS
+        failed_at = job.ended_at[rank] - POLL_SECONDS
+        words = ""
         file = _failure_file(job, rank)
         if file.exists():
-            failed_at[rank] = file.stat().st_mtime
-            said[rank] = file.read_text(encoding="utf-8").rstrip()
+            failed_at = file.stat().st_mtime
+            words = file.read_text(encoding="utf-8").rstrip()
             file.unlink()
         if job.codes[rank] == -signal.SIGKILL:
-            failed_at[rank] = 0.0
+            failed_at = 0.0
+        failures.append((failed_at, rank, words))
 
-    first = min(failed, key=failed_at.__getitem__)
-    words = said.get(first)
+    _, first, words = min(failures)
     who = f"process {first} of {len(job.ranks)}" if len(job.ranks) > 1 else "its process"
     number = -job.codes[first]
     if number == signal.SIGKILL:
@@ -161,7 +160,7 @@ def _first_failure(job: Job, failed: Sequence[int]) -> str:
     return f"{who} failed\n{words}" if words else ""
 
 
-def _failure_file(job: Job, rank: int | str) -> Path:
+def _failure_file(job: Job, rank: int) -> Path:
     """Return where one rank of several writes why it failed, so that one alone is shown."""
     return job.folder.absolute() / f".failure-{rank}"
 
@@ -178,12 +177,10 @@ def _environment(job: Job, num_ranks: int) -> dict[str, str]:
     if job.leases:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(lease.gpu for lease in job.leases)
     if num_ranks > 1:
-        environment |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environment["WORLD_SIZE"] = str(num_ranks)
+        environment["LOCAL_WORLD_SIZE"] = str(num_ranks)
+        environment["MASTER_ADDR"] = "127.0.0.1"
+        # A port that is free now.
+        with socket.create_server(("localhost", 0)) as probe:
+            environment["MASTER_PORT"] = str(probe.getsockname()[1])
     return environment
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])

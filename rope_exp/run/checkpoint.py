@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rope_exp.run.folder import list_steps as list_steps
 from rope_exp.system.console import say
 from rope_exp.system.errors import CheckpointError, RecordError
 from rope_exp.system.files import (
@@ -75,15 +76,6 @@ def step_folder(folder: Path, step: int) -> Path:
 def state_file(folder: Path, step: int) -> Path:
     """Return where the scalars of the checkpoint of `step` stand."""
     return step_folder(folder, step) / STATE
-
-
-def list_steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints below `folder`, oldest first, verified or not."""
-    steps = []
-    for path in folder.glob(f"step_{'[0-9]' * 8}"):
-        if path.is_dir() and not path.is_symlink():
-            steps.append(int(path.name.removeprefix("step_")))
-    return sorted(steps)
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -268,10 +260,11 @@ def check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str,
         if name not in expected:
             raise CheckpointError(f"{what} holds an unknown {name}")
 
-        tensor = found[name]
-        own = expected[name]
-        if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
-            raise CheckpointError(
-                f"{what} holds {name} as {tensor.dtype} of {list(tensor.shape)}; "
-                f"this run's is {own.dtype} of {list(own.shape)}"
-            )
+        theirs = _kind(found[name])
+        own = _kind(expected[name])
+        if theirs != own:
+            raise CheckpointError(f"{what} holds {name} as {theirs}; this run's is {own}")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of {list(tensor.shape)}"

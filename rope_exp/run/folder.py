@@ -122,6 +122,18 @@ def read_env(folder: Path) -> dict[str, Any]:
     return read_as(path, Env) if os.path.lexists(path) else {}
 
 
+def list_steps(checkpoints: Path) -> list[int]:
+    """Return the steps of the checkpoints in a run's `checkpoints/`, oldest first, verified or not.
+
+    A link is none: a save may take its place.
+    """
+    steps = []
+    for path in checkpoints.glob(f"step_{'[0-9]' * 8}"):
+        if path.is_dir() and not path.is_symlink():
+            steps.append(int(path.name.removeprefix("step_")))
+    return sorted(steps)
+
+
 def read_as(path: Path, hint: Any) -> dict[str, Any]:
     """Read a JSON object as a TypedDict.
 

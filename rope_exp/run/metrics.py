@@ -10,12 +10,14 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from rope_exp.config.schema import Count, Natural, Sha256, convert
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import (
+    descriptor_of,
     disk_full,
     explaining_full_disk,
     is_at,
@@ -45,6 +47,7 @@ class Mark(TypedDict):
 # -- reading -------------------------------------------------------------------------------------
 
 
+@dataclass
 class MetricsTail:
     """Reads the rows of a metrics.jsonl that may still grow, each of them once.
 
@@ -53,12 +56,11 @@ class MetricsTail:
             first row.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.restarted = False
-        self._path = path
-        self._last_step = 0
-        self._num_bytes = 0
-        self._num_rows = 0
+    _path: Path
+    restarted: bool = False
+    _last_step: int = 0
+    _num_bytes: int = 0
+    _num_rows: int = 0
 
     def poll(self) -> list[dict[str, Any]]:
         """Return the rows that were completed since the last poll; none while there is no file.
@@ -164,8 +166,8 @@ class MetricsWriter:
             self.last = _parse(content.splitlines()[-1], f"{self._path}'s last row")
         self._digest = hashlib.sha256(content)
 
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._file = os.fdopen(os.open(self._path, flags, 0o666), "r+b", buffering=0)
+        descriptor = descriptor_of(self._path, os.O_RDWR | os.O_CREAT)
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
         self._file.truncate(len(content))
         self._file.seek(len(content))
         sync_folder(folder)

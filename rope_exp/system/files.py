@@ -119,10 +119,7 @@ def wait_for_lock(path: Path) -> int:
 def _lock(path: Path, flags: int) -> int:
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
-        descriptor = os.open(
-            path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
-        )
-        _check_regular(descriptor, path)
+        descriptor = descriptor_of(path, os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
         except BaseException:
@@ -145,23 +142,19 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor_of(path), "rb")
 
 
-def descriptor_of(path: Path) -> int:
-    """Open a regular file for reading, and nothing else.
+def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, and nothing else; by default for reading.
 
     A link is refused, a device, and a pipe, at which one would wait.
 
     Raises:
         OSError: it is missing, or something else.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    _check_regular(descriptor, path)
-    return descriptor
-
-
-def _check_regular(descriptor: int, path: Path) -> None:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return descriptor
 
 
 @contextmanager
@@ -171,9 +164,10 @@ def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
     Raises:
         RecordError: in the place of an error of the system's, of a value's, or one of `errors`.
     """
+    refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
     try:
         yield
-    except (OSError, ValueError, RecursionError, *errors) as error:
+    except refused as error:
         raise RecordError(f"{what} cannot be read: {first_line(error)}") from error
 
 

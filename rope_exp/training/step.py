@@ -61,41 +61,34 @@ class Started:
         return Outcome(self._step, loss, grad_norm, int(first_bad_step), self._order_before)
 
 
+@dataclass
 class TrainingStep:
     """Updates a model from the global batch of one step.
 
     Attributes:
-        order_sha256: of all batches that the updates so far were made from; on rank 0 alone.
-        first_bad_step: on the device; 0: none so far.
-
-    Args:
         decoder: initialised; it is moved to the device and prepared for training here.
         should_stop: asked before every micro-batch, and equally often on every rank.
+        order_sha256: of all batches that the updates so far were made from; on rank 0 alone.
+        first_bad_step: on the device; 0: none so far.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        decoder: Decoder,
-        batches: Batches,
-        parallel: Parallel,
-        should_stop: Callable[[], bool],
-    ) -> None:
-        self.config = config
-        self.decoder = decoder
-        self.batches = batches
-        self.parallel = parallel
-        self.should_stop = should_stop
+    config: RunConfig
+    decoder: Decoder
+    batches: Batches
+    parallel: Parallel
+    should_stop: Callable[[], bool]
+    order_sha256: str = ""
 
-        train = config.train
+    def __post_init__(self) -> None:
+        train = self.config.train
+        parallel = self.parallel
         share = train.global_batch_size // parallel.world_size
         self.rows = slice(parallel.rank * share, (parallel.rank + 1) * share)
         self.micro_batch_size = min(train.micro_batch_size or share, share)
 
-        self.model = parallel.prepare(decoder)
-        self.optimizer = build_optimizer(decoder.parameters(), config.optim)
+        self.model = parallel.prepare(self.decoder)
+        self.optimizer = build_optimizer(self.decoder.parameters(), self.config.optim)
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=parallel.device)
-        self.order_sha256 = ""
 
     def __call__(self, step: int) -> Started | None:
         """Make one update from the global batch of `step`.

@@ -119,8 +119,9 @@ def _check_together(jobs: Sequence[Job]) -> None:
     folders = set()
     for job in jobs:
         if job.config.launch.inline:
-            allowed = "runs in this very process, and a sweep has several runs"
-            raise ConfigError("launch", "inline", allowed)
+            raise ConfigError(
+                "launch", "inline", "runs in this very process, and a sweep has several runs"
+            )
         if job.folder.absolute() in folders:
             raise _folder_error(job, f"two runs of the sweep ({job.config.name}) would share it")
         folders.add(job.folder.absolute())
@@ -179,8 +180,12 @@ def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
         other = read_config(path.parent)
         differing = differing_keys(other.group_dict(), config.group_dict())
         if other.group_sha256 != config.group_sha256:
-            allowed = f"holds runs of another config ({'; '.join(differing)})"
-            raise ConfigError("run.group", config.group, f"{allowed}; choose another name, or null")
+            raise ConfigError(
+                "run.group",
+                config.group,
+                f"holds runs of another config ({'; '.join(differing)}); choose another name, "
+                "or null",
+            )
         return
 
 

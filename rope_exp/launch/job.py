@@ -6,7 +6,6 @@ from pathlib import Path
 from subprocess import Popen
 
 from rope_exp.config.run import RunConfig
-from rope_exp.launch.leases import Lease
 from rope_exp.system.errors import EXIT_CODES
 
 
@@ -23,7 +22,7 @@ class Job:
         seen_elsewhere: when another dispatcher was last seen to run it, by the monotonic clock;
             0: never.
         lock: the descriptor that holds the folder's lock; -1 without one.
-        leases: the GPUs that the run holds.
+        leases: the GPUs that the run holds, each with the descriptor that holds its lock.
         log: where its ranks write; None: to the terminal.
         ranks: its processes, once they were started.
         codes: of each rank that has ended, its exit code, or minus the signal that ended it.
@@ -38,7 +37,7 @@ class Job:
     reason: str = ""
     seen_elsewhere: float = 0.0
     lock: int = -1
-    leases: list[Lease] = field(default_factory=list)
+    leases: dict[str, int] = field(default_factory=dict)
     log: Path | None = None
     ranks: list[Popen[bytes]] = field(default_factory=list)
     codes: dict[int, int] = field(default_factory=dict)
@@ -65,4 +64,4 @@ class Job:
         """Give back the folder's lock and every GPU."""
         self.unlock()
         while self.leases:
-            self.leases.pop().release()
+            os.close(self.leases.popitem()[1])

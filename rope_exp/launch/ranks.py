@@ -47,7 +47,7 @@ def start(job: Job) -> None:
                 env=environment,
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
-                pass_fds=[job.lock, *(lease.descriptor for lease in job.leases)],
+                pass_fds=[job.lock, *job.leases.values()],
                 # A terminal's Ctrl-C reaches the dispatcher alone, which passes it on once.
                 start_new_session=True,
             )
@@ -175,7 +175,7 @@ def _environment(job: Job, num_ranks: int) -> dict[str, str]:
     if launch.device == "cpu":
         environment["ACCELERATE_USE_CPU"] = "true"
     if job.leases:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(lease.gpu for lease in job.leases)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(job.leases)
     if num_ranks > 1:
         environment["WORLD_SIZE"] = str(num_ranks)
         environment["LOCAL_WORLD_SIZE"] = str(num_ranks)

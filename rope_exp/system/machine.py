@@ -6,7 +6,6 @@ import platform
 import re
 import shutil
 import sysconfig
-from itertools import takewhile
 from pathlib import Path
 
 from rope_exp.system.processes import output_of
@@ -30,11 +29,12 @@ def gpus() -> list[str]:
     if visible is None or not uuid_by_index:
         return list(uuid_by_index.values())
 
-    def is_there(gpu: str) -> bool:
-        return gpu in uuid_by_index or gpu.startswith(("GPU-", "MIG-"))
-
-    named = [gpu.strip() for gpu in visible.split(",")]
-    return [uuid_by_index.get(gpu, gpu) for gpu in takewhile(is_there, named)]
+    named = []
+    for gpu in map(str.strip, visible.split(",")):
+        if gpu not in uuid_by_index and not gpu.startswith(("GPU-", "MIG-")):
+            break
+        named.append(uuid_by_index.get(gpu, gpu))
+    return named
 
 
 def gpus_have_bf16() -> bool:

@@ -103,7 +103,7 @@ class Checkpoints:
         self.model.load_state_dict(saved.model)
         load_optimizer_tensors(self.optimizer, parameters, saved.optimizer)
 
-        later = [step for step in checkpoint.list_steps(self.folder) if step > saved.step]
+        later = (step for step in checkpoint.list_steps(self.folder) if step > saved.step)
         return Start(
             saved.step,
             state["order_sha256"],
@@ -163,8 +163,10 @@ def _rng_state(device: torch.device) -> dict[str, str]:
     Training draws no random number today. They are saved so that resuming stays exact when
     someone adds dropout.
     """
-    found = _generators(device).items()
-    return {name: generator.get_state().numpy().tobytes().hex() for name, generator in found}
+    return {
+        name: generator.get_state().numpy().tobytes().hex()
+        for name, generator in _generators(device).items()
+    }
 
 
 def _set_rng_state(states: Mapping[str, str], device: torch.device, where: str) -> None:

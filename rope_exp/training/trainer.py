@@ -97,9 +97,10 @@ class Trainer:
         Returns:
             "finished", "diverged", or "stopped": a checkpoint stands, and the same command goes on.
         """
-        is_main = self.parallel.is_main
-        opened = Record(self.config, self.folder, self.start, self.throughput, is_main)
-        with opened as record, frozen_heap():
+        record = Record(
+            self.config, self.folder, self.start, self.throughput, self.parallel.is_main
+        )
+        with record, frozen_heap():
             status = self._loop(record)
             facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             record.end(status, self.step, facts | self.identity)

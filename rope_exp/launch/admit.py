@@ -15,12 +15,12 @@ from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig, differing_keys
 from rope_exp.data.meta import Prepared
 from rope_exp.data.prepare import prepare
 from rope_exp.launch.job import Job
+from rope_exp.launch.ranks import POLL_SECONDS
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
 
-POLL_SECONDS = 0.1
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 
 

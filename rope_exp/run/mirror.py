@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rope_exp.config.sections import TrackerConfig
 from rope_exp.run.folder import read_config, read_env, read_result
 from rope_exp.run.metrics import METRICS, MetricsTail, read_metrics
 from rope_exp.run.tracker import FINISH_SECONDS, TrackerError, warn
@@ -136,19 +137,9 @@ def _begin(folder: Path) -> Any:
         "group_sha256": config.group_sha256,
         "env": env,
     }
-    tracker = config.tracker
-    place: dict[str, Any] = {}
-    # In a sweep of wandb's own, it is the sweep's to say where the run stands.
-    if not os.environ.get("WANDB_SWEEP_ID"):
-        place = {
-            "project": tracker.project,
-            "entity": tracker.entity,
-            "id": run_id(folder),
-            "resume": "allow" if tracker.mode == "online" else None,
-        }
     return wandb.init(
-        **place,
-        mode=tracker.mode,
+        **_place(config.tracker, folder),
+        mode=config.tracker.mode,
         group=config.group,
         job_type=config.pe.label,
         name=config.name,
@@ -167,6 +158,18 @@ def _begin(folder: Path) -> Any:
             x_save_requirements=False,
         ),
     )
+
+
+def _place(tracker: TrackerConfig, folder: Path) -> dict[str, Any]:
+    """Where the run stands at wandb. In a sweep of wandb's own, that is the sweep's to say."""
+    if os.environ.get("WANDB_SWEEP_ID"):
+        return {}
+    return {
+        "project": tracker.project,
+        "entity": tracker.entity,
+        "id": run_id(folder),
+        "resume": "allow" if tracker.mode == "online" else None,
+    }
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def is_full(error: OSError) -> bool:
 
 @contextmanager
 def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator[None]:
-    """Raise `disk_full` in the place of the system's own error where the block meets a full disk."""
+    """Raise `disk_full` in the place of the system's error where the block meets a full disk."""
     try:
         yield
     except OSError as error:

@@ -149,30 +149,24 @@ def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
                 )
 
 
-def _generators(device: torch.device) -> dict[str, torch.Generator]:
-    """Return torch's random generators of the host and of the GPU that is trained on."""
-    generators = {"cpu": torch.default_generator}
-    if device.type == "cuda":
-        generators["cuda"] = torch.cuda.default_generators[device.index or 0]
-    return generators
-
-
 def _rng_state(device: torch.device) -> dict[str, str]:
     """Return the states of torch's random generators, as hex.
 
     Training draws no random number today. They are saved so that resuming stays exact when
     someone adds dropout.
     """
-    return {
-        name: generator.get_state().numpy().tobytes().hex()
-        for name, generator in _generators(device).items()
-    }
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {name: state.numpy().tobytes().hex() for name, state in states.items()}
 
 
 def _set_rng_state(states: Mapping[str, str], device: torch.device, where: str) -> None:
     try:
-        for name, generator in _generators(device).items():
-            generator.set_state(torch.tensor([*bytes.fromhex(states[name])], dtype=torch.uint8))
+        torch.set_rng_state(torch.tensor([*bytes.fromhex(states["cpu"])], dtype=torch.uint8))
+        if device.type == "cuda":
+            state = torch.tensor([*bytes.fromhex(states["cuda"])], dtype=torch.uint8)
+            torch.cuda.set_rng_state(state, device)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"{where} holds no state of torch's random numbers for {device.type}; restore it, or "

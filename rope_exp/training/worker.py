@@ -65,11 +65,11 @@ def end_process(code: int, untold: str = "") -> int:
     """
     if code in FAILURES and _world_size() > 1:
         with contextlib.suppress(OSError):
+            if FAILURE_FILE in os.environ:
+                Path(os.environ[FAILURE_FILE]).write_text(untold, encoding="utf-8")
+        with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        if FAILURE_FILE in os.environ:
-            with contextlib.suppress(OSError):
-                Path(os.environ[FAILURE_FILE]).write_text(untold, encoding="utf-8")
         os._exit(code)
     return code
 

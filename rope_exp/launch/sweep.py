@@ -93,9 +93,11 @@ def _bring_to_end(jobs: Sequence[Job], view: SweepView | None = None) -> int:
             for job in jobs:
                 if job.status == "running":
                     _collect(job)
-                elif job.exit_code is None and relay.requested:
+                elif job.exit_code is not None:
+                    continue
+                elif relay.requested:
                     job.exit_code = EXIT_STOPPED
-                elif job.exit_code is None and num_running < int(job.config.launch.max_parallel):
+                elif num_running < int(job.config.launch.max_parallel):
                     num_running += _try_to_start(job, relay)
             if view:
                 view.refresh()

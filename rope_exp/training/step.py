@@ -33,23 +33,25 @@ class Outcome:
     order_before: str  # order_sha256 without this step
 
 
+@dataclass
 class Started:
     """A step that was started, whose outcome the device copies to the host as soon as it has it.
 
-    Args:
+    Attributes:
         step: its number.
-        outcome: [loss, grad_norm, first_bad_step], on the device.
+        outcome: [loss, grad_norm, first_bad_step], on the device; on the host once it is copied.
         order_before: order_sha256 without this step.
     """
 
-    def __init__(self, step: int, outcome: Tensor, order_before: str) -> None:
-        self._step = step
-        self._order_before = order_before
-        self._outcome = outcome
-        self._copied: torch.cuda.Event | None = None
-        if outcome.device.type == "cuda":
-            on_host = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
-            self._outcome = on_host.copy_(outcome, non_blocking=True)
+    step: int
+    outcome: Tensor
+    order_before: str
+    _copied: torch.cuda.Event | None = None
+
+    def __post_init__(self) -> None:
+        if self.outcome.device.type == "cuda":
+            on_host = torch.empty(self.outcome.shape, dtype=self.outcome.dtype, pin_memory=True)
+            self.outcome = on_host.copy_(self.outcome, non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
@@ -57,8 +59,8 @@ class Started:
         """Wait for the device to end the step, and return what came of it."""
         if self._copied is not None:
             self._copied.synchronize()
-        loss, grad_norm, first_bad_step = self._outcome.tolist()
-        return Outcome(self._step, loss, grad_norm, int(first_bad_step), self._order_before)
+        loss, grad_norm, first_bad_step = self.outcome.tolist()
+        return Outcome(self.step, loss, grad_norm, int(first_bad_step), self.order_before)
 
 
 @dataclass

@@ -124,12 +124,9 @@ def _try_to_start(job: Job, relay: SignalRelay) -> bool:
 
 def _lease(job: Job) -> bool:
     """Whether the run holds the GPUs that it needs, which it leases if they are free."""
-    if not job.leases:
-        leases = lease_gpus(job.config)
-        if leases is None:
-            return False
-        job.leases = leases
-    return True
+    leases = job.leases or lease_gpus(job.config)
+    job.leases = leases or {}
+    return leases is not None
 
 
 def _collect(job: Job) -> None:

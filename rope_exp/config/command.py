@@ -13,8 +13,6 @@ from omegaconf import OmegaConf
 
 from rope_exp.config.compose import CONFIGS, compose_jobs, config_folders, to_plain
 from rope_exp.config.overrides import check_overrides
-from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import fill
 from rope_exp.system.errors import ConfigError
 
 HELP = """\
@@ -102,7 +100,7 @@ def _choices(config_dir: Path | None) -> str:
 def _config_as_yaml(command: argparse.Namespace) -> str:
     """Return every key of the config and its value, before any `auto` is resolved."""
     tree = compose_jobs(command.overrides, command.config_dir).tree
-    config = OmegaConf.create(fill(RunConfig, to_plain(tree, resolve=command.resolve)))
+    config = OmegaConf.create(to_plain(tree, resolve=command.resolve))
     if command.package in (None, "_global_"):
         return OmegaConf.to_yaml(config)
 

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp.config.overrides import check_overrides
 from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import fill
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.processes import PACKAGE, ROOT
 
@@ -89,10 +90,11 @@ def compose_jobs(
         ConfigError: one sentence, whatever is wrong with the words or with a file.
     """
     folders = config_folders(config_dir)
+    checked = check_overrides(words, folders)
     loader = _loader(folders)
     parser = OverridesParser.create(config_loader=loader)
 
-    overrides = parser.parse_overrides(check_overrides(words, folders))
+    overrides = parser.parse_overrides(checked)
     fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
     tree = compose_tree(fixed, loader)
 
@@ -225,17 +227,22 @@ def to_run_config(values: DictConfig) -> RunConfig:
 
 
 def to_plain(values: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
-    """Return a composed config as a plain mapping, without Hydra's node.
+    """Return a composed config as a plain mapping of every key, without Hydra's node.
+
+    Defaults are filled in first, so that a reference may name a key that no file mentions.
 
     Raises:
         ConfigError: a reference names no key, or a value is missing.
     """
+    plain: Any = OmegaConf.to_container(values, resolve=False)
+    plain.pop("hydra", None)
+    filled = fill(RunConfig, plain)
     try:
-        ours = OmegaConf.masked_copy(values, [str(key) for key in values if key != "hydra"])
-        plain: Any = OmegaConf.to_container(ours, resolve=resolve, throw_on_missing=True)
+        tree = OmegaConf.create(filled)
+        whole: Any = OmegaConf.to_container(tree, resolve=resolve, throw_on_missing=True)
     except Exception as error:
         raise explain(error) from error
-    return {str(key): value for key, value in plain.items()}
+    return {str(key): value for key, value in whole.items()}
 
 
 def explain(error: Exception) -> ConfigError:

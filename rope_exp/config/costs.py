@@ -8,6 +8,7 @@ from rope_exp.config.sections import Architecture, ModelConfig
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheets, without sparsity, sums in float32.
 # Matched as whole words of the device's name, in this order: an H100 PCIe is no H100.
 PEAK_TFLOPS = {
+    "GB200": 2500.0,
     "B200": 2250.0,
     "H200 NVL": 835.0,
     "H200": 989.0,
@@ -24,9 +25,15 @@ PEAK_TFLOPS = {
     "L40S": 362.0,
     "L40": 181.0,
     "L4": 121.0,
+    "RTX 6000 Ada": 364.2,
+    "RTX A6000": 154.8,
+    "RTX 5090": 209.5,
     "RTX 4090": 165.2,
+    "RTX 3090 Ti": 80.0,
     "RTX 3090": 71.0,
 }
+# What makes another card of the same number: a laptop's RTX 4090 has half of the peak.
+ANOTHER_CARD = r"(?! (Ti|SUPER|D|Laptop|Max-Q)\b)"
 
 # Of one chunk of the loss, which passes once over the gradient of the head: a tenth of the time
 # of its products.
@@ -39,7 +46,7 @@ MAX_WRITTEN_OUT = 2048
 def peak_flops_per_s(device_name: str) -> float | None:
     """Return the device's dense bf16 peak in FLOP/s, or None for one that the table lacks."""
     for name, peak in PEAK_TFLOPS.items():
-        if re.search(rf"\b{name}\b", device_name):
+        if re.search(rf"\b{name}\b{ANOTHER_CARD}", device_name):
             return peak * 1e12
     return None
 

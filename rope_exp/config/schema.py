@@ -73,11 +73,13 @@ def fill(hint: Any, values: Any, key: str = "") -> Any:
         return values
 
     section = _chosen(hint, values, key)
-    defaults = _plain(section())
     hints = typing.get_type_hints(section, include_extras=True)
-    for name, default in defaults.items():
-        defaults[name] = fill(hints[name], values.get(name, default), _below(key, name))
-    return dict(values) | defaults
+    filled = dict(values)
+    for field in dataclasses.fields(section):
+        default = {} if _sections(hints[field.name]) else _plain(field.default)
+        below = values.get(field.name, default)
+        filled[field.name] = fill(hints[field.name], below, _below(key, field.name))
+    return filled
 
 
 def _converted(section: Any, values: Any, key: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 A default, once released, never changes: identities cover what departs from it.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -77,7 +78,8 @@ class Architecture:
 class DataConfig:
     """The corpus: where its documents come from and how it is split."""
 
-    name: Name = setting("stdlib")
+    # null: the kind; of the hub, what the path and the subset say.
+    name: Name | None = setting(None)
     kind: Literal["stdlib", "files", "hub"] = numeric("stdlib")
     # files: a file or folder; hub: owner/name.
     path: PathText | None = numeric(None)
@@ -96,6 +98,9 @@ class DataConfig:
     seed: Seed | None = numeric(None)
 
     def __post_init__(self) -> None:
+        if self.name is None:
+            object.__setattr__(self, "name", self._derived_name())
+
         if self.kind == "stdlib":
             if self.path is not None:
                 allowed = "the embedded corpus has no path; use data=files"
@@ -107,6 +112,16 @@ class DataConfig:
         if not self.text_column:
             allowed = "must name the column that holds the text"
             raise ConfigError("data.text_column", self.text_column, allowed)
+
+    def _derived_name(self) -> str:
+        """Return what a table calls the corpus, so that it never bears another one's name."""
+        if self.kind != "hub" or not self.path:
+            return self.kind
+
+        dataset = self.path.rpartition("/")[2]
+        subset = self.subset or ""
+        name = subset if subset.startswith(dataset) else "-".join(filter(None, [dataset, subset]))
+        return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
 
 
 @dataclass(frozen=True)

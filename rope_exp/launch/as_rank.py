@@ -8,7 +8,6 @@ import re
 
 from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import RunConfig
-from rope_exp.launch.admit import acquire_or_refuse, admit
 from rope_exp.run.folder import read_result
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 
@@ -53,6 +52,8 @@ def run_as_rank(config: RunConfig) -> int:
     Raises:
         ConfigError, DataError, DiskError: before anything is written.
     """
+    # Not above: they are slow to import, and every command asks this module whether it is a rank.
+    from rope_exp.launch.admit import acquire_or_refuse, admit
     from rope_exp.system.signals import StopSignal
     from rope_exp.training import worker
 

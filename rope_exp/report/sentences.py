@@ -61,7 +61,7 @@ def caption(report: Report) -> str:
     params = _span([run.result["params"] for run in report.runs if run.result], ",", " to ")
     epochs = _span([run.epochs for run in report.runs if run.epochs], ".3g", " to ")
     passes = f", {epochs} epochs" if epochs else ""
-    corpora = dict.fromkeys(run.config.data.name for run in report.runs)
+    corpora = dict.fromkeys(str(run.config.data.name) for run in report.runs)
     budgets = dict.fromkeys(_BUDGET.format(train=run.config.train) for run in report.runs)
     return (
         f"Group {report.groups}: {rows}, {_seeds(run.config.seed for run in report.runs)}; "

@@ -81,7 +81,7 @@ class MetricsTail:
         step = self.last_step
         for number, line in enumerate(lines, start=self._num_rows + 1):
             where = f"{self._path} line {number}"
-            row = parse_row(line, where)
+            row = _parse(line, where)
             if row["step"] <= step:
                 raise RecordError(f"{where}: step {row['step']} does not follow the row before")
             step = row["step"]
@@ -129,12 +129,7 @@ def read_marked(path: Path, mark: Mark) -> bytes:
     return content
 
 
-def parse_row(line: bytes, where: str) -> dict[str, Any]:
-    """Return one line of metrics.jsonl as a row.
-
-    Raises:
-        RecordError: it is no JSON object with a step. The message begins with `where`.
-    """
+def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         values = json.loads(line.decode(), parse_constant=refuse_constant)
         row: dict[str, Any] = convert(Row, values, "")
@@ -166,7 +161,7 @@ class MetricsWriter:
         self._path = folder / METRICS
         content = b"" if mark is None else read_marked(self._path, mark)
         if content:
-            self.last = parse_row(content.splitlines()[-1], f"{self._path}'s last row")
+            self.last = _parse(content.splitlines()[-1], f"{self._path}'s last row")
         self._digest = hashlib.sha256(content)
 
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW

@@ -134,7 +134,7 @@ def _begin(folder: Path) -> Any:
         group=config.group,
         job_type=config.pe.label,
         name=config.name,
-        tags=[config.data.name, config.model.name, f"rotate={_sites(config)}"],
+        tags=[str(config.data.name), config.model.name, f"rotate={_sites(config)}"],
         dir=str(folder),
         config=_facts(config, read_env(folder)),
         settings=wandb.Settings(

@@ -5,7 +5,7 @@ torch is imported where it is needed: the memory of preparation is measured with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,7 @@ def prepare_with(words: Sequence[str], tokenizer_file: str, end_id: int, copies:
         preparation.prepare(config.data, config.tokenizer)
 
 
-def _repeated(read: Callable[[], Iterator[str]], copies: int) -> Iterator[str]:
+def _repeated(read: Callable[[], Iterable[str]], copies: int) -> Iterator[str]:
     for _ in range(copies):
         yield from read()
 

@@ -175,7 +175,7 @@ def test_the_default_of_a_key_and_its_value_written_out_are_one() -> None:
 def test_fill_gives_every_key_and_checks_nothing() -> None:
     filled = fill(RunConfig, {"schedule": {"name": "wsd"}, "data": {"kind": "files"}, "odd": 1})
     assert filled["schedule"] == WSD
-    assert filled["data"] == DEFAULTS["data"] | {"kind": "files"}  # type: ignore[operator]
+    assert filled["data"] == DEFAULTS["data"] | {"kind": "files", "name": None}  # type: ignore[operator]
     assert filled["odd"] == 1
     assert filled["train"] == DEFAULTS["train"]
 

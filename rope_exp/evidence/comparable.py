@@ -12,7 +12,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from rope_exp.config.run import RunConfig, differing_keys, without
+from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence.runs import ReportError, Run, Status
 from rope_exp.system.errors import show
 
@@ -163,10 +163,9 @@ def _check_configs(comparison: Comparison) -> None:
 
 
 def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:
-    old, new = (without(run.config.numeric_dict(), factors) for run in (first, second))
-    if old != new:
-        keys = "; ".join(differing_keys(old, new))
-        raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({keys})")
+    keys = differing_keys(first.config.numeric_dict(), second.config.numeric_dict(), factors)
+    if keys:
+        raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({'; '.join(keys)})")
 
 
 def _check_fact(comparison: Comparison, key: str, complaint: str, causes: tuple[str, ...]) -> None:

@@ -15,12 +15,12 @@ from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_ke
 from rope_exp.data.meta import Prepared
 from rope_exp.data.prepare import prepare
 from rope_exp.launch.job import Job
-from rope_exp.run.folder import CONFIG, LOCK, read_config, read_result, write_config
+from rope_exp.launch.ranks import POLL_SECONDS
+from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
 
-POLL_SECONDS = 0.1
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 
 
@@ -74,7 +74,7 @@ def acquire(job: Job) -> bool:
 
     Returns:
         False if another process holds the lock. True otherwise; the run may prove to be done, and
-        then has its exit code and no lock.
+        then has its exit code.
     """
     make_folder(job)
     lock = try_lock(job.folder / LOCK)
@@ -83,12 +83,14 @@ def acquire(job: Job) -> bool:
         return False
 
     job.lock = lock
-    job.seen_elsewhere = None
     try:
         # Another command may have made or finished it since it was admitted.
         _check_folder(job)
         if job.config.run.fresh and (job.folder / CONFIG).exists():
-            _move_aside(job.folder)
+            number = 1
+            while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
+                number += 1
+            job.folder.rename(aside)
             job.unlock()
             return acquire(job)
         if job.exit_code is None:
@@ -96,8 +98,6 @@ def acquire(job: Job) -> bool:
     except BaseException:
         job.unlock()
         raise
-    if job.exit_code is not None:
-        job.unlock()
     return True
 
 
@@ -119,11 +119,11 @@ def _check_together(jobs: Sequence[Job]) -> None:
     folders = set()
     for job in jobs:
         if job.config.launch.inline:
-            allowed = "runs in this very process, and a sweep has several runs"
-            raise ConfigError("launch", "inline", allowed)
+            raise ConfigError(
+                "launch", "inline", "runs in this very process, and a sweep has several runs"
+            )
         if job.folder.absolute() in folders:
-            allowed = f"two runs of the sweep ({job.config.name}) would share it"
-            raise _folder_error(job, allowed)
+            raise _folder_error(job, f"two runs of the sweep ({job.config.name}) would share it")
         folders.add(job.folder.absolute())
 
 
@@ -157,18 +157,12 @@ def _check_folder(job: Job) -> None:
         job.exit_code = EXIT_CODES[result["status"]]
         return
     step = last_step(folder)
-    if step > before.train.save_every and not _has_checkpoint(folder):
+    if step > before.train.save_every and not list_steps(folder / "checkpoints"):
         raise _folder_error(
             job,
             f"has metrics up to step {step} and no checkpoint; "
             "restore its checkpoints/, or use run.fresh=true",
         )
-
-
-def _has_checkpoint(folder: Path) -> bool:
-    """Whether the run could go on from one; a link to one is none (see checkpoint.list_steps)."""
-    checkpoints = (folder / "checkpoints").glob("step_*")
-    return any(path.is_dir() and not path.is_symlink() for path in checkpoints)
 
 
 def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
@@ -186,8 +180,12 @@ def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
         other = read_config(path.parent)
         if other.group_sha256 != config.group_sha256:
             differing = differing_keys(other.numeric_dict(), config.numeric_dict(), FACTORS)
-            allowed = f"holds runs of another config ({'; '.join(differing)})"
-            raise ConfigError("run.group", config.group, f"{allowed}; choose another name, or null")
+            raise ConfigError(
+                "run.group",
+                config.group,
+                f"holds runs of another config ({'; '.join(differing)}); choose another name, "
+                "or null",
+            )
         return
 
 
@@ -207,7 +205,7 @@ def _check_room(jobs: Iterable[Job]) -> None:
             check_memory(config, vocab_size)
 
         # A save stands beside those that are kept until they are pruned, and all runs keep theirs.
-        saved = [] if config.run.fresh else [*(job.folder / "checkpoints").glob("step_*")]
+        saved = [] if config.run.fresh else list_steps(job.folder / "checkpoints")
         num_saves = max(2, train.keep_checkpoints + 1 - len(saved))
         job.checkpoint_bytes = checkpoint_bytes(config, vocab_size)
         needed_bytes += num_saves * job.checkpoint_bytes
@@ -221,20 +219,12 @@ def _begin(job: Job) -> None:
         _check_group(job, leaving_out=[job.folder])
 
     # Without a checkpoint it begins anew, whatever became of rows before the first save.
-    if not _has_checkpoint(job.folder):
+    if not list_steps(job.folder / "checkpoints"):
         (job.folder / METRICS).unlink(missing_ok=True)
 
     # A later start of the same run goes on in this folder; only its first start is fresh.
     placed = config.replace("run", fresh=False, dir=str(job.folder), group=config.group)
     write_config(job.folder, placed)
-
-
-def _move_aside(folder: Path) -> None:
-    """Rename a folder to the first free `.<name>.old-<number>`."""
-    number = 1
-    while folder.with_name(f".{folder.name}.old-{number}").exists():
-        number += 1
-    folder.rename(folder.with_name(f".{folder.name}.old-{number}"))
 
 
 def _folder_error(job: Job, allowed: str) -> ConfigError:

@@ -6,7 +6,6 @@ from pathlib import Path
 from subprocess import Popen
 
 from rope_exp.config.run import RunConfig
-from rope_exp.launch.leases import Lease
 from rope_exp.system.errors import EXIT_CODES
 
 
@@ -20,14 +19,14 @@ class Job:
         checkpoint_bytes: what one checkpoint takes.
         exit_code: None until the run has ended, or was found to be done.
         reason: of a failure, where what its ranks say is not enough.
-        seen_elsewhere: when another dispatcher was last seen to run it, by the monotonic clock.
+        seen_elsewhere: when another dispatcher was last seen to run it, by the monotonic clock;
+            0: never.
         lock: the descriptor that holds the folder's lock; -1 without one.
-        leases: the GPUs that the run holds.
+        leases: the GPUs that the run holds, each with the descriptor that holds its lock.
         log: where its ranks write; None: to the terminal.
         ranks: its processes, once they were started.
         codes: of each rank that has ended, its exit code, or minus the signal that ended it.
-        failed_at: of each rank that has failed, when, in seconds since the epoch.
-        first_ended_at: when the first end of a rank was seen, by the monotonic clock.
+        ended_at: of each rank that has ended, when that was seen, in seconds since the epoch.
         was_killed: whether we ended those ranks that had not ended.
     """
 
@@ -36,27 +35,24 @@ class Job:
     checkpoint_bytes: int = 0
     exit_code: int | None = None
     reason: str = ""
-    seen_elsewhere: float | None = None
+    seen_elsewhere: float = 0.0
     lock: int = -1
-    leases: list[Lease] = field(default_factory=list)
+    leases: dict[str, int] = field(default_factory=dict)
     log: Path | None = None
     ranks: list[Popen[bytes]] = field(default_factory=list)
     codes: dict[int, int] = field(default_factory=dict)
-    failed_at: dict[int, float] = field(default_factory=dict)
-    first_ended_at: float = 0.0
+    ended_at: dict[int, float] = field(default_factory=dict)
     was_killed: bool = False
 
     @property
     def status(self) -> str:
         """One of finished, diverged, stopped, failed, running, elsewhere and waiting."""
-        for status, code in EXIT_CODES.items():
-            if code == self.exit_code:
-                return status
         if self.exit_code is not None:
-            return "failed"
+            statuses = {code: status for status, code in EXIT_CODES.items()}
+            return statuses.get(self.exit_code, "failed")
         if self.ranks:
             return "running"
-        return "waiting" if self.seen_elsewhere is None else "elsewhere"
+        return "elsewhere" if self.seen_elsewhere else "waiting"
 
     def unlock(self) -> None:
         """Give the folder's lock back; a child that inherited it keeps it while it lives."""
@@ -68,4 +64,4 @@ class Job:
         """Give back the folder's lock and every GPU."""
         self.unlock()
         while self.leases:
-            self.leases.pop().release()
+            os.close(self.leases.popitem()[1])

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from rope_exp.config.run import RunConfig
@@ -10,46 +9,31 @@ from rope_exp.system.files import try_lock
 from rope_exp.system.machine import gpus
 
 
-@dataclass(frozen=True)
-class Lease:
-    """One GPU of this machine.
-
-    Attributes:
-        gpu: what CUDA_VISIBLE_DEVICES calls it.
-        descriptor: an open lock file; the lease lives as long as any process has it open.
-    """
-
-    gpu: str
-    descriptor: int
-
-    def release(self) -> None:
-        """Give the GPU back; a child that inherited the descriptor keeps it while it lives."""
-        os.close(self.descriptor)
-
-
-def lease_gpus(config: RunConfig) -> list[Lease] | None:
+def lease_gpus(config: RunConfig) -> dict[str, int] | None:
     """Lease as many GPUs as the run has ranks, or none at all.
 
     Args:
         config: resolved for this machine.
     Returns:
-        No lease for a run on the CPU; None if too few GPUs are free now.
+        What CUDA_VISIBLE_DEVICES calls each GPU, with the descriptor of its open lock file: the
+        lease lives as long as any process has that open. {} for a run on the CPU; None if too few
+        GPUs are free now.
     """
     if config.launch.device != "cuda":
-        return []
+        return {}
 
     num_ranks = int(config.launch.num_processes)
-    leases: list[Lease] = []
+    leases: dict[str, int] = {}
     for gpu in gpus():
         if len(leases) < num_ranks:
             descriptor = _try_lock_gpu(gpu)
             if descriptor is not None:
-                leases.append(Lease(gpu, descriptor))
+                leases[gpu] = descriptor
 
     if len(leases) == num_ranks:
         return leases
-    for lease in leases:
-        lease.release()
+    for descriptor in leases.values():
+        os.close(descriptor)
     return None
 
 
@@ -62,11 +46,7 @@ def _try_lock_gpu(gpu: str) -> int | None:
         folder.chmod(0o777)
 
     path = folder / f"{gpu}.lock"
-    try:
-        descriptor = try_lock(path)
-    except PermissionError:
-        # An older version made it, for a user with another umask: held or not, it is not ours.
-        return None
+    descriptor = try_lock(path)
     if descriptor is not None and path.stat().st_uid == os.getuid():
         os.fchmod(descriptor, 0o666)
     return descriptor

@@ -3,6 +3,7 @@
 The ranks hold the run's lock and its GPUs as well, so that both live as long as the work.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,14 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rope_exp.launch.job import Job
 from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
 from rope_exp.system.machine import num_cores
 from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE, child_environment
-from rope_exp.system.signals import STOP_SIGNALS, StopSignal
+from rope_exp.system.signals import StopSignal, held_back
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
@@ -31,32 +32,26 @@ def start(job: Job) -> None:
     """
     num_ranks = int(job.config.launch.num_processes)
     environment = _environment(job, num_ranks)
-    for file in job.folder.glob(_failure_file(job, "*").name):
+    for file in job.folder.glob(".failure-*"):
         file.unlink()
-    output = job.log.open("ab") if job.log else None
 
-    # Signals are held back until a rank listens: one that was asked to stop before would fail.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
+    # A rank that was asked to stop before it listens would fail.
+    with held_back(), job.log.open("ab") if job.log else nullcontext() as output:
         for rank in range(num_ranks):
             if num_ranks > 1:
-                failure_file = str(_failure_file(job, rank))
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank), FAILURE_FILE: failure_file}
-                environment |= own
+                environment["RANK"] = str(rank)
+                environment["LOCAL_RANK"] = str(rank)
+                environment[FAILURE_FILE] = str(_failure_file(job, rank))
             process = subprocess.Popen(
                 [sys.executable, "-m", "rope_exp.training.worker", str(job.folder)],
                 env=environment,
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
-                pass_fds=[job.lock, *(lease.descriptor for lease in job.leases)],
+                pass_fds=[job.lock, *job.leases.values()],
                 # A terminal's Ctrl-C reaches the dispatcher alone, which passes it on once.
                 start_new_session=True,
             )
             job.ranks.append(process)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if output:
-            output.close()
 
 
 def poll(job: Job) -> None:
@@ -67,28 +62,28 @@ def poll(job: Job) -> None:
     for rank, process in enumerate(job.ranks):
         code = process.poll()
         if code is not None and rank not in job.codes:
-            _note_end(job, rank, code)
+            we_ended_it = job.was_killed and code == -signal.SIGKILL
+            job.codes[rank] = EXIT_STOPPED if we_ended_it else code
+            job.ended_at[rank] = time.time()
 
-    if len(job.codes) == len(job.ranks):
+    codes = job.codes.values()
+    failed = [rank for rank, code in job.codes.items() if code not in EXIT_CODES.values()]
+    if len(codes) < len(job.ranks):
+        grace = GRACE_SECONDS if failed else STOP_SECONDS
+        if codes and time.time() - min(job.ended_at.values()) > grace:
+            kill(job)
+    elif failed:
         # A rank's own word counts where it is one that we promise.
-        codes = job.codes.values()
-        if job.failed_at:
-            job.exit_code = EXIT_USAGE if EXIT_USAGE in codes else EXIT_FAILED
-            job.reason = _first_failure(job)
-        else:
-            job.exit_code = max(codes)
-        return
-
-    grace = GRACE_SECONDS if job.failed_at else STOP_SECONDS
-    if job.codes and time.monotonic() - job.first_ended_at > grace:
-        kill(job)
+        job.exit_code = EXIT_USAGE if EXIT_USAGE in codes else EXIT_FAILED
+        job.reason = _first_failure(job, failed)
+    else:
+        job.exit_code = max(codes)
 
 
 def stop(job: Job) -> None:
     """Ask every rank to save and leave."""
     for process in job.ranks:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+        process.terminate()
 
 
 def kill(job: Job) -> None:
@@ -112,8 +107,10 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
             self.requested = True
             self.on_request()
             deadline = time.monotonic() + STOP_SECONDS
-            while self._any_alive() and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
+            for job in self._jobs:
+                for process in job.ranks:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(max(deadline - time.monotonic(), 0.0))
         self.restore()
 
     def start(self, job: Job) -> None:
@@ -132,38 +129,28 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
         for job in self._jobs:
             kill(job)
 
-    def _any_alive(self) -> bool:
-        return any(process.poll() is None for job in self._jobs for process in job.ranks)
 
-
-def _note_end(job: Job, rank: int, code: int) -> None:
-    """Note how a rank ended, and when it failed, if it did."""
-    if not job.codes:
-        job.first_ended_at = time.monotonic()
-    killed = code == -signal.SIGKILL
-    job.codes[rank] = EXIT_STOPPED if killed and job.was_killed else code
-    if job.codes[rank] in EXIT_CODES.values():
-        return
-
-    # It wrote its file as it failed; without one, its end is seen within a poll. Only the kernel
-    # or a person sends SIGKILL: where one rank was killed, no other failed before it.
-    file = _failure_file(job, rank)
-    job.failed_at[rank] = file.stat().st_mtime if file.exists() else time.time() - POLL_SECONDS
-    if killed:
-        job.failed_at[rank] = 0.0
-
-
-def _first_failure(job: Job) -> str:
+def _first_failure(job: Job, failed: Sequence[int]) -> str:
     """Return what the rank that failed first has to say; "" where it has said it itself.
 
     The others failed because it did.
     """
-    first = min(job.failed_at, key=job.failed_at.__getitem__)
-    file = _failure_file(job, first)
-    words = file.read_text(encoding="utf-8").rstrip() if file.exists() else ""
-    for rank in job.failed_at:
-        _failure_file(job, rank).unlink(missing_ok=True)
+    failures = []
+    for rank in failed:
+        # It wrote its file as it failed; without one, its end was seen within a poll. Only the
+        # kernel or a person sends SIGKILL: where one rank was killed, no other failed before it.
+        failed_at = job.ended_at[rank] - POLL_SECONDS
+        words = ""
+        file = _failure_file(job, rank)
+        if file.exists():
+            failed_at = file.stat().st_mtime
+            words = file.read_text(encoding="utf-8").rstrip()
+            file.unlink()
+        if job.codes[rank] == -signal.SIGKILL:
+            failed_at = 0.0
+        failures.append((failed_at, rank, words))
 
+    _, first, words = min(failures)
     who = f"process {first} of {len(job.ranks)}" if len(job.ranks) > 1 else "its process"
     number = -job.codes[first]
     if number == signal.SIGKILL:
@@ -173,7 +160,7 @@ def _first_failure(job: Job) -> str:
     return f"{who} failed\n{words}" if words else ""
 
 
-def _failure_file(job: Job, rank: int | str) -> Path:
+def _failure_file(job: Job, rank: int) -> Path:
     """Return where one rank of several writes why it failed, so that one alone is shown."""
     return job.folder.absolute() / f".failure-{rank}"
 
@@ -188,14 +175,12 @@ def _environment(job: Job, num_ranks: int) -> dict[str, str]:
     if launch.device == "cpu":
         environment["ACCELERATE_USE_CPU"] = "true"
     if job.leases:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(lease.gpu for lease in job.leases)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(job.leases)
     if num_ranks > 1:
-        environment |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environment["WORLD_SIZE"] = str(num_ranks)
+        environment["LOCAL_WORLD_SIZE"] = str(num_ranks)
+        environment["MASTER_ADDR"] = "127.0.0.1"
+        # A port that is free now.
+        with socket.create_server(("localhost", 0)) as probe:
+            environment["MASTER_PORT"] = str(probe.getsockname()[1])
     return environment
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])

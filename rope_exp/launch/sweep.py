@@ -65,57 +65,52 @@ def _run_one(job: Job) -> int:
         from rope_exp.training import worker
 
         return worker.explain_errors(lambda: worker.run(job.config, job.folder, StopSignal()))
-    _start_and_wait(job)
-    return EXIT_STOPPED if job.exit_code is None else job.exit_code
 
-
-def _start_and_wait(job: Job) -> None:
-    with SignalRelay([job]) as relay:
-        if not _lease(job):
-            say(f"{job.config.name}: every GPU is leased to another run; waiting for one")
-        while not _lease(job):
-            if relay.requested:
-                return
-            time.sleep(WAIT_SECONDS)
-
-        relay.start(job)
-        while job.exit_code is None:
-            _collect(job)
-            time.sleep(POLL_SECONDS)
-
+    if not _lease(job):
+        say(f"{job.config.name}: every GPU is leased to another run; waiting for one")
+    code = _bring_to_end([job])
     if job.reason:
         say(f"error: {job.config.name}: {job.reason}")
     if job.status == "stopped" and job.config.run.fresh:
         say(WITHOUT_FRESH)
+    return code
 
 
 def _run_all(jobs: Sequence[Job]) -> int:
     """Run a sweep, whose ranks write to a log in each run's folder."""
     for job in jobs:
         job.log = job.folder / LOG
-    with SignalRelay(jobs) as relay, SweepView(jobs) as view:
+    with SweepView(jobs) as view:
+        _bring_to_end(jobs, view)
+    return _sum_up(jobs)
+
+
+def _bring_to_end(jobs: Sequence[Job], view: SweepView | None = None) -> int:
+    """Start runs, see how they end, and show that; return the largest of their exit codes."""
+    with SignalRelay(jobs) as relay:
         while any(job.exit_code is None for job in jobs):
             num_running = sum(job.status == "running" for job in jobs)
             for job in jobs:
                 if job.status == "running":
                     _collect(job)
-                elif job.exit_code is None and relay.requested:
+                elif job.exit_code is not None:
+                    continue
+                elif relay.requested:
                     job.exit_code = EXIT_STOPPED
-                elif job.exit_code is None and num_running < int(job.config.launch.max_parallel):
+                elif num_running < int(job.config.launch.max_parallel):
                     num_running += _try_to_start(job, relay)
-            view.refresh()
+            if view:
+                view.refresh()
             time.sleep(POLL_SECONDS)
-    return _sum_up(jobs)
+    return max(job.exit_code or EXIT_DONE for job in jobs)
 
 
 def _try_to_start(job: Job, relay: SignalRelay) -> bool:
-    """Start a run of a sweep, if a GPU is free and no other dispatcher is running it."""
-    if job.seen_elsewhere and time.monotonic() - job.seen_elsewhere < WAIT_SECONDS:
-        return False
-    if not _lease(job):
+    """Start a run, if a GPU is free and no other dispatcher is running it."""
+    if time.monotonic() - job.seen_elsewhere < WAIT_SECONDS or not _lease(job):
         return False
     try:
-        if acquire(job) and job.exit_code is None:
+        if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
             relay.start(job)
             return True
     except (ConfigError, RecordError, OSError) as error:
@@ -129,12 +124,9 @@ def _try_to_start(job: Job, relay: SignalRelay) -> bool:
 
 def _lease(job: Job) -> bool:
     """Whether the run holds the GPUs that it needs, which it leases if they are free."""
-    if not job.leases:
-        leases = lease_gpus(job.config)
-        if leases is None:
-            return False
-        job.leases = leases
-    return True
+    leases = job.leases or lease_gpus(job.config)
+    job.leases = leases or {}
+    return leases is not None
 
 
 def _collect(job: Job) -> None:
@@ -149,7 +141,7 @@ def _collect(job: Job) -> None:
         # The log may stand on that very disk.
         with contextlib.suppress(OSError), job.log.open("a", encoding="utf-8") as log:
             if job.reason:
-                print(f"error: {job.reason}", file=log)
+                log.write(f"error: {job.reason}\n")
     job.release()
 
 
@@ -158,12 +150,11 @@ def _sum_up(jobs: Sequence[Job]) -> int:
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:
         why = f": {job.reason.splitlines()[-1]}" if job.reason else ""
-        ended = f"{job.status} (exit code {job.exit_code}), see {job.log}"
-        say(f"{job.config.name}: {ended}{why}")
+        say(f"{job.config.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
 
     if any(job.status == "stopped" for job in jobs):
         say("stopped; the same command goes on")
-        if any(job.config.run.fresh for job in jobs):
+        if jobs[0].config.run.fresh:
             say(WITHOUT_FRESH)
         return EXIT_STOPPED
 

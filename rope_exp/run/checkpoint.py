@@ -21,14 +21,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rope_exp.run.folder import list_steps as list_steps
 from rope_exp.system.console import say
-from rope_exp.system.errors import CheckpointError, DiskError, RecordError
+from rope_exp.system.errors import CheckpointError, RecordError
 from rope_exp.system.files import (
-    disk_full,
-    is_full,
+    explaining_full_disk,
     open_regular,
     read_json,
     read_text,
+    readable,
     sync_folder,
     to_json,
     write_json,
@@ -77,16 +78,6 @@ def state_file(folder: Path, step: int) -> Path:
     return step_folder(folder, step) / STATE
 
 
-def list_steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints below `folder`, oldest first, verified or not."""
-    steps = []
-    for path in folder.glob("step_*"):
-        name = re.fullmatch("step_([0-9]{8})", path.name)
-        if name and path.is_dir() and not path.is_symlink():
-            steps.append(int(name[1]))
-    return sorted(steps)
-
-
 def clear_leftovers(folder: Path) -> None:
     """Delete what interrupted saves and deletions left."""
     for start in (_SAVING, _DROPPED):
@@ -102,9 +93,8 @@ def prune(folder: Path, keep: int, newest: int, broken: Collection[int] = ()) ->
     """
     steps = list_steps(folder)
     good = [step for step in steps if step < newest and step not in broken]
-    kept = [*good, newest][-keep:]
     for step in steps:
-        if step not in kept:
+        if step not in [*good, newest][-keep:]:
             _drop(step_folder(folder, step))
 
 
@@ -143,69 +133,54 @@ def save(
     """
     final = step_folder(folder, step)
     temporary = folder / f"{_SAVING}{step:08d}"
-    try:
-        _remove(temporary)
-        temporary.mkdir(parents=True)
-        # The first save makes `folder` itself, whose name must last, too.
-        sync_folder(folder.parent)
+    needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
+    with explaining_full_disk(folder, needed_bytes, f"the checkpoint of step {step}"):
+        try:
+            _remove(temporary)
+            temporary.mkdir(parents=True)
+            # The first save makes `folder` itself, whose name must last, too.
+            sync_folder(folder.parent)
 
-        write_json(temporary / STATE, {"step": step, **state})
-        mode = (temporary / STATE).stat().st_mode
-        for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
-            _save_tensors(temporary / name, tensors)
-            # safetensors would let nobody else read them.
-            (temporary / name).chmod(mode)
-        write_json(temporary / MANIFEST, _manifest(temporary))
+            write_json(temporary / STATE, {"step": step, **state})
+            _save_tensors(temporary / MODEL, model)
+            _save_tensors(temporary / OPTIMIZER, optimizer)
+            write_json(temporary / MANIFEST, _manifest(temporary))
 
-        # A checkpoint that stands there already did not verify: the run went on from an older one.
-        _drop(final)
-        temporary.rename(final)
-        sync_folder(folder)
-    except BaseException as error:
-        _remove(temporary)
-        if isinstance(error, OSError) and (isinstance(error, DiskError) or is_full(error)):
-            needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
-            raise disk_full(folder, needed_bytes, f"the checkpoint of step {step}") from None
-        raise
+            # One that stands there already did not verify: the run went on from an older one.
+            _drop(final)
+            temporary.rename(final)
+            sync_folder(folder)
+        except BaseException:
+            _remove(temporary)
+            raise
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    # Copied each: safetensors refuses tensors that share memory, as a tied head does.
+    copies = {name: tensor.contiguous().to("cpu", copy=True) for name, tensor in tensors.items()}
     try:
-        save_file(_own_storage(tensors), path)
+        save_file(copies, path)
     except SafetensorError as error:
         # It says an error of the system as text.
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+    # safetensors would let nobody else read them.
+    shutil.copymode(path.with_name(STATE), path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
-def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, sharing no memory, which safetensors refuses.
-
-    So a tied head is copied.
-    """
-    owned: dict[int, str] = {}
-    result = {}
-    for name, tensor in tensors.items():
-        on_cpu = tensor.contiguous().cpu()
-        owner = owned.setdefault(on_cpu.data_ptr(), name)
-        result[name] = on_cpu if owner == name else on_cpu.clone()
-    return result
-
-
 def _manifest(path: Path) -> dict[str, Any]:
-    return {name: _fingerprint(path / name) for name in (MODEL, OPTIMIZER, STATE)}
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with open_regular(path) as file:
-        return {
-            "bytes": os.fstat(file.fileno()).st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+    """Return the size and SHA-256 of each file of a checkpoint that the manifest vouches for."""
+    manifest = {}
+    for name in (MODEL, OPTIMIZER, STATE):
+        with open_regular(path / name) as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            manifest[name] = {"bytes": file.tell(), "sha256": sha256}
+    return manifest
 
 
 # -- load ----------------------------------------------------------------------------------------
@@ -245,6 +220,10 @@ def load(folder: Path, step: int) -> Checkpoint:
     try:
         _verify(path)
         state = read_json(path / STATE)
+        with readable(path / MODEL, SafetensorError, KeyError):
+            model = load_file(path / MODEL)
+        with readable(path / OPTIMIZER, SafetensorError, KeyError):
+            optimizer = load_file(path / OPTIMIZER)
     except (RecordError, OSError) as error:
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in _MOMENTARY:
@@ -253,25 +232,18 @@ def load(folder: Path, step: int) -> Checkpoint:
 
     if state.get("step") != step:
         raise CheckpointError(f"{path / STATE} is of step {state.get('step')}, not {step}")
-    return Checkpoint(step, _load_tensors(path / MODEL), _load_tensors(path / OPTIMIZER), state)
+    return Checkpoint(step, model, optimizer, state)
 
 
 def _verify(path: Path) -> None:
     """Refuse a checkpoint whose files are not those that were written, to the last byte."""
-    said = read_json(path / MANIFEST)
+    said = read_text(path / MANIFEST)
     found = _manifest(path)
-    for name in found:
-        if said.get(name) != found[name]:
+    for name, facts in found.items():
+        if facts["sha256"] not in said:
             raise CheckpointError(f"{path / name} does not verify against its manifest")
-    if read_text(path / MANIFEST) != to_json(found):
+    if said != to_json(found):
         raise CheckpointError(f"{path / MANIFEST} is not as it was written")
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"{path} holds no tensors that safetensors reads: {error}") from error
 
 
 def check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -288,10 +260,11 @@ def check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str,
         if name not in expected:
             raise CheckpointError(f"{what} holds an unknown {name}")
 
-        tensor = found[name]
-        own = expected[name]
-        if tensor.shape != own.shape or tensor.dtype != own.dtype:
-            raise CheckpointError(
-                f"{what} holds {name} as {tensor.dtype} of {list(tensor.shape)}; "
-                f"this run's is {own.dtype} of {list(own.shape)}"
-            )
+        theirs = _kind(found[name])
+        own = _kind(expected[name])
+        if theirs != own:
+            raise CheckpointError(f"{what} holds {name} as {theirs}; this run's is {own}")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of {list(tensor.shape)}"

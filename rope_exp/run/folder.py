@@ -22,8 +22,8 @@ from rope_exp.config.schema import (
     Sha256,
     convert,
 )
-from rope_exp.system.errors import ConfigError, RecordError, first_line
-from rope_exp.system.files import read_json, read_text, write_atomically
+from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.files import read_json, read_text, readable, write_atomically
 
 CONFIG = "config.yaml"
 ENV = "env.json"
@@ -81,14 +81,12 @@ def read_config(folder: Path) -> RunConfig:
     """
     path = folder / CONFIG
     text = read_text(path)
-    try:
+    with readable(path, yaml.YAMLError):
         # We write no aliases, and a few hundred bytes of aliases to aliases would unfold to more
         # than a machine holds.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise ValueError("it holds aliases")
         values = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read: {first_line(error)}") from error
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
         raise RecordError(
@@ -122,6 +120,18 @@ def read_env(folder: Path) -> dict[str, Any]:
     """
     path = folder / ENV
     return read_as(path, Env) if os.path.lexists(path) else {}
+
+
+def list_steps(checkpoints: Path) -> list[int]:
+    """Return the steps of the checkpoints in a run's `checkpoints/`, oldest first, verified or not.
+
+    A link is none: a save may take its place.
+    """
+    steps = []
+    for path in checkpoints.glob(f"step_{'[0-9]' * 8}"):
+        if path.is_dir() and not path.is_symlink():
+            steps.append(int(path.name.removeprefix("step_")))
+    return sorted(steps)
 
 
 def read_as(path: Path, hint: Any) -> dict[str, Any]:

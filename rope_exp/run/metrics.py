@@ -10,12 +10,23 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from rope_exp.config.schema import Count, Natural, Sha256, convert
-from rope_exp.system.errors import ConfigError, RecordError, first_line
-from rope_exp.system.files import disk_full, is_full, open_regular, refuse_constant, sync_folder
+from rope_exp.system.errors import RecordError
+from rope_exp.system.files import (
+    descriptor_of,
+    disk_full,
+    explaining_full_disk,
+    is_at,
+    is_full,
+    open_regular,
+    readable,
+    refuse_constant,
+    sync_folder,
+)
 
 METRICS = "metrics.jsonl"
 
@@ -36,21 +47,20 @@ class Mark(TypedDict):
 # -- reading -------------------------------------------------------------------------------------
 
 
+@dataclass
 class MetricsTail:
     """Reads the rows of a metrics.jsonl that may still grow, each of them once.
 
     Attributes:
         restarted: whether the last poll found the file cut back, and so began again with its
             first row.
-        last_step: the step of the last row that was read; 0 before the first.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.restarted = False
-        self.last_step = 0
-        self._path = path
-        self._num_bytes = 0
-        self._num_rows = 0
+    _path: Path
+    restarted: bool = False
+    _last_step: int = 0
+    _num_bytes: int = 0
+    _num_rows: int = 0
 
     def poll(self) -> list[dict[str, Any]]:
         """Return the rows that were completed since the last poll; none while there is no file.
@@ -63,22 +73,19 @@ class MetricsTail:
                 the row before. The message names file and line; the next poll meets it again.
         """
         self.restarted = False
-        try:
-            with open_regular(self._path) as file:
-                if os.fstat(file.fileno()).st_size < self._num_bytes:
-                    self.restarted = True
-                    self.last_step = 0
-                    self._num_bytes = 0
-                    self._num_rows = 0
-                file.seek(self._num_bytes)
-                lines = file.read().split(b"\n")[:-1]
-        except FileNotFoundError:
+        if not os.path.lexists(self._path):
             return []
-        except OSError as error:
-            raise RecordError(f"{self._path} cannot be read: {first_line(error)}") from error
+        with readable(self._path), open_regular(self._path) as file:
+            if os.fstat(file.fileno()).st_size < self._num_bytes:
+                self.restarted = True
+                self._last_step = 0
+                self._num_bytes = 0
+                self._num_rows = 0
+            file.seek(self._num_bytes)
+            lines = file.read().split(b"\n")[:-1]
 
         rows: list[dict[str, Any]] = []
-        step = self.last_step
+        step = self._last_step
         for number, line in enumerate(lines, start=self._num_rows + 1):
             where = f"{self._path} line {number}"
             row = _parse(line, where)
@@ -87,7 +94,7 @@ class MetricsTail:
             step = row["step"]
             rows.append(row)
 
-        self.last_step = step
+        self._last_step = step
         self._num_rows += len(lines)
         self._num_bytes += sum(len(line) + 1 for line in lines)
         return rows
@@ -104,10 +111,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def last_step(folder: Path) -> int:
     """Return the step of the last row; 0 before the first, and of a file that cannot be read."""
-    tail = MetricsTail(folder / METRICS)
+    rows = []
     with suppress(RecordError):
-        tail.poll()
-    return tail.last_step
+        rows = read_metrics(folder)
+    return int(rows[-1]["step"]) if rows else 0
 
 
 def read_marked(path: Path, mark: Mark) -> bytes:
@@ -116,11 +123,8 @@ def read_marked(path: Path, mark: Mark) -> bytes:
     Raises:
         RecordError: it cannot be read, or is not what it was when the checkpoint was saved.
     """
-    try:
-        with open_regular(path) as file:
-            content = file.read(mark["bytes"])
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {first_line(error)}") from error
+    with readable(path), open_regular(path) as file:
+        content = file.read(mark["bytes"])
     if hashlib.sha256(content).hexdigest() != mark["sha256"]:
         raise RecordError(
             f"{path} was changed: its first {mark['bytes']:,} bytes are not those that stood there "
@@ -130,11 +134,9 @@ def read_marked(path: Path, mark: Mark) -> bytes:
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
-    try:
+    with readable(where):
         values = json.loads(line.decode(), parse_constant=refuse_constant)
         row: dict[str, Any] = convert(Row, values, "")
-    except (ConfigError, ValueError, RecursionError) as error:
-        raise RecordError(f"{where} is not a row of metrics: {first_line(error)}") from error
     return row
 
 
@@ -164,8 +166,8 @@ class MetricsWriter:
             self.last = _parse(content.splitlines()[-1], f"{self._path}'s last row")
         self._digest = hashlib.sha256(content)
 
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._file = os.fdopen(os.open(self._path, flags, 0o666), "r+b", buffering=0)
+        descriptor = descriptor_of(self._path, os.O_RDWR | os.O_CREAT)
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
         self._file.truncate(len(content))
         self._file.seek(len(content))
         sync_folder(folder)
@@ -179,13 +181,13 @@ class MetricsWriter:
         assert row["step"] > self.last.get("step", 0), (row["step"], self.last)
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         end = self._file.tell()
+        num_written = 0
         try:
-            is_whole = self._file.write(line) == len(line)
+            num_written = self._file.write(line)
         except OSError as error:
             if not is_full(error):
                 raise
-            is_whole = False
-        if not is_whole:
+        if num_written < len(line):
             self._file.truncate(end)
             raise disk_full(self._path.parent, len(line), "a row of metrics")
 
@@ -201,24 +203,17 @@ class MetricsWriter:
             DiskError: the disk is full; some file systems find that out only here.
             OSError: the file was moved, replaced or cut, and is not what was written.
         """
-        written = os.fstat(self._file.fileno())
-        try:
-            in_place = os.path.samestat(written, self._path.stat())
-        except FileNotFoundError:
-            in_place = False
-        if not in_place or written.st_size != self._file.tell():
+        number = self._file.fileno()
+        num_bytes = self._file.tell()
+        if not (is_at(number, self._path) and os.fstat(number).st_size == num_bytes):
             raise OSError(
                 f"{self._path} was moved, replaced or cut while the run wrote it; its last "
                 "checkpoint stands"
             )
 
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            if is_full(error):
-                raise disk_full(self._path.parent, self._file.tell(), "its metrics") from None
-            raise
-        return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
+        with explaining_full_disk(self._path.parent, num_bytes, "its metrics"):
+            os.fsync(number)
+        return {"bytes": num_bytes, "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
         """Sync and close; raises what `mark` does."""

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrackerConfig
 from rope_exp.run.folder import read_config, read_env, read_result
 from rope_exp.run.metrics import METRICS, MetricsTail, read_metrics
@@ -128,15 +127,25 @@ def _begin(folder: Path) -> Any:
     import wandb
 
     config = read_config(folder)
+    env = read_env(folder)
+    sites = "".join(config.pe.rotate) or "none"
+    facts = {
+        **config.to_dict(),
+        "rotate": sites,
+        "params": env.get("params"),
+        "tokens_planned": config.train.num_tokens,
+        "group_sha256": config.group_sha256,
+        "env": env,
+    }
     return wandb.init(
         **_place(config.tracker, folder),
         mode=config.tracker.mode,
         group=config.group,
         job_type=config.pe.label,
         name=config.name,
-        tags=[str(config.data.name), config.model.name, f"rotate={_sites(config)}"],
+        tags=[str(config.data.name), config.model.name, f"rotate={sites}"],
         dir=str(folder),
-        config=_facts(config, read_env(folder)),
+        config=_known(facts),
         settings=wandb.Settings(
             console="off",
             show_info=False,
@@ -161,23 +170,6 @@ def _place(tracker: TrackerConfig, folder: Path) -> dict[str, Any]:
         "id": run_id(folder),
         "resume": "allow" if tracker.mode == "online" else None,
     }
-
-
-def _facts(config: RunConfig, env: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's config as wandb shows it, with what follows from it and where the run runs."""
-    facts = {
-        **config.to_dict(),
-        "rotate": _sites(config),
-        "params": env.get("params"),
-        "tokens_planned": config.train.num_tokens,
-        "group_sha256": config.group_sha256,
-        "env": env,
-    }
-    return _known(facts)
-
-
-def _sites(config: RunConfig) -> str:
-    return "".join(config.pe.rotate) or "none"
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

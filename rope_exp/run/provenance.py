@@ -1,12 +1,11 @@
 """What a measurement was made on: device, versions, and the commit or release of this package."""
 
 import platform
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rope_exp.system.machine import cpu_name, num_cores
-from rope_exp.system.processes import ROOT
+from rope_exp.system.processes import ROOT, output_of
 
 PACKAGES = (
     "torch",
@@ -67,19 +66,10 @@ def _git() -> dict[str, Any] | None:
     None where this package is no checkout of its own: an installed copy may lie within somebody
     else's repository.
     """
-    tracked = _ask_git("ls-files", "--full-name", "rope_exp/__init__.py")
+    git = ("git", "-C", str(ROOT))
+    tracked = output_of(*git, "ls-files", "--full-name", "rope_exp/__init__.py")
     if tracked != "rope_exp/__init__.py":
         return None
 
-    status = _ask_git("status", "--porcelain", "--", *CODE)
-    return {"commit": _ask_git("rev-parse", "HEAD"), "dirty": bool(status)}
-
-
-def _ask_git(*words: str) -> str | None:
-    """Return what git says where this package lies, or None if it cannot say it."""
-    command = ["git", "-C", str(ROOT), *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    status = output_of(*git, "status", "--porcelain", "--", *CODE)
+    return {"commit": output_of(*git, "rev-parse", "HEAD"), "dirty": bool(status)}

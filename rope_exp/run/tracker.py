@@ -17,7 +17,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.system.console import say
 from rope_exp.system.errors import first_line
 from rope_exp.system.processes import child_environment
-from rope_exp.system.signals import STOP_SIGNALS
+from rope_exp.system.signals import held_back
 
 # The mirror's own alarm ends it so long after the end of its run, and the run ends one that not
 # even its alarm has ended.
@@ -36,7 +36,16 @@ def mirrored(config: RunConfig, folder: Path) -> Iterator[None]:
     The record includes result.json. This costs the start of a process, and at most `KILL_SECONDS`
     at the end.
     """
-    mirror = _start(folder) if config.tracker.name == "wandb" else None
+    mirror = None
+    if config.tracker.name == "wandb":
+        # Schedulers send their signals to every process of a job, and a mirror has to finish.
+        with held_back():
+            command = [sys.executable, "-m", "rope_exp.run.mirror", str(folder)]
+            try:
+                mirror = subprocess.Popen(command, env=child_environment(), stdin=subprocess.PIPE)
+            except OSError as error:
+                warn(folder, error)
+
     status = "failed"
     try:
         yield
@@ -45,23 +54,6 @@ def mirrored(config: RunConfig, folder: Path) -> Iterator[None]:
     finally:
         if mirror is not None:
             _finish(mirror, folder, status)
-
-
-def _start(folder: Path) -> "subprocess.Popen[bytes] | None":
-    # Schedulers send their signals to every process of a job, and a mirror has to finish. So they
-    # are blocked before it begins.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "rope_exp.run.mirror", str(folder)],
-            env=child_environment(),
-            stdin=subprocess.PIPE,
-        )
-    except OSError as error:
-        warn(folder, error)
-        return None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _finish(mirror: "subprocess.Popen[bytes]", folder: Path, status: str) -> None:

@@ -123,11 +123,8 @@ class _Display:
                 say(f"{self._name}: {words}")
 
 
-class Progress(_Display, contextlib.AbstractContextManager["Progress"]):
+class Progress(_Display):
     """How far a run is: its name, and the steps that it takes and has taken."""
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def update(self, step: int, loss: float) -> None:
         """Move the bar, where there is one: a step is done."""

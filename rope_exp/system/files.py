@@ -10,7 +10,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,18 @@ def disk_full(folder: Path, needed_bytes: int, what: str) -> DiskError:
 
 def is_full(error: OSError) -> bool:
     """Whether the disk, or the user's share of it, is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, DiskError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator[None]:
+    """Raise `disk_full` in the place of the system's error where the block meets a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise disk_full(folder, needed_bytes, what) from None
+        raise
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -62,17 +74,16 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     if isinstance(content, str):
         content = content.encode()
 
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and is_full(error):
-            raise disk_full(path.parent, len(content), path.name) from None
-        raise
+    with explaining_full_disk(path.parent, len(content), path.name):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
 
 
@@ -108,10 +119,7 @@ def wait_for_lock(path: Path) -> int:
 def _lock(path: Path, flags: int) -> int:
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
-        descriptor = os.open(
-            path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
-        )
-        _check_regular(descriptor, path)
+        descriptor = descriptor_of(path, os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
         except BaseException:
@@ -119,9 +127,14 @@ def _lock(path: Path, flags: int) -> int:
             raise
 
         # Meanwhile its folder may have been moved aside, and another file locked in its place.
-        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+        if is_at(descriptor, path):
             return descriptor
         os.close(descriptor)
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file still stands at `path`."""
+    return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -129,23 +142,33 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor_of(path), "rb")
 
 
-def descriptor_of(path: Path) -> int:
-    """Open a regular file for reading, and nothing else.
+def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, and nothing else; by default for reading.
 
     A link is refused, a device, and a pipe, at which one would wait.
 
     Raises:
         OSError: it is missing, or something else.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    _check_regular(descriptor, path)
-    return descriptor
-
-
-def _check_regular(descriptor: int, path: Path) -> None:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return descriptor
+
+
+@contextmanager
+def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
+    """Refuse `what` by name where the block cannot read it, or not as what it should be.
+
+    Raises:
+        RecordError: in the place of an error of the system's, of a value's, or one of `errors`.
+    """
+    refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
+    try:
+        yield
+    except refused as error:
+        raise RecordError(f"{what} cannot be read: {first_line(error)}") from error
 
 
 def read_text(path: Path) -> str:
@@ -154,11 +177,8 @@ def read_text(path: Path) -> str:
     Raises:
         RecordError: it is no regular file, or not UTF-8.
     """
-    try:
-        with open_regular(path) as file:
-            return file.read().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path} cannot be read: {first_line(error)}") from error
+    with readable(path), open_regular(path) as file:
+        return file.read().decode()
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -178,12 +198,10 @@ def read_json(path: Path) -> dict[str, Any]:
         RecordError: the file is missing, is no JSON, or holds no object.
     """
     text = read_text(path)
-    try:
+    with readable(path):
         values = json.loads(text, parse_constant=refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} cannot be read: {first_line(error)}") from error
-    if not isinstance(values, dict):
-        raise RecordError(f"{path} holds no JSON object")
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
     return values
 
 
@@ -194,10 +212,9 @@ def refuse_constant(name: str) -> None:
 
 def files_sha256(files: Mapping[str, Path]) -> str:
     """Return the SHA-256 of the names and contents of some files."""
-    digests = []
-    for name, path in files.items():
-        digests.append([name, hashlib.sha256(path.read_bytes()).hexdigest()])
-    return json_sha256(digests)
+    return json_sha256(
+        [[name, hashlib.sha256(path.read_bytes()).hexdigest()] for name, path in files.items()]
+    )
 
 
 def json_sha256(values: Any) -> str:

@@ -5,10 +5,10 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sysconfig
-from itertools import takewhile
 from pathlib import Path
+
+from rope_exp.system.processes import output_of
 
 CPU_INFO = Path("/proc/cpuinfo")
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -29,11 +29,12 @@ def gpus() -> list[str]:
     if visible is None or not uuid_by_index:
         return list(uuid_by_index.values())
 
-    def is_there(gpu: str) -> bool:
-        return gpu in uuid_by_index or gpu.startswith(("GPU-", "MIG-"))
-
-    named = [gpu.strip() for gpu in visible.split(",")]
-    return [uuid_by_index.get(gpu, gpu) for gpu in takewhile(is_there, named)]
+    named = []
+    for gpu in map(str.strip, visible.split(",")):
+        if gpu not in uuid_by_index and not gpu.startswith(("GPU-", "MIG-")):
+            break
+        named.append(uuid_by_index.get(gpu, gpu))
+    return named
 
 
 def gpus_have_bf16() -> bool:
@@ -50,14 +51,9 @@ def gpu_memory_size() -> int | None:
 @functools.cache
 def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
     """Return one row a GPU, in the order of the PCI bus; [] where there is no driver."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-
-    query = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader"]
-    listed = subprocess.run(query, capture_output=True, text=True, check=False)
-    if listed.returncode != 0:
-        return []
-    return [tuple(map(str.strip, line.split(","))) for line in listed.stdout.splitlines()]
+    query = f"--query-gpu={','.join(columns)}"
+    listed = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
+    return [tuple(map(str.strip, line.split(","))) for line in listed.splitlines()]
 
 
 # -- the host ----------------------------------------------------------------------------------
@@ -72,8 +68,7 @@ def num_cores() -> int:
 
 def cpu_has_bf16() -> bool:
     """Whether the CPU multiplies bfloat16 in hardware; else bf16 is tens of times slower."""
-    facts = _cpu_info()
-    return "amx_bf16" in facts or "avx512_bf16" in facts
+    return re.search("amx_bf16|avx512_bf16", _cpu_info()) is not None
 
 
 def cpu_name() -> str:
@@ -83,10 +78,9 @@ def cpu_name() -> str:
 
 
 def _cpu_info() -> str:
-    try:
-        return CPU_INFO.read_text(encoding="ascii", errors="replace")
-    except OSError:
+    if not CPU_INFO.exists():
         return ""
+    return CPU_INFO.read_text(encoding="ascii", errors="replace")
 
 
 def memory_size() -> int:

@@ -1,6 +1,7 @@
-"""Children of this process: how they find this package."""
+"""Children of this process: how they find this package, and what they say."""
 
 import os
+import subprocess
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -24,6 +25,15 @@ def child_environment(**changes: str) -> dict[str, str]:
         paths = [str(ROOT), os.environ.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return environment
+
+
+def output_of(*command: str) -> str | None:
+    """Return what a program prints, or None where there is no such program, or it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
 
 
 def _is_importable() -> bool:

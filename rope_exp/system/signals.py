@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 from rope_exp.system.errors import EXIT_STOPPED
@@ -31,6 +32,16 @@ def end_with_parent(parent: int) -> None:
         # It died before we asked.
         if os.getppid() != parent:
             os._exit(EXIT_STOPPED)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Start the block's processes with the stop signals held back, until they listen to them."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class StopSignal:

@@ -14,11 +14,9 @@ Parameters = Mapping[str, nn.Parameter]
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> AdamW:
     """Return fused AdamW, under which matrices decay, and vectors (norms, frequencies) do not."""
     every = list(parameters)
-    matrices = [parameter for parameter in every if parameter.ndim >= 2]
-    vectors = [parameter for parameter in every if parameter.ndim < 2]
     groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [each for each in every if each.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [each for each in every if each.ndim < 2], "weight_decay": 0.0},
     ]
     return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 

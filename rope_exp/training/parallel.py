@@ -101,26 +101,39 @@ class Parallel:
 
     def _check(self, device: str, precision: str, num_processes: int | str) -> None:
         if self.world_size != num_processes:
-            allowed = f"but this launcher started {self.world_size}"
-            raise ConfigError("launch.num_processes", num_processes, allowed)
+            raise ConfigError(
+                "launch.num_processes",
+                num_processes,
+                f"but this launcher started {self.world_size}",
+            )
         if self.device.type != device:
-            allowed = f"torch finds no such device here, and gives {self.device}"
-            raise ConfigError("launch.device", device, allowed)
+            raise ConfigError(
+                "launch.device", device, f"torch finds no such device here, and gives {self.device}"
+            )
 
         backend = self._accelerator.state.dynamo_plugin.backend.name
         if backend != "NO":
-            allowed = "must be unset: train.compile decides what is compiled"
-            raise ConfigError("ACCELERATE_DYNAMO_BACKEND", backend, allowed)
+            raise ConfigError(
+                "ACCELERATE_DYNAMO_BACKEND",
+                backend,
+                "must be unset: train.compile decides what is compiled",
+            )
 
         # torchrun may start one process, too.
         strategy = self._accelerator.distributed_type.name
         plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
         if strategy != plain and (strategy != "NO" or self.world_size > 1):
-            allowed = f"must be {plain}: the weights are held whole by every rank"
-            raise ConfigError("accelerate's distributed_type", strategy, allowed)
+            raise ConfigError(
+                "accelerate's distributed_type",
+                strategy,
+                f"must be {plain}: the weights are held whole by every rank",
+            )
 
         # Emulated, it is slower than fp32.
         has_bf16 = device == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
         if precision == "bf16" and not has_bf16:
-            allowed = f"{torch.cuda.get_device_name()} has no bf16; use fp32"
-            raise ConfigError("train.precision", precision, allowed)
+            raise ConfigError(
+                "train.precision",
+                precision,
+                f"{torch.cuda.get_device_name()} has no bf16; use fp32",
+            )

@@ -1,9 +1,8 @@
 """What a run writes of itself: where it is trained, its rows while it trains, and its result."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,35 @@ from rope_exp.training.throughput import Throughput
 MARKED = ("world_size", "device", "torch", "num_threads", "git")
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(ExitStack):
     """The rows and the result of a run in training; ranks other than 0 write nothing.
 
     Attributes:
+        began: when the run would have begun, had it trained without a break.
         writer: of metrics.jsonl; None on ranks other than 0.
         progress: what a person sees.
-        began: when the run would have begun, had it trained without a break.
+
+    Args:
+        start: where the run begins.
+    Raises:
+        RecordError: metrics.jsonl is not what it was at the checkpoint; it is left as it is.
     """
 
-    config: RunConfig
-    folder: Path
-    throughput: Throughput
-    writer: MetricsWriter | None
-    progress: Progress
-    began: float
+    def __init__(
+        self, config: RunConfig, folder: Path, start: Start, throughput: Throughput, is_main: bool
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.folder = folder
+        self.throughput = throughput
+        self.began = time.perf_counter() - start.elapsed_s
+        self.writer: MetricsWriter | None = None
+        if is_main:
+            checkpoint.clear_leftovers(folder / "checkpoints")
+            self.writer = MetricsWriter(folder, start.metrics)
+            self.enter_context(mirrored(config, folder))
+        progress = Progress(config.name, config.train.num_steps, start.step, shown=is_main)
+        self.progress = self.enter_context(closing(progress))
 
     def elapsed_s(self) -> float:
         """Return the time that the run has taken, earlier starts included."""
@@ -109,26 +121,6 @@ class Record:
         write_json(self.folder / RESULT, result)
 
 
-@contextmanager
-def recording(
-    config: RunConfig, folder: Path, start: Start, throughput: Throughput, *, is_main: bool
-) -> Iterator[Record]:
-    """Open the record of a run that begins at `start`, for the time that it trains.
-
-    Raises:
-        RecordError: metrics.jsonl is not what it was at the checkpoint; it is left as it is.
-    """
-    began = time.perf_counter() - start.elapsed_s
-    writer = None
-    if is_main:
-        checkpoint.clear_leftovers(folder / "checkpoints")
-        writer = MetricsWriter(folder, start.metrics)
-
-    mirror = mirrored(config, folder) if is_main else nullcontext()
-    with mirror, Progress(config.name, config.train.num_steps, start.step, shown=is_main) as bar:
-        yield Record(config, folder, throughput, writer, bar, began)
-
-
 def environment(
     config: RunConfig, parallel: Parallel, old: Mapping[str, Any], **facts: Any
 ) -> dict[str, Any]:
@@ -139,15 +131,15 @@ def environment(
             is noted in `marks`.
     """
     here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
-    marks = list(old.get("marks", []))
-    for key in MARKED:
-        if key in old and old[key] != here[key]:
-            marks.append(f"went on with {key} {here[key]} after {old[key]}")
-
+    changed = [
+        f"went on with {key} {here[key]} after {old[key]}"
+        for key in MARKED
+        if key in old and old[key] != here[key]
+    ]
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {
         **here,
-        "marks": marks,
+        "marks": [*old.get("marks", []), *changed],
         "started": [*old.get("started", []), now],
         "deterministic": config.train.deterministic,
         "accelerate": parallel.facts(),

@@ -19,7 +19,6 @@ from rope_exp.training.optim import (
     load_optimizer_tensors,
     optimizer_tensors,
 )
-from rope_exp.training.step import Outcome
 
 
 class State(TypedDict):
@@ -44,8 +43,8 @@ class Start:
         order_sha256: of all batches up to there.
         elapsed_s: the time that the run has taken so far.
         metrics: the mark of metrics.jsonl.
-        unrecorded: the outcome of this step, where its row waits for an evaluation that was
-            broken off.
+        unrecorded: the loss and the gradient's norm of this step, where its row waits for an
+            evaluation that was broken off.
         passed_over: later checkpoints, which did not verify.
     """
 
@@ -53,7 +52,7 @@ class Start:
     order_sha256: str = ""
     elapsed_s: float = 0.0
     metrics: Mark | None = None
-    unrecorded: Outcome | None = None
+    unrecorded: tuple[float, float] | None = None
     passed_over: tuple[int, ...] = ()
 
 
@@ -91,24 +90,27 @@ class Checkpoints:
         where = f"the checkpoint of step {saved.step} in {self.folder.parent}"
         parameters = dict(self.model.named_parameters())
         state = checked(checkpoint.state_file(self.folder, saved.step), saved.state, State)
-        self._check_identity(where, saved.state)
+        for key, value in self.identity.items():
+            if state[key] != value:
+                raise CheckpointError(
+                    f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
+                    f"{value:.12}; restore what it was trained on, or use run.fresh=true"
+                )
         checkpoint.check_tensors(where, saved.model, weights(self.model))
         checkpoint.check_tensors(where, saved.optimizer, expected_optimizer_tensors(parameters))
 
         _set_rng_state(state["rng"], self.device, where)
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(saved.model[name])
+        self.model.load_state_dict(saved.model)
         load_optimizer_tensors(self.optimizer, parameters, saved.optimizer)
 
-        order = state["order_sha256"]
-        unrecorded = None
-        if state["unrecorded"] is not None:
-            loss, grad_norm = state["unrecorded"]
-            unrecorded = Outcome(saved.step, loss, grad_norm, 0, order)
-        later = [step for step in checkpoint.list_steps(self.folder) if step > saved.step]
+        later = (step for step in checkpoint.list_steps(self.folder) if step > saved.step)
         return Start(
-            saved.step, order, state["elapsed_s"], state["metrics"], unrecorded, tuple(later)
+            saved.step,
+            state["order_sha256"],
+            state["elapsed_s"],
+            state["metrics"],
+            state["unrecorded"],
+            tuple(later),
         )
 
     def save(self, start: Start, *, keep: int) -> None:
@@ -117,26 +119,17 @@ class Checkpoints:
         Raises:
             DiskError: the disk is full. OSError: it is broken.
         """
-        unrecorded = start.unrecorded
         state = {
             **self.identity,
             "order_sha256": start.order_sha256,
             "elapsed_s": start.elapsed_s,
             "rng": _rng_state(self.device),
             "metrics": start.metrics,
-            "unrecorded": unrecorded and [unrecorded.loss, unrecorded.grad_norm],
+            "unrecorded": start.unrecorded,
         }
         moments = optimizer_tensors(self.optimizer, dict(self.model.named_parameters()))
         checkpoint.save(self.folder, start.step, weights(self.model), moments, state)
         checkpoint.prune(self.folder, keep, start.step, start.passed_over)
-
-    def _check_identity(self, where: str, state: Mapping[str, Any]) -> None:
-        for key, value in self.identity.items():
-            if state[key] != value:
-                raise CheckpointError(
-                    f"{where} is of another run: its {key} is {state[key]!s:.12} and this run's "
-                    f"{value:.12}; restore what it was trained on, or use run.fresh=true"
-                )
 
 
 def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -170,13 +163,10 @@ def _rng_state(device: torch.device) -> dict[str, str]:
 
 def _set_rng_state(states: Mapping[str, str], device: torch.device, where: str) -> None:
     try:
-        tensors = {
-            name: torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
-            for name, state in states.items()
-        }
-        torch.set_rng_state(tensors["cpu"])
+        torch.set_rng_state(torch.tensor([*bytes.fromhex(states["cpu"])], dtype=torch.uint8))
         if device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["cuda"], device)
+            state = torch.tensor([*bytes.fromhex(states["cuda"])], dtype=torch.uint8)
+            torch.cuda.set_rng_state(state, device)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"{where} holds no state of torch's random numbers for {device.type}; restore it, or "

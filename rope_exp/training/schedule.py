@@ -23,7 +23,7 @@ def learning_rate(step: int, num_steps: int, peak: float, schedule: ScheduleConf
 
     match schedule.name:
         case "cosine":
-            done = (step - warmup) / max(num_steps - warmup, 1)
+            done = (step - warmup) / (num_steps - warmup)
             height = 0.5 * (1 + math.cos(math.pi * done))
         case "wsd":
             decay = max(round(schedule.decay_fraction * num_steps), 1)

@@ -33,23 +33,25 @@ class Outcome:
     order_before: str  # order_sha256 without this step
 
 
+@dataclass
 class Started:
     """A step that was started, whose outcome the device copies to the host as soon as it has it.
 
-    Args:
+    Attributes:
         step: its number.
-        outcome: [loss, grad_norm, first_bad_step], on the device.
+        outcome: [loss, grad_norm, first_bad_step], on the device; on the host once it is copied.
         order_before: order_sha256 without this step.
     """
 
-    def __init__(self, step: int, outcome: Tensor, order_before: str) -> None:
-        self._step = step
-        self._order_before = order_before
-        self._outcome = outcome
-        self._copied: torch.cuda.Event | None = None
-        if outcome.device.type == "cuda":
-            on_host = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
-            self._outcome = on_host.copy_(outcome, non_blocking=True)
+    step: int
+    outcome: Tensor
+    order_before: str
+    _copied: torch.cuda.Event | None = None
+
+    def __post_init__(self) -> None:
+        if self.outcome.device.type == "cuda":
+            on_host = torch.empty(self.outcome.shape, dtype=self.outcome.dtype, pin_memory=True)
+            self.outcome = on_host.copy_(self.outcome, non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
@@ -57,45 +59,38 @@ class Started:
         """Wait for the device to end the step, and return what came of it."""
         if self._copied is not None:
             self._copied.synchronize()
-        loss, grad_norm, first_bad_step = self._outcome.tolist()
-        return Outcome(self._step, loss, grad_norm, int(first_bad_step), self._order_before)
+        loss, grad_norm, first_bad_step = self.outcome.tolist()
+        return Outcome(self.step, loss, grad_norm, int(first_bad_step), self.order_before)
 
 
+@dataclass
 class TrainingStep:
     """Updates a model from the global batch of one step.
 
     Attributes:
-        order_sha256: of all batches that the updates so far were made from; on rank 0 alone.
-        first_bad_step: on the device; 0: none so far.
-
-    Args:
         decoder: initialised; it is moved to the device and prepared for training here.
         should_stop: asked before every micro-batch, and equally often on every rank.
+        order_sha256: of all batches that the updates so far were made from; on rank 0 alone.
+        first_bad_step: on the device; 0: none so far.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        decoder: Decoder,
-        batches: Batches,
-        parallel: Parallel,
-        should_stop: Callable[[], bool],
-    ) -> None:
-        self.config = config
-        self.decoder = decoder
-        self.batches = batches
-        self.parallel = parallel
-        self.should_stop = should_stop
+    config: RunConfig
+    decoder: Decoder
+    batches: Batches
+    parallel: Parallel
+    should_stop: Callable[[], bool]
+    order_sha256: str = ""
 
-        train = config.train
+    def __post_init__(self) -> None:
+        train = self.config.train
+        parallel = self.parallel
         share = train.global_batch_size // parallel.world_size
         self.rows = slice(parallel.rank * share, (parallel.rank + 1) * share)
         self.micro_batch_size = min(train.micro_batch_size or share, share)
 
-        self.model = parallel.prepare(decoder)
-        self.optimizer = build_optimizer(decoder.parameters(), config.optim)
+        self.model = parallel.prepare(self.decoder)
+        self.optimizer = build_optimizer(self.decoder.parameters(), self.config.optim)
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=parallel.device)
-        self.order_sha256 = ""
 
     def __call__(self, step: int) -> Started | None:
         """Make one update from the global batch of `step`.

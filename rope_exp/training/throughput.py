@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from dataclasses import dataclass, field
 
 import torch
 
@@ -11,26 +12,22 @@ from rope_exp.system.console import say
 WARMUP_STEPS = 10  # left out of a run's rate: compiling, first touches
 
 
+@dataclass
 class Throughput:
     """Times steps from the end of one to the end of the next; a pause leaves the step after it out.
 
     Attributes:
-        peak_flops_per_s: as given; None from the time when it has proved to be wrong.
-
-    Args:
         tokens_per_step: of all ranks.
         flops_per_token: the numerator of MFU (rope_exp.config.costs).
-        peak_flops_per_s: of all ranks' devices; None: MFU is None.
+        peak_flops_per_s: of all ranks' devices; None: MFU is None. None also from the time when
+            it has proved to be wrong.
     """
 
-    def __init__(
-        self, tokens_per_step: int, flops_per_token: int, peak_flops_per_s: float | None
-    ) -> None:
-        self._tokens = tokens_per_step
-        self._flops = flops_per_token
-        self.peak_flops_per_s = peak_flops_per_s
-        self._seconds: list[float] = []
-        self._last_end: float | None = None
+    tokens_per_step: int
+    flops_per_token: int
+    peak_flops_per_s: float | None
+    _seconds: list[float] = field(default_factory=list)
+    _last_end: float | None = None
 
     def step(self) -> None:
         """Note that a step has ended."""
@@ -63,7 +60,7 @@ class Throughput:
         if self.peak_flops_per_s is None or tokens_per_s is None:
             return None
 
-        mfu = tokens_per_s * self._flops / self.peak_flops_per_s
+        mfu = tokens_per_s * self.flops_per_token / self.peak_flops_per_s
         if mfu > 1:
             say(
                 f"warning: MFU {mfu:.0%}: the peak of this device (train.peak_tflops) or the "
@@ -74,7 +71,7 @@ class Throughput:
         return mfu
 
     def _rate(self, seconds: list[float]) -> float | None:
-        return self._tokens / statistics.median(seconds) if seconds else None
+        return self.tokens_per_step / statistics.median(seconds) if seconds else None
 
 
 def peak_flops_per_s(device: torch.device, count: int, given_tflops: float | None) -> float | None:

@@ -7,7 +7,6 @@ was asked to stop: all save the same step, and leave.
 
 import gc
 import math
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.system.signals import StopSignal
 from rope_exp.training.parallel import Parallel
-from rope_exp.training.record import Record, recording
+from rope_exp.training.record import Record
 from rope_exp.training.resume import Checkpoints, Start, agree
 from rope_exp.training.step import Outcome, Started, TrainingStep
 from rope_exp.training.throughput import Throughput, peak_flops_per_s
@@ -98,9 +97,10 @@ class Trainer:
         Returns:
             "finished", "diverged", or "stopped": a checkpoint stands, and the same command goes on.
         """
-        is_main = self.parallel.is_main
-        opened = recording(self.config, self.folder, self.start, self.throughput, is_main=is_main)
-        with opened as record, frozen_heap():
+        record = Record(
+            self.config, self.folder, self.start, self.throughput, self.parallel.is_main
+        )
+        with record, frozen_heap():
             status = self._loop(record)
             facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             record.end(status, self.step, facts | self.identity)
@@ -138,7 +138,7 @@ class Trainer:
             if due & {"eval", "end"}:
                 loss = self.evaluate()
                 if loss is None:
-                    self._save(record, unrecorded=outcome)
+                    self._save(record, unrecorded=(outcome.loss, outcome.grad_norm))
                     return "stopped"
                 # The last update may have spoilt the weights; the step's own loss is from before.
                 if not math.isfinite(loss):
@@ -164,9 +164,9 @@ class Trainer:
         Nothing later has begun when anything is due at a step.
         """
         if self.start.unrecorded is not None:
-            yield self.start.unrecorded
+            yield Outcome(self.step, *self.start.unrecorded, 0, self.start.order_sha256)
 
-        unread: deque[Started] = deque()
+        unread: list[Started] = []
         while self.step < self.config.train.num_steps:
             started = self.train_step(self.step + 1)
             if started is None:
@@ -176,7 +176,7 @@ class Trainer:
 
             num_left = 1 if self.reads_late and not self._due(self.step) else 0
             while len(unread) > num_left:
-                yield unread.popleft().read()
+                yield unread.pop(0).read()
 
         for started in unread:
             yield started.read()
@@ -192,7 +192,7 @@ class Trainer:
         }
         return {what for what, period in every.items() if step % period == 0}
 
-    def _save(self, record: Record, unrecorded: Outcome | None = None) -> None:
+    def _save(self, record: Record, unrecorded: tuple[float, float] | None = None) -> None:
         """Save this step, once, by rank 0; the rows up to here are on the disk before it."""
         if self.step == self.saved_step:
             return

@@ -45,31 +45,28 @@ def main() -> int:
     end_with_parent(int(os.environ[DISPATCHER_ID]))
 
     folder = Path(sys.argv[1])
-    failure = os.environ.get(FAILURE_FILE)
-    untold = ""
     try:
-        code = explain_errors(lambda: run(read_config(folder), folder, stop))
+        return end_process(explain_errors(lambda: run(read_config(folder), folder, stop)))
     except Exception:
-        if failure is None:
+        if FAILURE_FILE not in os.environ:
             raise
-        code = EXIT_FAILED
-        untold = traceback.format_exc()
-
-    # Of several ranks, the dispatcher shows what the first to fail has to say, and not what the
-    # others made of it.
-    if failure is not None and code in FAILURES:
-        with contextlib.suppress(OSError):
-            Path(failure).write_text(untold, encoding="utf-8")
-    return end_process(code)
+        return end_process(EXIT_FAILED, traceback.format_exc())
 
 
-def end_process(code: int) -> int:
+def end_process(code: int, untold: str = "") -> int:
     """Return `code`; but end this process at once where it is one of several ranks that fail.
 
     Python's own end would meet threads of torch that wait for ranks which are gone, and be
-    aborted by them.
+    aborted by them. Of such ranks, the dispatcher shows what the first to fail has to say, and
+    not what the others made of it.
+
+    Args:
+        untold: what a rank that failed has not said yet.
     """
     if code in FAILURES and _world_size() > 1:
+        with contextlib.suppress(OSError):
+            if FAILURE_FILE in os.environ:
+                Path(os.environ[FAILURE_FILE]).write_text(untold, encoding="utf-8")
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -90,7 +87,11 @@ def explain_errors(action: Callable[[], int]) -> int:
     except (DataError, LawError, OSError) as error:
         say(f"error: {error}")
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        import torch
+
+        # For torch a type of its own on a GPU, and words alone on a CPU.
+        memory_errors = (MemoryError, torch.OutOfMemoryError)
+        if not isinstance(error, memory_errors) and "DefaultCPUAllocator" not in str(error):
             raise
         what = str(error).partition("\n")[0] or "Python's heap is full"
         say(f"error: out of memory ({what}); a smaller train.micro_batch_size takes less")
@@ -139,10 +140,10 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         write_atomically(folder / "tokenizer.json", tokenizer)
         say(f"{config.name}: {describe_start(config, prepared.corpus['tokens']['train'])}")
         if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:
-            hint = (
-                "the dense bf16 peak of this GPU is neither listed nor given as train.peak_tflops"
+            say(
+                f"{config.name}: MFU is null: the dense bf16 peak of this GPU is neither listed "
+                "nor given as train.peak_tflops"
             )
-            say(f"{config.name}: MFU is null: {hint}")
 
     status = trainer.train()
 
@@ -195,15 +196,12 @@ def describe_start(config: RunConfig, num_tokens: int) -> str:
     """
     train = config.train
     device = config.launch.device
-    epochs = train.num_tokens / num_tokens
+    how = "compiled" if train.compile else "not compiled"
     pays = PAYS_TO_COMPILE[device]
     takes = operations(config)
-
-    how = "compiled"
-    if not train.compile:
-        how = "not compiled"
-        if takes < pays:
-            how += f": it pays back from {pays:.0e} operations on, and this run takes {takes:.1e}"
+    if takes < pays and not train.compile:
+        how += f": it pays back from {pays:.0e} operations on, and this run takes {takes:.1e}"
+    epochs = train.num_tokens / num_tokens
     return f"{epochs:.3g} epochs in {train.precision} on {device}, {how}"
 
 
@@ -212,14 +210,6 @@ def _describe_end(status: str, folder: Path) -> str:
     if status == "stopped":
         return f"stopped; its last checkpoint is in {folder}, and the same command goes on"
     return f"{describe(read_json(folder / RESULT))}, in {folder}"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out: for torch a type of its own on a GPU, words alone on a CPU."""
-    import torch
-
-    memory_errors = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, memory_errors) or "DefaultCPUAllocator" in str(error)
 
 
 def _world_size() -> int:

@@ -1,5 +1,6 @@
 """GPUs that one run at a time holds."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from support.gpus import show_gpus
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import settle
 from rope_exp.config.run import RunConfig
-from rope_exp.launch.leases import Lease, lease_gpus
+from rope_exp.launch.leases import lease_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -23,28 +24,28 @@ def settled(*overrides: str) -> RunConfig:
     return settle(run_config(overrides))
 
 
-def leased(config: RunConfig) -> list[Lease]:
+def leased(config: RunConfig) -> dict[str, int]:
     """Lease what must be free."""
     leases = lease_gpus(config)
     assert leases is not None
     return leases
 
 
-def release(leases: list[Lease]) -> None:
-    for lease in leases:
-        lease.release()
+def release(leases: dict[str, int]) -> None:
+    for descriptor in leases.values():
+        os.close(descriptor)
 
 
 def test_a_gpu_is_leased_once_until_it_is_given_back() -> None:
     config = settled()
     first = leased(config)
     second = leased(config)
-    assert {first[0].gpu, second[0].gpu} == {"0", "1"}
+    assert {*first, *second} == {"0", "1"}
     assert lease_gpus(config) is None
 
     release(first)
     third = leased(config)
-    assert third[0].gpu == first[0].gpu
+    assert third.keys() == first.keys()
     release(second)
     release(third)
 
@@ -60,7 +61,7 @@ def test_a_run_that_waits_for_two_gpus_holds_none() -> None:
     release(first)
     release(second)
     taken = leased(both)
-    assert [lease.gpu for lease in taken] == ["0", "1"]
+    assert list(taken) == ["0", "1"]
     release(taken)
 
 
@@ -71,7 +72,7 @@ def test_a_lease_lives_as_long_as_a_child_that_holds_it() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "input()"],
         stdin=subprocess.PIPE,
-        pass_fds=[lease.descriptor for lease in leases],
+        pass_fds=list(leases.values()),
     )
     release(leases)
     assert lease_gpus(config) is None
@@ -81,4 +82,4 @@ def test_a_lease_lives_as_long_as_a_child_that_holds_it() -> None:
 
 
 def test_a_run_on_the_cpu_needs_no_lease() -> None:
-    assert lease_gpus(settled("launch.device=cpu")) == []
+    assert lease_gpus(settled("launch.device=cpu")) == {}

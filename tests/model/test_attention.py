@@ -73,7 +73,7 @@ def test_the_gradient_is_the_slope_of_the_output() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch by its own compiler
 @pytest.mark.parametrize("compiled", [False, True])
-def test_in_bfloat16_it_errs_at_most_twice_as_much_as_torchs_kernel(compiled: bool) -> None:
+def test_in_bfloat16_it_errs_at_most_twice_as_torch_does(compiled: bool) -> None:
     # Which keeps scores in float32; wherever attention is written out, a product of bfloat16 is
     # bfloat16.
     arguments = inputs(300, 2, 2, 64, 0, torch.bfloat16)

@@ -79,9 +79,7 @@ def test_rotations_compose_by_adding_positions(seed: int, dim: int, m: int, n: i
 
 
 @given(SEEDS, DIMS, POSITIONS)
-def test_the_inverse_undoes_the_rotation_and_is_the_rotation_by_minus_m(
-    seed: int, dim: int, m: int
-) -> None:
+def test_the_inverse_undoes_the_rotation(seed: int, dim: int, m: int) -> None:
     x = vector(seed, dim)
     assert close(at(at(x, m), m, inverse=True), x)
     assert close(at(x, m, inverse=True), at(x, -m))
@@ -119,7 +117,7 @@ def test_pairs_are_half_split_as_in_llama() -> None:
     assert {i for i in range(6) if turned[0, 0, 0, i].abs() > 1e-12} == {1, 4}
 
 
-def test_interleaved_and_half_split_layouts_agree_after_permuting_features() -> None:
+def test_layouts_agree_after_permuting_features() -> None:
     x = vector(3, 8)
     permutation = [0, 2, 4, 6, 1, 3, 5, 7]  # interleaved pair f = (2f, 2f + 1) becomes (f, f + 4)
     theta = BASE ** (-2.0 * np.arange(4) / 8)
@@ -145,7 +143,7 @@ def test_features_past_the_tables_pass_through(seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_low_precision_inputs_are_rotated_in_float32_and_cast_back(dtype: torch.dtype) -> None:
+def test_low_precision_inputs_are_rotated_in_float32(dtype: torch.dtype) -> None:
     x = vector(0, 64).to(dtype)
     turned = rotate(x, *tables_at(4001, 64, dtype=torch.float32))
     exact = at(x.double(), 4001)

@@ -3,6 +3,7 @@
 import errno
 import io
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_time_left_is_in_proportion_to_what_is_done() -> None:
 
 def test_a_log_gets_a_line_every_so_often(clock: list[float], capsys: Capture) -> None:
     """Rows in quick succession are one line, but for an evaluation, which is always one."""
-    with Progress("vo_rope-s0", 60, 5, shown=True) as progress:
+    with closing(Progress("vo_rope-s0", 60, 5, shown=True)) as progress:
         clock.append(101.0)
         progress.update(10, 3.25)
         progress.row(ROW)
@@ -58,7 +59,7 @@ def test_a_log_gets_a_line_every_so_often(clock: list[float], capsys: Capture) -
 
 
 def test_a_rank_that_is_not_shown_says_nothing(capsys: Capture) -> None:
-    with Progress("vo_rope-s0", 60, 0, shown=False) as progress:
+    with closing(Progress("vo_rope-s0", 60, 0, shown=False)) as progress:
         progress.row(ROW | {"val/loss": 3.5})
     assert capsys.readouterr().err == ""
 
@@ -67,7 +68,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", terminal)
-    with Progress("vo_rope-s0", 60, 0, shown=True) as progress:
+    with closing(Progress("vo_rope-s0", 60, 0, shown=True)) as progress:
         progress.update(60, 3.25)
         progress.row(ROW | {"val/loss": 3.5})
     drawn = terminal.getvalue()

@@ -85,8 +85,7 @@ def _run(command: str, words: list[str]) -> int:
 
     if command not in OTHERS:
         raise ConfigError("command", command, f"must be one of train, {', '.join(OTHERS)}")
-    code: int = getattr(commands, command)(words)
-    return code
+    return int(getattr(commands, command)(words))
 
 
 # -- train -------------------------------------------------------------------------------------
@@ -112,8 +111,7 @@ def _train(words: list[str]) -> int:
 
     check_ranks()
     command = read_command(words)
-    if not command.starts_runs:
-        show(command)
+    if show(command):
         return 0
 
     jobs = compose_jobs(command.overrides, command.config_dir, multirun=command.multirun)

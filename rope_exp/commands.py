@@ -48,12 +48,12 @@ def report(words: list[str]) -> int:
         metavar="KEY",
         help="what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *",
     )
-    asked = parser.parse_args(words)
+    asked = vars(parser.parse_args(words))
+    asked["factors"] = tuple(asked["factors"])
 
     from rope_exp.report.command import write
 
-    factors = tuple(asked.factors)
-    print("\n".join(write(asked.runs, asked.group, asked.out, asked.reference, factors)))
+    print("\n".join(write(**asked)))
     return 0
 
 

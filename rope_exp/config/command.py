@@ -2,13 +2,13 @@
 
 import argparse
 import logging
-import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import hydra
-from hydra._internal.utils import get_args_parser
+import hydra.version
+from hydra._internal.utils import _run_hydra, get_args_parser
 from omegaconf import OmegaConf
 
 from rope_exp.config.compose import CONFIGS, compose_jobs, config_folders, to_plain
@@ -53,6 +53,7 @@ def read_command(words: Sequence[str]) -> argparse.Namespace:
     parser.error = _refuse_usage
     command: argparse.Namespace = parser.parse_intermixed_args(words)
 
+    # To name the one config is no harm.
     for name, allowed in REFUSED.items():
         if getattr(command, name) not in (None, "config"):
             raise ConfigError(f"--{name.replace('_', '-')}", ..., allowed)
@@ -65,8 +66,6 @@ def read_command(words: Sequence[str]) -> argparse.Namespace:
         raise ConfigError("usage", ..., "--resolve needs --cfg")
 
     command.config_dir = command.config_dir and Path(command.config_dir)
-    shows = command.help or command.hydra_help
-    command.starts_runs = not shows and modes in ([], ["run"], ["multirun"])
     return command
 
 
@@ -74,17 +73,18 @@ def _refuse_usage(message: str) -> NoReturn:
     raise ConfigError("usage", ..., f"{message}; see `python train.py --help`")
 
 
-def show(command: argparse.Namespace) -> None:
-    """Print what a command line that starts no run asks for.
+def show(command: argparse.Namespace) -> bool:
+    """Print what a command line asks for, or return False: it starts runs.
 
     Raises:
         ConfigError: its overrides are refused, as those of a run are.
     """
+    of_hydra = command.hydra_help or command.info or command.cfg
     if command.help:
         print(HELP.replace("$CHOICES", _choices(command.config_dir)))
     elif command.shell_completion:
-        _ask_hydra(command, command.overrides)
-    else:
+        _ask_hydra(command)
+    elif of_hydra:
         # Hydra composes once more, and would call what the config names: so it is checked first.
         tree = compose_jobs(command.overrides, command.config_dir).tree
         if command.cfg == "job":
@@ -92,24 +92,23 @@ def show(command: argparse.Namespace) -> None:
             print(OmegaConf.to_yaml(to_plain(tree, resolve=command.resolve)), end="")
         else:
             folders = config_folders(command.config_dir)
-            _ask_hydra(command, check_overrides(command.overrides, folders))
+            command.overrides = check_overrides(command.overrides, folders)
+            _ask_hydra(command)
+    return bool(command.help or command.shell_completion or of_hydra)
 
 
 def _choices(config_dir: Path | None) -> str:
     """Return a line for each group."""
-    choices: dict[str, set[str]] = {}
+    choices = defaultdict(set)
     for folder in config_folders(config_dir):
         for path in folder.glob("*/*.yaml"):
-            choices.setdefault(path.parent.name, set()).add(path.stem)
+            choices[path.parent.name].add(path.stem)
     return "".join(f"{group}: {', '.join(sorted(choices[group]))}\n" for group in sorted(choices))
 
 
-def _ask_hydra(command: argparse.Namespace, overrides: Sequence[str]) -> None:
+def _ask_hydra(command: argparse.Namespace) -> None:
     """Have Hydra itself answer: --hydra-help, --info, --cfg hydra|all, --shell-completion."""
-    # It reads the command line itself, and takes no flag between overrides.
-    flags = [word for word in sys.argv[1:] if word not in command.overrides]
-    sys.argv[1:] = [*flags, *overrides]
     # It prints through logging, which would show a traceback a line once nobody reads.
     logging.raiseExceptions = False
-    answer: Any = hydra.main(version_base=None, config_path=str(CONFIGS), config_name="config")
-    answer(_ask_hydra)()
+    hydra.version.setbase(None)
+    _run_hydra(command, get_args_parser(), _ask_hydra, str(CONFIGS), "config")

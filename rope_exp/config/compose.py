@@ -118,13 +118,12 @@ def compose_jobs(
 
 
 def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
-    """Compose the one run of a command line.
+    """Compose the one run of a command line, or the first of a sweep.
 
     Raises:
         ConfigError: see compose_jobs.
     """
-    [config] = compose_jobs(overrides, config_dir).configs
-    return config
+    return compose_jobs(overrides, config_dir).configs[0]
 
 
 def config_folders(config_dir: Path | None) -> list[Path]:
@@ -195,8 +194,8 @@ def check_tree(tree: DictConfig) -> None:
     """
     plain: Any = OmegaConf.to_container(tree, resolve=False)
     # Last, since Hydra's node repeats the command line: what is wrong there has a name of its own.
-    hydras = plain.pop("hydra", {})
-    _check_leaves(plain | {"hydra": hydras}, "")
+    plain["hydra"] = plain.pop("hydra", None)
+    _check_leaves(plain, "")
 
 
 def _check_leaves(node: object, key: str) -> None:
@@ -227,7 +226,7 @@ def to_run_config(values: DictConfig) -> RunConfig:
     return RunConfig.from_dict(to_plain(values))
 
 
-def to_plain(values: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
+def to_plain(values: DictConfig, *, resolve: bool = True) -> Any:
     """Return a composed config as a plain mapping of every key, without Hydra's node.
 
     Defaults are filled in first, so that a reference may name a key that no file mentions.
@@ -237,18 +236,20 @@ def to_plain(values: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
     """
     plain: Any = OmegaConf.to_container(values, resolve=False)
     plain.pop("hydra", None)
-    filled = fill(RunConfig, plain)
+    tree = fill(RunConfig, plain)
     try:
-        tree = OmegaConf.create(filled)
-        whole: Any = OmegaConf.to_container(tree, resolve=resolve, throw_on_missing=True)
+        return OmegaConf.to_container(
+            OmegaConf.create(tree), resolve=resolve, throw_on_missing=True
+        )
     except Exception as error:
         raise explain(error) from error
-    return dict(whole)
 
 
 def explain(error: Exception) -> ConfigError:
     """Return Hydra's error as one sentence."""
-    text = "".join(c if c.isprintable() else " " for c in first_line(error))
+    # Of what cannot be merged, OmegaConf knows the key.
+    cause = error.__cause__ or error
+    text = "".join(c if c.isprintable() else " " for c in first_line(cause))
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
@@ -261,6 +262,5 @@ def explain(error: Exception) -> ConfigError:
     if match := re.search(r"Could not override '([^']*)'", text):
         allowed = f"nothing is chosen there yet; did you mean +{match[1]}=...?"
         return ConfigError(match[1], ..., allowed)
-    if match := re.search(r"Error merging override \W*([^=]*)=", text):
-        return ConfigError(match[1], ..., "cannot take a value of that kind")
-    return ConfigError(str(getattr(error, "full_key", None) or "config"), ..., text)
+
+    return ConfigError(getattr(cause, "full_key", None) or "config", ..., text)

@@ -95,19 +95,20 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     return 12 * num_parameters(config.architecture(vocab_size)) + 4 * tied + 2**20
 
 
-def memory_bytes(config: RunConfig, vocab_size: int, num_processes: int) -> int:
-    """Estimate one process's peak: weights, gradients and moments in float32, activations, logits.
+def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
+    """Estimate one process's peak, by the key of the config that most of a part follows from.
 
-    Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice
-    that in float32), and the weights of attention where it is written out; the logits of one chunk
-    of the loss three times (bf16, float32, gradient), and the head's gradient three times.
+    Weights, gradients and moments in float32. Activations: about 34 bytes a feature, token and
+    layer in bf16 with fused attention (twice that in float32), and the weights of attention where
+    it is written out; the logits of one chunk of the loss three times (bf16, float32, gradient),
+    and the head's gradient three times.
     """
     train = config.train
     model = config.model
     device = config.launch.device
     width = 2 if train.precision == "bf16" else 4
 
-    share = train.global_batch_size // num_processes
+    share = train.global_batch_size // int(config.launch.num_processes)
     micro_tokens = min(train.micro_batch_size or share, share) * train.seq_len
 
     a_layer = 17 * width * model.hidden_size
@@ -115,9 +116,13 @@ def memory_bytes(config: RunConfig, vocab_size: int, num_processes: int) -> int:
         a_layer += width * model.num_attention_heads * train.seq_len
     activations = micro_tokens * model.num_hidden_layers * a_layer
 
-    of_parameters = 16 * num_parameters(config.architecture(vocab_size))
-    logits = min(micro_tokens, TOKENS_OF_A_CHUNK[device]) * vocab_size
-    return of_parameters + activations + 10 * logits + 12 * vocab_size * model.hidden_size
+    logits = 10 * min(micro_tokens, TOKENS_OF_A_CHUNK[device]) * vocab_size
+    head = 12 * vocab_size * model.hidden_size
+    batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
+    return {
+        "model.name": 16 * num_parameters(config.architecture(vocab_size)),
+        batch: activations + logits + head,
+    }
 
 
 def _layer_weights(model: ModelConfig) -> int:

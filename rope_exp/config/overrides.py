@@ -103,14 +103,13 @@ def _num_values(override: Override, choices: list[str]) -> int:
     """Return how many values are swept over. Those of a group must be choices that are there."""
     key = override.key_or_group
     value: Any = override.value()
+    values = [value]
     if isinstance(value, RangeSweep):
         values = list(islice(value.range(), MAX_RUNS + 1))
     elif isinstance(value, Glob):
         values = value.filter(choices)
     elif isinstance(value, ChoiceSweep):
         values = value.list
-    else:
-        values = [value]
 
     if not values:
         among = f" among {', '.join(choices)}" if choices else ""

@@ -6,7 +6,7 @@ No torch: the dispatcher asks before any run is started.
 from collections.abc import Mapping
 from operator import attrgetter
 
-from rope_exp.config.costs import flops_per_token, memory_bytes, num_parameters
+from rope_exp.config.costs import flops_per_token, memory_bytes
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import AUTO, MIN_VOCAB_SIZE, TrainConfig
 from rope_exp.system.errors import ConfigError
@@ -29,13 +29,13 @@ PROCESS_BYTES = 150 * 2**20  # of a process that has imported torch, before it h
 HOPELESS = 1.5  # the estimate of memory is rough: only what exceeds the machine by this is refused
 
 
-def operations(config: RunConfig) -> float:
+def operations(config: RunConfig) -> int:
     """Return the FLOP of the whole run.
 
     A pretrained tokenizer's vocabulary is not known yet, and counted as the smallest.
     """
     vocab_size = config.tokenizer.known_vocab_size or MIN_VOCAB_SIZE
-    return config.train.num_tokens * float(flops_per_token(config, vocab_size))
+    return config.train.num_tokens * flops_per_token(config, vocab_size)
 
 
 def settle(config: RunConfig, world_size: int | None = None) -> RunConfig:
@@ -127,9 +127,7 @@ def check_memory(
         num_here: how many of the run's processes are on this machine; None: all.
     """
     train = config.train
-    num_processes = config.launch.num_processes
-    assert isinstance(num_processes, int)
-    num_here = num_here or num_processes
+    num_here = num_here or int(config.launch.num_processes)
     vocab_size = vocab_size or config.tokenizer.known_vocab_size or MIN_VOCAB_SIZE
 
     # The first process reads the whole batch, as 64-bit ids, and lists its windows.
@@ -137,10 +135,7 @@ def check_memory(
         "train.global_batch_size": train.global_batch_size * (8 * (train.seq_len + 1) + 64),
         "launch.num_processes": num_here * PROCESS_BYTES,
     }
-    of_weights = 16 * num_parameters(config.architecture(vocab_size))
-    of_activations = memory_bytes(config, vocab_size, num_processes) - of_weights
-    micro = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
-    of_model = {"model.name": of_weights, micro: of_activations}
+    of_model = memory_bytes(config, vocab_size)
 
     if config.launch.device == "cpu":
         for key, size in of_model.items():
@@ -159,9 +154,9 @@ def _check_fits(
         return
 
     key = max(sizes, key=sizes.__getitem__)
-    numbers = f"about {needed / 2**30:,.0f} GiB, and {where} has {available / 2**30:,.0f}"
     raise ConfigError(
         key.removesuffix(".name"),
         attrgetter(key)(config),
-        f"takes most of the memory that the run needs: {numbers}",
+        f"takes most of the memory that the run needs: about {needed / 2**30:,.0f} GiB, "
+        f"and {where} has {available / 2**30:,.0f}",
     )

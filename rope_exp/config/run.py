@@ -5,11 +5,10 @@ runs apart, over the numeric values that depart from their defaults: `config_sha
 `group_sha256` the runs that may stand in one table.
 """
 
-import copy
 import dataclasses
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import json_sha256
 
+FACTORS = ("pe", "seed")  # what runs of one group may differ in
 MAX_POSITION = 2**24  # the last whole number below which float32 has them all
 DEFAULT_OUTPUT = Path("results/runs")
 
@@ -40,16 +40,16 @@ class RunConfig:
     """One run. `from_dict` makes it from what a command line or a file says."""
 
     seed: Seed = numeric(0)
-    pe: PeConfig = field(default_factory=PeConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    schedule: ScheduleConfig = field(default_factory=CosineConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    launch: LaunchConfig = field(default_factory=LaunchConfig)
-    run: PlaceConfig = field(default_factory=PlaceConfig)
+    pe: PeConfig = PeConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    optim: OptimConfig = OptimConfig()
+    schedule: ScheduleConfig = CosineConfig()
+    train: TrainConfig = TrainConfig()
+    tracker: TrackerConfig = TrackerConfig()
+    launch: LaunchConfig = LaunchConfig()
+    run: PlaceConfig = PlaceConfig()
 
     def __post_init__(self) -> None:
         head_dim = self.model.head_dim
@@ -137,37 +137,30 @@ class RunConfig:
     def group_sha256(self) -> str:
         """Of the same without pe and seed: equal in all rows that may be compared."""
         departing = numeric_values(self, departing=True)
-        return json_sha256(without(departing, ("pe", "seed")))
+        return json_sha256({key: departing[key] for key in departing if key not in FACTORS})
 
     def numeric_dict(self) -> dict[str, Any]:
         """Return every value that can change a number of this run."""
         return numeric_values(self)
 
-    def group_dict(self) -> dict[str, Any]:
-        """Return `numeric_dict` without pe and seed."""
-        return without(self.numeric_dict(), ("pe", "seed"))
 
+def differing_keys(
+    old: Mapping[str, Any], new: Mapping[str, Any], but: Collection[str] = (), prefix: str = ""
+) -> list[str]:
+    """Return `key: old -> new` for each key, at any depth, whose values differ.
 
-def without(values: Mapping[str, Any], factors: tuple[str, ...]) -> dict[str, Any]:
-    """Return a nested mapping without the keys at some paths, such as pe or optim.lr."""
-    left: dict[str, Any] = copy.deepcopy(dict(values))
-    for factor in factors:
-        *names, key = factor.split(".")
-        section = left
-        for name in names:
-            section = section.get(name, {})
-        section.pop(key, None)
-    return left
-
-
-def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return `key: old -> new` for each key, at any depth, whose values differ."""
+    Args:
+        but: keys, or sections of keys, that may differ.
+    """
     found = []
-    for key in sorted(old.keys() | new.keys()):
-        before = old.get(key)
-        after = new.get(key)
+    for name in sorted(old.keys() | new.keys()):
+        before = old.get(name)
+        after = new.get(name)
+        key = prefix + name
+        if key in but or before == after:
+            continue
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differing_keys(before, after, f"{prefix}{key}.")
-        elif before != after:
-            found.append(f"{prefix}{key}: {show(before)} -> {show(after)}")
+            found += differing_keys(before, after, but, f"{key}.")
+        else:
+            found.append(f"{key}: {show(before)} -> {show(after)}")
     return found

@@ -64,12 +64,20 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     prefix = f"{key}." if key else ""
     section = _chosen(options, value, prefix)
     hints = typing.get_type_hints(section, include_extras=True)
-    _check_keys(section, hints, value, prefix)
+
+    # Of a record every key must be there; of a config none may be that is not known.
+    is_record = typing.is_typeddict(section)
+    missing = sorted(hints.keys() - value.keys())
+    unknown = sorted(value.keys() - hints.keys(), key=str)
+    if is_record and missing:
+        raise ConfigError(prefix + missing[0], ..., "is missing")
+    if unknown and not is_record:
+        raise unknown_key(f"{prefix}{unknown[0]}", known_keys(section, prefix))
 
     converted = {
         name: convert(hints[name], value[name], prefix + name) for name in hints if name in value
     }
-    return dict(value) | converted if typing.is_typeddict(section) else section(**converted)
+    return dict(value) | converted if is_record else section(**converted)
 
 
 def fill(hint: Any, values: Any, prefix: str = "") -> Any:
@@ -79,25 +87,11 @@ def fill(hint: Any, values: Any, prefix: str = "") -> Any:
         return values
 
     section = _chosen(options, values, prefix)
-    hints = typing.get_type_hints(section, include_extras=True)
     filled = dict(values)
-    for field in dataclasses.fields(section):
-        default = {} if _sections(hints[field.name]) else field.default
-        below = values.get(field.name, default)
-        filled[field.name] = fill(hints[field.name], below, f"{prefix}{field.name}.")
+    for name, below in typing.get_type_hints(section, include_extras=True).items():
+        default = {} if _sections(below) else getattr(section, name)
+        filled[name] = fill(below, values.get(name, default), f"{prefix}{name}.")
     return filled
-
-
-def _check_keys(section: Any, hints: Mapping[str, Any], values: Any, prefix: str) -> None:
-    """Refuse values of which a key is missing that has no default, or is not known."""
-    if typing.is_typeddict(section):
-        for name in sorted(hints.keys() - values.keys()):
-            raise ConfigError(prefix + name, ..., "is missing")
-        return
-
-    # Some keys may be no text.
-    for name in sorted(values.keys() - hints.keys(), key=str):
-        raise unknown_key(f"{prefix}{name}", known_keys(section, prefix))
 
 
 def _sections(hint: Any) -> tuple[Any, ...]:
@@ -138,7 +132,7 @@ def _plainly(hint: Any, value: Any) -> Any:
 
     if origin is Annotated:
         plain = _plainly(args[0], value)
-        fits = all(rule.holds(plain) for rule in args[1:])
+        fits = args[1].holds(plain)
     elif origin in (types.UnionType, typing.Union):
         for option in args:
             with suppress(ValueError):
@@ -168,7 +162,7 @@ def _allowed(hint: Any) -> str:
     args = typing.get_args(hint)
 
     if origin is Annotated:
-        return " and ".join(rule.allowed for rule in args[1:])
+        return str(args[1].allowed)
     if origin in (types.UnionType, typing.Union):
         return ", or ".join(_allowed(option) for option in args)
     if origin is Literal:
@@ -194,9 +188,8 @@ def known_keys(hint: Any, prefix: str = "") -> list[str]:
     """Return the full path of every key below a section, whichever alternative has it."""
     keys: dict[str, None] = {}
     for section in _sections(hint):
-        for name, below in typing.get_type_hints(section, include_extras=True).items():
-            nested = known_keys(below, f"{prefix}{name}.") or [prefix + name]
-            keys |= dict.fromkeys(nested)
+        for name, below in typing.get_type_hints(section).items():
+            keys |= dict.fromkeys(known_keys(below, f"{prefix}{name}.") or [prefix + name])
     return list(keys)
 
 
@@ -227,8 +220,7 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
             below = numeric_values(value, departing=departing)
-            default: Any = field.default_factory
-            if type(value) is not default:
+            if type(value) is not type(field.default):
                 below[tag(value)] = getattr(value, tag(value))
             if below:
                 found[field.name] = below

@@ -104,16 +104,13 @@ class DataConfig:
         if self.name is None:
             object.__setattr__(self, "name", self._derived_name())
 
-        if self.kind == "stdlib":
-            if self.path is not None:
-                raise ConfigError(
-                    "data.path", self.path, "the embedded corpus has no path; use data=files"
-                )
-            return
-
-        if not self.path:
-            raise ConfigError("data.path", self.path, f"must name the corpus of data={self.name}")
-        if not self.text_column:
+        if (self.kind == "stdlib") != (self.path is None):
+            raise ConfigError(
+                "data.path",
+                self.path,
+                "must name the corpus of data=files and data=hub; the embedded one has no path",
+            )
+        if self.kind != "stdlib" and not self.text_column:
             raise ConfigError(
                 "data.text_column", self.text_column, "must name the column that holds the text"
             )

@@ -2,10 +2,10 @@
 
 import itertools
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rope_exp.config.schema import Name, Natural, Rule, numeric
+from rope_exp.config.schema import Name, Natural, Rule, numeric, numeric_values
 from rope_exp.system.errors import ConfigError
 
 SITES = ("q", "k", "v", "o")
@@ -61,9 +61,7 @@ class PeConfig:
         if self.name not in SUBSET_NAMES:
             return label
 
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("name", "rotate") or value == field.default:
-                continue
-            label += f"-{field.name}" if value is True else f"-{field.name}{value:g}"
+        for key, value in numeric_values(self, departing=True).items():
+            if key not in ("name", "rotate"):
+                label += f"-{key}" if value is True else f"-{key}{value:g}"
         return label

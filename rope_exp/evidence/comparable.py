@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, get_args
 
-from rope_exp.config.run import RunConfig, differing_keys, without
+from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence.runs import ReportError, Run, Status
 from rope_exp.system.errors import show
 
@@ -144,10 +144,9 @@ def _check_place(run: Run, row: Row) -> None:
 
 
 def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:
-    old, new = (without(run.config.numeric_dict(), factors) for run in (first, second))
-    keys = "; ".join(differing_keys(old, new))
+    keys = differing_keys(first.config.numeric_dict(), second.config.numeric_dict(), factors)
     if keys:
-        raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({keys})")
+        raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({'; '.join(keys)})")
 
 
 def _check_fact(runs: Iterable[Run], key: str, complaint: str, deciding: Sequence[str]) -> None:

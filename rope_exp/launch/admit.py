@@ -11,7 +11,7 @@ from typing import Any
 
 from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.resolve import check_memory
-from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig, differing_keys
+from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.data.meta import Prepared
 from rope_exp.data.prepare import prepare
 from rope_exp.launch.job import Job
@@ -178,8 +178,8 @@ def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
         if path.parent in leaving_out:
             continue
         other = read_config(path.parent)
-        differing = differing_keys(other.group_dict(), config.group_dict())
         if other.group_sha256 != config.group_sha256:
+            differing = differing_keys(other.numeric_dict(), config.numeric_dict(), FACTORS)
             raise ConfigError(
                 "run.group",
                 config.group,

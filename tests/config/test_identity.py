@@ -123,7 +123,7 @@ class LaterOptim(OptimConfig):
 class LaterRun(RunConfig):
     """The schema of a later version."""
 
-    optim: LaterOptim = dataclasses.field(default_factory=LaterOptim)
+    optim: LaterOptim = LaterOptim()
     ema: float = numeric(0.0)
 
 

@@ -36,6 +36,14 @@ def test_a_measured_rate_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert line not in plan.cost_lines(config)
 
 
+def test_epochs_are_said_of_a_prepared_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+    config = settle(run_config(["train.num_steps=60", "launch.device=cpu"]))
+    tokens = 60 * 16 * 256
+    assert " a parameter, 0.5 epochs" in plan.cost_lines(config, None, 2 * tokens)[2]
+    assert "epochs" not in plan.cost_lines(config)[2]
+
+
 def test_an_unknown_vocabulary_is_one_sentence() -> None:
     config = settle(run_config(["tokenizer=pretrained", "tokenizer.path=owner/words"]))
     with refused("tokenizer=pretrained: its vocabulary is known once"):

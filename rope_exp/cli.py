@@ -38,6 +38,9 @@ HELP = """Where in attention should a rotation go?
 `rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.
 """
 
+# The commands of rope_exp/commands.py.
+OTHERS = ("report", "plan", "prepare", "mirror")
+
 
 def main(command: str | None = None) -> int:
     """Run one command of this process's command line, and return its exit code.
@@ -80,15 +83,10 @@ def _run(command: str, words: list[str]) -> int:
 
     from rope_exp import commands
 
-    others = {
-        "report": commands.report,
-        "plan": commands.plan,
-        "prepare": commands.prepare,
-        "mirror": commands.mirror,
-    }
-    if command not in others:
-        raise ConfigError("command", command, f"must be one of train, {', '.join(others)}")
-    return others[command](words)
+    if command not in OTHERS:
+        raise ConfigError("command", command, f"must be one of train, {', '.join(OTHERS)}")
+    code: int = getattr(commands, command)(words)
+    return code
 
 
 # -- train -------------------------------------------------------------------------------------
@@ -96,8 +94,7 @@ def _run(command: str, words: list[str]) -> int:
 
 def train(words: list[str]) -> int:
     """Compose, check, dispatch; or print what --help, --cfg and --info ask for."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, _leave)
+    _on_signal(_leave)
     try:
         return _train(words)
     except KeyboardInterrupt:
@@ -105,8 +102,7 @@ def train(words: list[str]) -> int:
         return EXIT_STOPPED
     finally:
         # The rest is Python's own end, which a signal would only garble.
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        _on_signal(signal.SIG_IGN)
 
 
 def _train(words: list[str]) -> int:
@@ -121,12 +117,13 @@ def _train(words: list[str]) -> int:
         return 0
 
     jobs = compose_jobs(command.overrides, command.config_dir, multirun=command.multirun)
-    if jobs.have_launcher:
-        from rope_exp.launch.elsewhere import hand_over
+    if not jobs.have_launcher:
+        return _dispatch(jobs.configs)
 
-        hand_over(jobs, run_elsewhere)
-        return 0
-    return _dispatch(jobs.configs)
+    from rope_exp.launch.elsewhere import hand_over
+
+    hand_over(jobs, run_elsewhere)
+    return 0
 
 
 def run_elsewhere(values: Any) -> None:
@@ -144,24 +141,37 @@ def run_elsewhere(values: Any) -> None:
 
 def _dispatch(configs: "list[RunConfig]") -> int:
     """Hand the runs to the dispatcher, or run the one as the rank that this process is."""
+    from dataclasses import replace
+
     from rope_exp.config.resolve import check_memory, settle
+    from rope_exp.data.prepare import pin_revision
     from rope_exp.launch import sweep
     from rope_exp.launch.as_rank import is_rank, run_as_rank
 
     # Until the dispatcher or the worker takes over, what prepares data is unwound.
-    for number in STOP_SIGNALS:
-        signal.signal(number, _interrupt)
+    _on_signal(_interrupt)
+
+    # A branch of a dataset becomes its commit, which the config of the run then holds.
+    configs = [replace(config, data=pin_revision(config.data)) for config in configs]
 
     if is_rank():
         if len(configs) > 1:
-            allowed = "every rank of `accelerate launch` would run the sweep; use `python train.py`"
-            raise ConfigError("--multirun", ..., allowed)
+            raise ConfigError(
+                "--multirun",
+                ...,
+                "every rank of `accelerate launch` would run the sweep; use `python train.py`",
+            )
         return run_as_rank(configs[0])
 
     settled = [settle(config) for config in configs]
     for config in settled:
         check_memory(config)
     return sweep.dispatch(settled)
+
+
+def _on_signal(handler: Any) -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, handler)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -174,6 +184,5 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """Unwind what prepares data; asked again, perhaps by one burst of signals, leave at once."""
-    for each in STOP_SIGNALS:
-        signal.signal(each, _leave)
+    _on_signal(_leave)
     raise KeyboardInterrupt

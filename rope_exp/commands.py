@@ -10,9 +10,15 @@ from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.system.errors import ConfigError, DataError, RecordError, first_line
 from rope_exp.system.files import try_lock
 
+# What prepare says of each side, by its name in the corpus's record.
+COUNTED = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "tokens"}
+
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with complaints of one sentence."""
+    """argparse's for one command, with complaints of one sentence."""
+
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(prog=f"rope-exp {command}", description=description)
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
@@ -26,30 +32,28 @@ def report(words: list[str]) -> int:
     """
     from rope_exp.evidence.published import REFERENCE
 
-    about = "Compile run folders into the table and its figures."
-    parser = Parser(prog="rope-exp report", description=about)
-    where = "where groups of runs lie (%(default)s)"
-    parser.add_argument("--runs", type=Path, default=DEFAULT_OUTPUT, help=where)
-    which = "which of them; may be left out where there is one"
-    parser.add_argument("--group", help=which)
-    where = "where to write (%(default)s)"
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT.parent, help=where)
-    against = f"the row that differences are against ({REFERENCE})"
-    parser.add_argument("--reference", help=against)
-    apart = "what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *"
-    parser.add_argument("--factors", nargs="+", default=["pe"], metavar="KEY", help=apart)
-    arguments = parser.parse_args(words)
+    parser = Parser("report", "Compile run folders into the table and its figures.")
+    parser.add_argument(
+        "--runs", type=Path, default=DEFAULT_OUTPUT, help="where groups of runs lie (%(default)s)"
+    )
+    parser.add_argument("--group", help="which of them; may be left out where there is one")
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_OUTPUT.parent, help="where to write (%(default)s)"
+    )
+    parser.add_argument("--reference", help=f"the row that differences are against ({REFERENCE})")
+    parser.add_argument(
+        "--factors",
+        nargs="+",
+        default=["pe"],
+        metavar="KEY",
+        help="what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *",
+    )
+    asked = parser.parse_args(words)
 
     from rope_exp.report.command import write
 
-    lines = write(
-        arguments.runs,
-        arguments.group,
-        arguments.out,
-        arguments.reference,
-        tuple(arguments.factors),
-    )
-    print("\n".join(lines))
+    factors = tuple(asked.factors)
+    print("\n".join(write(asked.runs, asked.group, asked.out, asked.reference, factors)))
     return 0
 
 
@@ -57,22 +61,16 @@ def plan(words: list[str]) -> int:
     """Print what a config costs before it runs."""
     from rope_exp.config.plan import cost_lines
     from rope_exp.config.resolve import settle
-
-    config = settle(_config("plan", "Print what a config costs before it runs.", words))
-    print("\n".join(cost_lines(config, _measured_rate(config))))
-    return 0
-
-
-def _measured_rate(config: RunConfig) -> float | None:
-    """Return the tokens per second of this config's group, the median of its runs that are done."""
+    from rope_exp.data.prepare import num_prepared_tokens
     from rope_exp.run.folder import read_result
 
-    rates = []
-    for folder in sorted((DEFAULT_OUTPUT / config.group).glob("*/seed*")):
-        result = read_result(folder)
-        if result is not None and result["tokens_per_s"]:
-            rates.append(result["tokens_per_s"])
-    return statistics.median(rates) if rates else None
+    config = settle(_config("plan", "Print what a config costs before it runs.", words))
+    folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
+    rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
+    measured = statistics.median(filter(None, rates)) if any(rates) else None
+    epoch = num_prepared_tokens(config.data, config.tokenizer)
+    print("\n".join(cost_lines(config, measured, epoch)))
+    return 0
 
 
 def prepare(words: list[str]) -> int:
@@ -88,11 +86,8 @@ def prepare(words: list[str]) -> int:
         f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified"
     )
     for side in ("train", "validation"):
-        documents = prepared.corpus["documents"][side]
-        text_bytes = prepared.corpus["text_bytes"][side]
-        tokens = prepared.corpus["tokens"][side]
-        counted = f"{documents:,} documents, {text_bytes:,} bytes of text, {tokens:,} tokens"
-        print(f"  {side + ':':11} {counted}")
+        counts = (f"{prepared.corpus[what][side]:,} {words}" for what, words in COUNTED.items())
+        print(f"  {side + ':':11} {', '.join(counts)}")
     print(f"  vocabulary: {prepared.vocab_size:,}")
     print(f"  sha256:     {prepared.data_sha256}")
     return 0
@@ -102,7 +97,7 @@ def _config(command: str, description: str, words: list[str]) -> RunConfig:
     """Return the config of a command that takes the overrides of `train`."""
     from rope_exp.config.compose import run_config
 
-    parser = Parser(prog=f"rope-exp {command}", description=description)
+    parser = Parser(command, description)
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"
     )
@@ -122,17 +117,16 @@ def mirror(words: list[str]) -> int:
     from rope_exp.run.folder import LOCK, read_config
     from rope_exp.run.mirror import rebuild
 
-    parser = Parser(
-        prog="rope-exp mirror", description="Mirror runs to wandb again from their files."
-    )
+    parser = Parser("mirror", "Mirror runs to wandb again from their files.")
     parser.add_argument("folders", metavar="RUN_FOLDER", type=Path, nargs="+")
     for folder in parser.parse_args(words).folders:
         # Before the lock, which makes a file.
         read_config(folder)
         lock = try_lock(folder / LOCK)
         if lock is None:
-            allowed = "is being run, and mirrored; wait for its end"
-            raise ConfigError("RUN_FOLDER", str(folder), allowed)
+            raise ConfigError(
+                "RUN_FOLDER", str(folder), "is being run, and mirrored; wait for its end"
+            )
         try:
             print(f"{folder}: mirrored as {rebuild(folder)}")
         except (ConfigError, RecordError):

@@ -1,4 +1,4 @@
-"""What tests share: small configs composed from the real YAMLs, and real text where the machine has it."""
+"""What tests share: small configs composed from the real YAMLs, and real text if it is there."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The house keeps its order: imports go one way, the light modules stay light, a variant is data."""
+"""The house keeps its order: imports go down, light modules stay light, a variant is data."""
 
 import ast
 import csv
@@ -69,7 +69,8 @@ def test_imports_go_down() -> None:
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_what_the_dispatcher_imports_loads_no_torch(name: str) -> None:
-    script = f"import sys, rope_exp.{name}; print({{'torch', 'datasets', 'transformers', 'wandb'}} & set(sys.modules))"
+    heavy = {"torch", "datasets", "transformers", "wandb"}
+    script = f"import sys, rope_exp.{name}; print({heavy} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True
     )
@@ -91,7 +92,7 @@ def test_few_modules_know_a_variant_by_name() -> None:
     }
 
 
-def test_the_makefile_has_at_most_14_targets_and_each_says_what_it_is_for() -> None:
+def test_the_makefile_has_at_most_14_targets() -> None:
     done = subprocess.run(
         ["make", "--no-print-directory", "help"],
         cwd=REPOSITORY,
@@ -141,3 +142,34 @@ def test_links_of_the_pages_lead_somewhere() -> None:
         for target in targets:
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_names_of_tests_are_short() -> None:
+    """The argument of a test is in its docstring."""
+    for path in (REPOSITORY / "tests").rglob("*.py"):
+        for name in defined_tests(path):
+            assert len(name) <= 60, f"{path}: {name}"
+
+
+def defined_tests(path: Path) -> list[str]:
+    """The names of a file's test functions."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    return [name for name in functions if name.startswith("test_")]
+
+
+def test_the_reliability_page_names_tests_that_are_there() -> None:
+    """It cites `file: name…`, and a name alone for a test of the file before."""
+    tests: dict[str, list[str]] = {}
+    for path in (REPOSITORY / "tests").rglob("test_*.py"):
+        tests.setdefault(path.stem, []).extend(defined_tests(path))
+    page = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
+
+    cited = re.findall(r"`(?:\w+/)?(test_\w+)(?:: (test_\w+))?…?`", page)
+    assert len(cited) > 40
+    every = [name for names in tests.values() for name in names]
+    for first, second in cited:
+        if second:
+            assert any(name.startswith(second) for name in tests[first]), (first, second)
+        else:
+            assert first in tests or any(name.startswith(first) for name in every), first

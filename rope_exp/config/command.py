@@ -13,8 +13,6 @@ from omegaconf import OmegaConf
 
 from rope_exp.config.compose import CONFIGS, compose_jobs, config_folders, to_plain
 from rope_exp.config.overrides import check_overrides
-from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import fill
 from rope_exp.system.errors import ConfigError
 
 HELP = """\
@@ -34,6 +32,15 @@ $CHOICES
 Exit codes: 0 done; 1 failed, or some run of a sweep did; 2 bad config or usage, said in one
 sentence; 3 diverged; 75 stopped, and the same command goes on. More in README.md."""
 
+# Flags of Hydra's that are none of ours.
+ONE_CONFIG = "there is one config, configs/config.yaml; --config-dir adds a folder of choices"
+REFUSED = {
+    "experimental_rerun": "would unpickle a file, and a pickle may run anything",
+    "config_path": ONE_CONFIG,
+    "config_name": ONE_CONFIG,
+    "package": "every key is printed",
+}
+
 
 def read_command(words: Sequence[str]) -> argparse.Namespace:
     """Return a command line as Hydra's own parser reads it.
@@ -46,25 +53,20 @@ def read_command(words: Sequence[str]) -> argparse.Namespace:
     parser.error = _refuse_usage
     command: argparse.Namespace = parser.parse_intermixed_args(words)
 
-    if command.experimental_rerun is not None:
-        allowed = "would unpickle a file, and a pickle may run anything"
-        raise ConfigError("--experimental-rerun", ..., allowed)
-    if command.config_path is not None or command.config_name not in (None, "config"):
-        flag = "--config-name" if command.config_path is None else "--config-path"
-        allowed = "there is one config, configs/config.yaml; --config-dir adds a folder of choices"
-        raise ConfigError(flag, ..., allowed)
+    for name, allowed in REFUSED.items():
+        if getattr(command, name) not in (None, "config"):
+            raise ConfigError(f"--{name.replace('_', '-')}", ..., allowed)
 
     names = ("run", "multirun", "cfg", "info", "shell_completion")
-    modes = [name.replace("_", "-") for name in names if getattr(command, name)]
+    modes = [name for name in names if getattr(command, name)]
     if len(modes) > 1:
         raise ConfigError("usage", ..., f"--{modes[0]} and --{modes[1]} exclude each other")
-    if command.resolve and not (command.cfg or command.help):
+    if command.resolve and not command.cfg:
         raise ConfigError("usage", ..., "--resolve needs --cfg")
 
-    command.config_dir = None if command.config_dir is None else Path(command.config_dir)
-    command.starts_runs = not (
-        command.help or command.hydra_help or modes[:1] not in ([], ["run"], ["multirun"])
-    )
+    command.config_dir = command.config_dir and Path(command.config_dir)
+    shows = command.help or command.hydra_help
+    command.starts_runs = not shows and modes in ([], ["run"], ["multirun"])
     return command
 
 
@@ -82,12 +84,15 @@ def show(command: argparse.Namespace) -> None:
         print(HELP.replace("$CHOICES", _choices(command.config_dir)))
     elif command.shell_completion:
         _ask_hydra(command, command.overrides)
-    elif command.cfg == "job":
-        print(_config_as_yaml(command), end="")
     else:
         # Hydra composes once more, and would call what the config names: so it is checked first.
-        compose_jobs(command.overrides, command.config_dir)
-        _ask_hydra(command, check_overrides(command.overrides, config_folders(command.config_dir)))
+        tree = compose_jobs(command.overrides, command.config_dir).tree
+        if command.cfg == "job":
+            # Before any `auto` is resolved.
+            print(OmegaConf.to_yaml(to_plain(tree, resolve=command.resolve)), end="")
+        else:
+            folders = config_folders(command.config_dir)
+            _ask_hydra(command, check_overrides(command.overrides, folders))
 
 
 def _choices(config_dir: Path | None) -> str:
@@ -97,21 +102,6 @@ def _choices(config_dir: Path | None) -> str:
         for path in folder.glob("*/*.yaml"):
             choices.setdefault(path.parent.name, set()).add(path.stem)
     return "".join(f"{group}: {', '.join(sorted(choices[group]))}\n" for group in sorted(choices))
-
-
-def _config_as_yaml(command: argparse.Namespace) -> str:
-    """Return every key of the config and its value, before any `auto` is resolved."""
-    tree = compose_jobs(command.overrides, command.config_dir).tree
-    config = OmegaConf.create(fill(RunConfig, to_plain(tree, resolve=command.resolve)))
-    if command.package in (None, "_global_"):
-        return OmegaConf.to_yaml(config)
-
-    part = OmegaConf.select(config, command.package)
-    if part is None:
-        raise ConfigError("--package", command.package, "there is no such group of keys")
-    if not OmegaConf.is_config(part):
-        return f"{part}\n"
-    return f"# @package {command.package}\n{OmegaConf.to_yaml(part)}"
 
 
 def _ask_hydra(command: argparse.Namespace, overrides: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ every job has been composed and checked, its own `hydra` node included. DictConf
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp.config.overrides import check_overrides
 from rope_exp.config.run import RunConfig
-from rope_exp.system.errors import ConfigError
+from rope_exp.config.schema import fill
+from rope_exp.system.errors import ConfigError, first_line
 from rope_exp.system.processes import PACKAGE, ROOT
 
 # Beside the package in a checkout, within it where it is installed.
@@ -94,23 +96,25 @@ def compose_jobs(
     parser = OverridesParser.create(config_loader=loader)
 
     overrides = parser.parse_overrides(checked)
-    fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
+    swept = [each for each in overrides if each.is_sweep_override()]
+    fixed = [str(each.input_line) for each in overrides if each not in swept]
     tree = compose_tree(fixed, loader)
 
     if not (multirun or tree.hydra.mode == RunMode.MULTIRUN):
-        for override in overrides:
-            if override.is_sweep_override():
-                allowed = "several values make a sweep, which needs -m; a list is written [a,b]"
-                raise ConfigError(override.key_or_group, ..., allowed)
+        if swept:
+            raise ConfigError(
+                swept[0].key_or_group,
+                ...,
+                "several values make a sweep, which needs -m; a list is written [a,b]",
+            )
         return Jobs(loader, tree, [fixed], [to_run_config(tree)])
 
+    # Hydra's own settings were checked in the tree, and say nothing of a job.
     params = [f"{key}={value}" for key, value in (tree.hydra.sweeper.params or {}).items()]
     overrides = parser.parse_overrides(check_overrides([*params, *words], folders))
-    of_hydra = [str(each.input_line) for each in overrides if each.is_hydra_override()]
-    swept = [override for override in overrides if not override.is_hydra_override()]
-    [jobs] = BasicSweeper.split_arguments(swept, max_batch_size=None)
-    configs = [to_run_config(compose_tree([*of_hydra, *job], loader)) for job in jobs]
-    return Jobs(loader, tree, jobs, configs)
+    ours = [each for each in overrides if not each.is_hydra_override()]
+    [jobs] = BasicSweeper.split_arguments(ours, max_batch_size=None)
+    return Jobs(loader, tree, jobs, [to_run_config(compose_tree(job, loader)) for job in jobs])
 
 
 def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
@@ -129,31 +133,30 @@ def config_folders(config_dir: Path | None) -> list[Path]:
     Raises:
         ConfigError: there is no such folder, or a file would unfold to any size.
     """
-    if config_dir is None:
-        folders = [CONFIGS]
-    elif config_dir.is_dir():
-        folders = [CONFIGS, config_dir.absolute()]
-    else:
-        raise ConfigError("--config-dir", str(config_dir), "there is no such folder")
+    folders = [CONFIGS]
+    if config_dir is not None:
+        folders.append(config_dir.absolute())
+        if not config_dir.is_dir():
+            raise ConfigError("--config-dir", str(config_dir), "there is no such folder")
 
     for folder in folders:
         for path in folder.rglob("*.yaml"):
-            if _has_alias(path):
-                allowed = "repeats an anchor (& and *), which can unfold to any size; write it out"
-                raise ConfigError(str(path), ..., allowed)
+            # What is no YAML is named when it is chosen.
+            with suppress(OSError, UnicodeError, yaml.YAMLError):
+                _check_repeats_nothing(path)
     return folders
 
 
-def _has_alias(path: Path) -> bool:
-    """Return whether a file repeats what it said; one that is no YAML is named when chosen."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        # The first test is cheap, and passes every file that could have one.
-        return re.search(r"\*[\w-]", text) is not None and any(
-            isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)
+def _check_repeats_nothing(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    # The search is cheap, and finds every file that could have one.
+    tokens = yaml.scan(text, Loader=yaml.SafeLoader) if re.search(r"\*[\w-]", text) else ()
+    if any(isinstance(token, yaml.AliasToken) for token in tokens):
+        raise ConfigError(
+            str(path),
+            ...,
+            "repeats an anchor (& and *), which can unfold to any size; write it out",
         )
-    except (OSError, UnicodeError, yaml.YAMLError):
-        return False
 
 
 def _loader(folders: Sequence[Path]) -> ConfigLoader:
@@ -197,23 +200,22 @@ def check_tree(tree: DictConfig) -> None:
 
 
 def _check_leaves(node: object, key: str) -> None:
-    if isinstance(node, dict):
-        for name, value in node.items():
-            _check_leaves(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            _check_leaves(value, f"{key}.{index}")
-    else:
-        is_hydras = key.startswith("hydra.")
-        if is_hydras and not HYDRA.fullmatch(f"{key}={node}"):
-            raise ConfigError(key, ..., "is one of Hydra's own settings, and those are fixed")
-        if not is_hydras and "_target_" in key:
-            raise ConfigError(key, ..., "no config may name code to call")
-        reference = REFERENCE_IN_HYDRA if is_hydras else REFERENCE
-        if isinstance(node, str) and "${" in reference.sub("", node):
-            raise ConfigError(
-                key, node, "may not read the environment: configs are saved with every run"
-            )
+    if isinstance(node, dict | list):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for name, below in items:
+            _check_leaves(below, f"{key}.{name}".lstrip("."))
+        return
+
+    is_hydras = key.startswith("hydra.")
+    if is_hydras and not HYDRA.fullmatch(f"{key}={node}"):
+        raise ConfigError(key, ..., "is one of Hydra's own settings, and those are fixed")
+    if not is_hydras and "_target_" in key:
+        raise ConfigError(key, ..., "no config may name code to call")
+    reference = REFERENCE_IN_HYDRA if is_hydras else REFERENCE
+    if isinstance(node, str) and "${" in reference.sub("", node):
+        raise ConfigError(
+            key, node, "may not read the environment: configs are saved with every run"
+        )
 
 
 def to_run_config(values: DictConfig) -> RunConfig:
@@ -226,39 +228,39 @@ def to_run_config(values: DictConfig) -> RunConfig:
 
 
 def to_plain(values: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
-    """Return a composed config as a plain mapping, without Hydra's node.
+    """Return a composed config as a plain mapping of every key, without Hydra's node.
+
+    Defaults are filled in first, so that a reference may name a key that no file mentions.
 
     Raises:
         ConfigError: a reference names no key, or a value is missing.
     """
+    plain: Any = OmegaConf.to_container(values, resolve=False)
+    plain.pop("hydra", None)
+    filled = fill(RunConfig, plain)
     try:
-        ours = OmegaConf.masked_copy(values, [str(key) for key in values if key != "hydra"])
-        plain: Any = OmegaConf.to_container(ours, resolve=resolve, throw_on_missing=True)
+        tree = OmegaConf.create(filled)
+        whole: Any = OmegaConf.to_container(tree, resolve=resolve, throw_on_missing=True)
     except Exception as error:
         raise explain(error) from error
-    return {str(key): value for key, value in plain.items()}
+    return dict(whole)
 
 
 def explain(error: Exception) -> ConfigError:
     """Return Hydra's error as one sentence."""
-    text = "".join(c if c.isprintable() else " " for c in re.sub(r"\s+", " ", str(error))).strip()
-    text = text or type(error).__name__
+    text = "".join(c if c.isprintable() else " " for c in first_line(error))
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        allowed = "there is no such choice"
         if group.startswith("hydra/"):
-            return ConfigError(
-                group, choice, "this plugin of Hydra is not installed (see README, SLURM)"
-            )
-        return ConfigError(group, choice, "there is no such choice")
+            allowed = "this plugin of Hydra is not installed (see README, SLURM)"
+        return ConfigError(group, choice, allowed)
     if isinstance(error, yaml.YAMLError):
         return ConfigError("configs", ..., f"a file there is no YAML: {text}")
-    if isinstance(error, RecursionError):
-        return ConfigError("configs", ..., "something there holds itself, or is nested too deeply")
     if match := re.search(r"Could not override '([^']*)'", text):
-        return ConfigError(
-            match[1], ..., f"nothing is chosen there yet; did you mean +{match[1]}=...?"
-        )
+        allowed = f"nothing is chosen there yet; did you mean +{match[1]}=...?"
+        return ConfigError(match[1], ..., allowed)
     if match := re.search(r"Error merging override \W*([^=]*)=", text):
         return ConfigError(match[1], ..., "cannot take a value of that kind")
     return ConfigError(str(getattr(error, "full_key", None) or "config"), ..., text)

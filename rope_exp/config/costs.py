@@ -8,6 +8,7 @@ from rope_exp.config.sections import Architecture, ModelConfig
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheets, without sparsity, sums in float32.
 # Matched as whole words of the device's name, in this order: an H100 PCIe is no H100.
 PEAK_TFLOPS = {
+    "GB200": 2500.0,
     "B200": 2250.0,
     "H200 NVL": 835.0,
     "H200": 989.0,
@@ -24,9 +25,15 @@ PEAK_TFLOPS = {
     "L40S": 362.0,
     "L40": 181.0,
     "L4": 121.0,
+    "RTX 6000 Ada": 364.2,
+    "RTX A6000": 154.8,
+    "RTX 5090": 209.5,
     "RTX 4090": 165.2,
+    "RTX 3090 Ti": 80.0,
     "RTX 3090": 71.0,
 }
+# What makes another card of the same number: a laptop's RTX 4090 has half of the peak.
+ANOTHER_CARD = r"(?! (Ti|SUPER|D|Laptop|Max-Q)\b)"
 
 # Of one chunk of the loss, which passes once over the gradient of the head: a tenth of the time
 # of its products.
@@ -39,7 +46,7 @@ MAX_WRITTEN_OUT = 2048
 def peak_flops_per_s(device_name: str) -> float | None:
     """Return the device's dense bf16 peak in FLOP/s, or None for one that the table lacks."""
     for name, peak in PEAK_TFLOPS.items():
-        if re.search(rf"\b{name}\b", device_name):
+        if re.search(rf"\b{name}\b{ANOTHER_CARD}", device_name):
             return peak * 1e12
     return None
 
@@ -51,9 +58,9 @@ def num_parameters(architecture: Architecture) -> int:
 
     num_tables = 1 if model.tie_word_embeddings else 2
     embeddings = num_tables * architecture.vocab_size * model.hidden_size
-    norms = model.hidden_size * (2 * model.num_hidden_layers + 1)
-    frequencies = pe.num_features(model.head_dim) // 2 if pe.trainable else 0
-    return embeddings + norms + frequencies + model.num_hidden_layers * _layer_weights(model)
+    layers = model.num_hidden_layers * (_layer_weights(model) + 2 * model.hidden_size)
+    frequencies = pe.trainable * pe.num_features(model.head_dim) // 2
+    return embeddings + layers + model.hidden_size + frequencies
 
 
 def matmul_flops_per_token(architecture: Architecture) -> int:
@@ -98,17 +105,15 @@ def memory_bytes(config: RunConfig, vocab_size: int, num_processes: int) -> int:
     train = config.train
     model = config.model
     device = config.launch.device
-    is_narrow = train.precision == "bf16"
+    width = 2 if train.precision == "bf16" else 4
 
     share = train.global_batch_size // num_processes
     micro_tokens = min(train.micro_batch_size or share, share) * train.seq_len
 
-    activations = (
-        micro_tokens * model.hidden_size * model.num_hidden_layers * (34 if is_narrow else 68)
-    )
+    a_layer = 17 * width * model.hidden_size
     if device == "cpu" and train.seq_len <= MAX_WRITTEN_OUT:
-        heads = model.num_attention_heads * model.num_hidden_layers
-        activations += micro_tokens * train.seq_len * heads * (2 if is_narrow else 4)
+        a_layer += width * model.num_attention_heads * train.seq_len
+    activations = micro_tokens * model.num_hidden_layers * a_layer
 
     of_parameters = 16 * num_parameters(config.architecture(vocab_size))
     logits = min(micro_tokens, TOKENS_OF_A_CHUNK[device]) * vocab_size

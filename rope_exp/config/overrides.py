@@ -4,7 +4,6 @@ Hydra overrides only a key that some YAML file mentions, and ours mention only w
 So `train.seq_len=64` is handed on as Hydra's `++train.seq_len=64`, once it is known to be a key.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from itertools import islice
@@ -16,7 +15,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Overri
 from hydra.errors import HydraException
 
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import fill, known_keys, unknown_key
+from rope_exp.config.schema import known_keys, unknown_key
 from rope_exp.system.errors import ConfigError
 
 # Of one sweep: every run is composed and checked before the first one starts.
@@ -29,7 +28,7 @@ def check_overrides(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """Return the overrides as Hydra must be given them.
 
     Args:
-        words: `key=value`, `group=choice`, `~key`, and what else Hydra's grammar knows.
+        words: `key=value`, `group=choice`, and what else Hydra's grammar knows.
         folders: where the choices of groups are.
     Raises:
         ConfigError: naming the key of a word that cannot be read, of an unknown key or choice, of
@@ -41,7 +40,12 @@ def check_overrides(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
 
     for word in words:
         override = _parse(word)
+        is_hydras = _is_hydras(override)
         group, _, _ = override.key_or_group.partition("@")
+        if override.is_delete():
+            raise ConfigError(
+                group, ..., "nothing is taken out with ~; a key that is left out has its default"
+            )
         choices = sorted(
             {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
         )
@@ -51,10 +55,7 @@ def check_overrides(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
         if math.prod(num_values.values()) > MAX_RUNS:
             raise ConfigError(group, ..., f"makes a sweep of more than {MAX_RUNS:,} runs")
 
-        if _is_hydras(override) or choices:
-            spelled.append(word)
-        else:
-            spelled.append(_spell(override, word))
+        spelled.append(word if is_hydras or choices else _spell(override, word))
 
     return spelled
 
@@ -70,14 +71,14 @@ def _parse(word: str) -> Override:
 
     try:
         return OverridesParser.create().parse_override(word)
-    except HydraException as error:
-        allowed = (
+    except (HydraException, ValueError) as error:
+        # A ValueError is a number of more digits than Python reads.
+        raise ConfigError(
+            key,
+            ...,
             "its value cannot be read; special characters need quotes of their own, "
-            "as in \"key='a value'\""
-        )
-        raise ConfigError(key, ..., allowed) from error
-    except ValueError as error:
-        raise ConfigError(key, ..., "is a number of too many digits") from error
+            "as in \"key='a value'\"",
+        ) from error
 
 
 def _is_hydras(override: Override) -> bool:
@@ -89,11 +90,12 @@ def _is_hydras(override: Override) -> bool:
     # Hydra would import what `hydra.searchpath` and a `_target_` name: the one while it composes.
     is_open = key in ("hydra/launcher", "hydra.verbose") or key.startswith("hydra.launcher.")
     if not is_open or "_target_" in key or override.is_sweep_override():
-        allowed = (
+        raise ConfigError(
+            key,
+            ...,
             "Hydra's own settings are fixed, but for one value each of "
-            "hydra/launcher, hydra.launcher.*, hydra.verbose"
+            "hydra/launcher, hydra.launcher.*, hydra.verbose",
         )
-        raise ConfigError(key, ..., allowed)
     return True
 
 
@@ -114,12 +116,13 @@ def _num_values(override: Override, choices: list[str]) -> int:
         among = f" among {', '.join(choices)}" if choices else ""
         raise ConfigError(key, ..., f"the sweep is empty: nothing matches{among}")
 
-    if choices and not override.is_delete():
+    if choices:
         for choice in values:
             # A quoted one carries its quotes beside its text.
             if getattr(choice, "text", choice) not in choices:
-                allowed = f"there is no such choice; choose one of {', '.join(choices)}"
-                raise ConfigError(key, choice, allowed)
+                raise ConfigError(
+                    key, choice, f"there is no such choice; choose one of {', '.join(choices)}"
+                )
     return len(values)
 
 
@@ -127,28 +130,9 @@ def _spell(override: Override, word: str) -> str:
     """Return the override of a key that is no group, such that no YAML need mention it."""
     key = override.key_or_group
     keys = known_keys(RunConfig)
-    is_section = any(known.startswith(f"{key}.") for known in keys)
-    if override.package is not None or not (key in keys or is_section):
+    is_known = any(f"{known}.".startswith(f"{key}.") for known in keys)
+    if override.package is not None or not is_known:
         raise unknown_key(key, keys)
-
     if override.type == OverrideType.ADD:
         raise ConfigError(key, ..., "is a key already; leave out the +")
-    if override.type == OverrideType.CHANGE:
-        return f"++{word}"
-    if override.type == OverrideType.DEL:
-        if is_section or override.value() is not None:
-            raise ConfigError(
-                key, ..., "~ gives one key its default back: write ~ and the key's whole name"
-            )
-        return f"++{key}={_default(key)}"
-    return word
-
-
-def _default(key: str) -> str:
-    """Return what a key says where nothing sets it, as a command line would."""
-    value: Any = fill(RunConfig, {})
-    for name in key.split("."):
-        if name not in value:
-            raise ConfigError(key, ..., "has no default, since the default choice has no such key")
-        value = value[name]
-    return json.dumps(value)
+    return f"++{word.lstrip('+')}"

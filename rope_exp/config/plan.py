@@ -5,7 +5,7 @@ float32 matrix product, measured now; and at the rate that runs of this group ha
 """
 
 import statistics
-import time
+import timeit
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from rope_exp.config.costs import (
     attention_flops_per_token,
     checkpoint_bytes,
     flops_per_token,
-    matmul_flops_per_token,
     memory_bytes,
     num_parameters,
 )
@@ -24,33 +23,38 @@ from rope_exp.system.errors import ConfigError
 ASSUMED_MFU = 0.4
 CARDS = ("A100", "H100", "H200")
 GIB = 2**30
+UNITS = {"days": 86400, "hours": 3600, "minutes": 60}
 
 
-def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) -> list[str]:
+def cost_lines(
+    config: RunConfig,
+    measured_tokens_per_s: float | None = None,
+    num_corpus_tokens: int | None = None,
+) -> list[str]:
     """Return the lines that say what a config costs.
 
     Args:
         config: with every `auto` resolved.
         measured_tokens_per_s: of runs of this config's group, where there are any.
+        num_corpus_tokens: of one epoch, where the corpus is prepared.
     Raises:
         ConfigError: the vocabulary's size is known only to a pretrained tokenizer.
     """
-    model, train = config.model, config.train
+    model = config.model
+    train = config.train
     vocab_size = config.tokenizer.known_vocab_size
     if vocab_size is None:
         raise ConfigError(
             "tokenizer", "pretrained", "its vocabulary is known once data are prepared"
         )
 
-    num_processes = int(config.launch.num_processes)
-    architecture = config.architecture(vocab_size)
-    params = num_parameters(architecture)
-    tokens = train.num_steps * train.global_batch_size * train.seq_len
-    in_weights = matmul_flops_per_token(architecture)
+    params = num_parameters(config.architecture(vocab_size))
+    tokens = train.num_tokens
     in_attention = attention_flops_per_token(model, train.seq_len)
     per_token = flops_per_token(config, vocab_size)
-    gib = memory_bytes(config, vocab_size, num_processes) / GIB
-    micro_batch = train.micro_batch_size or "its whole share"
+    total = per_token * tokens
+    gib = memory_bytes(config, vocab_size, int(config.launch.num_processes)) / GIB
+    epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
 
     lines = [
         f"run          {config.pe.name} {model.name} on {config.data.name}, group {config.group}",
@@ -58,26 +62,22 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
         f"{model.hidden_size}, {model.num_attention_heads} heads of {model.head_dim}, "
         f"vocabulary {vocab_size:,}",
         f"tokens       {tokens:,} in {train.num_steps:,} steps of {train.global_batch_size} x "
-        f"{train.seq_len}, {tokens / params:.1f} a parameter",
-        f"operations   {per_token:.3e} a token ({in_weights:.3e} in weights, "
-        f"{in_attention:.3e} in causal attention), {per_token * tokens:.3e} in all",
+        f"{train.seq_len}, {tokens / params:.1f} a parameter{epochs}",
+        f"operations   {per_token:.3e} a token ({per_token - in_attention:.3e} in weights, "
+        f"{in_attention:.3e} in causal attention), {total:.3e} in all",
         f"memory       about {gib:.1f} GiB a process ({train.precision}, "
-        f"micro-batch of {micro_batch})",
+        f"micro-batch of {train.micro_batch_size or 'its whole share'})",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",
     ]
 
-    total = per_token * tokens
     if config.launch.device == "cpu":
         rate = matmul_flops_per_s()
-        lines.append(
-            _time(
-                total / rate, f"here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"
-            )
-        )
+        where = f"here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"
+        lines.append(_time(total / rate, where))
     for card in CARDS:
-        seconds = total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)
-        lines.append(_time(seconds, f"on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"))
+        rate = PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU
+        lines.append(_time(total / rate, f"on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"))
     if measured_tokens_per_s is not None:
         where = f"at the {measured_tokens_per_s:,.0f} tokens/s measured in this group"
         lines.append(_time(tokens / measured_tokens_per_s, where))
@@ -88,17 +88,14 @@ def matmul_flops_per_s() -> float:
     """Return what this CPU makes of a float32 product of 2048 x 2048: median of five, in FLOP/s."""
     size = 2048
     matrix = np.ones((size, size), dtype=np.float32)
-    seconds = []
-    for _ in range(6):
-        started = time.perf_counter()
-        np.matmul(matrix, matrix)
-        seconds.append(time.perf_counter() - started)
+    # The first wakes the threads.
+    seconds = timeit.repeat(lambda: matrix @ matrix, number=1, repeat=6)
     return 2 * size**3 / statistics.median(seconds[1:])
 
 
 def _time(seconds: float, where: str) -> str:
     """Return one line, in the unit that a person would use."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+    for unit, length in UNITS.items():
         if seconds >= 2 * length:
             return f"time         {seconds / length:,.1f} {unit} {where}"
     return f"time         {seconds:,.1f} seconds {where}"

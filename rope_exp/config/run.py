@@ -5,6 +5,7 @@ runs apart, over the numeric values that depart from their defaults: `config_sha
 `group_sha256` the runs that may stand in one table.
 """
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.schema import Seed, convert, departures, numeric, numeric_values
+from rope_exp.config.schema import Seed, convert, numeric, numeric_values
 from rope_exp.config.sections import (
     Architecture,
     CosineConfig,
@@ -55,17 +56,25 @@ class RunConfig:
 
         # Held by NoPE too: a size is one that all variants can be compared at.
         if head_dim % 2:
-            heads = self.model.num_attention_heads
-            allowed = f"leaves heads of {head_dim} features; rotation pairs them: it must be even"
-            raise ConfigError("model.num_attention_heads", heads, allowed)
+            raise ConfigError(
+                "model.num_attention_heads",
+                self.model.num_attention_heads,
+                f"leaves heads of {head_dim} features; rotation pairs them: it must be even",
+            )
 
         if self.pe.start + self.train.seq_len > MAX_POSITION:
-            allowed = f"positions past {MAX_POSITION:,} are not exact in float32"
-            raise ConfigError("pe.start", self.pe.start, allowed)
+            raise ConfigError(
+                "pe.start",
+                self.pe.start,
+                f"positions past {MAX_POSITION:,} are not exact in float32",
+            )
 
         if self.pe.num_features(head_dim) < 2:
-            allowed = f"leaves no pair to rotate in heads of {head_dim} features"
-            raise ConfigError("pe.fraction", self.pe.fraction, allowed)
+            raise ConfigError(
+                "pe.fraction",
+                self.pe.fraction,
+                f"leaves no pair to rotate in heads of {head_dim} features",
+            )
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":
@@ -122,12 +131,13 @@ class RunConfig:
     @property
     def config_sha256(self) -> str:
         """Of every numeric value of this run that departs from its default."""
-        return json_sha256(departures(self))
+        return json_sha256(numeric_values(self, departing=True))
 
     @property
     def group_sha256(self) -> str:
         """Of the same without pe and seed: equal in all rows that may be compared."""
-        return json_sha256(without(departures(self), ("pe", "seed")))
+        departing = numeric_values(self, departing=True)
+        return json_sha256(without(departing, ("pe", "seed")))
 
     def numeric_dict(self) -> dict[str, Any]:
         """Return every value that can change a number of this run."""
@@ -140,31 +150,24 @@ class RunConfig:
 
 def without(values: Mapping[str, Any], factors: tuple[str, ...]) -> dict[str, Any]:
     """Return a nested mapping without the keys at some paths, such as pe or optim.lr."""
-    left: dict[str, Any] = {}
-    for key, value in values.items():
-        below = tuple(
-            factor.removeprefix(f"{key}.") for factor in factors if factor.startswith(f"{key}.")
-        )
-        if key not in factors:
-            left[key] = without(value, below) if below else value
+    left: dict[str, Any] = copy.deepcopy(dict(values))
+    for factor in factors:
+        *names, key = factor.split(".")
+        section = left
+        for name in names:
+            section = section.get(name, {})
+        section.pop(key, None)
     return left
 
 
-def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return `key: old -> new` for each key, at any depth, whose values differ."""
-    before = _flat(old)
-    after = _flat(new)
-    return [
-        f"{key}: {show(before.get(key))} -> {show(after.get(key))}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-    ]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-        )
-    return flat
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        before = old.get(key)
+        after = new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differing_keys(before, after, f"{prefix}{key}.")
+        elif before != after:
+            found.append(f"{prefix}{key}: {show(before)} -> {show(after)}")
+    return found

@@ -6,7 +6,6 @@ ones are let through). This module knows no key by name.
 """
 
 import dataclasses
-import json
 import os
 import re
 import sys
@@ -41,7 +40,7 @@ class Rule:
     """What a value of an annotated type must satisfy, and how to say so."""
 
     allowed: str
-    holds: Callable[[Any], bool]
+    holds: Callable[[Any], object]
 
 
 # -- conversion --------------------------------------------------------------------------------
@@ -53,72 +52,73 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     Raises:
         ConfigError: naming `key`, or the key below it that is at fault.
     """
-    if _sections(hint):
-        section = _chosen(hint, value, key)
-        return section(**_converted(section, value, key))
+    options = _sections(hint)
+    if not options:
+        try:
+            return _plainly(hint, value)
+        except ValueError:
+            raise ConfigError(key, value, _allowed(hint)) from None
+    if not isinstance(value, Mapping):
+        raise ConfigError(key or "its content", value, "must be a group of keys")
 
-    if typing.is_typeddict(hint):
-        converted = _converted(hint, value, key)
-        return dict(value) | converted
+    prefix = f"{key}." if key else ""
+    section = _chosen(options, value, prefix)
+    hints = typing.get_type_hints(section, include_extras=True)
+    _check_keys(section, hints, value, prefix)
 
-    try:
-        return _plainly(hint, value)
-    except ValueError:
-        raise ConfigError(key, value, _allowed(hint)) from None
+    converted = {
+        name: convert(hints[name], value[name], prefix + name) for name in hints if name in value
+    }
+    return dict(value) | converted if typing.is_typeddict(section) else section(**converted)
 
 
-def fill(hint: Any, values: Any, key: str = "") -> Any:
+def fill(hint: Any, values: Any, prefix: str = "") -> Any:
     """Return a plain mapping with the default of every key that it leaves out; values unchecked."""
-    if not _sections(hint):
+    options = _sections(hint)
+    if not (options and isinstance(values, Mapping)):
         return values
 
-    section = _chosen(hint, values, key)
-    defaults = _plain(section())
+    section = _chosen(options, values, prefix)
     hints = typing.get_type_hints(section, include_extras=True)
-    for name, default in defaults.items():
-        defaults[name] = fill(hints[name], values.get(name, default), _below(key, name))
-    return dict(values) | defaults
+    filled = dict(values)
+    for field in dataclasses.fields(section):
+        default = {} if _sections(hints[field.name]) else field.default
+        below = values.get(field.name, default)
+        filled[field.name] = fill(hints[field.name], below, f"{prefix}{field.name}.")
+    return filled
 
 
-def _converted(section: Any, values: Any, key: str) -> dict[str, Any]:
-    """Return the converted value of each key of `section` that `values` holds."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(key or "its content", values, "must be a group of keys")
-
-    hints = typing.get_type_hints(section, include_extras=True)
+def _check_keys(section: Any, hints: Mapping[str, Any], values: Any, prefix: str) -> None:
+    """Refuse values of which a key is missing that has no default, or is not known."""
     if typing.is_typeddict(section):
         for name in sorted(hints.keys() - values.keys()):
-            raise ConfigError(_below(key, name), ..., "is missing")
-    else:
-        # Some keys may be no text.
-        for name in sorted(values.keys() - hints.keys(), key=str):
-            raise unknown_key(_below(key, name), known_keys(section, f"{key}." if key else ""))
+            raise ConfigError(prefix + name, ..., "is missing")
+        return
 
-    there = [name for name in hints if name in values]
-    return {name: convert(hints[name], values[name], _below(key, name)) for name in there}
+    # Some keys may be no text.
+    for name in sorted(values.keys() - hints.keys(), key=str):
+        raise unknown_key(f"{prefix}{name}", known_keys(section, prefix))
 
 
 def _sections(hint: Any) -> tuple[Any, ...]:
-    """Return the dataclasses that a group of keys may be: one, several, or none."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    """Return what a group of keys may be: one dataclass or TypedDict, several dataclasses, none."""
+    if typing.is_typeddict(hint):
+        return (hint,)
+    options = typing.get_args(hint) or (hint,)
     return options if all(map(dataclasses.is_dataclass, options)) else ()
 
 
-def _chosen(hint: Any, values: Any, key: str) -> Any:
-    """Return the dataclass that `values` are of: of several, the one whose tag they name."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(key or "config", values, "must be a group of keys")
-
-    options = _sections(hint)
+def _chosen(options: Sequence[Any], values: Mapping[str, Any], prefix: str) -> Any:
+    """Return the one dataclass that `values` are of: of several, the one whose tag they name."""
     if len(options) == 1:
         return options[0]
 
-    name = values.get(tag(options[0]), getattr(options[0], tag(options[0])))
-    for option in options:
-        if getattr(option, tag(option)) == name:
-            return option
-    allowed = ", ".join(getattr(option, tag(option)) for option in options)
-    raise ConfigError(_below(key, tag(options[0])), name, f"must be one of {allowed}")
+    key = tag(options[0])
+    names = [getattr(option, key) for option in options]
+    name = values.get(key, names[0])
+    if name not in names:
+        raise ConfigError(prefix + key, name, f"must be one of {', '.join(names)}")
+    return options[names.index(name)]
 
 
 def tag(section: Any) -> str:
@@ -134,6 +134,7 @@ def _plainly(hint: Any, value: Any) -> Any:
     """
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
+    plain = value
 
     if origin is Annotated:
         plain = _plainly(args[0], value)
@@ -145,21 +146,17 @@ def _plainly(hint: Any, value: Any) -> Any:
         fits = False
     elif origin is tuple:
         fits = isinstance(value, list | tuple)
-        items = args[:1] * len(value) if fits and args[-1] is Ellipsis else args
-        plain = tuple(map(_plainly, items, value)) if fits else ()
-        fits = fits and len(items) == len(value)
+        if fits:
+            items = args[:1] * len(value) if args[-1] is Ellipsis else args
+            plain = tuple(_plainly(item, each) for item, each in zip(items, value, strict=True))
+    elif origin is Literal:
+        fits = value in args
     elif hint is float:
         # A whole number may have more digits than a float can hold.
         fits = type(value) in (int, float) and abs(value) <= sys.float_info.max
         plain = float(value) if fits else value
     else:
-        plain = value
-        if origin is Literal:
-            fits = isinstance(value, str) and value in args
-        elif hint is str:
-            fits = isinstance(value, str) and CONTROL.search(value) is None
-        else:
-            fits = type(value) is hint
+        fits = type(value) is hint and not (hint is str and CONTROL.search(value))
 
     if not fits:
         raise ValueError(value)
@@ -175,7 +172,7 @@ def _allowed(hint: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         return ", or ".join(_allowed(option) for option in args)
     if origin is Literal:
-        return f"must be one of {', '.join(args)}" if len(args) > 1 else f"must be {args[0]}"
+        return f"must be one of {', '.join(args)}"
     if origin is tuple:
         count = "any number" if args[-1] is Ellipsis else str(len(args))
         return f"must be a list of {count}, each of which {_allowed(args[0])}"
@@ -209,84 +206,56 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     Its value is not shown: it may be a secret.
     """
     near = get_close_matches(key, known, n=1, cutoff=0.75)
-    near = near or [full for full in known if full.endswith(f".{key}")]
+    near += [full for full in known if full.endswith(f".{key}")]
     hint = f"did you mean {near[0]}?" if near else "`python train.py --cfg job` prints the keys"
     return ConfigError(key, ..., f"there is no such key; {hint}")
-
-
-def _below(key: str, name: str) -> str:
-    return f"{key}.{name}" if key else str(name)
 
 
 # -- identity ----------------------------------------------------------------------------------
 
 
-def numeric_values(section: Any) -> dict[str, Any]:
-    """Return every value below a section that can change a number, as a plain mapping."""
-    return _selected(section, lambda field, value: True)
+def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
+    """Return every value below a section that can change a number, as a plain mapping.
 
-
-def departures(section: Any) -> dict[str, Any]:
-    """Return the values that can change a number and are not their defaults, as a plain mapping.
-
-    So a key that is added later, with a default that keeps the behaviour, changes no identity. A
-    section that is not the default alternative shows its tag.
+    Args:
+        departing: leave out those that are their defaults. So a key that is added later, with a
+            default that keeps the behaviour, changes no identity. A section that is not the
+            default alternative shows its tag.
     """
-    return _selected(section, lambda field, value: value != field.default)
-
-
-def _selected(section: Any, wanted: Callable[[Any, Any], bool]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
-        if not dataclasses.is_dataclass(value):
-            if field.metadata["numeric"] and wanted(field, value):
-                found[field.name] = _plain(value)
-            continue
-
-        below = _selected(value, wanted)
-        default: Any = field.default_factory
-        if type(value) is not default:
-            below = {tag(value): getattr(value, tag(value))} | below
-        if below:
-            found[field.name] = below
+        if dataclasses.is_dataclass(value):
+            below = numeric_values(value, departing=departing)
+            default: Any = field.default_factory
+            if type(value) is not default:
+                below[tag(value)] = getattr(value, tag(value))
+            if below:
+                found[field.name] = below
+        elif field.metadata["numeric"] and not (departing and value == field.default):
+            found[field.name] = list(value) if isinstance(value, tuple) else value
     return found
-
-
-def _plain(value: Any) -> Any:
-    """Return a value, or a section, in the types that JSON and YAML have."""
-    return json.loads(json.dumps(value, default=dataclasses.asdict))
 
 
 # -- kinds of values ---------------------------------------------------------------------------
 
 
-def _is_name(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}", text) is not None and ".." not in text
-
-
 def _is_path(text: str) -> bool:
     """Whether the system could have it: else its first use would fail, perhaps late."""
-    try:
-        path = Path(text).expanduser()
-    except RuntimeError:  # ~ of a user that there is not
-        return False
-    names_fit = all(len(os.fsencode(part)) <= 255 for part in path.parts)
-    return text != "" and names_fit and len(os.fsencode(path)) <= 3840
+    path = os.fsencode(os.path.expanduser(Path(text)))
+    names_fit = all(len(name) <= 255 for name in path.split(b"/"))
+    # What still begins with ~ names a user that there is not.
+    return text != "" and names_fit and len(path) <= 3840 and not path.startswith(b"~")
 
 
-def _is_sha256(text: str) -> bool:
-    return re.fullmatch("[0-9a-f]{64}", text) is not None
+def whole(allowed: str, least: int, most: int = 2**63 - 1) -> Rule:
+    """Return the rule of whole numbers from `least` to `most`, which `allowed` says in words."""
+    return Rule(f"must be a whole number {allowed}", lambda number: least <= number <= most)
 
 
-def _whole(least: int) -> Rule:
-    allowed = f"must be a whole number of at least {least} and below 2^63"
-    return Rule(allowed, lambda number: least <= number < 2**63)
-
-
-Count = Annotated[int, _whole(1)]
-Natural = Annotated[int, _whole(0)]
-Seed = Annotated[int, Rule("must be a whole number from 0 to 2^63 - 1", lambda n: 0 <= n < 2**63)]
+Count = Annotated[int, whole("of at least 1 and below 2^63", 1)]
+Natural = Annotated[int, whole("of at least 0 and below 2^63", 0)]
+Seed = Annotated[int, whole("from 0 to 2^63 - 1", 0)]
 Positive = Annotated[float, Rule("must be a number above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Rule("must be a number of at least 0", lambda x: x >= 0)]
 Share = Annotated[float, Rule("must be a number from 0 to 1", lambda x: 0 <= x <= 1)]
@@ -295,7 +264,7 @@ Name = Annotated[
     str,
     Rule(
         "a name is 1 to 64 letters, digits, spaces or . _ + -, beginning with a letter or digit",
-        _is_name,
+        re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}").fullmatch,
     ),
 ]
 # The system's limit is 4,096 bytes; the rest is for what stands below a run's folder.
@@ -307,17 +276,9 @@ PathText = Annotated[
         _is_path,
     ),
 ]
-Sha256 = Annotated[str, Rule("must be 64 hexadecimal digits", _is_sha256)]
+Sha256 = Annotated[str, Rule("must be 64 hexadecimal digits", re.compile("[0-9a-f]{64}").fullmatch)]
 # Empty before the first step.
 OrderSha256 = Annotated[
-    str, Rule("must be 64 hexadecimal digits, or empty", lambda text: not text or _is_sha256(text))
+    str,
+    Rule("must be 64 hexadecimal digits, or empty", re.compile("([0-9a-f]{64})?").fullmatch),
 ]
-
-
-def check(values: Any, fields: Mapping[str, Any]) -> None:
-    """Refuse a mapping unless each of `fields` is there and of its type.
-
-    Raises:
-        ConfigError: naming the first field that does not.
-    """
-    convert(typing.TypedDict("_Fields", dict(fields)), values, "")  # type: ignore[operator]

@@ -3,6 +3,7 @@
 A default, once released, never changes: identities cover what departs from it.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -13,11 +14,11 @@ from rope_exp.config.schema import (
     OpenShare,
     PathText,
     Positive,
-    Rule,
     Seed,
     Share,
     numeric,
     setting,
+    whole,
 )
 from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError
@@ -27,13 +28,10 @@ MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 INIT_STD = 0.02  # of every weight matrix; of those onto the residual stream, times 1/sqrt(2 layers)
 
 # Past that a layer's objects outweigh its weights, so no estimate of memory would see them.
-Layers = Annotated[int, Rule("must be a whole number from 1 to 4096", lambda n: 1 <= n <= 4096)]
+Layers = Annotated[int, whole("from 1 to 4096", 1, 4096)]
 # The largest published vocabularies hold a million; the trainer of merges reserves memory for all
 # that it is asked.
-VocabSize = Annotated[
-    int,
-    Rule("must be a whole number from 257 to 2^24", lambda n: MIN_VOCAB_SIZE <= n <= 2**24),
-]
+VocabSize = Annotated[int, whole("from 257 to 2^24", MIN_VOCAB_SIZE, 2**24)]
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,17 @@ class ModelConfig:
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
         if self.hidden_size % heads:
-            allowed = f"must divide model.hidden_size={self.hidden_size}"
-            raise ConfigError("model.num_attention_heads", heads, allowed)
+            raise ConfigError(
+                "model.num_attention_heads",
+                heads,
+                f"must divide model.hidden_size={self.hidden_size}",
+            )
         if heads % self.num_key_value_heads:
-            allowed = f"must divide model.num_attention_heads={heads}"
-            raise ConfigError("model.num_key_value_heads", self.num_key_value_heads, allowed)
+            raise ConfigError(
+                "model.num_key_value_heads",
+                self.num_key_value_heads,
+                f"must divide model.num_attention_heads={heads}",
+            )
 
     @property
     def head_dim(self) -> int:
@@ -77,7 +81,8 @@ class Architecture:
 class DataConfig:
     """The corpus: where its documents come from and how it is split."""
 
-    name: Name = setting("stdlib")
+    # null: the kind; of the hub, what the path and the subset say.
+    name: Name | None = setting(None)
     kind: Literal["stdlib", "files", "hub"] = numeric("stdlib")
     # files: a file or folder; hub: owner/name.
     path: PathText | None = numeric(None)
@@ -96,17 +101,32 @@ class DataConfig:
     seed: Seed | None = numeric(None)
 
     def __post_init__(self) -> None:
+        if self.name is None:
+            object.__setattr__(self, "name", self._derived_name())
+
         if self.kind == "stdlib":
             if self.path is not None:
-                allowed = "the embedded corpus has no path; use data=files"
-                raise ConfigError("data.path", self.path, allowed)
+                raise ConfigError(
+                    "data.path", self.path, "the embedded corpus has no path; use data=files"
+                )
             return
 
         if not self.path:
             raise ConfigError("data.path", self.path, f"must name the corpus of data={self.name}")
         if not self.text_column:
-            allowed = "must name the column that holds the text"
-            raise ConfigError("data.text_column", self.text_column, allowed)
+            raise ConfigError(
+                "data.text_column", self.text_column, "must name the column that holds the text"
+            )
+
+    def _derived_name(self) -> str:
+        """Return what a table calls the corpus, so that it never bears another one's name."""
+        if self.kind != "hub" or not self.path:
+            return self.kind
+
+        dataset = self.path.rpartition("/")[2]
+        subset = self.subset or ""
+        name = subset if subset.startswith(dataset) else "-".join(filter(None, [dataset, subset]))
+        return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
 
 
 @dataclass(frozen=True)
@@ -126,15 +146,22 @@ class TokenizerConfig:
         if self.kind == "bpe":
             for key in ("vocab_size", "train_bytes"):
                 if getattr(self, key) is None:
-                    allowed = "must be set for a tokenizer that is trained on the corpus"
-                    raise ConfigError(f"tokenizer.{key}", None, allowed)
+                    raise ConfigError(
+                        f"tokenizer.{key}",
+                        None,
+                        "must be set for a tokenizer that is trained on the corpus",
+                    )
         elif self.vocab_size is not None:
-            allowed = f"is given by tokenizer={self.name}; leave null"
-            raise ConfigError("tokenizer.vocab_size", self.vocab_size, allowed)
+            raise ConfigError(
+                "tokenizer.vocab_size",
+                self.vocab_size,
+                f"is given by tokenizer={self.name}; leave null",
+            )
 
         if (self.kind == "pretrained") != (self.path is not None):
-            allowed = "must be set for tokenizer=pretrained, and only there"
-            raise ConfigError("tokenizer.path", self.path, allowed)
+            raise ConfigError(
+                "tokenizer.path", self.path, "must be set for tokenizer=pretrained, and only there"
+            )
 
     @property
     def known_vocab_size(self) -> int | None:
@@ -182,8 +209,9 @@ class WsdConfig:
 
     def __post_init__(self) -> None:
         if self.warmup_fraction + self.decay_fraction > 1:
-            allowed = "warm-up and decay exceed the run"
-            raise ConfigError("schedule.warmup_fraction", self.warmup_fraction, allowed)
+            raise ConfigError(
+                "schedule.warmup_fraction", self.warmup_fraction, "warm-up and decay exceed the run"
+            )
 
 
 ScheduleConfig = CosineConfig | WsdConfig

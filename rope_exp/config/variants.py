@@ -37,8 +37,9 @@ class PeConfig:
 
     def __post_init__(self) -> None:
         if len(set(self.rotate)) < len(self.rotate):
-            allowed = "each of q, k, v, o may stand there once"
-            raise ConfigError("pe.rotate", list(self.rotate), allowed)
+            raise ConfigError(
+                "pe.rotate", list(self.rotate), "each of q, k, v, o may stand there once"
+            )
         if self.trainable and not self.rotate:
             raise ConfigError("pe.trainable", True, "needs at least one site in pe.rotate")
 

@@ -8,16 +8,15 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
 from rope_exp.config.schema import Count, Natural, Rule, Sha256, convert
 from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import SIDES, TRAIN, VALIDATION
-from rope_exp.data.encoding import COUNTS
 from rope_exp.data.store import DIGEST_BYTES, TokenFile, Tokens
 from rope_exp.data.tokenizer import token_dtype
 from rope_exp.system.errors import DataError, first_line
@@ -42,24 +41,30 @@ Digests = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class BySide:
+class BySide(TypedDict):
     """A count of each side."""
 
     train: Natural
     validation: Natural
 
 
-@dataclass(frozen=True)
-class BlockDigests:
+class CorpusFacts(TypedDict):
+    """What the record says of a corpus; it may say more."""
+
+    documents: BySide
+    text_bytes: BySide
+    tokens: BySide
+    end_id: Natural
+
+
+class BlockDigests(TypedDict):
     """The digests of each side's blocks, one after another."""
 
     train: Digests
     validation: Digests
 
 
-@dataclass(frozen=True)
-class Meta:
+class Meta(TypedDict):
     """The content of meta.json."""
 
     format: Annotated[int, Rule(f"must be {FORMAT}", lambda number: number == FORMAT)]
@@ -68,7 +73,7 @@ class Meta:
     tokenizer_sha256: Sha256
     meta_sha256: Sha256
     block_sha256: BlockDigests
-    corpus: dict  # type: ignore[type-arg]  # a plain type, which the schema matches
+    corpus: CorpusFacts
 
 
 @dataclass(frozen=True)
@@ -159,12 +164,12 @@ def open_prepared(folder: Path, data: DataConfig) -> Prepared:
         raise _damaged(folder, META, f"is damaged ({first_line(error)})") from None
 
     tokenizer = _read(folder, TOKENIZER, TOKENIZER_BYTES)
-    if hashlib.sha256(tokenizer).hexdigest() != meta.tokenizer_sha256:
+    if hashlib.sha256(tokenizer).hexdigest() != meta["tokenizer_sha256"]:
         raise _damaged(folder, TOKENIZER, "has changed")
 
-    digests = {side: bytes.fromhex(hex_) for side, hex_ in asdict(meta.block_sha256).items()}
-    corpus = {"name": data.name, "kind": data.kind, **meta.corpus}
-    prepared = Prepared(folder, meta.vocab_size, meta.data_sha256, corpus, digests)
+    digests = {side: bytes.fromhex(meta["block_sha256"][side]) for side in SIDES}
+    corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
+    prepared = Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus, digests)
     for side in SIDES:
         if len(prepared.tokens(side)) != corpus["tokens"][side]:
             raise _damaged(folder, f"{side}.bin", "is too short or too long")
@@ -189,21 +194,17 @@ def _read(folder: Path, name: str, max_bytes: int) -> bytes:
     return content
 
 
-def _parse(content: bytes) -> Meta:
+def _parse(content: bytes) -> dict[str, Any]:
     """Parse meta.json, and check it against itself."""
-    values = json.loads(content)
-    meta: Meta = convert(Meta, values, "")
-
-    for what in COUNTS:
-        convert(BySide, meta.corpus.get(what), f"corpus.{what}")
-    end_id = meta.corpus.get("end_id")
-    if not (type(end_id) is int and 0 <= end_id < meta.vocab_size):
+    meta: dict[str, Any] = convert(Meta, json.loads(content), "")
+    if meta["corpus"]["end_id"] >= meta["vocab_size"]:
         raise ValueError("corpus.end_id must be the id of a token")
 
-    if meta.meta_sha256 != meta_sha256(values):
+    if meta["meta_sha256"] != meta_sha256(meta):
         raise ValueError("its contents have changed")
-    blocks = asdict(meta.block_sha256)
-    if meta.data_sha256 != _data_sha256(meta.tokenizer_sha256, meta.vocab_size, blocks):
+    tokenizer_sha256 = meta["tokenizer_sha256"]
+    digests = meta["block_sha256"]
+    if meta["data_sha256"] != _data_sha256(tokenizer_sha256, meta["vocab_size"], digests):
         raise ValueError("its data_sha256 is not that of its digests")
     return meta
 

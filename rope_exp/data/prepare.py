@@ -11,7 +11,7 @@ finds all of it, and a preparation that dies leaves nothing that is read.
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -66,7 +66,7 @@ def prepare(
     """
     data = pin_revision(data)
     fingerprint = corpus_fingerprint(data)
-    folder = cache_folder(data) / _key(data, tokenizer, fingerprint)
+    folder = _folder(data, tokenizer, fingerprint)
 
     if not os.path.lexists(folder):
         with _lock(folder):
@@ -77,6 +77,17 @@ def prepare(
     if seq_len is not None:
         _check_length(prepared.corpus["tokens"], seq_len)
     return prepared
+
+
+def num_prepared_tokens(data: DataConfig, tokenizer: TokenizerConfig) -> int | None:
+    """Return how many tokens one epoch has; None where the corpus is not prepared, or not here.
+
+    Nothing is asked of the network: a dataset of the hub must name its commit.
+    """
+    with suppress(ConfigError, DataError):
+        folder = _folder(data, tokenizer, corpus_fingerprint(data))
+        return open_prepared(folder, data).num_train_tokens
+    return None
 
 
 def pin_revision(data: DataConfig) -> DataConfig:
@@ -141,7 +152,7 @@ def cache_folder(data: DataConfig) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def _key(data: DataConfig, tokenizer: TokenizerConfig, fingerprint: str) -> str:
+def _folder(data: DataConfig, tokenizer: TokenizerConfig, fingerprint: str) -> Path:
     numbered = {name: value for name, value in asdict(data).items() if name not in UNNUMBERED}
     values = {
         "format": FORMAT,
@@ -149,7 +160,7 @@ def _key(data: DataConfig, tokenizer: TokenizerConfig, fingerprint: str) -> str:
         "data": numbered,
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
-    return json_sha256(values)[:16]
+    return cache_folder(data) / json_sha256(values)[:16]
 
 
 @contextmanager

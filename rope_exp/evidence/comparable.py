@@ -6,17 +6,14 @@ runs that agree in every factor but the seed, a block the runs of one seed. What
 compared is refused in a `ReportError`, one sentence that names the folders. No torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 from rope_exp.config.run import RunConfig, differing_keys, without
 from rope_exp.evidence.runs import ReportError, Run, Status
 from rope_exp.system.errors import show
-
-FACTORS = ("pe", "seed")
 
 
 @dataclass(frozen=True)
@@ -36,20 +33,19 @@ class Row:
     @property
     def status(self) -> Status:
         """finished: at least one run is; diverged: none is, and one has."""
-        best: tuple[Status, ...] = ("finished", "diverged", "unfinished")
-        return min((run.status for run in self.runs), key=best.index)
+        return min((run.status for run in self.runs), key=get_args(Status).index)
 
     @property
-    def rotate(self) -> tuple[str, ...]:
-        """The sites that rotate."""
-        return self.runs[0].config.pe.rotate
+    def verdict(self) -> str:
+        """What stands in the place of a loss; nothing where there is one."""
+        return "" if self.status == "finished" else self.status
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows by label; the factors tell them and their runs apart, and nothing else numeric does."""
+    """Rows by label; factors tell them and their runs apart, and nothing else numeric does."""
 
-    factors: tuple[str, ...]
+    keys: Sequence[str]  # the factors that tell rows apart: all but the seed
     rows: Mapping[str, Row]
 
     @property
@@ -58,14 +54,9 @@ class Comparison:
         return [run for row in self.rows.values() for run in row.runs]
 
     @property
-    def keys(self) -> list[str]:
-        """The factors that tell rows apart."""
-        return [factor for factor in self.factors if factor != "seed"]
-
-    @property
     def of_variants(self) -> bool:
         """Whether a row is a variant, and nothing else."""
-        return self.keys == ["pe"]
+        return list(self.keys) == ["pe"]
 
 
 # What result.json says that must be equal in runs which agree in the keys that it follows from.
@@ -79,7 +70,7 @@ _FACTS = (
 )
 
 
-def comparable(runs: Sequence[Run], factors: tuple[str, ...] = FACTORS) -> Comparison:
+def comparable(runs: Sequence[Run], factors: tuple[str, ...]) -> Comparison:
     """Arrange runs in rows and blocks, or refuse them.
 
     Args:
@@ -88,19 +79,24 @@ def comparable(runs: Sequence[Run], factors: tuple[str, ...] = FACTORS) -> Compa
     Raises:
         ReportError: naming two runs and what differs between them, or a factor that is no key.
     """
+    keys = [factor for factor in factors if factor != "seed"]
     rows: dict[str, Row] = {}
-    for run in sorted(runs, key=lambda run: (_label(run, factors), run.config.seed, run.where)):
-        label = _label(run, factors)
-        name = _label(run, factors, run.variant_name)
+    ordered = sorted(runs, key=lambda run: (_label(run, keys), run.config.seed, run.where))
+    for run in ordered:
+        label = _label(run, keys)
+        name = _label(run, keys, run.variant_name)
         row = rows.setdefault(label, Row(label, name, len(rows), []))
+        _check_place(run, row)
         row.runs.append(run)
+        _check_equal(ordered[0], run, factors, "no rows of one group")
+        _check_equal(row.runs[0], run, ("seed",), "two variants under one name")
 
-    comparison = Comparison(factors, rows)
-    _check_places(comparison)
-    _check_configs(comparison)
     for key, complaint, causes in _FACTS:
-        _check_fact(comparison, key, complaint, causes)
-    return comparison
+        deciding = [
+            factor for factor in factors if any(_overlap(factor, cause) for cause in causes)
+        ]
+        _check_fact(ordered, key, complaint, deciding)
+    return Comparison(keys, rows)
 
 
 def value_of(config: RunConfig, factor: str) -> Any:
@@ -121,75 +117,57 @@ def spelled(config: RunConfig, factor: str) -> str:
     return str(getattr(value, "name", show(value)))
 
 
-def _label(run: Run, factors: Sequence[str], variant: str = "") -> str:
+def _label(run: Run, keys: Sequence[str], variant: str = "") -> str:
     """Return what tells a row from the others: vo_rope, optim.lr=0.003, or several of these."""
-    words = []
-    for factor in factors:
-        if factor == "pe":
-            words.append(variant or run.config.pe.label)
-        elif factor != "seed":
-            words.append(f"{factor}={spelled(run.config, factor)}")
-    return " ".join(words)
+    words = {key: f"{key}={spelled(run.config, key)}" for key in keys}
+    if "pe" in words:
+        words["pe"] = variant or run.config.pe.label
+    return " ".join(words.values())
 
 
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def _check_places(comparison: Comparison) -> None:
-    """Each row has each seed once, in the folder that is named after the run."""
-    for row in comparison.rows.values():
-        for first, second in pairwise(row.runs):
-            if first.config.seed == second.config.seed:
-                raise ReportError(
-                    f"{first.folder} and {second.folder} are both "
-                    f"{row.label}-s{first.config.seed}; keep one of them"
-                )
-    for run in comparison.runs:
-        expected = f"{run.config.pe.label}/seed{run.config.seed}"
-        if run.where != f"{run.group}/{expected}":
+def _check_place(run: Run, row: Row) -> None:
+    """A row has each seed once, in the folder that is named after the run."""
+    seed = run.config.seed
+    for other in row.runs:
+        if other.config.seed == seed:
             raise ReportError(
-                f"{run.folder} holds a run that belongs in {expected}: moved, or its config edited"
+                f"{other.folder} and {run.folder} are both {row.label}-s{seed}; keep one of them"
             )
-
-
-def _check_configs(comparison: Comparison) -> None:
-    """Rows differ in the factors alone, and a label has one meaning."""
-    runs = comparison.runs
-    for run in runs:
-        _check_equal(runs[0], run, comparison.factors, "no rows of one group")
-    for row in comparison.rows.values():
-        for run in row.runs:
-            _check_equal(row.runs[0], run, ("seed",), "two variants under one name")
+    expected = f"{run.config.pe.label}/seed{seed}"
+    if not run.folder.match(expected):
+        raise ReportError(
+            f"{run.folder} holds a run that belongs in {expected}: moved, or its config edited"
+        )
 
 
 def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:
     old, new = (without(run.config.numeric_dict(), factors) for run in (first, second))
-    if old != new:
-        keys = "; ".join(differing_keys(old, new))
+    keys = "; ".join(differing_keys(old, new))
+    if keys:
         raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({keys})")
 
 
-def _check_fact(comparison: Comparison, key: str, complaint: str, causes: tuple[str, ...]) -> None:
+def _check_fact(runs: Iterable[Run], key: str, complaint: str, deciding: Sequence[str]) -> None:
     """A fact is equal in all runs that agree in those factors that it follows from."""
-    deciding = [
-        factor for factor in comparison.factors if any(_overlap(factor, cause) for cause in causes)
-    ]
-    seen: dict[tuple[Any, ...], tuple[Run, Any]] = {}
-    for run in comparison.runs:
-        if run.result is not None and _tells(run, key):
+    seen: dict[tuple[Any, ...], Run] = {}
+    for run in runs:
+        if _tells(run, key):
             block = tuple(value_of(run.config, factor) for factor in deciding)
-            first, expected = seen.setdefault(block, (run, run.result[key]))
-            if run.result[key] != expected:
+            first = seen.setdefault(block, run)
+            if run.result[key] != first.result[key]:
                 raise ReportError(
                     f"{first.folder} and {run.folder} {complaint}, and cannot be compared "
-                    f"({key} {expected!s:.12} and {run.result[key]!s:.12})"
+                    f"({key} {first.result[key]!s:.12} and {run.result[key]!s:.12})"
                 )
 
 
 def _tells(run: Run, key: str) -> bool:
     """Whether a fact of a run can be held against the others'."""
     # A diverged run has read only some of the tokens.
-    if key == "order_sha256":
+    if key == "order_sha256" or not run.result:
         return run.status == "finished"
     # Learned frequencies are parameters: there are more, and they are in the hash of the weights.
     return key == "data_sha256" or not run.config.pe.trainable

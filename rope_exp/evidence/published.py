@@ -6,7 +6,6 @@ leaned on. Nobody has published a second measurement. Its keys are the nine vari
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 SOURCE = (
     "Su Jianlin, “Transformer升级之路：19、第二类旋转位置编码”, 18 April 2025, "
@@ -21,16 +20,14 @@ ORDER = "QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O"
 REFERENCE = "qk_rope"
 
 # In nats per token, by PeConfig.label.
-LOSSES: Mapping[str, float] = MappingProxyType(
-    {
-        "qk_rope": 2.712,
-        "qkvo_rope": 2.719,
-        "k_rope": 2.769,
-        "vo_rope": 2.770,
-        "qkv_rope": 2.783,
-        "nope": 2.795,
-        "o_rope": 2.841,
-        "q_rope": 2.851,
-        "v_rope": 2.856,
-    }
-)
+LOSSES: Mapping[str, float] = {
+    "qk_rope": 2.712,
+    "qkvo_rope": 2.719,
+    "k_rope": 2.769,
+    "vo_rope": 2.770,
+    "qkv_rope": 2.783,
+    "nope": 2.795,
+    "o_rope": 2.841,
+    "q_rope": 2.851,
+    "v_rope": 2.856,
+}

@@ -6,6 +6,7 @@ A `ReportError` is one sentence that names the folder. No torch.
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -24,14 +25,11 @@ from rope_exp.run.folder import (
 from rope_exp.run.metrics import METRICS, Mark, read_marked, read_metrics
 from rope_exp.system.errors import RecordError
 
-HOW_TO = "`python train.py -m +experiment=nine` makes the nine runs"
-
 Status = Literal["finished", "diverged", "unfinished"]
 
 
 # What is read of the files, beside what a run folder's own types say.
-_TrainedRow = TypedDict("_TrainedRow", {"train/loss": float})
-_EvaluatedRow = TypedDict("_EvaluatedRow", {"train/loss": float, "val/loss": float})
+_Row = TypedDict("_Row", {"train/loss": float, "val/loss": float})
 
 
 class _Marked(TypedDict):
@@ -50,6 +48,18 @@ class _OfCorpus(TypedDict):
     corpus: _Corpus
 
 
+# What result.json repeats of config.yaml, and of the last row of metrics.jsonl.
+_FROM_CONFIG = {
+    "pe": "pe.label",
+    "rotate": "pe.rotate",
+    "seed": "seed",
+    "group_sha256": "group_sha256",
+    "config_sha256": "config_sha256",
+}
+_LAST_ROW = {"train/loss": "train/loss_last"}
+_LAST_ROW_OF_FINISHED = _LAST_ROW | {"step": "steps", "tokens": "tokens", "val/loss": "val/loss"}
+
+
 class ReportError(RecordError):
     """Records that contradict themselves or one another; the message names the folders."""
 
@@ -60,7 +70,7 @@ class Run:
 
     folder: Path
     config: RunConfig
-    result: dict[str, Any] | None
+    result: dict[str, Any]  # {} while the run is not done
     metrics: list[dict[str, Any]]
     env: dict[str, Any]
 
@@ -77,12 +87,12 @@ class Run:
     @property
     def status(self) -> Status:
         """What result.json says; unfinished while there is none."""
-        return "unfinished" if self.result is None else self.result["status"]
+        return self.result["status"] if self.result else "unfinished"
 
     @property
     def loss(self) -> float | None:
         """A finished run's validation loss in nats per token."""
-        return None if self.result is None else self.result["val/loss"]
+        return self.result.get("val/loss")
 
     @property
     def variant_name(self) -> str:
@@ -91,15 +101,10 @@ class Run:
         return f"{pe.name} {pe.label.partition('-')[2]}".rstrip()
 
     @property
-    def tokens(self) -> int:
-        """The tokens that the run is to train on."""
-        train = self.config.train
-        return train.num_steps * train.global_batch_size * train.seq_len
-
-    @property
     def epochs(self) -> float | None:
-        """How often that reads the corpus; None where env.json does not tell its size."""
-        return self.tokens / self.env["corpus"]["tokens"]["train"] if "corpus" in self.env else None
+        """How often it is to read the corpus; None where env.json does not tell its size."""
+        tokens = self.config.train.num_tokens
+        return tokens / self.env["corpus"]["tokens"]["train"] if "corpus" in self.env else None
 
 
 def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:
@@ -118,7 +123,10 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
         if any(_is_run(folder) for pe in _folders(group) for folder in _folders(pe))
     ]
     if not groups:
-        raise ReportError(f"{runs} holds no runs (<group>/<pe>/seed<k>); {HOW_TO}")
+        raise ReportError(
+            f"{runs} holds no runs (<group>/<pe>/seed<k>); `python train.py -m +experiment=nine` "
+            "makes the nine runs"
+        )
 
     found = fnmatch.filter(groups, pattern or "*")
     listed = ", ".join(found or groups)
@@ -166,78 +174,53 @@ def _read_run(folder: Path) -> Run:
     run = Run(
         folder,
         read_config(folder),
-        read_result(folder),
+        read_result(folder) or {},
         read_metrics(folder),
         read_env(folder),
     )
-    _check_env(run)
-    _check_curve(run)
-    if run.result is not None:
-        _check_result(run, run.result)
-        _check_end(run, run.result)
-        _check_against_checkpoint(run)
+    if "corpus" in run.env:
+        checked(folder / ENV, run.env, _OfCorpus)
+    for row in run.metrics:
+        # A row without an evaluation is checked as if it had one.
+        checked(folder / f"{METRICS} step {row['step']}", {"val/loss": 0.0} | row, _Row)
+
+    if run.result:
+        _check_result(run)
+        _check_end(run)
+
+        # The newest checkpoint, where one was kept, knows what the curve was when it was saved.
+        states = sorted((folder / "checkpoints").glob("step_*/state.json"))
+        for path in states[-1:]:
+            read_marked(folder / METRICS, read_as(path, _Marked)["metrics"])
     return run
 
 
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def _check_env(run: Run) -> None:
-    """The size of the corpus, where the record has it, is one."""
-    if "corpus" in run.env:
-        checked(run.folder / ENV, run.env, _OfCorpus)
-
-
-def _check_curve(run: Run) -> None:
-    """The curve is of numbers."""
-    for row in run.metrics:
-        where = run.folder / f"{METRICS} step {row['step']}"
-        checked(where, row, _EvaluatedRow if "val/loss" in row else _TrainedRow)
-
-
-def _check_result(run: Run, result: dict[str, Any]) -> None:
+def _check_result(run: Run) -> None:
     """result.json is of this very config."""
-    config = run.config
-    from_config = {
-        "pe": config.pe.label,
-        "rotate": config.pe.rotate,
-        "seed": config.seed,
-        "group_sha256": config.group_sha256,
-        "config_sha256": config.config_sha256,
-    }
-    for key, value in from_config.items():
-        if result[key] != value:
+    for key, name in _FROM_CONFIG.items():
+        value = attrgetter(name)(run.config)
+        if run.result[key] != value:
             raise ReportError(
-                f"{run.folder / RESULT} says {key}={result[key]!r}, and by its config.yaml it is "
-                f"{value!r}: one of them was edited, or is another run's"
+                f"{run.folder / RESULT} says {key}={run.result[key]!r}, and by its config.yaml it "
+                f"is {value!r}: one of them was edited, or is another run's"
             )
 
 
-def _check_end(run: Run, result: dict[str, Any]) -> None:
+def _check_end(run: Run) -> None:
     """The curve ends where result.json says that the run did."""
-    if run.status == "diverged" and not run.metrics:
-        return
-
-    same = {"train/loss": "train/loss_last"}
-    if run.status == "finished":
-        same |= {"step": "steps", "tokens": "tokens", "val/loss": "val/loss"}
-
     path = run.folder / METRICS
-    last = run.metrics[-1] if run.metrics else {}
+    last = [{}, *run.metrics][-1]
+    same = _LAST_ROW_OF_FINISHED if run.status == "finished" else _LAST_ROW
     for key, name in same.items():
-        if last.get(key) != result[name]:
+        if last.get(key) != run.result[name]:
             raise ReportError(
                 f"{path} ends with {key}={last.get(key)!r}, and by {RESULT} the run ended with "
-                f"{result[name]!r}: rows are missing, or one of them was edited"
+                f"{run.result[name]!r}: rows are missing, or one of them was edited"
             )
-    if last["step"] > result["steps"]:
+    if last.get("step", 0) > run.result["steps"]:
         raise ReportError(
-            f"{path} goes on to step {last['step']}, past the {result['steps']} of {RESULT}"
+            f"{path} goes on to step {last['step']}, past the {run.result['steps']} of {RESULT}"
         )
-
-
-def _check_against_checkpoint(run: Run) -> None:
-    """The newest checkpoint, where one was kept, knows what the curve was when it was saved."""
-    states = sorted((run.folder / "checkpoints").glob("step_*/state.json"))
-    for path in states[-1:]:
-        read_marked(run.folder / METRICS, read_as(path, _Marked)["metrics"])

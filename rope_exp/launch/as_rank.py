@@ -28,22 +28,30 @@ def check_ranks() -> None:
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     given = {name: os.environ[name] for name in names if name in os.environ}
+    if not given:
+        return
 
     for name, value in given.items():
         if not re.fullmatch("[0-9]{1,9}", value) or (name == "WORLD_SIZE" and int(value) == 0):
-            allowed = "is no number of a process; a launcher sets it, and without one it is unset"
-            raise ConfigError(name, value, allowed)
-    if given and "RANK" not in given:
-        allowed = f"a launcher sets it beside {' and '.join(given)}; without one they are unset"
-        raise ConfigError("RANK", ..., allowed)
+            raise ConfigError(
+                name,
+                value,
+                "is no number of a process; a launcher sets it, and without one it is unset",
+            )
 
     world_size = int(given.pop("WORLD_SIZE", "1"))
     for name, value in given.items():
         if int(value) >= world_size:
             raise ConfigError(name, value, f"must be below WORLD_SIZE={world_size}")
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if world_size > 1 and not os.environ.get(name):
-            raise ConfigError(name, ..., f"a launcher sets it where WORLD_SIZE={world_size}")
+
+    needed = ["RANK"] if world_size == 1 else ["RANK", "MASTER_ADDR", "MASTER_PORT"]
+    for name in needed:
+        if not os.environ.get(name):
+            raise ConfigError(
+                name,
+                ...,
+                (f"a launcher sets it beside WORLD_SIZE={world_size}; without one all are unset"),
+            )
 
 
 def run_as_rank(config: RunConfig) -> int:

@@ -96,7 +96,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw every matrix from N(0, 0.02^2), those onto the residual stream smaller by sqrt(2 layers).
+        """Draw every matrix from N(0, 0.02^2), those onto the residual by sqrt(2 layers) smaller.
 
         LLaMA's matrices are drawn on the CPU from one generator, in the order of their names: a
         pure function of the sizes and the seed, whatever the device and the variant. Any other

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.runs import find_groups, read_runs
-from rope_exp.report.content import Report, build
+from rope_exp.report.content import build
 from rope_exp.report.figures import against_published, loss_curves
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
@@ -37,14 +37,19 @@ def write(
         RecordError: a file cannot be read, or runs may not share a table; nothing is written.
         OSError: the disk would not have it.
     """
-    report = _read(runs, group, reference, factors)
+    try:
+        found, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
+    except OSError as error:
+        raise RecordError(str(error)) from error
+
+    report = build(comparable(found, (*factors, "seed")), reference, left_out)
     files = {
         "table.md": markdown(report).encode(),
         "table.csv": csv_table(report).encode(),
         "table.tex": tex_table(report).encode(),
         "figures/loss_curves.png": loss_curves(report),
     }
-    if report.published:
+    if report.of_variants:
         files["figures/against_published.png"] = against_published(report)
 
     for name, content in files.items():
@@ -52,12 +57,3 @@ def write(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     return [plain_table(report), summary(report), "", *(str(out / name) for name in files)]
-
-
-def _read(runs: Path, group: str | None, reference: str | None, factors: tuple[str, ...]) -> Report:
-    try:
-        groups = find_groups(runs, group, several=factors != ("pe",))
-        found, left_out = read_runs(groups)
-        return build(comparable(found, (*factors, "seed")), reference, left_out)
-    except OSError as error:
-        raise RecordError(str(error)) from error

@@ -5,50 +5,28 @@ from dataclasses import dataclass
 
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import Comparison, Row
-from rope_exp.evidence.contrasts import Contrast, compare, kendall_tau, shared_means
-from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.evidence.contrasts import Contrast, Losses, compare
+from rope_exp.evidence.runs import ReportError
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Comparison):
     """All that tables, sentences and figures are made from."""
 
-    comparison: Comparison
-    reference: str  # a label; the comparison need not have it
+    reference: Row  # without runs where the comparison has none of it
     contrasts: Mapping[str, Contrast]  # by label, best first
-    published: Mapping[str, float]  # losses by label; none where rows are not variants
-    tau: tuple[float | None, int]  # ours and the published order; None: undefined
+    published: Mapping[str, Contrast]  # of every row; without numbers where it is not published
     left_out: Sequence[str]  # folders that hold no run
 
     @property
-    def rows(self) -> list[Row]:
-        """The rows, best first."""
-        return [self.comparison.rows[label] for label in self.contrasts]
-
-    @property
-    def runs(self) -> list[Run]:
-        """Every run, by label and seed."""
-        return self.comparison.runs
+    def best_first(self) -> list[Row]:
+        """The rows in the order in which they are shown."""
+        return [self.rows[label] for label in self.contrasts]
 
     @property
     def groups(self) -> str:
         """The groups that the runs come from."""
         return ", ".join(sorted({run.group for run in self.runs}))
-
-    @property
-    def reference_row(self) -> Row | None:
-        """The reference's runs."""
-        return self.comparison.rows.get(self.reference)
-
-    @property
-    def reference_name(self) -> str:
-        """The reference as a person writes it."""
-        return self.reference_row.name if self.reference_row else self.reference
-
-    def published_delta(self, label: str) -> float | None:
-        """The published difference of a variant to the reference."""
-        known = label in self.published and self.reference in self.published
-        return self.published[label] - self.published[self.reference] if known else None
 
 
 def build(
@@ -64,24 +42,25 @@ def build(
     Raises:
         ReportError: the comparison has no such row.
     """
-    losses = {label: row.losses for label, row in comparison.rows.items()}
-    theirs: Mapping[str, float] = {}
-    usual = next(iter(losses))
+    rows = comparison.rows
+    theirs: dict[str, Losses] = {label: {} for label in rows}
+    label = reference or next(iter(rows))
     if comparison.of_variants:
-        theirs = published.LOSSES
-        usual = published.REFERENCE
+        # Published once, as if by one seed.
+        theirs |= {variant: {0: loss} for variant, loss in published.LOSSES.items()}
+        label = reference or published.REFERENCE
 
     report = Report(
-        comparison=comparison,
-        reference=reference or usual,
-        contrasts=compare(losses, reference or usual),
-        published=theirs,
-        tau=kendall_tau(shared_means(losses), theirs),
+        comparison.keys,
+        rows,
+        reference=rows.get(label, Row(label, label, 0, [])),
+        contrasts=compare({row.label: row.losses for row in rows.values()}, label),
+        published=compare(theirs, label),
         left_out=left_out,
     )
-    if reference and not report.reference_row:
+    if reference and not report.reference.runs:
         raise ReportError(
             f"--reference {reference} is no variant of group {report.groups}, which has "
-            f"{', '.join(losses)}"
+            f"{', '.join(rows)}"
         )
     return report

@@ -4,6 +4,7 @@ PNG bytes that depend on the runs alone.
 """
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
 
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import Row
@@ -49,22 +51,26 @@ def loss_curves(report: Report) -> bytes:
 
         # The running median of training losses: over a tenth of the longest run's rows.
         window = max(1, max(len(run.metrics) for run in report.runs) // 10)
-        base = report.reference_row.runs if report.reference_row else ()
-        reference = _curves(base, "val/loss")
-        for row in report.rows:
+        reference = _curves(report.reference.runs, "val/loss")
+        lines = []
+        for row in report.best_first:
             validation = _curves(row.runs, "val/loss")
             difference = validation.sub(reference).dropna(axis="columns", how="all")
             _draw(losses, _curves(row.runs, "train/loss", window), row, pale=True)
             _draw(losses, validation, row)
             _draw(deltas, difference, row)
 
+            ended = row.verdict or f"{report.contrasts[row.label].loss_mean:.4f}"
+            label = f"{row.name}  {ended}"
+            style = look(row.label, row.number)._asdict()
+            lines.append(Line2D([], [], markersize=4, label=label, **style))
+
         _fit(losses)
         _fit(deltas)
         _label(report, losses, deltas)
-        for row in report.comparison.rows.values():
+        for row in report.rows.values():
             _cross_out(losses, row, window)
 
-        lines = [_legend_line(report, row) for row in report.rows]
         figure.legend(handles=lines, loc="outside right upper", fontsize=8, handlelength=3)
         return _png(figure, _small_print(report, window))
 
@@ -73,9 +79,9 @@ def _curves(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
     """Return one column a seed, by tokens: the running median over `window` rows with `key`."""
     columns = {}
     for run in runs:
-        per_step = run.tokens // run.config.train.num_steps
+        per_step = run.config.train.tokens_per_step
         values = {row["step"] * per_step: row[key] for row in run.metrics if key in row}
-        curve = pd.Series(values, dtype=np.float64)
+        curve = pd.Series(values, dtype=float)
         columns[run.config.seed] = curve.rolling(window, min_periods=1).median()
     return pd.DataFrame(columns).sort_index()
 
@@ -85,77 +91,61 @@ def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> 
 
     A row without a finished seed has no mean: each of its seeds stands for itself.
     """
-    status = {run.config.seed: run.status for run in row.runs if run.config.seed in curves.columns}
-    finished = [seed for seed, ended in status.items() if ended == "finished"]
-    alone = {seed: curves[seed].dropna() for seed in status}
+    status: dict[Any, str] = {run.config.seed: run.status for run in row.runs}
+    shown = {seed: curves[seed].dropna() for seed in curves}
+    finished = [seed for seed in shown if status[seed] == "finished"]
 
-    if finished and len(alone) > 1 and not pale:
-        thin = _look(row) | {"linewidth": 0.6, "alpha": 0.45, "marker": ""}
-        for seed, curve in alone.items():
-            axes.plot(curve, gid=status[seed], **thin)
+    style = look(row.label, row.number)._asdict() | {"linewidth": 1.3, "markersize": 4}
+    thin = style | {"linewidth": 0.6, "alpha": 0.45, "marker": ""}
+    if finished:
+        if len(shown) > 1 and not pale:
+            for seed, curve in shown.items():
+                axes.plot(curve, gid=status[seed], **thin)
+        shown = {finished[0]: curves[finished].dropna().mean(axis="columns")}
 
-    shown = {finished[0]: curves[finished].dropna().mean(axis="columns")} if finished else alone
-    line = _look(row) | {"linewidth": 1.3, "markersize": 4}
     if pale:
-        line |= {"linewidth": 0.9, "alpha": 0.35, "marker": ""}
+        style |= {"linewidth": 0.9, "alpha": 0.35, "marker": ""}
     for seed, curve in shown.items():
-        axes.plot(curve, gid=status[seed], **line)
-
-
-def _look(row: Row) -> dict[str, Any]:
-    return look(row.label, row.number)._asdict()
+        axes.plot(curve, gid=status[seed], **style)
 
 
 def _fit(axes: Axes) -> None:
     """Limit the axes to what curves do after their steep beginning and before they diverge."""
     lines = [line for line in axes.lines if line.get_gid() != "diverged"] or axes.lines
-    points = np.concatenate([np.empty((0, 2)), *(np.asarray(line.get_xydata()) for line in lines)])
-    if not len(points):
-        text = axes.text(0.5, 0.6, "nothing to show yet", transform=axes.transAxes)
-        text.set(ha="center", color=_GREY)
+    tokens, heights = np.vstack([np.empty((0, 2)), *map(Line2D.get_xydata, lines)]).T
+    if not len(tokens):
+        text = "nothing to show yet"
+        axes.text(0.5, 0.6, text, transform=axes.transAxes, ha="center", color=_GREY)
         return
 
-    heights = points[points[:, 0] >= _SHOWN_FROM * points[:, 0].max(), 1]
+    heights = heights[tokens >= _SHOWN_FROM * tokens.max()]
     margin = 0.06 * float(np.ptp(heights)) or 0.1
     axes.set_ylim(heights.min() - margin, heights.max() + margin)
 
 
 def _label(report: Report, losses: Axes, deltas: Axes) -> None:
-    losses.set_title("Validation loss (marked), training loss (pale)")
-    losses.set_ylabel("loss (nats per token)")
+    title = "Validation loss (marked), training loss (pale)"
+    losses.set(title=title, ylabel="loss (nats per token)")
     # The label of another factor is long.
-    within = ", same tokens and seed" if report.published else ""
-    deltas.set_title(f"Validation loss minus {report.reference_name}'s{within}")
-    deltas.set_ylabel("difference (nats per token)")
+    within = ", same tokens and seed" if report.of_variants else ""
+    title = f"Validation loss minus {report.reference.name}'s{within}"
+    deltas.set(title=title, ylabel="difference (nats per token)")
     deltas.axhline(0, color="black", linewidth=0.8)
     for axes in (losses, deltas):
-        axes.set_xlabel("training tokens")
-        axes.set_xlim(0, 1.02 * max(run.tokens for run in report.runs))
-        axes.xaxis.set_major_formatter(lambda tokens, _: _short(tokens))
+        longest = max(run.config.train.num_tokens for run in report.runs)
+        axes.set(xlabel="training tokens", xlim=(0, 1.02 * longest))
+        tokens = EngFormatter(sep="")
+        tokens.ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "B"}
+        axes.xaxis.set_major_formatter(tokens)
 
 
 def _cross_out(axes: Axes, row: Row, window: int) -> None:
     """Mark where diverged runs ended, moved to the edge if that lies outside."""
     for run in row.runs:
-        training = _curves([run], "train/loss", window).iloc[:, 0]
-        if run.status == "diverged" and len(training):
-            height = float(np.clip(training.iloc[-1], *axes.get_ylim()))
-            [cross] = axes.plot(training.index[-1], height, "x", color=_look(row)["color"])
-            cross.set(markersize=9, markeredgewidth=2.2, clip_on=False)
-
-
-def _legend_line(report: Report, row: Row) -> Line2D:
-    loss = report.contrasts[row.label].loss_mean
-    ended = row.status if loss is None else f"{loss:.4f}"
-    return Line2D([], [], markersize=4, label=f"{row.name}  {ended}", **_look(row))
-
-
-def _short(tokens: float) -> str:
-    """1.2M, 16.8B."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if tokens >= size:
-            return f"{tokens / size:.4g}{unit}"
-    return f"{tokens:.4g}"
+        if run.status == "diverged" and run.metrics:
+            end = _curves([run], "train/loss", window)[-1:].clip(*axes.get_ylim())
+            color = look(row.label, row.number).color
+            axes.plot(end, "x", color=color, markersize=9, markeredgewidth=2.2, clip_on=False)
 
 
 def _small_print(report: Report, window: int) -> str:
@@ -177,31 +167,33 @@ def _small_print(report: Report, window: int) -> str:
 
 def against_published(report: Report) -> bytes:
     """Draw differences to the reference, ours and the published, one line a variant."""
-    rows = sorted(report.rows, key=lambda row: _published_first(report, row))
-    known = [row for row in rows if row.label in report.published]
-    name = report.reference_name
+    # The published order, then what nobody has published, by our loss as the rows are.
+    theirs = report.published
+    rows = sorted(report.best_first, key=lambda row: theirs[row.label].loss_mean or math.inf)
+    num_known = sum(theirs[row.label].num_seeds for row in rows)
+    name = report.reference.name
     with matplotlib.style.context(["default", _STYLE]):
         figure = Figure(figsize=(8.0, 1.9 + 0.3 * len(rows)))
         axes = figure.subplots()
         for height, row in enumerate(rows):
             _draw_difference(axes, report, row, height)
-
         axes.axvline(0, color="black", linewidth=0.8)
-        if 0 < len(known) < len(rows):
-            axes.axhline(len(known) - 0.5, color="#999999", linewidth=0.8, linestyle=":")
-        axes.set_yticks(range(len(rows)), [_name(row) for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel(f"loss minus {name}'s (nats per token; right is worse)")
-        axes.set_title(f"Differences to {name}: ours beside the published")
+        if 0 < num_known < len(rows):
+            axes.axhline(num_known - 0.5, color="#999999", linewidth=0.8, linestyle=":")
+        names = [f"{row.name} ({row.verdict})" if row.verdict else row.name for row in rows]
+        axes.set_yticks(range(len(rows)), names)
+        axes.set(
+            ylim=(len(rows) - 0.5, -0.5),
+            xlabel=f"loss minus {name}'s (nats per token; right is worse)",
+            title=f"Differences to {name}: ours beside the published",
+        )
 
-        several = any(ours.delta_sd is not None for ours in report.contrasts.values())
+        several = any(row.delta_sd is not None for row in report.contrasts.values())
         bars = "bars: one sd of the differences" if several else "one seed"
         dot: dict[str, Any] = {"color": _GREY, "marker": "o", "linestyle": ""}
-        dots = [
-            Line2D([], [], markersize=6, label=f"ours ({bars})", **dot),
-            Line2D([], [], markersize=8, label="published", markerfacecolor="white", **dot),
-        ]
-        figure.legend(handles=dots, loc="outside upper right", ncols=2, fontsize=8)
+        ours = Line2D([], [], markersize=6, label=f"ours ({bars})", **dot)
+        hollow = Line2D([], [], markersize=8, label="published", markerfacecolor="white", **dot)
+        figure.legend(handles=[ours, hollow], loc="outside upper right", ncols=2, fontsize=8)
         return _png(
             figure,
             f"Ours: group {report.groups}, corpus {report.runs[0].config.data.name}. Published: "
@@ -214,21 +206,13 @@ def _draw_difference(axes: Axes, report: Report, row: Row, height: int) -> None:
     """Draw a hollow dot for the published difference, a full one for ours; none for a missing."""
     color = look(row.label).color
     ours = report.contrasts[row.label]
-    delta, theirs = np.array([ours.delta, report.published_delta(row.label)], dtype=np.float64)
+    both = np.array([ours.delta, report.published[row.label].delta], dtype=float)
 
-    axes.plot([delta, theirs], [height, height], color="#bbbbbb", linewidth=2, zorder=1)
-    axes.plot(theirs, height, "o", color=color, markerfacecolor="white", markersize=8)
-    axes.errorbar(delta, height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3)
-
-
-def _name(row: Row) -> str:
-    return row.name if row.status == "finished" else f"{row.name} ({row.status})"
-
-
-def _published_first(report: Report, row: Row) -> tuple[bool, float]:
-    """The published order, then what nobody has published, by our loss as the rows are."""
-    theirs = report.published.get(row.label)
-    return theirs is None, theirs or 0.0
+    axes.plot(both, [height, height], color="#bbbbbb", linewidth=2, zorder=1)
+    axes.plot(both[1], height, "o", color=color, markerfacecolor="white", markersize=8)
+    axes.errorbar(
+        both[0], height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3
+    )
 
 
 def _png(figure: Figure, small_print: str) -> bytes:

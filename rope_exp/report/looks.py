@@ -45,15 +45,18 @@ def look(label: str, number: int = 0) -> Look:
         label: a variant's, which has one look everywhere; or one such as optim.lr=0.003.
         number: its place among the rows, by which those that are no variants are told apart.
     """
+    line: Line = "-"
+    # Who shares a colour with one of the nine has another marker.
+    shift = 5
     if label in _NINE:
-        place = list(_NINE).index(label)
-        return Look(_COLOURS[place], _MARKERS[place], "-")
-    if label in _OTHERS:
-        return _shared(_OTHERS.index(label), "--")
-    if "=" in label:
-        return _shared(number, "-")
-    return _shared(int(hashlib.sha256(label.encode()).hexdigest(), 16), ":")
+        number = list(_NINE).index(label)
+        shift = 0
+    elif label in _OTHERS:
+        number = _OTHERS.index(label)
+        line = "--"
+    elif "=" not in label:
+        number = int(hashlib.sha256(label.encode()).hexdigest(), 16)
+        line = ":"
 
-
-def _shared(number: int, line: Line) -> Look:
-    return Look(_COLOURS[number % len(_COLOURS)], _MARKERS[(number + 4) % len(_MARKERS)], line)
+    place = number % len(_COLOURS)
+    return Look(_COLOURS[place], _MARKERS[place - shift], line)

@@ -4,14 +4,14 @@ A table is a list of columns; one more is one line of `columns`. An unfinished o
 word, never a number.
 """
 
-import csv
-import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import pandas as pd
+
 from rope_exp.evidence.comparable import Row, spelled
-from rope_exp.evidence.contrasts import Contrast, ranks
+from rope_exp.evidence.contrasts import Contrast
 from rope_exp.report.content import Report
 from rope_exp.report.sentences import assumptions, caption, notes, orders, summary
 
@@ -43,53 +43,46 @@ class Column:
     value: Callable[[Row, Contrast], Value]
     format: str = ""
 
+    def spell(self, row: Row, ours: Contrast) -> str:
+        """Return a row's cell; an empty one where there is nothing to say."""
+        value = self.value(row, ours)
+        if value is None or isinstance(value, str):
+            return value or ""
+        # Exactly 0, the reference's difference to itself, has no sign.
+        return format(value, self.format if value else self.format.removeprefix("+"))
+
 
 def columns(report: Report) -> list[Column]:
     """Return what the table shows, from left to right."""
-    keys = report.comparison.keys
-    told_by = "variant" if report.published else ", ".join(keys)
-    delta = f"Δ to {report.reference_name}"
-    loss = report.published.get
-    rank = ranks(report.published).get
+    told_by = "variant" if report.of_variants else ", ".join(report.keys)
+    delta = f"Δ to {report.reference.name}"
+    theirs = report.published
 
     shown = [
         Column("group", None, lambda row, _: row.runs[0].group),
         Column("pe", None, lambda row, _: row.runs[0].config.pe.label),
         Column(None, told_by, lambda row, _: row.name),
-        Column("rotate", None, lambda row, _: "".join(row.rotate)),
-        Column(None, "rotates", lambda row, _: " ".join(row.rotate)),
+        Column("rotate", None, lambda row, _: "".join(row.runs[0].config.pe.rotate)),
+        Column(None, "rotates", lambda row, _: " ".join(row.runs[0].config.pe.rotate)),
         Column("num_seeds", "seeds", lambda _, ours: ours.num_seeds, "d"),
         Column("loss_mean", None, lambda _, ours: ours.loss_mean, ".4f"),
-        Column(None, "loss (mean)", _loss_or_verdict, ".4f"),
+        Column(None, "loss (mean)", lambda row, ours: row.verdict or ours.loss_mean, ".4f"),
         Column("loss_sd", "sd over seeds", lambda _, ours: ours.loss_sd, ".4f"),
         Column("delta", delta, lambda _, ours: ours.delta, "+.4f"),
         Column("delta_ci_low", None, _nothing_yet),
         Column("delta_ci_high", None, _nothing_yet),
         Column("p_holm", None, _nothing_yet),
-        Column("verdict", None, lambda row, _: _verdict(row)),
-        Column("published_loss", "published loss", lambda row, _: loss(row.label), ".3f"),
+        Column("verdict", None, lambda row, _: row.verdict),
         Column(
-            "published_delta",
-            f"published {delta}",
-            lambda row, _: report.published_delta(row.label),
-            "+.3f",
+            "published_loss", "published loss", lambda row, _: theirs[row.label].loss_mean, ".3f"
+        ),
+        Column(
+            "published_delta", f"published {delta}", lambda row, _: theirs[row.label].delta, "+.3f"
         ),
         Column(None, "rank", lambda _, ours: ours.rank, "d"),
-        Column(None, "published rank", lambda row, _: rank(row.label), "d"),
+        Column(None, "published rank", lambda row, _: theirs[row.label].rank, "d"),
     ]
-    return shown + [_factor_column(key) for key in keys if key != "pe"]
-
-
-def _verdict(row: Row) -> str:
-    return "" if row.status == "finished" else row.status
-
-
-def _loss_or_verdict(row: Row, ours: Contrast) -> Value:
-    return _verdict(row) if ours.loss_mean is None else ours.loss_mean
-
-
-def _nothing_yet(_row: Row, _ours: Contrast) -> None:
-    """No significance is tested yet: the column stands empty."""
+    return shown + [_factor_column(key) for key in report.keys if key != "pe"]
 
 
 def _factor_column(factor: str) -> Column:
@@ -97,30 +90,30 @@ def _factor_column(factor: str) -> Column:
     return Column(factor, None, lambda row, _: spelled(row.runs[0].config, factor))
 
 
+def _nothing_yet(_row: Row, _ours: Contrast) -> None:
+    """No significance is tested yet: the column stands empty."""
+
+
 # -- spellings -------------------------------------------------------------------------------------
 
 
 def csv_table(report: Report) -> str:
     """Return table.csv: six decimals, nats; a cell without a number is empty."""
-    kept = [
-        replace(column, format=re.sub(r"\.\d", ".6", column.format))
+    kept = {
+        column.name: replace(column, format=re.sub(r"\.\d", ".6", column.format))
         for column in columns(report)
         if column.name
-    ]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.name for column in kept])
-    writer.writerows(_body(report, kept, ""))
-    return text.getvalue()
+    }
+    return pd.DataFrame(_cells(report, kept, "")).to_csv(header=False, index=False)
 
 
 def markdown(report: Report) -> str:
     """Return table.md: the table, the orders, the summary, notes, and every assumption."""
-    sides, header, body = _for_readers(report)
-    rule = ["---" if side == "<" else "---:" for side in sides]
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, rule, *body)]
+    sides, cells = _for_readers(report)
+    cells.insert(1, ["---" if side == "<" else "---:" for side in sides])
+    lines = [f"| {' | '.join(line)} |" for line in cells]
     pictures = ["![Loss curves](figures/loss_curves.png)"]
-    if report.published:
+    if report.of_variants:
         pictures.append("![Against the published losses](figures/against_published.png)")
 
     parts = [
@@ -143,11 +136,9 @@ def _bullets(items: Iterable[str]) -> str:
 
 def tex_table(report: Report) -> str:
     """Return table.tex: a tabular for booktabs."""
-    sides, header, body = _for_readers(report)
+    sides, cells = _for_readers(report)
     aligned = sides.replace("<", "l").replace(">", "r")
-    head, *rows = [
-        " & ".join(cell.translate(_TEX) for cell in cells) + r" \\" for cells in (header, *body)
-    ]
+    head, *rows = [" & ".join(cell.translate(_TEX) for cell in line) + r" \\" for line in cells]
     lines = [
         f"% {caption(report)} Needs \\usepackage{{booktabs}}.",
         rf"\begin{{tabular}}{{{aligned}}}",
@@ -164,38 +155,31 @@ def tex_table(report: Report) -> str:
 
 def plain_table(report: Report) -> str:
     """Return aligned columns for a terminal."""
-    sides, header, body = _for_readers(report)
-    widths = [max(map(len, cells)) for cells in zip(header, *body, strict=True)]
-    rule = ["-" * width for width in widths]
-    line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-    return "".join(line.format(*cells) + "\n" for cells in (header, rule, *body))
+    sides, cells = _for_readers(report)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return "".join(form.format(*line) + "\n" for line in cells)
 
 
-def _for_readers(report: Report) -> tuple[str, list[str], list[list[str]]]:
-    """Return each column's side ("<" or ">"), the headers, and the cells of each row.
+def _for_readers(report: Report) -> tuple[str, list[list[str]]]:
+    """Return each column's side ("<" or ">"), and the cells.
 
     Where nothing is published of such rows, no column says so.
     """
-    kept = [
-        column
+    kept = {
+        column.header: column
         for column in columns(report)
-        if column.header and (report.published or not column.header.startswith("published"))
-    ]
-    sides = "".join(">" if column.format else "<" for column in kept)
-    return sides, [str(column.header) for column in kept], _body(report, kept, DASH)
+        if column.header and (report.of_variants or not column.header.startswith("published"))
+    }
+    sides = "".join(">" if column.format else "<" for column in kept.values())
+    return sides, _cells(report, kept, DASH)
 
 
-def _body(report: Report, kept: Sequence[Column], blank: str) -> list[list[str]]:
-    """Return the cells of each row."""
-    lines = []
-    for row in report.rows:
-        ours = report.contrasts[row.label]
-        lines.append([_cell(column.value(row, ours), column.format, blank) for column in kept])
+def _cells(report: Report, kept: Mapping[str, Column], blank: str) -> list[list[str]]:
+    """Return the titles, and the cells of each row."""
+    lines = [list(kept)]
+    for label, ours in report.contrasts.items():
+        row = report.rows[label]
+        lines.append([column.spell(row, ours) or blank for column in kept.values()])
     return lines
-
-
-def _cell(value: Value, form: str, blank: str) -> str:
-    if value is None or isinstance(value, str):
-        return value or blank
-    # Exactly 0, the reference's difference to itself, has no sign.
-    return format(value, form if value else form.removeprefix("+"))

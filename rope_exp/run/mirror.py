@@ -143,7 +143,7 @@ def _begin(folder: Path) -> Any:
         group=config.group,
         job_type=config.pe.label,
         name=config.name,
-        tags=[config.data.name, config.model.name, f"rotate={sites}"],
+        tags=[str(config.data.name), config.model.name, f"rotate={sites}"],
         dir=str(folder),
         config=_known(facts),
         settings=wandb.Settings(

@@ -1,4 +1,4 @@
-"""The schema: every YAML composes, every mistake is one sentence that names the key, the value and what is allowed."""
+"""Every YAML composes, and a mistake names the key, the value and what is allowed."""
 
 import dataclasses
 import itertools
@@ -23,6 +23,7 @@ CHOICES = [
 ]
 NEEDS = {
     "data=files": ["data.path=somewhere"],
+    "data=hub": ["data.path=some/where"],
     "tokenizer=pretrained": ["tokenizer.path=somewhere"],
 }
 
@@ -32,7 +33,7 @@ def test_every_yaml_composes_and_converts(group: str, choice: str) -> None:
     override = f"{group}={choice}"
     config = run_config([override, *NEEDS.get(override, [])])
     section = getattr(config, group)
-    if group != "pe":
+    if group not in ("pe", "data"):
         assert section.name == choice
     assert RunConfig.from_dict(config.to_dict()) == config
 
@@ -69,6 +70,23 @@ def test_a_size_brings_its_budget_and_tokenizer() -> None:
     assert (config.train.name, config.tokenizer.name, config.optim.lr) == ("1b", "bpe_32k", 3e-4)
     config = run_config(["model=1b", "train=nano", "tokenizer=bytes", "optim.lr=0.01"])
     assert (config.train.name, config.tokenizer.name, config.optim.lr) == ("nano", "bytes", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["data=stdlib"], "stdlib"),
+        (["data=files", "data.path=my/texts"], "files"),
+        (["data=wikitext103"], "wikitext-103-raw-v1"),
+        (["data=wikitext103", "data.path=me/ds"], "ds-wikitext-103-raw-v1"),
+        (["data=wikitext103", "data.path=me/ds", "data.subset=null"], "ds"),
+        (["data=fineweb_edu"], "fineweb-edu-sample-10BT"),
+        (["data=hub", "data.path='owner/a corpus!'"], "a-corpus"),
+        (["data=hub", "data.path=owner/x", "data.name=mine"], "mine"),
+    ],
+)
+def test_a_corpus_never_bears_the_name_of_another(overrides: list[str], name: str) -> None:
+    assert run_config(overrides).data.name == name
 
 
 MISTAKES = [
@@ -144,12 +162,15 @@ def test_a_key_that_is_left_out_has_its_default() -> None:
 
 
 QUIET = [
-    "train.log_every=7", "train.save_every=3", "train.eval_every=9", "train.keep_checkpoints=5", "tracker=wandb",
-    "run.dir=elsewhere", "launch.max_parallel=2", "data.cache_dir=elsewhere", "train.peak_tflops=100",
+    "train.log_every=7", "train.save_every=3", "train.eval_every=9", "train.keep_checkpoints=5",
+    "tracker=wandb", "run.dir=elsewhere", "launch.max_parallel=2", "data.cache_dir=elsewhere",
+    "train.peak_tflops=100",
 ]  # fmt: skip
 LOUD = [
-    "optim.lr=0.1", "train.num_steps=7", "train.seq_len=64", "train.precision=fp32", "data.holdout_fraction=0.1",
-    "tokenizer.vocab_size=512", "model.rms_norm_eps=1e-6", "schedule=wsd", "train.eval_sequences=8", "data.seed=5",
+    "optim.lr=0.1", "train.num_steps=7", "train.seq_len=64", "train.precision=fp32",
+    "data.holdout_fraction=0.1", "tokenizer.vocab_size=512", "model.rms_norm_eps=1e-6",
+    "schedule=wsd",
+    "train.eval_sequences=8", "data.seed=5",
 ]  # fmt: skip
 
 

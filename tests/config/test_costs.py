@@ -7,7 +7,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.costs import attention_flops_per_token, matmul_flops_per_token, num_parameters
+from rope_exp.config.costs import (
+    attention_flops_per_token,
+    matmul_flops_per_token,
+    num_parameters,
+    peak_flops_per_s,
+)
 from rope_exp.model.decoder import Decoder
 
 
@@ -48,3 +53,29 @@ def test_counted_operations_are_those_that_torch_does(sites: tuple[str, ...]) ->
     dense_attention = attention_flops_per_token(sizes, length) * 2 * length / (length + 1)
     counted = matmul_flops_per_token(architecture) + dense_attention
     assert counter.get_total_flops() == length * counted
+
+
+@pytest.mark.parametrize(
+    ("device", "tflops"),
+    [
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA GB200", 2500.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA L40", 181.0),
+        ("NVIDIA A100-SXM4-40GB", 312.0),
+        ("NVIDIA GeForce RTX 3090", 71.0),
+        ("NVIDIA GeForce RTX 3090 Ti", 80.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA A10G", None),
+        ("Tesla V100-SXM2-16GB", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_a_card_has_its_own_peak_or_none(device: str, tflops: float | None) -> None:
+    """Another card's peak once gave an MFU of 104 %."""
+    peak = peak_flops_per_s(device)
+    assert peak == (None if tflops is None else pytest.approx(tflops * 1e12))

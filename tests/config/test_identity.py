@@ -8,7 +8,7 @@ from support.configs import NINE
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import convert, departures, fill, known_keys, numeric, setting
+from rope_exp.config.schema import convert, fill, known_keys, numeric, numeric_values, setting
 from rope_exp.config.sections import CosineConfig, OptimConfig, WsdConfig
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.system.files import json_sha256
@@ -156,15 +156,17 @@ def test_a_key_added_later_is_in_the_hash_where_it_departs() -> None:
 def test_departures_are_the_numeric_values_that_depart() -> None:
     config = run_config(["optim.lr=0.1", "train.log_every=3", "pe=vo_rope"])
     expected = {"pe": {"name": "VO-RoPE", "rotate": ["v", "o"]}, "optim": {"lr": 0.1}}
-    assert departures(config) == expected
+    assert numeric_values(config, departing=True) == expected
     assert config.config_sha256 == json_sha256(expected)
     assert config.group_sha256 == json_sha256({"optim": {"lr": 0.1}})
 
 
 def test_another_kind_of_schedule_shows_its_name() -> None:
     """Its own defaults depart from nothing, so only the name tells it from the cosine."""
-    assert departures(RunConfig(schedule=WsdConfig())) == {"schedule": {"name": "wsd"}}
-    assert departures(RunConfig(schedule=CosineConfig())) == {}
+    assert numeric_values(RunConfig(schedule=WsdConfig()), departing=True) == {
+        "schedule": {"name": "wsd"}
+    }
+    assert numeric_values(RunConfig(schedule=CosineConfig()), departing=True) == {}
 
 
 def test_the_default_of_a_key_and_its_value_written_out_are_one() -> None:
@@ -175,7 +177,7 @@ def test_the_default_of_a_key_and_its_value_written_out_are_one() -> None:
 def test_fill_gives_every_key_and_checks_nothing() -> None:
     filled = fill(RunConfig, {"schedule": {"name": "wsd"}, "data": {"kind": "files"}, "odd": 1})
     assert filled["schedule"] == WSD
-    assert filled["data"] == DEFAULTS["data"] | {"kind": "files"}  # type: ignore[operator]
+    assert filled["data"] == DEFAULTS["data"] | {"kind": "files", "name": None}  # type: ignore[operator]
     assert filled["odd"] == 1
     assert filled["train"] == DEFAULTS["train"]
 

@@ -120,7 +120,8 @@ def test_any_flipped_bit(whole: Whole, side: str, place: int, bit: int) -> None:
 def test_a_file_cut_at_any_length_is_refused_by_name(whole: Whole, name: str, share: float) -> None:
     path = whole.path(name)
     content = path.read_bytes()
-    os.truncate(path, int(share * len(content)))
+    # Without its last newline meta.json says the same.
+    os.truncate(path, int(share * (len(content) - 1)))
     try:
         with refused(str(path), f"; remove {path.parent} and prepare again", by=DataError):
             prepare(whole.data, BYTES)
@@ -200,8 +201,7 @@ def test_an_edited_value_of_meta(whole: Whole, data: st.DataObject, value: Any) 
 
 EDITS: dict[str, tuple[Callable[[Any], object], str]] = {
     "another format": (lambda meta: meta.update(format=1), "format=1: must be 2"),
-    "a key that is none": (lambda meta: meta.update(more=1), "more: there is no such key"),
-    "a missing key": (lambda meta: meta.pop("data_sha256"), "data_sha256=null: is missing"),
+    "a missing key": (lambda meta: meta.pop("data_sha256"), "data_sha256: is missing"),
     "another corpus's digest": (
         lambda meta: meta.update(data_sha256="0" * 64),
         "data_sha256 is not that of its dig",

@@ -65,7 +65,7 @@ def test_a_run_says_what_its_folder_does(tmp_path: Path) -> None:
     runs = {run.variant_name: run for run in read(tmp_path)}
     finished = runs["QK-RoPE base500000"]
     assert (finished.status, finished.loss) == ("finished", 3.25)
-    assert (finished.tokens, finished.epochs) == (500 * 16 * 256, 2.0)
+    assert (finished.config.train.num_tokens, finished.epochs) == (500 * 16 * 256, 2.0)
     assert (runs["K-RoPE"].status, runs["K-RoPE"].loss) == ("unfinished", None)
     assert (runs["NoPE"].status, runs["NoPE"].loss) == ("diverged", None)
     assert runs["NoPE"].epochs is None

@@ -1,4 +1,4 @@
-"""Attention as written out for a CPU, against the sum it stands for and against torch's own kernel."""
+"""Attention as written out for a CPU, against its sum and against torch's own kernel."""
 
 import math
 
@@ -24,9 +24,8 @@ def inputs(
 ) -> tuple[Tensor, ...]:
     """q, k, v and the gradient by the output."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = (torch.randn(2, length, count, dim, generator=generator, dtype=torch.float64) for count in (
-        heads, groups, groups, heads
-    ))  # fmt: skip
+    shapes = [(2, length, count, dim) for count in (heads, groups, groups, heads)]
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return tuple(x.to(dtype) for x in drawn)
 
 
@@ -74,8 +73,9 @@ def test_the_gradient_is_the_slope_of_the_output() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch by its own compiler
 @pytest.mark.parametrize("compiled", [False, True])
-def test_in_bfloat16_it_errs_at_most_twice_as_much_as_torchs_kernel(compiled: bool) -> None:
-    # Which keeps scores in float32; here, and wherever attention is written out, a product of bfloat16 is bfloat16.
+def test_in_bfloat16_it_errs_at_most_twice_as_torch_does(compiled: bool) -> None:
+    # Which keeps scores in float32; wherever attention is written out, a product of bfloat16 is
+    # bfloat16.
     arguments = inputs(300, 2, 2, 64, 0, torch.bfloat16)
     exact = with_gradients(direct, tuple(x.double() for x in arguments))
     ours = with_gradients(

@@ -40,7 +40,7 @@ def direct(x_ND: Tensor, head_VD: Tensor, target_N: Tensor) -> Tensor:
     st.sampled_from([1, 7, 512]),
     st.integers(0, 2**31),
 )
-def test_chunks_of_any_size_give_the_loss_and_the_gradients_of_the_whole(
+def test_chunks_of_any_size_give_loss_and_gradients(
     tokens: int, width: int, vocab: int, size: int, seed: int
 ) -> None:
     x_ND, head_VD, target_N = inputs(tokens, width, vocab, seed, torch.float64)

@@ -1,4 +1,4 @@
-"""The laws of rotation, in float64, on arbitrary vectors and positions; and the mistakes others made here."""
+"""The laws of rotation, in float64, on arbitrary vectors and positions."""
 
 import math
 
@@ -42,7 +42,7 @@ def close(left: Tensor, right: Tensor) -> bool:
 
 
 def complex_reference(x: np.ndarray, position: int, base: float) -> np.ndarray:
-    """Half-split pairs as complex numbers times e^{i m theta}: an independent statement of the convention."""
+    """Half-split pairs as complex numbers times e^{i m theta}, stated independently."""
     half = x.shape[-1] // 2
     theta = base ** (-2.0 * np.arange(half) / x.shape[-1])
     z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * position * theta)
@@ -79,9 +79,7 @@ def test_rotations_compose_by_adding_positions(seed: int, dim: int, m: int, n: i
 
 
 @given(SEEDS, DIMS, POSITIONS)
-def test_the_inverse_undoes_the_rotation_and_is_the_rotation_by_minus_m(
-    seed: int, dim: int, m: int
-) -> None:
+def test_the_inverse_undoes_the_rotation(seed: int, dim: int, m: int) -> None:
     x = vector(seed, dim)
     assert close(at(at(x, m), m, inverse=True), x)
     assert close(at(x, m, inverse=True), at(x, -m))
@@ -119,7 +117,7 @@ def test_pairs_are_half_split_as_in_llama() -> None:
     assert {i for i in range(6) if turned[0, 0, 0, i].abs() > 1e-12} == {1, 4}
 
 
-def test_interleaved_and_half_split_layouts_agree_after_permuting_features() -> None:
+def test_layouts_agree_after_permuting_features() -> None:
     x = vector(3, 8)
     permutation = [0, 2, 4, 6, 1, 3, 5, 7]  # interleaved pair f = (2f, 2f + 1) becomes (f, f + 4)
     theta = BASE ** (-2.0 * np.arange(4) / 8)
@@ -145,7 +143,7 @@ def test_features_past_the_tables_pass_through(seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_low_precision_inputs_are_rotated_in_float32_and_cast_back(dtype: torch.dtype) -> None:
+def test_low_precision_inputs_are_rotated_in_float32(dtype: torch.dtype) -> None:
     x = vector(0, 64).to(dtype)
     turned = rotate(x, *tables_at(4001, 64, dtype=torch.float32))
     exact = at(x.double(), 4001)
@@ -179,7 +177,8 @@ def test_frequencies_need_whole_pairs(dim: int) -> None:
     )
 )
 def test_long_range_decay_meets_the_published_values(case: tuple[int, float]) -> None:
-    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies; d = 128 (Su 2021).
+    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies, of
+    # d = 128 (Su 2021, after eq. 16).
     distance, published = case
     angle_F = angles(frequencies(128, BASE, torch.float64), 1, distance)[0]
     partial = torch.polar(torch.ones_like(angle_F), angle_F).cumsum(0)

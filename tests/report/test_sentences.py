@@ -113,15 +113,15 @@ def test_another_reference_moves_both_differences(tmp_path: Path) -> None:
     report = report_of(tmp_path, reference="nope")
     delta = report.contrasts["vo_rope"].delta
     assert delta == pytest.approx(2.770 - 2.795, abs=1e-12)
-    assert report.published_delta("vo_rope") == 2.770 - 2.795
-    assert report.reference_name == "NoPE"
+    assert report.published["vo_rope"].delta == 2.770 - 2.795
+    assert report.reference.name == "NoPE"
 
 
 def test_published_differences_need_a_published_reference(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.rotate=[q,v]")
-    assert report_of(tmp_path).published_delta("qv_rope") is None
-    assert report_of(tmp_path, reference="qv_rope").published_delta("qk_rope") is None
+    assert report_of(tmp_path).published["qv_rope"].delta is None
+    assert report_of(tmp_path, reference="qv_rope").published["qk_rope"].delta is None
 
 
 def test_a_reference_that_the_group_lacks_is_refused(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_reference_that_the_group_lacks_is_refused(tmp_path: Path) -> None:
         report_of(tmp_path, reference="qk_rope")
     report = report_of(tmp_path)
     assert report.contrasts["nope"].delta is None
-    assert report.published_delta("nope") == 2.795 - 2.712
+    assert report.published["nope"].delta == 2.795 - 2.712
     assert "qk_rope has no finished run here, so there is no Δ." in notes(report)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
-from rope_exp.evidence.comparable import FACTORS, Comparison, comparable
+from rope_exp.evidence.comparable import Comparison, comparable
 from rope_exp.evidence.published import LOSSES
 from rope_exp.evidence.runs import find_groups, read_runs
 from rope_exp.run.folder import write_config
@@ -127,7 +127,7 @@ def make_nine(runs: Path, *, seeds: Iterable[int] = (0,)) -> None:
             make_run(runs, pe=pe, seed=seed, loss=loss + 1.0 + 0.001 * seed)
 
 
-def compared(runs: Path, *, factors: tuple[str, ...] = FACTORS) -> Comparison:
+def compared(runs: Path, *, factors: tuple[str, ...] = ("pe", "seed")) -> Comparison:
     """Compare all runs that there are."""
     found, _ = read_runs(find_groups(runs, None, several=True))
     return comparable(found, factors)

@@ -67,7 +67,7 @@ def test_mfu_above_one_is_a_warning_once_and_null(capsys: pytest.CaptureFixture[
         ("NVIDIA Nobody", 0.0, None),
     ],
 )
-def test_an_unlisted_card_trains_without_mfu_or_with_a_given_peak(
+def test_an_unlisted_card_trains_without_mfu_unless_told(
     monkeypatch: pytest.MonkeyPatch, name: str, given: float | None, expected: float | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)

@@ -58,7 +58,7 @@ def test_a_bad_gradient_stops_the_run_at_its_step(
     assert checkpoint.list_steps(sick.folder / "checkpoints") == [3, 6]
 
 
-def test_weights_that_give_no_finite_validation_loss_are_diverged(make: Make) -> None:
+def test_weights_without_a_finite_held_out_loss_diverged(make: Make) -> None:
     """They are spoilt after the last update before an evaluation, where no step's loss sees it."""
     trainer = make("run", "train.eval_every=3")
 
@@ -135,7 +135,7 @@ def test_leftovers_of_interrupted_saves_are_cleared(make: Make) -> None:
     assert (trainer.folder / "result.json").exists()
 
 
-def test_the_collector_leaves_alone_what_stands_while_a_run_lasts() -> None:
+def test_the_collector_leaves_alone_what_stands_in_a_run() -> None:
     with frozen_heap():
         assert gc.get_freeze_count() > 1000
     assert gc.get_freeze_count() == 0

@@ -11,6 +11,7 @@ import numpy as np
 
 from rope_exp.config.costs import (
     PEAK_TFLOPS,
+    attention_flops_per_token,
     checkpoint_bytes,
     flops_per_token,
     memory_bytes,
@@ -50,6 +51,7 @@ def cost_lines(
     params = num_parameters(config.architecture(vocab_size))
     tokens = train.num_tokens
     per_token = flops_per_token(config, vocab_size)
+    in_attention = attention_flops_per_token(model, train.seq_len)
     total = per_token * tokens
     memory = memory_bytes(config, vocab_size)
     epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
@@ -61,7 +63,8 @@ def cost_lines(
         f"vocabulary {vocab_size:,}",
         f"tokens       {tokens:,} in {train.num_steps:,} steps of {train.global_batch_size} x "
         f"{train.seq_len}, {tokens / params:.1f} a parameter{epochs}",
-        f"operations   {per_token:.3e} a token, {total:.3e} in all",
+        f"operations   {per_token:.3e} a token, {in_attention:.3e} of them in causal attention, "
+        f"{total:.3e} in all",
         f"memory       about {sum(memory.values()) / GIB:.1f} GiB a process in {train.precision}",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",

@@ -139,18 +139,12 @@ def run_elsewhere(values: Any) -> None:
 
 def _dispatch(configs: "list[RunConfig]") -> int:
     """Hand the runs to the dispatcher, or run the one as the rank that this process is."""
-    from dataclasses import replace
-
-    from rope_exp.config.resolve import check_memory, settle
-    from rope_exp.data.prepare import pin_revision
     from rope_exp.launch import sweep
+    from rope_exp.launch.admit import resolved
     from rope_exp.launch.as_rank import is_rank, run_as_rank
 
     # Until the dispatcher or the worker takes over, what prepares data is unwound.
     _on_signal(_interrupt)
-
-    # A branch of a dataset becomes its commit, which the config of the run then holds.
-    configs = [replace(config, data=pin_revision(config.data)) for config in configs]
 
     if is_rank():
         if len(configs) > 1:
@@ -161,10 +155,7 @@ def _dispatch(configs: "list[RunConfig]") -> int:
             )
         return run_as_rank(configs[0])
 
-    settled = [settle(config) for config in configs]
-    for config in settled:
-        check_memory(config)
-    return sweep.dispatch(settled)
+    return sweep.dispatch([resolved(config) for config in configs])
 
 
 def _on_signal(handler: Any) -> None:

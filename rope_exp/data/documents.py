@@ -5,18 +5,23 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rope_exp.config.sections import DataConfig
-from rope_exp.data.tokenizer import pieces
 from rope_exp.system.errors import ConfigError, show
 
 TRAIN = "train"
 VALIDATION = "validation"
 SIDES = (TRAIN, VALIDATION)
+
+# A longer document is encoded in pieces, for flat memory and even work.
+PIECE_CHARS = 1 << 16
+# Where the byte-level pre-tokenizer always cuts.
+CUT = re.compile(r"(?<=\S)(?=[ \n])")
 
 # A document is held in memory, and one of so many characters is a hundred books.
 MAX_DOCUMENT = 256 << 20
@@ -77,6 +82,20 @@ def is_held_out(text: str, fraction: float) -> bool:
     """Whether a document belongs to validation: its hash, as a share of all, is below that."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest) < fraction * 2**64
+
+
+def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
+    """Cut a text where the byte-level pre-tokenizer cuts anyway.
+
+    The pieces then encode to what the whole does. The pre-tokenizer's pattern (GPT-2's) has no
+    token in which a space or newline follows anything but space, so each piece begins with the
+    first space or newline that follows other text after `limit` characters.
+    """
+    start = 0
+    while (found := CUT.search(text, start + limit)) is not None:
+        yield text[start : found.start()]
+        start = found.start()
+    yield text[start:]
 
 
 def check_length(path: Path | str | None, num_chars: int) -> None:

@@ -1,4 +1,4 @@
-"""Documents to token files, in batches that keep all cores busy and memory flat."""
+"""Documents to token files: the tokenizer of a config, and batches that keep all cores busy."""
 
 import sys
 from collections import defaultdict
@@ -10,15 +10,43 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from rope_exp.data.documents import SIDES, Corpus
+from rope_exp.config.sections import TokenizerConfig
+from rope_exp.data.documents import SIDES, Corpus, pieces
 from rope_exp.data.store import TokenFile
-from rope_exp.data.tokenizer import cuts_at_spaces, encode, pieces
+from rope_exp.data.tokenizer import (
+    byte_tokenizer,
+    cuts_at_spaces,
+    encode,
+    end_of_text_id,
+    train_bpe,
+)
 from rope_exp.system.console import PreparationProgress
 
 COUNTS = ("documents", "text_bytes", "tokens")
 
 # Text encoded at once: enough for all cores. An encoding takes about 100 bytes a token.
 BATCH_CHARS = 1 << 20
+
+
+def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Tokenizer, int]:
+    """Make the tokenizer of a config.
+
+    Args:
+        texts: the training documents; bpe reads as many as tokenizer.train_bytes asks for, the
+            others none.
+    Returns:
+        The tokenizer, and the id that ends a document.
+    Raises:
+        ConfigError: see each kind.
+        DataError: a pretrained one cannot be fetched.
+    """
+    if config.kind == "pretrained":
+        from rope_exp.data.pretrained import pretrained_tokenizer
+
+        return pretrained_tokenizer(config)
+
+    tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
+    return tokenizer, end_of_text_id(tokenizer)
 
 
 class Part(NamedTuple):

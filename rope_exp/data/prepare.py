@@ -20,13 +20,12 @@ import numpy as np
 
 from rope_exp.config.sections import DataConfig, TokenizerConfig
 from rope_exp.data.documents import SIDES, TRAIN, Corpus
-from rope_exp.data.encoding import write_tokens
+from rope_exp.data.encoding import build_tokenizer, write_tokens
 from rope_exp.data.files import files_fingerprint, open_files
 from rope_exp.data.meta import FORMAT, TOKENIZER, Prepared, open_prepared, write_meta
 from rope_exp.data.stdlib import library_fingerprint, open_library
 from rope_exp.data.store import TokenFile
 from rope_exp.data.tokenizer import (
-    build_tokenizer,
     token_dtype,
     tokenizer_fingerprint,
     vocab_size,

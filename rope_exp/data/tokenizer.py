@@ -4,7 +4,6 @@ Every document is encoded as plain text, without special tokens: not even the te
 in a document gives the end-of-text id, which stands after each document.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,39 +12,14 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rope_exp.config.sections import TokenizerConfig
+from rope_exp.data.documents import pieces
 from rope_exp.system.errors import ConfigError, DataError, first_line
 from rope_exp.system.files import files_sha256
 
 TokenType = type[np.uint16] | type[np.uint32]
 END_OF_TEXT = "<|endoftext|>"
 
-# A longer document is encoded in pieces, for flat memory and even work.
-PIECE_CHARS = 1 << 16
-# Where the byte-level pre-tokenizer always cuts.
-CUT = re.compile(r"(?<=\S)(?=[ \n])")
-
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
-
-
-def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Tokenizer, int]:
-    """Make the tokenizer of a config.
-
-    Args:
-        texts: the training documents; bpe reads as many as tokenizer.train_bytes asks for, the
-            others none.
-    Returns:
-        The tokenizer, and the id that ends a document.
-    Raises:
-        ConfigError: see each kind.
-        DataError: a pretrained one cannot be fetched.
-    """
-    if config.kind == "pretrained":
-        from rope_exp.data.pretrained import pretrained_tokenizer
-
-        return pretrained_tokenizer(config)
-
-    tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
-    return tokenizer, end_of_text_id(tokenizer)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -134,20 +108,6 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.uint32]]:
     """Return the ids of each text, made on all cores (unless TOKENIZERS_PARALLELISM=false)."""
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
-
-
-def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
-    """Cut a text where the byte-level pre-tokenizer cuts anyway.
-
-    The pieces then encode to what the whole does. The pre-tokenizer's pattern (GPT-2's) has no
-    token in which a space or newline follows anything but space, so each piece begins with the
-    first space or newline that follows other text after `limit` characters.
-    """
-    start = 0
-    while (found := CUT.search(text, start + limit)) is not None:
-        yield text[start : found.start()]
-        start = found.start()
-    yield text[start:]
 
 
 def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:

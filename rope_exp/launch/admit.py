@@ -6,14 +6,15 @@ and writes the config.
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rope_exp.config.costs import checkpoint_bytes
-from rope_exp.config.resolve import check_memory
+from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.data.meta import Prepared
-from rope_exp.data.prepare import prepare
+from rope_exp.data.prepare import pin_revision, prepare
 from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
@@ -22,6 +23,24 @@ from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
 
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
+
+
+def resolved(
+    config: RunConfig, world_size: int | None = None, num_here: int | None = None
+) -> RunConfig:
+    """Return a config as it is run here: its corpus pinned to a commit, its `auto` keys resolved.
+
+    Args:
+        world_size: of the launcher that started this process; None: we start the ranks.
+        num_here: how many of the run's ranks are on this machine; None: all.
+    Raises:
+        ConfigError: this machine cannot run it.
+        DataError: the hub does not say what commit a branch is at.
+    """
+    pinned = replace(config, data=pin_revision(config.data))
+    config = settle(pinned, world_size)
+    check_memory(config, num_here=num_here)
+    return config
 
 
 def admit(configs: Sequence[RunConfig]) -> list[Job]:

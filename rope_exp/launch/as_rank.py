@@ -6,7 +6,6 @@ Then the launcher's world counts, not launch.num_processes, and the run is not d
 import os
 import re
 
-from rope_exp.config.resolve import check_memory, settle
 from rope_exp.config.run import RunConfig
 from rope_exp.run.folder import read_result
 from rope_exp.system.errors import EXIT_CODES, ConfigError
@@ -61,12 +60,11 @@ def run_as_rank(config: RunConfig) -> int:
         ConfigError, DataError, DiskError: before anything is written.
     """
     # Not above: they are slow to import, and every command asks this module whether it is a rank.
-    from rope_exp.launch.admit import acquire_or_refuse, admit
+    from rope_exp.launch.admit import acquire_or_refuse, admit, resolved
     from rope_exp.system.signals import StopSignal
     from rope_exp.training import worker
 
-    config = settle(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    check_memory(config, num_here=1)
+    config = resolved(config, world_size=int(os.environ.get("WORLD_SIZE", "1")), num_here=1)
 
     # The other ranks only need the config, and find the data prepared.
     if os.environ.get("RANK", "0") == "0":

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from rope_exp.config.sections import TokenizerConfig
 from rope_exp.data import encoding as encoding_module
+from rope_exp.data.documents import PIECE_CHARS
 from rope_exp.data.prepare import prepare
-from rope_exp.data.tokenizer import PIECE_CHARS
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])

@@ -61,9 +61,9 @@ def main(command: str | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ConfigError, RecordError, DataError, OSError) as error:
-        from rope_exp.system.console import say
+        from rope_exp.system.console import log
 
-        say(f"error: {error}")
+        log(f"error: {error}")
         return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
 
 

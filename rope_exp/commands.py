@@ -60,11 +60,11 @@ def report(words: list[str]) -> int:
 def plan(words: list[str]) -> int:
     """Print what a config costs before it runs."""
     from rope_exp.config.plan import cost_lines
-    from rope_exp.config.resolve import settle
+    from rope_exp.config.resolve import resolve
     from rope_exp.data.prepare import num_prepared_tokens
     from rope_exp.run.folder import read_result
 
-    config = settle(_config("plan", "Print what a config costs before it runs.", words))
+    config = resolve(_config("plan", "Print what a config costs before it runs.", words))
     folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
     rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
     measured = statistics.median(filter(None, rates)) if any(rates) else None

@@ -38,7 +38,7 @@ def operations(config: RunConfig) -> int:
     return config.train.num_tokens * flops_per_token(config, vocab_size)
 
 
-def settle(config: RunConfig, world_size: int | None = None) -> RunConfig:
+def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return `config` with every `auto` replaced by what this machine gives it.
 
     The result is what config.yaml records.

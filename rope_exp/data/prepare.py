@@ -30,7 +30,7 @@ from rope_exp.data.tokenizer import (
     tokenizer_fingerprint,
     vocab_size,
 )
-from rope_exp.system.console import say
+from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.system.files import (
     check_space,
@@ -171,7 +171,7 @@ def _lock(folder: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = try_lock(path)
         if lock is None:
-            say(f"data: another process prepares {folder}; waiting for it")
+            log(f"data: another process prepares {folder}; waiting for it")
             lock = wait_for_lock(path)
     except OSError as error:
         if is_full(error):
@@ -200,7 +200,7 @@ def _make(
         check_space(folder.parent, needed_bytes, f"the tokens of data={data.name}")
 
         if config.kind == "bpe":
-            say("data: training the tokenizer")
+            log("data: training the tokenizer")
         tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
         write_atomically(temporary / TOKENIZER, tokenizer.to_str())
 

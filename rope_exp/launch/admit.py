@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.costs import checkpoint_bytes
-from rope_exp.config.resolve import check_memory, settle
+from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.data.meta import Prepared
 from rope_exp.data.prepare import pin_revision, prepare
@@ -38,7 +38,7 @@ def resolved(
         DataError: the hub does not say what commit a branch is at.
     """
     pinned = replace(config, data=pin_revision(config.data))
-    config = settle(pinned, world_size)
+    config = resolve(pinned, world_size)
     check_memory(config, num_here=num_here)
     return config
 

@@ -18,7 +18,7 @@ from rope_exp.launch.leases import lease_gpus
 from rope_exp.launch.ranks import POLL_SECONDS, SignalRelay
 from rope_exp.launch.view import SweepView
 from rope_exp.run.folder import RESULT, describe
-from rope_exp.system.console import say
+from rope_exp.system.console import log
 from rope_exp.system.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -67,12 +67,12 @@ def _run_one(job: Job) -> int:
         return worker.explain_errors(lambda: worker.run(job.config, job.folder, StopSignal()))
 
     if not _lease(job):
-        say(f"{job.config.name}: every GPU is leased to another run; waiting for one")
+        log(f"{job.config.name}: every GPU is leased to another run; waiting for one")
     code = _bring_to_end([job])
     if job.reason:
-        say(f"error: {job.config.name}: {job.reason}")
+        log(f"error: {job.config.name}: {job.reason}")
     if job.status == "stopped" and job.config.run.fresh:
-        say(WITHOUT_FRESH)
+        log(WITHOUT_FRESH)
     return code
 
 
@@ -139,9 +139,9 @@ def _collect(job: Job) -> None:
         if not job.reason and free_bytes(job.folder) < job.checkpoint_bytes:
             job.reason = str(disk_full(job.folder, job.checkpoint_bytes, "its checkpoint"))
         # The log may stand on that very disk.
-        with contextlib.suppress(OSError), job.log.open("a", encoding="utf-8") as log:
+        with contextlib.suppress(OSError), job.log.open("a", encoding="utf-8") as file:
             if job.reason:
-                log.write(f"error: {job.reason}\n")
+                file.write(f"error: {job.reason}\n")
     job.release()
 
 
@@ -150,14 +150,14 @@ def _sum_up(jobs: Sequence[Job]) -> int:
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:
         why = f": {job.reason.splitlines()[-1]}" if job.reason else ""
-        say(f"{job.config.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
+        log(f"{job.config.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
 
     if any(job.status == "stopped" for job in jobs):
-        say("stopped; the same command goes on")
+        log("stopped; the same command goes on")
         if jobs[0].config.run.fresh:
-            say(WITHOUT_FRESH)
+            log(WITHOUT_FRESH)
         return EXIT_STOPPED
 
     for group in sorted({job.config.group for job in jobs if job.config.run.dir is None}):
-        say(f"in {DEFAULT_OUTPUT / group}; its table: python scripts/report.py --group {group}")
+        log(f"in {DEFAULT_OUTPUT / group}; its table: python scripts/report.py --group {group}")
     return EXIT_FAILED if failed else EXIT_DONE

@@ -10,7 +10,7 @@ from rich.progress import TaskID
 
 from rope_exp.launch.job import Job
 from rope_exp.run.metrics import METRICS, MetricsTail
-from rope_exp.system.console import Bars, describe_row, say, time_left
+from rope_exp.system.console import Bars, describe_row, log, time_left
 from rope_exp.system.errors import RecordError
 
 REFRESH_SECONDS = 1.0
@@ -93,7 +93,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
             self._bars.update(curve.task, completed=step, words=words)
             if self._bars.disable and job.status != curve.said:
                 curve.said = job.status
-                say(f"{job.config.name}: {words}")
+                log(f"{job.config.name}: {words}")
 
         if self._steps_before is None:
             self._steps_before = done
@@ -105,4 +105,4 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         self._bars.draw()
         if self._bars.disable and now - self._last_line >= LINE_SECONDS:
             self._last_line = now
-            say(f"running: {', '.join(running)}; {words}")
+            log(f"running: {', '.join(running)}; {words}")

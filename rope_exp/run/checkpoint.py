@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rope_exp.run.folder import list_steps as list_steps
-from rope_exp.system.console import say
+from rope_exp.system.console import log
 from rope_exp.system.errors import CheckpointError, RecordError
 from rope_exp.system.files import (
     explaining_full_disk,
@@ -200,7 +200,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
             return load(folder, step)
         except CheckpointError as error:
             broken.append(error)
-            say(f"warning: {error}; trying the checkpoint before it")
+            log(f"warning: {error}; trying the checkpoint before it")
     if broken:
         raise CheckpointError(
             f"no checkpoint under {folder} verifies ({broken[0]}); restore one (a run can begin "

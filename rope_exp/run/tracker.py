@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rope_exp.config.run import RunConfig
-from rope_exp.system.console import say
+from rope_exp.system.console import log
 from rope_exp.system.errors import first_line
 from rope_exp.system.processes import child_environment
 from rope_exp.system.signals import held_back
@@ -80,4 +80,4 @@ def warn(folder: Path, error: BaseException) -> None:
     if not isinstance(error, TrackerError):
         reason = f"{type(error).__name__}: {reason}"
     again = f"`python -m rope_exp mirror {folder}` mirrors metrics.jsonl again"
-    say(f"warning: the wandb tracker failed ({reason}); {again}")
+    log(f"warning: the wandb tracker failed ({reason}); {again}")

@@ -23,7 +23,7 @@ COLUMNS = {
 
 
 @contextlib.contextmanager
-def unheard() -> Iterator[None]:
+def ignoring_output_errors() -> Iterator[None]:
     """Let words that cannot be said end nothing: standard error may be closed, or a full disk."""
     try:
         yield
@@ -32,9 +32,9 @@ def unheard() -> Iterator[None]:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Print a line to standard error, if that can be."""
-    with unheard():
+    with ignoring_output_errors():
         # In one piece: print writes the newline apart, and other processes' words between.
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
@@ -79,13 +79,13 @@ class Bars(progress.Progress):
 
     def draw(self) -> None:
         """Draw the bars as they are now."""
-        with unheard():
+        with ignoring_output_errors():
             self.refresh()
 
     def close(self) -> None:
         """Draw the bars for the last time."""
         if not self.disable:
-            with unheard():
+            with ignoring_output_errors():
                 self.stop()
 
 
@@ -120,7 +120,7 @@ class _Display:
             self._last_shown = now
             self._bars.draw()
             if self._bars.disable and self._shown:
-                say(f"{self._name}: {words}")
+                log(f"{self._name}: {words}")
 
 
 class Progress(_Display):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rope_exp.config.costs import peak_flops_per_s as listed_peak_flops_per_s
-from rope_exp.system.console import say
+from rope_exp.system.console import log
 
 WARMUP_STEPS = 10  # left out of a run's rate: compiling, first touches
 
@@ -62,7 +62,7 @@ class Throughput:
 
         mfu = tokens_per_s * self.flops_per_token / self.peak_flops_per_s
         if mfu > 1:
-            say(
+            log(
                 f"warning: MFU {mfu:.0%}: the peak of this device (train.peak_tflops) or the "
                 "count of operations is wrong; MFU is null from here on"
             )

@@ -15,7 +15,7 @@ from pathlib import Path
 from rope_exp.config.resolve import PAYS_TO_COMPILE, operations
 from rope_exp.config.run import RunConfig
 from rope_exp.run.folder import ENV, RESULT, describe, read_config, read_env
-from rope_exp.system.console import say
+from rope_exp.system.console import log
 from rope_exp.system.errors import (
     EXIT_CODES,
     EXIT_FAILED,
@@ -82,10 +82,10 @@ def explain_errors(action: Callable[[], int]) -> int:
     try:
         return action()
     except (ConfigError, RecordError, CheckpointError) as error:
-        say(f"error: {error}")
+        log(f"error: {error}")
         return EXIT_USAGE
     except (DataError, LawError, OSError) as error:
-        say(f"error: {error}")
+        log(f"error: {error}")
     except (MemoryError, RuntimeError) as error:
         import torch
 
@@ -94,7 +94,7 @@ def explain_errors(action: Callable[[], int]) -> int:
         if not isinstance(error, memory_errors) and "DefaultCPUAllocator" not in str(error):
             raise
         what = str(error).partition("\n")[0] or "Python's heap is full"
-        say(f"error: out of memory ({what}); a smaller train.micro_batch_size takes less")
+        log(f"error: out of memory ({what}); a smaller train.micro_batch_size takes less")
     return EXIT_FAILED
 
 
@@ -138,9 +138,9 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         write_json(folder / ENV, env)
         tokenizer = prepared.tokenizer_file.read_text(encoding="utf-8")
         write_atomically(folder / "tokenizer.json", tokenizer)
-        say(f"{config.name}: {describe_start(config, prepared.corpus['tokens']['train'])}")
+        log(f"{config.name}: {describe_start(config, prepared.corpus['tokens']['train'])}")
         if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:
-            say(
+            log(
                 f"{config.name}: MFU is null: the dense bf16 peak of this GPU is neither listed "
                 "nor given as train.peak_tflops"
             )
@@ -150,7 +150,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     del trainer
     parallel.end()
     if is_main:
-        say(f"{config.name}: {_describe_end(status, folder)}")
+        log(f"{config.name}: {_describe_end(status, folder)}")
     return EXIT_CODES[status]
 
 

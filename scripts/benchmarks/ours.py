@@ -14,7 +14,7 @@ from unittest import mock
 
 from rope_exp.config import costs
 from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import settle
+from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data import prepare as preparation
 from rope_exp.data.prepare import open_corpus
@@ -40,7 +40,7 @@ SHAPE = (*WIDTHS, *ATTENTION, "rms_norm_eps", "tie_word_embeddings")
 
 def settled(words: Sequence[str]) -> RunConfig:
     """Return the config of a command line, as it trains on this machine."""
-    return settle(run_config(list(words)))
+    return resolve(run_config(list(words)))
 
 
 def training_spec(words: Sequence[str]) -> Spec:

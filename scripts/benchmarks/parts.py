@@ -13,7 +13,7 @@ from benchmarks.device import floor
 from benchmarks.race import race
 from benchmarks.setting import Bench
 from rope_exp.config.costs import peak_flops_per_s
-from rope_exp.system.console import say
+from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
 
 LITGPT = ours.REPOSITORY / ".venv-litgpt" / "bin" / "python"
@@ -40,7 +40,7 @@ def speed(bench: Bench, model: str) -> dict[str, Any]:
     if LITGPT.exists():
         peers["litgpt"] = spec | {"arm": "litgpt", "python": str(LITGPT)}
     else:
-        say(f"  litgpt: left out, there is no {LITGPT}")
+        log(f"  litgpt: left out, there is no {LITGPT}")
 
     # On a GPU two at a time: each holds what its model takes of the GPU's memory.
     together = [peers]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.ours import REPOSITORY, Spec
-from rope_exp.system.console import say
+from rope_exp.system.console import log
 
 ARMS = Path(__file__).with_name("arms.py")
 
@@ -43,7 +43,7 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
         contenders: dict[str, Contender] = {}
         first_step_s: dict[str, float] = {}
         for name, spec in specs.items():
-            say(f"  {name}: setting up")
+            log(f"  {name}: setting up")
             contender = Contender(spec, folder / str(len(contenders)))
             contenders[name] = stack.enter_context(contextlib.closing(contender))
             first_step_s[name] = contender.take(1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import ours
 from rope_exp.run.provenance import machine_facts
-from rope_exp.system.console import say
+from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json, write_json
 from rope_exp.system.machine import has_compiler
@@ -65,11 +65,11 @@ class Bench:
             if device != self.facts["device"]:
                 allowed = f"holds what {device} measured; name another"
                 raise ConfigError("--out", str(self.folder), allowed)
-            say(f"{name}: there already, in {path}")
+            log(f"{name}: there already, in {path}")
             self.results[name] = known["result"]
 
         if name not in self.results:
-            say(f"{name}: measuring")
+            log(f"{name}: measuring")
             self.results[name] = measure()
             write_json(path, {"on": self.facts, "result": self.results[name]})
         return self.results[name]

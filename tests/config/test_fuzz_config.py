@@ -14,7 +14,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import check_memory, settle
+from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
 from rope_exp.system.errors import ConfigError, DataError
@@ -198,7 +198,7 @@ def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
         "train.precision": "fp32",
     }
     try:
-        config = settle(
+        config = resolve(
             run_config([f"{key}={value}" for key, value in (given_words | words).items()])
         )
         check_memory(config)

@@ -9,9 +9,9 @@ import pytest
 from support.command import assert_refused, command
 from support.refused import refused
 
-from rope_exp.config import resolve
+from rope_exp.config import resolve as resolve_module
 from rope_exp.config.compose import CONFIGS, run_config
-from rope_exp.config.resolve import check_memory, settle
+from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.admit import acquire, admit
 from rope_exp.model.laws import certificate
@@ -66,7 +66,7 @@ def test_an_odd_folder_is_stored_as_it_is(
 ) -> None:
     values = tiny().to_dict()
     values["run"]["dir"] = str(tmp_path / name)
-    config = settle(RunConfig.from_dict(values))
+    config = resolve(RunConfig.from_dict(values))
     [job] = admit([config])
     assert acquire(job)
     job.unlock()
@@ -104,7 +104,7 @@ def test_what_fits_no_machine_is_refused_at_once(overrides: tuple[str, ...], sen
     """With both numbers, or what the batch must divide by."""
     started = time.monotonic()
     with pytest.raises(ConfigError, match=r"GiB, and this machine has|multiple of") as error:
-        check_memory(settle(run_config(["launch.device=cpu", *overrides])))
+        check_memory(resolve(run_config(["launch.device=cpu", *overrides])))
     assert str(error.value).startswith(sentence)
     assert time.monotonic() - started < 2
 
@@ -120,10 +120,10 @@ def test_our_own_sizes_fit_a_card_of_80_gib(monkeypatch: pytest.MonkeyPatch) -> 
     table = {"index": "0", "uuid": "0", "compute_cap": "9.0", "memory.total": "81920 MiB"}
     query = lambda *columns: [tuple(table[name] for name in columns)]  # noqa: E731
     monkeypatch.setattr(machine, "_nvidia_smi", query)
-    monkeypatch.setattr(resolve, "memory_size", lambda: 2**40)
+    monkeypatch.setattr(resolve_module, "memory_size", lambda: 2**40)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for path in (CONFIGS / "model").glob("*.yaml"):
-        check_memory(settle(run_config([f"model={path.stem}"])))
+        check_memory(resolve(run_config([f"model={path.stem}"])))
 
 
 EXTREMES = [

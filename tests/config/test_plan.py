@@ -9,7 +9,7 @@ from support.refused import refused
 
 from rope_exp.config import plan
 from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import settle
+from rope_exp.config.resolve import resolve
 
 
 def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> No
 
 def test_a_measured_rate_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
-    config = settle(run_config(["train.num_steps=60", "launch.device=cpu"]))
+    config = resolve(run_config(["train.num_steps=60", "launch.device=cpu"]))
     tokens = 60 * 16 * 256
     line = "time         4.1 minutes at the 1,000 tokens/s measured in this group"
     assert round(tokens / 1000 / 60, 1) == 4.1
@@ -38,14 +38,14 @@ def test_a_measured_rate_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 
 def test_epochs_are_said_of_a_prepared_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
-    config = settle(run_config(["train.num_steps=60", "launch.device=cpu"]))
+    config = resolve(run_config(["train.num_steps=60", "launch.device=cpu"]))
     tokens = 60 * 16 * 256
     assert " a parameter, 0.5 epochs" in plan.cost_lines(config, None, 2 * tokens)[2]
     assert "epochs" not in plan.cost_lines(config)[2]
 
 
 def test_an_unknown_vocabulary_is_one_sentence() -> None:
-    config = settle(run_config(["tokenizer=pretrained", "tokenizer.path=owner/words"]))
+    config = resolve(run_config(["tokenizer=pretrained", "tokenizer.path=owner/words"]))
     with refused("tokenizer=pretrained: its vocabulary is known once"):
         plan.cost_lines(config)
 

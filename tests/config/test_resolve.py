@@ -7,7 +7,7 @@ from support.gpus import show_gpus
 from support.refused import refused
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import check_memory, settle
+from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.system import machine
 
@@ -23,7 +23,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settled(*overrides: str) -> RunConfig:
-    return settle(run_config(overrides))
+    return resolve(run_config(overrides))
 
 
 def test_on_two_gpus_two_runs_of_one_rank_go_at_a_time(two_gpus: None) -> None:

@@ -142,10 +142,10 @@ def test_a_launcher_that_raises_leaves_a_checkpoint(trial: Trial) -> None:
     script = f"""
 import signal, sys
 from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import settle
+from rope_exp.config.resolve import resolve
 from rope_exp.launch.sweep import dispatch
 signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(9))
-dispatch([settle(run_config({trial.words!r}))])
+dispatch([resolve(run_config({trial.words!r}))])
 """
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.refused import refused
 
-from rope_exp.config.resolve import settle
+from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch import admit as admit_module
 from rope_exp.launch.admit import acquire, acquire_or_refuse, admit
@@ -46,7 +46,7 @@ HARMLESS = [
 @pytest.fixture
 def on_cpu(tiny: Callable[..., RunConfig]) -> OnCpu:
     """`on_cpu("pe=vo_rope")` is the small run's config, resolved for a machine without a GPU."""
-    return lambda *overrides: settle(tiny("launch.device=cpu", *overrides))
+    return lambda *overrides: resolve(tiny("launch.device=cpu", *overrides))
 
 
 @pytest.fixture

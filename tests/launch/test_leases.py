@@ -9,7 +9,7 @@ import pytest
 from support.gpus import show_gpus
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import settle
+from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.leases import lease_gpus
 
@@ -21,7 +21,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def settled(*overrides: str) -> RunConfig:
-    return settle(run_config(overrides))
+    return resolve(run_config(overrides))
 
 
 def leased(config: RunConfig) -> dict[str, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rope_exp.config.resolve import settle
+from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch import ranks
 from rope_exp.launch.job import Job
@@ -16,7 +16,7 @@ from rope_exp.launch.job import Job
 
 @pytest.fixture
 def job(tiny: Callable[..., RunConfig]) -> Job:
-    config = settle(tiny("launch.device=cpu"))
+    config = resolve(tiny("launch.device=cpu"))
     config.folder.mkdir()
     return Job(config, config.folder)
 

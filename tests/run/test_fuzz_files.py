@@ -15,7 +15,7 @@ from support.configs import TINY
 from support.runs import train
 
 from rope_exp import load_run
-from rope_exp.config.resolve import settle
+from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
 from rope_exp.evidence.comparable import comparable
@@ -145,7 +145,7 @@ def test_a_run_goes_on_from_any_state_or_refuses_it_by_name(
     folder = tmp_path / "run"
     shutil.copytree(finished[0], folder)
     (folder / "result.json").unlink()
-    config = settle(tiny(f"run.dir={folder}", "launch.device=cpu"))
+    config = resolve(tiny(f"run.dir={folder}", "launch.device=cpu"))
     prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
     saved = checkpoint.load(folder / "checkpoints", 6)
     stop: Any = SimpleNamespace(requested=False)

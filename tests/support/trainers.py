@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rope_exp.config.resolve import settle
+from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
 from rope_exp.run.folder import write_config
@@ -25,7 +25,7 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
     Args:
         changes: of what was prepared, such as data_sha256.
     """
-    config = settle(config)
+    config = resolve(config)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
     prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)

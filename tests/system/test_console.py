@@ -103,7 +103,7 @@ def test_words_that_nobody_can_hear_end_nothing(monkeypatch: pytest.MonkeyPatch)
     """Standard error is given up at the first failure, so that Python's end does not fail."""
     deaf = Deaf()
     monkeypatch.setattr("sys.stderr", deaf)
-    console.say("lost")
+    console.log("lost")
     assert sys.stderr is not deaf
-    console.say("lost")
+    console.log("lost")
     sys.stderr.close()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import settle
+from rope_exp.config.resolve import resolve
 from rope_exp.system.errors import (
     CheckpointError,
     ConfigError,
@@ -60,7 +60,7 @@ def test_memory_that_a_step_freed_is_used_again() -> None:
     ],
 )
 def test_a_run_says_how_it_trains(overrides: list[str], how: str) -> None:
-    config = settle(run_config(["launch.device=cpu", "train.precision=fp32", *overrides]))
+    config = resolve(run_config(["launch.device=cpu", "train.precision=fp32", *overrides]))
     num_tokens = config.train.num_tokens * 2
     assert describe_start(config, num_tokens) == f"0.5 epochs in fp32 on cpu, {how}"
 

@@ -20,6 +20,8 @@ from rope_exp.system.errors import ConfigError
 
 # Of one sweep: every run is composed and checked before the first one starts.
 MAX_RUNS = 10_000
+# What a cluster asks for and the launcher does not list: no file mentions such a key.
+OF_SLURM = "hydra.launcher.additional_parameters."
 # Of one override: where they nest, Python's stack is the limit.
 MAX_BRACKETS = 50
 
@@ -55,7 +57,10 @@ def check_overrides(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
         if math.prod(num_values.values()) > MAX_RUNS:
             raise ConfigError(group, ..., f"makes a sweep of more than {MAX_RUNS:,} runs")
 
-        spelled.append(word if is_hydras or choices else _spell(override, word))
+        if word.startswith(OF_SLURM):
+            spelled.append(f"++{word}")
+        else:
+            spelled.append(word if is_hydras or choices else _spell(override, word))
 
     return spelled
 

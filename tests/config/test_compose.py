@@ -241,7 +241,7 @@ def test_a_sweep_of_a_key_that_no_file_mentions(tmp_path: Path) -> None:
 
 def test_a_launcher_and_its_options_are_for_the_command_line() -> None:
     """The launcher gets Hydra's tree, and the overrides of each job as Hydra needs them."""
-    words = ["hydra.launcher.partition=gpu", "+hydra.launcher.additional_parameters.mail-user=me"]
+    words = ["hydra.launcher.partition=gpu", "hydra.launcher.additional_parameters.mail-user=me"]
     jobs = compose_jobs(["launch=slurm", *words, "hydra.verbose=true", "pe=glob(q_*)", "seed=1"])
     assert jobs.have_launcher
     assert jobs.tree.hydra.launcher.partition == "gpu"

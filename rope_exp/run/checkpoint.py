@@ -220,10 +220,8 @@ def load(folder: Path, step: int) -> Checkpoint:
     try:
         _verify(path)
         state = read_json(path / STATE)
-        with readable(path / MODEL, SafetensorError, KeyError):
-            model = load_file(path / MODEL)
-        with readable(path / OPTIMIZER, SafetensorError, KeyError):
-            optimizer = load_file(path / OPTIMIZER)
+        model = _load_tensors(path / MODEL)
+        optimizer = _load_tensors(path / OPTIMIZER)
     except (RecordError, OSError) as error:
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno in _MOMENTARY:
@@ -244,6 +242,20 @@ def _verify(path: Path) -> None:
             raise CheckpointError(f"{path / name} does not verify against its manifest")
     if said != to_json(found):
         raise CheckpointError(f"{path / MANIFEST} is not as it was written")
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    """Load a file of tensors; one that is gone meanwhile is a file that cannot be read.
+
+    safetensors says both that and a lack of memory by a RuntimeError.
+    """
+    with readable(path, SafetensorError, KeyError):
+        try:
+            return load_file(path)
+        except RuntimeError as error:
+            if path.exists():
+                raise
+            raise FileNotFoundError(errno.ENOENT, "is gone", str(path)) from error
 
 
 def check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

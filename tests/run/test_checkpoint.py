@@ -165,6 +165,28 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(
     assert checkpoint.list_steps(tmp_path) == [1, 2]
 
 
+def test_a_file_that_is_gone_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is going on drops old checkpoints; a lack of memory is another matter."""
+    save(tmp_path, 1)
+
+    def vanishing(path: Path) -> None:
+        path.unlink()
+        raise RuntimeError("unable to open file")
+
+    def lacking(path: Path) -> None:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(checkpoint, "load_file", lacking)
+    with pytest.raises(RuntimeError, match="not enough memory"):
+        checkpoint.load_newest(tmp_path)
+
+    monkeypatch.setattr(checkpoint, "load_file", vanishing)
+    with refused("no checkpoint under", "model.safetensors"):
+        checkpoint.load_newest(tmp_path)
+
+
 def test_who_may_read_the_record_may_read_the_weights(tmp_path: Path) -> None:
     save(tmp_path, 1)
     assert len({path.stat().st_mode for path in (tmp_path / "step_00000001").iterdir()}) == 1

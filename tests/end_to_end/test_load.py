@@ -35,11 +35,14 @@ def test_a_run_in_progress_can_be_opened_at_any_moment(
 ) -> None:
     often = ("train.save_every=1", "train.keep_checkpoints=1", "train.num_steps=100000")
     process = start(*tiny_overrides, *often, cwd=tmp_path)
-    wait_for(lambda: num_rows(tmp_path / "run") >= 5, process)
-    for _ in range(150):
-        load_run(tmp_path / "run")
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    try:
+        wait_for(lambda: num_rows(tmp_path / "run") >= 5, process)
+        for _ in range(150):
+            load_run(tmp_path / "run")
+    finally:
+        # Else a run of 100,000 steps would outlive a test that fails.
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
     assert process.returncode == 75
 
 

@@ -84,9 +84,13 @@ class Parallel:
 
     def end(self) -> None:
         """Leave the other ranks; nothing may hold a prepared model any more."""
+        if not distributed.is_initialized():
+            return
+
         # Before the process group ends: wrapped training holds it, and a group that is freed
         # last can wait for its own thread for ever.
         self._accelerator.free_memory()
+        gc.unfreeze()
         gc.collect()
         self._accelerator.end_training()
 

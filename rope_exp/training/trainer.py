@@ -5,10 +5,8 @@ once on a CPU. Between micro-batches, in training and in evaluation, the ranks a
 was asked to stop: all save the same step, and leave.
 """
 
-import gc
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rope_exp.config.costs import flops_per_token
@@ -100,7 +98,7 @@ class Trainer:
         record = Record(
             self.config, self.folder, self.start, self.throughput, self.parallel.is_main
         )
-        with record, frozen_heap():
+        with record:
             status = self._loop(record)
             facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             record.end(status, self.step, facts | self.identity)
@@ -211,17 +209,3 @@ class Trainer:
         self.parallel.wait()
         self.saved_step = self.step
         self.throughput.pause()
-
-
-@contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Have Python's garbage collector leave alone what stands now, while the block runs.
-
-    To look at every object of the libraries costs a step or two.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -6,6 +6,7 @@ command line where that process is a rank of `accelerate launch` or torchrun alr
 
 import contextlib
 import ctypes
+import gc
 import os
 import sys
 import traceback
@@ -110,6 +111,9 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     if stop.requested and _world_size() == 1:
         return EXIT_STOPPED
 
+    # What is imported stays. For Python's collector to look for garbage in it costs a second of
+    # the start, and a step or two in training.
+    gc.disable()
     set_up_process(config)
 
     from rope_exp.data.prepare import prepare
@@ -117,6 +121,9 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     from rope_exp.training.parallel import Parallel
     from rope_exp.training.record import environment
     from rope_exp.training.trainer import Trainer
+
+    gc.freeze()
+    gc.enable()
 
     train = config.train
     launch = config.launch
@@ -145,6 +152,8 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
                 "nor given as train.peak_tflops"
             )
 
+    gc.collect()
+    gc.freeze()
     status = trainer.train()
 
     del trainer

@@ -1,6 +1,5 @@
 """The loop from inside: reading late, stopping anywhere, divergence."""
 
-import gc
 import math
 
 import pytest
@@ -9,7 +8,6 @@ from support.trainers import Make, losses, same, snapshot
 
 from rope_exp.run import checkpoint
 from rope_exp.system.files import read_json
-from rope_exp.training.trainer import frozen_heap
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 5])
@@ -133,9 +131,3 @@ def test_leftovers_of_interrupted_saves_are_cleared(make: Make) -> None:
     assert trainer.train() == "finished"
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000006"]
     assert (trainer.folder / "result.json").exists()
-
-
-def test_the_collector_leaves_alone_what_stands_in_a_run() -> None:
-    with frozen_heap():
-        assert gc.get_freeze_count() > 1000
-    assert gc.get_freeze_count() == 0

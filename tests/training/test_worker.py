@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,6 +47,31 @@ def test_memory_that_a_step_freed_is_used_again() -> None:
     }
     assert faults["given back"] > 1000
     assert faults["kept"] < faults["given back"] / 4
+
+
+def test_the_collector_leaves_alone_what_stands_in_a_run(
+    tiny_overrides: list[str], tmp_path: Path
+) -> None:
+    """The libraries and the model: it still runs, and is spared a look at them."""
+    script = f"""
+import gc, sys
+from rope_exp.cli import main
+from rope_exp.training.trainer import Trainer
+frozen = []
+train = Trainer.train
+def watched(self):
+    frozen.append(gc.get_freeze_count())
+    assert gc.isenabled()
+    return train(self)
+Trainer.train = watched
+sys.argv = ["train.py", "launch=inline", *{tiny_overrides!r}]
+assert main("train") == 0
+print(*frozen)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert int(done.stdout.split()[-1]) > 100_000
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,6 @@ from support.runs import (
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 
-LOGGED = {
-    "raise": "sabotage of process 0",
-    "memory": "error: out of memory",
-    "killed": "ended by SIGKILL",
-}
-
 
 @pytest.fixture
 def group(tmp_path: Path) -> Path:
@@ -52,32 +46,46 @@ def finished(runs: Path) -> list[str]:
     return sorted(path.parent.parent.name for path in runs.glob("*/seed0/result.json"))
 
 
-@pytest.mark.parametrize(
-    "what", ["raise", "memory", pytest.param("killed", marks=pytest.mark.torture)]
-)
-def test_one_broken_run_is_named_and_rerun_alone(
-    tmp_path: Path, group: Path, sweep: list[str], what: str
+def assert_broken(stderr: str, group: Path, runs: Path, **logged: str) -> None:
+    """Each broken run is named with its log, which says what became of it."""
+    for pe, words in logged.items():
+        log = f"{pe}/seed0/log.txt"
+        assert f"{pe}-s0: failed (exit code 1), see {group}/{log}" in stderr
+        assert words in (runs / log).read_text()
+        assert pe not in finished(runs)
+
+
+def test_broken_runs_are_named_and_rerun_alone(
+    tmp_path: Path, group: Path, sweep: list[str]
 ) -> None:
-    """The others finish; the broken one is named with its log, and a rerun starts it alone."""
+    """The others finish; the broken ones are named, and a rerun starts them alone."""
     command = [*sweep, "pe=nope,vo_rope,qk_rope", "train.num_steps=30"]
     runs = tmp_path / group
-    broken = runs / "vo_rope/seed0"
-    harm = sabotage(step=5, what="hang" if what == "killed" else what)
-    process = start(*command, cwd=tmp_path, **harm)
-    if what == "killed":
-        wait_for(lambda: num_rows(broken) >= 4, process)
-        [victim] = ranks_of(group / "vo_rope")
-        os.kill(victim, signal.SIGKILL)
-    _, stderr = process.communicate(timeout=120)
-
-    assert process.returncode == 1
-    assert f"vo_rope-s0: failed (exit code 1), see {group}/vo_rope/seed0/log.txt" in stderr
-    assert LOGGED[what] in (broken / "log.txt").read_text()
-    assert finished(runs) == ["nope", "qk_rope"]
+    done = train(*command, cwd=tmp_path, **sabotage(step=5, nope="raise", vo_rope="memory"))
+    assert done.returncode == 1
+    words = {"nope": "sabotage of process 0", "vo_rope": "error: out of memory"}
+    assert_broken(done.stderr, group, runs, **words)
+    assert finished(runs) == ["qk_rope"]
 
     assert train(*command, cwd=tmp_path).returncode == 0
     assert finished(runs) == ["nope", "qk_rope", "vo_rope"]
-    assert starts(runs) == {"nope": 1, "qk_rope": 1, "vo_rope": 2}
+    assert starts(runs) == {"nope": 2, "qk_rope": 1, "vo_rope": 2}
+
+
+@pytest.mark.torture
+def test_a_killed_run_is_named_and_the_others_finish(
+    tmp_path: Path, group: Path, sweep: list[str]
+) -> None:
+    command = [*sweep, "pe=nope,vo_rope,qk_rope", "train.num_steps=30"]
+    runs = tmp_path / group
+    process = start(*command, cwd=tmp_path, **sabotage(step=5, vo_rope="hang"))
+    wait_for(lambda: num_rows(runs / "vo_rope/seed0") >= 4, process)
+    [victim] = ranks_of(group / "vo_rope")
+    os.kill(victim, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert_broken(stderr, group, runs, vo_rope="ended by SIGKILL")
+    assert finished(runs) == ["nope", "qk_rope"]
 
 
 def test_two_sweeps_at_once_run_every_run_once(

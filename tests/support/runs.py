@@ -46,13 +46,14 @@ def train(*overrides: str, cwd: Path, **kwargs: Any) -> Completed:
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def sabotage(*, step: int, what: str, pe: str = "vo_rope", rank: int = 0) -> dict[str, str]:
-    """Return an environment in which one rank of one run is broken at one step.
+def sabotage(*, step: int, rank: int = 0, **what: str) -> dict[str, str]:
+    """Return an environment in which one rank of some runs is broken at one step.
 
     Args:
-        what: raise, hang, memory, loss (becomes infinite), nan or inf (in a gradient).
+        what: by run raise, hang, memory, loss (becomes infinite), nan or inf (in a gradient).
     """
-    return {"PYTHONPATH": INSIDE, "SABOTAGE": f"{pe}:{rank}:{step}:{what}"}
+    harms = [f"{pe}:{rank}:{step}:{kind}" for pe, kind in what.items()]
+    return {"PYTHONPATH": INSIDE, "SABOTAGE": ",".join(harms)}
 
 
 @dataclass(frozen=True, kw_only=True)

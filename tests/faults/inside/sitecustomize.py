@@ -1,4 +1,4 @@
-"""On PYTHONPATH, breaks one rank of one run from within: SABOTAGE=<pe>:<rank>:<step>:<what>."""
+"""On PYTHONPATH, breaks ranks of runs from within: SABOTAGE=<pe>:<rank>:<step>:<what>,..."""
 
 import math
 import os
@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
-    pe, rank, at, what = os.environ["SABOTAGE"].split(":")
-    if os.environ.get("RANK", "0") == rank:
+    rank = os.environ.get("RANK", "0")
+    harms = {}  # what happens, by run and step
+    for harm in os.environ["SABOTAGE"].split(","):
+        pe, of_rank, at, kind = harm.split(":")
+        if of_rank == rank:
+            harms[pe, int(at)] = kind
+
+    if harms:
         import torch
 
         from rope_exp.training.step import TrainingStep
@@ -18,7 +24,8 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
 
         def train_step(self: Any, step: int) -> Any:
             """The step, broken if it is the one."""
-            if step != int(at) or self.config.pe.label != pe:
+            what = harms.get((self.config.pe.label, step))
+            if what is None:
                 return healthy(self, step)
             if what == "raise":
                 raise RuntimeError(f"sabotage of process {rank}")

@@ -1,25 +1,20 @@
 """How fast training goes here and what it could do: `python scripts/bench.py [PART ...]`.
 
 Parts, in the order they run:
-  check          the nine variants against float64, compiled and eager; the loss falls. Else it ends
-  limits         rates of matrix products and of memory
-  speed          tokens/s of each model beside its peers, with the step's floor and MFU
-  breakdown      where a step's time goes
-  variants       the step time of each variant beside NoPE's
-  compile        the first step cold, warm, and of another variant; when compiling pays back
-  growth         step time and memory against length, width, layers, vocabulary
-  start          --help, a config error, the first step of a prepared run
-  placement      a sweep with one core a run beside all cores a run (CPU)
-  prepare        preparation beside plain tokenizers, and on ten times the text (Linux)
-  reliability    what checksums, fsync and saving take of a run
-  deterministic  training with deterministic mode beside without
-  against        training in this checkout beside another (--tree FOLDER)
-  figure         throughput against size
+  check      every variant against float64, compiled and eager; its loss falls. Else the bench ends
+  limits     rates of matrix products and of memory
+  speed      tokens/s of each model beside its peers, with the step's floor and MFU
+  breakdown  where a step's time goes
+  race       the model in a bare loop, once an --arm, side by side: time, memory, the first step
+  start      --help, a config error, the first step of a prepared run
+  prepare    preparation beside plain tokenizers (Linux)
+  against    training in this checkout beside another (--tree FOLDER)
+  figure     throughput against size
 
-speed, breakdown, variants and compile measure every model, the others the first. One JSON file a
-part (and model) goes to --out, with what it was measured on; what is there is not measured again
-without --again, so that a broken-off bench goes on. Peers: transformers' Trainer, eager and
-compiled; litgpt, where .venv-litgpt has it; and our model in a bare loop.
+speed, breakdown and race measure every model, the others the first. One JSON file a part (and model)
+goes to --out, with what it was measured on; what is there is not measured again without --again, so
+that a broken-off bench goes on. Peers: transformers' Trainer, eager and compiled; litgpt, where
+.venv-litgpt has it; and our model in a bare loop.
 """
 
 import argparse
@@ -32,7 +27,7 @@ from typing import Any
 
 import torch
 import yaml
-from benchmarks import commands, parts
+from benchmarks import parts
 from benchmarks.check import check
 from benchmarks.device import breakdown, limits
 from benchmarks.setting import Bench
@@ -44,20 +39,15 @@ PARTS: dict[str, Callable[[Bench, str], dict[str, Any]]] = {
     "limits": limits,
     "speed": parts.speed,
     "breakdown": breakdown,
-    "variants": parts.variants,
-    "compile": parts.compiling,
-    "growth": parts.growth,
-    "start": commands.start,
-    "placement": commands.placement,
+    "race": parts.arms,
+    "start": parts.start,
     "prepare": parts.prepare,
-    "reliability": commands.reliability,
-    "deterministic": parts.deterministic,
     "against": parts.against,
 }
 FIGURE = "figure"
 DEFAULT = ("check", "limits", "speed", "prepare", FIGURE)
-EVERY_MODEL = ("speed", "breakdown", "variants", "compile")
-NAMELESS = ("limits", "growth", "start", "placement", "prepare")  # files without a model's name
+EVERY_MODEL = ("speed", "breakdown", "race")
+NAMELESS = ("limits", "start", "prepare")  # files without a model's name
 
 
 def main() -> int:
@@ -75,6 +65,8 @@ def main() -> int:
     add("--out", type=Path, help="default: results/bench/<device>")
     add("--again", action="store_true", help="measure what was measured before")
     add("--rounds", type=int, default=12, help="default: %(default)s")
+    add("--arm", dest="arms", action="append", default=[], metavar="'KEY=VALUE ...'")
+    add("--name", default="race", help="of a race's file, default: %(default)s")
     add("--tree", type=Path, help="the other checkout, for the part against")
     options = parser.parse_args()
     unknown = {*options.parts} - {*PARTS, FIGURE}
@@ -97,7 +89,9 @@ def measure(bench: Bench, chosen: Sequence[str]) -> None:
         if part not in chosen:
             continue
         for model in bench.models if part in EVERY_MODEL else bench.models[:1]:
-            name = part if part in NAMELESS else f"{part}-{model}"
+            name = bench.options.name if part == "race" else part
+            if part not in NAMELESS:
+                name += f"-{model}"
             result = bench.result(name, functools.partial(PARTS[part], bench, model))
             print(shown({name: result}))
             # The next part's processes need it.

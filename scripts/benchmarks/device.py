@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.utils.benchmark import Timer
 
@@ -22,6 +23,7 @@ KINDS = {
     "optimizer": ("adam", "multi_tensor", "foreach", "linalg_vector_norm"),
     "products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass", "xmma"),
     "copies": ("memcpy", "memset"),
+    "other": ("",),
 }
 
 
@@ -55,16 +57,14 @@ def _seconds(statement: str, **names: Any) -> float:
     return timer.blocked_autorange(min_run_time=SECONDS).median
 
 
-def floor(bench: Bench, spec: ours.Spec) -> dict[str, float]:
+def floor(bench: Bench, spec: ours.Spec, cost: dict[str, int]) -> dict[str, float]:
     """Return the least time of a step, in seconds.
 
     It is that of its products (MFU's count: weights, and causal attention) at the measured rate of
     large ones, and of AdamW's seven passes over the weights in float32 at that of copies. What is
-    pointwise (norms, rotation, softmax, SwiGLU) is not counted: fused without end, it would cost
-    nothing.
+    pointwise (norms, rotation, softmax, SwiGLU) would cost nothing, were it fused without end.
     """
     known = bench.result("limits", lambda: limits(bench, ""))
-    cost = ours.cost(ours.settled(spec["words"]), spec["vocab_size"])
     rate = known["matmul_flops_per_s"]["bf16" if spec["bf16"] else "fp32"]
     products = spec["tokens_per_step"] * cost["flops_per_token"] / rate
     update = 7 * 4 * cost["params"] / known["copy_bytes_per_s"]
@@ -80,42 +80,36 @@ def breakdown(bench: Bench, model: str) -> dict[str, Any]:
     """
     on_gpu = bench.device == "cuda"
     torch._inductor.config.cpp.enable_kernel_profile = True
-    spec = ours.training_spec(bench.words(model))
-    config = ours.settled(spec["words"])
-    decoder, optimizer = ours.learner(config, spec["vocab_size"])
-    size = (spec["batch"], spec["seq_len"] + 1)
-    ids_BT = torch.randint(spec["vocab_size"], size, generator=torch.Generator().manual_seed(0))
-    micro_batches = torch.split(ids_BT.to(bench.device), spec["micro"])
-
+    spec = ours.spec_of(bench.words(model))
+    learner = ours.Learner(ours.settled(spec["words"]), spec["vocab_size"])
+    micro_batches = torch.split(random_ids(spec, spec["batch"]).to(bench.device), spec["micro"])
     for _ in range(4):
-        ours.train_step(config, decoder, optimizer, micro_batches)
+        learner.step(micro_batches)
+
     with torch.profiler.profile() as profile:
         for _ in range(STEPS):
-            ours.train_step(config, decoder, optimizer, micro_batches)
+            learner.step(micro_batches)
         if on_gpu:
             torch.cuda.synchronize()
 
     times: dict[str, float] = {}
     for event in profile.key_averages():
+        # On a GPU what called a kernel is listed beside it, with its time.
         if not on_gpu:
-            spent = event.self_cpu_time_total
+            times[event.key] = event.self_cpu_time_total / 1e3 / STEPS
         elif event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            spent = event.self_device_time_total
-        else:
-            # What called a kernel is listed beside it, with its time.
-            continue
-        times[event.key] = spent / 1e3 / STEPS
+            times[event.key] = event.self_device_time_total / 1e3 / STEPS
 
     total = sum(times.values())
-    shares = dict.fromkeys([*KINDS, "other"], 0.0)
+    shares = dict.fromkeys(KINDS, 0.0)
     for name, milliseconds in times.items():
-        shares[_kind(name)] += milliseconds / total
+        kind = next(kind for kind, words in KINDS.items() if any(w in name.lower() for w in words))
+        shares[kind] += milliseconds / total
     top = sorted(times.items(), key=lambda item: -item[1])[:15]
     return {"shares": shares, "ms_a_step": total, "top_ms": dict(top)}
 
 
-def _kind(kernel: str) -> str:
-    for kind, words in KINDS.items():
-        if any(word in kernel.lower() for word in words):
-            return kind
-    return "other"
+def random_ids(spec: ours.Spec, rows: int) -> Tensor:
+    """Return windows of T + 1 ids, always the same."""
+    size = (rows, spec["seq_len"] + 1)
+    return torch.randint(spec["vocab_size"], size, generator=torch.Generator().manual_seed(0))

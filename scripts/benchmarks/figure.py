@@ -37,8 +37,7 @@ def draw(folder: Path) -> Path:
     limit = [speed["tokens_per_step"] / speed["floor"]["floor_s"] for speed in speeds]
     axes.plot(sizes, limit, "--", color="0.5", label="products of matrices alone")
 
-    device = files[0]["on"]["device"]
-    title = f"Training throughput, {speeds[0]['precision']}, {device}"
+    title = f"Training throughput, {speeds[0]['precision']}, {files[0]['on']['device']}"
     axes.set_title(title, loc="left", fontsize=10)
     axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="tokens a second")
     axes.grid(which="both", color="0.92")

@@ -143,9 +143,7 @@ def trainer(spec: SimpleNamespace, gate: Gate) -> None:
         optim="adamw_torch_fused",
         logging_steps=10,
         save_strategy="no",
-        report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=on_gpu,
     )
     texts = [{"input_ids": ids_T, "labels": ids_T} for ids_T in windows(spec)[:, :-1]]
     model = transformers.LlamaForCausalLM(shape)
@@ -217,7 +215,7 @@ def encode(spec: SimpleNamespace, gate: Gate) -> None:
     from rope_exp.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(spec.tokenizer)
-    all_texts = list(texts(spec.words))
+    all_texts = texts(spec.words)
     while True:
         gate()
         for first in range(0, len(all_texts), 1000):

@@ -5,7 +5,8 @@ torch is imported where it is needed: the memory of preparation is measured with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -78,19 +79,18 @@ def prepare_with(words: Sequence[str], tokenizer_file: str) -> None:
         preparation.prepare(config.data, config.tokenizer)
 
 
-def texts(words: Sequence[str]) -> Iterator[str]:
-    """Yield every document of a corpus that is not empty."""
+def texts(words: Sequence[str]) -> list[str]:
+    """Return every document of a corpus."""
     corpus = preparation.open_corpus(settled(words).data)
-    for split in corpus.splits:
-        for _, text in corpus.documents(split):
-            yield text
+    return list(chain.from_iterable(read() for read in corpus.splits.values()))
 
 
-def cost(config: RunConfig, vocab_size: int) -> dict[str, int]:
-    """Return the parameters of a config's model, and its operations a training token."""
+def cost(spec: Spec) -> dict[str, int]:
+    """Return the parameters of a model, and its operations a training token."""
+    config = settled(spec["words"])
     return {
-        "params": costs.num_parameters(config.architecture(vocab_size)),
-        "flops_per_token": costs.flops_per_token(config, vocab_size),
+        "params": costs.num_parameters(config.architecture(spec["vocab_size"])),
+        "flops_per_token": costs.flops_per_token(config, spec["vocab_size"]),
     }
 
 
@@ -111,10 +111,7 @@ def exact_logits(model: Decoder, ids_BT: Tensor) -> Tensor:
 
 
 class Learner:
-    """A run's model, in a process that is set up as a run's, and the shortest step that trains it.
-
-    It shares with the harness the model and the choice of the optimizer, not the step.
-    """
+    """A run's model and optimizer, in a process set up as a run's, and the shortest step."""
 
     def __init__(self, config: RunConfig, vocab_size: int) -> None:
         import torch

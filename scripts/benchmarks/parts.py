@@ -26,10 +26,8 @@ LITGPT = ours.REPOSITORY / ".venv-litgpt" / "bin" / "python"
 def speed(bench: Bench, model: str) -> dict[str, Any]:
     """Race our training with its peers; beside it the floor of a step, and MFU."""
     spec = ours.spec_of(bench.words(model))
-    config = ours.settled(spec["words"])
-    cost = ours.cost(config, spec["vocab_size"])
+    cost = ours.cost(spec)
     least = floor(bench, spec, cost)
-
     specs = {
         "ours": spec | {"arm": "ours"},
         "bare": spec | {"arm": "bare"},
@@ -47,7 +45,7 @@ def speed(bench: Bench, model: str) -> dict[str, Any]:
     return {
         "arms": arms,
         **cost,
-        "precision": config.train.precision,
+        "precision": "bf16" if spec["bf16"] else "fp32",
         "tokens_per_step": spec["tokens_per_step"],
         "floor": least,
         "of_floor": least["floor_s"] / arms["ours"]["step_s"][1],
@@ -55,7 +53,7 @@ def speed(bench: Bench, model: str) -> dict[str, Any]:
     }
 
 
-def arms(bench: Bench, model: str) -> dict[str, Any]:
+def race_arms(bench: Bench, model: str) -> dict[str, Any]:
     """Race bare loops, one with the overrides of each --arm."""
     if not bench.options.arms:
         raise ConfigError("--arm", ..., "say at least one, such as --arm pe=nope, for a race")

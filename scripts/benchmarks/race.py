@@ -10,13 +10,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from benchmarks.ours import REPOSITORY, Spec
 from rope_exp.system.console import log
@@ -65,7 +65,7 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
             "first_step_s": first_step_s[name],
             "step_s": quartiles(own),
             "tokens_per_s": specs[name]["tokens_per_step"] / statistics.median(own),
-            "times_as_slow": quartiles(np.divide(own, first)),
+            "times_as_slow": quartiles(np.array(own) / np.array(first)),
             "peak_bytes": contenders[name].peak_bytes,
             "rounds": rounds,
         }
@@ -73,7 +73,7 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
     }
 
 
-def quartiles(values: ArrayLike) -> list[float]:
+def quartiles(values: Sequence[float] | NDArray[np.float64]) -> list[float]:
     """Return the lower quartile, the median and the upper quartile."""
     return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
 

@@ -30,14 +30,13 @@ PARTS: dict[str, Callable[[Bench, str], dict[str, Any]]] = {
     "speed": parts.speed,
     "breakdown": breakdown,
     "race": parts.race_arms,
-    "start": parts.start,
     "prepare": parts.prepare,
     "against": parts.against,
 }
 FIGURE = "figure"
 DEFAULT = ("check", "limits", "speed", "prepare", FIGURE)
 EVERY_MODEL = ("speed", "breakdown", "race")  # the others measure the first alone
-NAMELESS = ("limits", "start", "prepare")  # files without a model's name
+NAMELESS = ("limits", "prepare")  # files without a model's name
 
 
 def main() -> int:
@@ -51,8 +50,7 @@ def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__ + "\n".join(about), formatter_class=raw)
     add = parser.add_argument
-    names = [*PARTS, FIGURE]
-    add("parts", nargs="*", metavar="PART", choices=names, help=f"default: {' '.join(DEFAULT)}")
+    add("parts", nargs="*", metavar="PART", help=f"default: {' '.join(DEFAULT)}")
     add("--models", default="nano,10m", help="default: %(default)s")
     add("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     add("--out", type=Path, help="default: results/bench/<device>")
@@ -61,6 +59,9 @@ def main() -> int:
     add("--name", default="race", help="of a race's file; default: %(default)s")
     add("--tree", type=Path, help="the other checkout, for the part against")
     options = parser.parse_args()
+    unknown = {*options.parts} - {*PARTS, FIGURE}
+    if unknown:
+        parser.error(f"part={unknown.pop()} is not one of {', '.join([*PARTS, FIGURE])}")
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds} must be at least 1")
 

@@ -121,12 +121,7 @@ def trainer(spec: SimpleNamespace, gate: Gate) -> None:
     import transformers
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    shape = transformers.LlamaConfig(
-        vocab_size=spec.vocab_size,
-        max_position_embeddings=spec.seq_len,
-        use_cache=False,
-        **spec.model,
-    )
+    shape = transformers.LlamaConfig(vocab_size=spec.vocab_size, use_cache=False, **spec.model)
     on_gpu = spec.device == "cuda"
     arguments = transformers.TrainingArguments(
         output_dir=str(spec.folder),

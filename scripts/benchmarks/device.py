@@ -28,32 +28,28 @@ KINDS = {
 }
 
 
+@functools.cache
 def limits(bench: Bench, model: str) -> dict[str, Any]:
     """Measure the products of large squares, by dtype, and copies, with reads and writes counted.
 
     Returns:
         num_threads, square, matmul_flops_per_s (bf16, fp32), copy_bytes_per_s.
     """
-    return rates(bench.device)
-
-
-@functools.cache
-def rates(device: str) -> dict[str, Any]:
-    """Measure what `limits` returns, once."""
+    device = bench.device
     size = SQUARE[device]
-    products = {}
+    rates = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         a = torch.randn(size, size, device=device).to(dtype)
         b = torch.randn(size, size, device=device).to(dtype)
         seconds = _seconds("torch.mm(a, b, out=out)", a=a, b=b, out=torch.empty_like(a))
-        products[name] = 2 * size**3 / seconds
+        rates[name] = 2 * size**3 / seconds
 
     source = torch.ones(COPY_BYTES[device] // 4, device=device)
     seconds = _seconds("target.copy_(source)", source=source, target=torch.empty_like(source))
     return {
         "num_threads": torch.get_num_threads(),
         "square": size,
-        "matmul_flops_per_s": products,
+        "matmul_flops_per_s": rates,
         "copy_bytes_per_s": 2 * COPY_BYTES[device] / seconds,
     }
 
@@ -70,7 +66,7 @@ def floor(bench: Bench, spec: ours.Spec, cost: dict[str, int]) -> dict[str, floa
     large ones, and of AdamW's seven passes over the weights in float32 at that of copies. What is
     pointwise (norms, rotation, softmax, SwiGLU) would cost nothing, were it fused without end.
     """
-    known = rates(bench.device)
+    known = limits(bench, bench.models[0])
     rate = known["matmul_flops_per_s"]["bf16" if spec["bf16"] else "fp32"]
     products = spec["tokens_per_step"] * cost["flops_per_token"] / rate
     update = 7 * 4 * cost["params"] / known["copy_bytes_per_s"]

@@ -5,7 +5,10 @@ torch is imported where it is needed: the memory of preparation is measured with
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,17 +31,6 @@ Spec = dict[str, Any]
 REPOSITORY = Path(__file__).resolve().parents[2]
 VARIANTS = sorted(path.stem for path in (REPOSITORY / "configs" / "pe").glob("*.yaml"))
 
-# What a Llama of transformers and a GPT of litgpt need to know of a model.
-SHAPE = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-)
-
 
 def settled(words: Sequence[str]) -> RunConfig:
     """Return the config of a command line, as it trains on this machine."""
@@ -52,8 +44,11 @@ def spec_of(words: Sequence[str]) -> Spec:
     prepared = preparation.prepare(config.data, config.tokenizer, seq_len=train.seq_len)
 
     return {
+        "python": sys.executable,
+        "tree": str(REPOSITORY),
         "words": list(words),
-        "model": {key: getattr(config.model, key) for key in SHAPE},
+        # Under the names of LlamaConfig.
+        "model": asdict(config.model),
         "vocab_size": prepared.vocab_size,
         "batch": train.global_batch_size,
         "micro": train.micro_batch_size or train.global_batch_size,
@@ -123,8 +118,7 @@ class Learner:
         device = config.launch.device
         bf16 = config.train.precision == "bf16"
         self.autocast = torch.autocast(device, torch.bfloat16, enabled=bf16)
-        self.grad_clip = config.optim.grad_clip
-        self.clip = torch.nn.utils.clip_grad_norm_
+        self.clip = partial(torch.nn.utils.clip_grad_norm_, max_norm=config.optim.grad_clip)
         self.model = decoder(config, vocab_size).to(device)
         if config.train.compile:
             self.model.compile_parts()
@@ -143,7 +137,7 @@ class Learner:
             loss = self.loss(ids_BT, num_tokens)
             loss.backward()  # type: ignore[no-untyped-call]
 
-        self.clip(self.model.parameters(), self.grad_clip)
+        self.clip(self.model.parameters())
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()

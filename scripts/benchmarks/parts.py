@@ -1,12 +1,7 @@
-"""The parts that time training, preparation and start-up."""
+"""The parts that are races of contenders, which train or prepare side by side."""
 
 import shlex
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +9,11 @@ from scipy import stats
 
 from benchmarks import ours
 from benchmarks.device import floor
-from benchmarks.race import quartiles, race
+from benchmarks.race import race
 from benchmarks.setting import Bench
 from rope_exp.config.costs import peak_flops_per_s
 from rope_exp.system.console import log
-from rope_exp.system.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USAGE, ConfigError
+from rope_exp.system.errors import ConfigError
 
 LITGPT = ours.REPOSITORY / ".venv-litgpt" / "bin" / "python"
 
@@ -26,8 +21,6 @@ LITGPT = ours.REPOSITORY / ".venv-litgpt" / "bin" / "python"
 def speed(bench: Bench, model: str) -> dict[str, Any]:
     """Race our training with its peers; beside it the floor of a step, and MFU."""
     spec = ours.spec_of(bench.words(model))
-    cost = ours.cost(spec)
-    least = floor(bench, spec, cost)
     specs = {
         "ours": spec | {"arm": "ours"},
         "bare": spec | {"arm": "bare"},
@@ -40,6 +33,8 @@ def speed(bench: Bench, model: str) -> dict[str, Any]:
         log(f"  litgpt: left out, there is no {LITGPT}")
     arms = _race_here(bench, specs)
 
+    cost = ours.cost(spec)
+    least = floor(bench, spec, cost)
     peak = peak_flops_per_s(bench.facts["device"])
     rate = arms["ours"]["tokens_per_s"] * cost["flops_per_token"]
     return {
@@ -99,7 +94,7 @@ def against(bench: Bench, model: str) -> dict[str, Any]:
     other, this = (ours.spec_of(bench.words(model, *shlex.split(arm))) for arm in words)
     specs = {
         "other": other | {"arm": "ours", "tree": str(tree.resolve())},
-        "this": this | {"arm": "ours", "tree": str(ours.REPOSITORY)},
+        "this": this | {"arm": "ours"},
     }
 
     rounds = []
@@ -139,38 +134,3 @@ def _steps(spec: ours.Spec) -> int:
     if spec["tokens_per_step"] <= 4096:
         return 10
     return 1 if spec["device"] == "cpu" else 4
-
-
-def start(bench: Bench, model: str) -> dict[str, Any]:
-    """Time --help, a config error, and the first step of a run that is prepared and compiled."""
-    a_run = [*bench.words(model), "train.num_steps=1000", "train.log_every=1"]
-    commands = {
-        "--help": (["--help"], EXIT_DONE),
-        "a config error": (["pe=vo_rop"], EXIT_USAGE),
-        "the first step, prepared and compiled": (a_run, EXIT_STOPPED),
-    }
-    found = {}
-    for name, (words, code) in commands.items():
-        # The first of all finds nothing prepared.
-        _, *seconds = [_seconds(words, code) for _ in range(1 + bench.rounds)]
-        found[name] = quartiles(seconds)
-    return found
-
-
-def _seconds(words: list[str], code: int) -> float:
-    """Return the seconds until train.py has recorded a step, and is then stopped; or has ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder, "run", "metrics.jsonl")
-        command = [sys.executable, "train.py", *words, f"run.dir={rows.parent}"]
-        with Path(folder, "said").open("w+", encoding="utf-8") as said:
-            started = time.perf_counter()
-            process = subprocess.Popen(command, cwd=ours.REPOSITORY, stdout=said, stderr=said)
-            while process.poll() is None and not (rows.exists() and rows.stat().st_size):
-                time.sleep(0.002)
-            seconds = time.perf_counter() - started
-
-            process.terminate()
-            if process.wait() != code:
-                said.seek(0)
-                raise RuntimeError(f"{command}: exit code {process.returncode}\n{said.read()}")
-    return seconds

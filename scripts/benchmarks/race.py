@@ -8,7 +8,6 @@ import contextlib
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.ours import REPOSITORY, Spec
+from benchmarks.ours import Spec
 from rope_exp.system.console import log
 
 ARMS = Path(__file__).with_name("arms.py")
@@ -28,8 +27,7 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
     """Let contenders take steps in turn.
 
     Args:
-        specs: What each is told, with its `arm` of arms.py, and where they differ from this
-            process's its `python` and `tree`. Ratios are to the first.
+        specs: What each is told, with its `arm` of arms.py. Ratios are to the first.
         rounds: How often each has its turn.
         steps: How many steps a turn has.
         warmup: How many steps follow the first one unmeasured.
@@ -91,13 +89,13 @@ class Contender:
         changes = {
             "CUDA_VISIBLE_DEVICES": gpu,
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": f"{ARMS.parents[1]}{os.pathsep}{spec.get('tree', REPOSITORY)}",
+            "PYTHONPATH": f"{ARMS.parents[1]}{os.pathsep}{spec['tree']}",
         }
         self.arm, its_end = Pipe()
         with its_end, self.log.open("wb") as log:
             number = its_end.fileno()
             self.process = subprocess.Popen(
-                [spec.get("python", sys.executable), str(ARMS), str(number)],
+                [spec["python"], str(ARMS), str(number)],
                 pass_fds=[number],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -18,7 +18,7 @@ def test_a_race_measures_every_contender_against_the_first(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     words = [*tiny_overrides, "launch.device=cpu", "train.compile=false"]
-    spec = spec_of(words) | {"tree": str(REPOSITORY)}
+    spec = spec_of(words)
     arms = ("ours", "bare", "Trainer")
 
     found = race({arm: spec | {"arm": arm} for arm in arms}, rounds=2, steps=2)
@@ -41,7 +41,7 @@ def test_a_contender_that_fails_ends_the_race_in_its_words(tiny_overrides: list[
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sped"], "PART: invalid choice: 'sped' (choose from"),
+        (["sped"], "part=sped is not one of check, limits, speed"),
         (["--rounds", "0"], "--rounds: 0 must be at least 1"),
         (["--models", "nanno"], "model=nanno"),
         (["--set", "launch.num_processes=2"], "launch.num_processes=2: must be 1"),

@@ -49,14 +49,21 @@ def speed(bench: Bench, model: str) -> dict[str, Any]:
 
 
 def race_arms(bench: Bench, model: str) -> dict[str, Any]:
-    """Race bare loops, one with the overrides of each --arm."""
+    """Race bare loops, one with the overrides of each --arm.
+
+    An arm vocab_size=N has a model of more tokens than the corpus can teach a tokenizer.
+    """
     if not bench.options.arms:
         raise ConfigError("--arm", ..., "say at least one, such as --arm pe=nope, for a race")
 
     specs: dict[str, ours.Spec] = {}
     for words in bench.options.arms:
-        name = f"{words} again" if words in specs else words
-        specs[name] = ours.spec_of(bench.words(model, *shlex.split(words))) | {"arm": "bare"}
+        key, _, size = words.partition("=")
+        overrides = [] if key == "vocab_size" else shlex.split(words)
+        spec = ours.spec_of(bench.words(model, *overrides)) | {"arm": "bare"}
+        if key == "vocab_size":
+            spec["vocab_size"] = int(size)
+        specs[f"{words} again" if words in specs else words] = spec
     return _race_here(bench, specs)
 
 

@@ -24,7 +24,6 @@ KINDS = {
     "optimizer": ("adam", "multi_tensor", "foreach", "linalg_vector_norm"),
     "products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass", "xmma"),
     "copies": ("memcpy", "memset"),
-    "other": ("",),
 }
 
 
@@ -103,12 +102,18 @@ def breakdown(bench: Bench, model: str) -> dict[str, Any]:
             times[event.key] = event.self_device_time_total / 1e3 / STEPS
 
     total = sum(times.values())
-    shares = dict.fromkeys(KINDS, 0.0)
+    shares = dict.fromkeys([*KINDS, "other"], 0.0)
     for name, milliseconds in times.items():
-        kind = next(kind for kind, words in KINDS.items() if any(w in name.lower() for w in words))
-        shares[kind] += milliseconds / total
+        shares[_kind(name)] += milliseconds / total
     top = sorted(times.items(), key=lambda item: -item[1])[:15]
     return {"shares": shares, "ms_a_step": total, "top_ms": dict(top)}
+
+
+def _kind(kernel: str) -> str:
+    for kind, words in KINDS.items():
+        if any(word in kernel.lower() for word in words):
+            return kind
+    return "other"
 
 
 def random_ids(spec: ours.Spec, rows: int) -> Tensor:

@@ -51,7 +51,7 @@ format: setup-dev ## rewrite the source in the project's style
 	@touch $@
 
 bench: setup-dev .venv-litgpt/ready ## speed beside transformers and litgpt; preparation beside plain tokenizers
-	$(BIN)/python scripts/bench.py --again $(BENCH)
+	$(BIN)/python scripts/bench.py $(BENCH)
 
 lock: setup-dev ## write constraints.txt from what .venv holds
 	(head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new

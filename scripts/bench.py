@@ -1,29 +1,12 @@
 """How fast training goes here and what it could do: `python scripts/bench.py [PART ...]`.
 
-Parts, in the order they run:
-  check          the nine variants against float64, compiled and eager; the loss falls. Else it ends
-  limits         rates of matrix products and of memory
-  speed          tokens/s of each model beside its peers, with the step's floor and MFU
-  breakdown      where a step's time goes
-  variants       the step time of each variant beside NoPE's
-  compile        the first step cold, warm, and of another variant; when compiling pays back
-  growth         step time and memory against length, width, layers, vocabulary
-  start          --help, a config error, the first step of a prepared run
-  placement      a sweep with one core a run beside all cores a run (CPU)
-  prepare        preparation beside plain tokenizers, and on ten times the text (Linux)
-  reliability    what checksums, fsync and saving take of a run
-  deterministic  training with deterministic mode beside without
-  against        training in this checkout beside another (--tree FOLDER)
-  figure         throughput against size
+Each result is printed, and written to a JSON file in --out with what it was measured on. The peers
+of speed are transformers' Trainer, eager and compiled; litgpt, where .venv-litgpt has it; and our
+model in a bare loop. Parts, in the order in which they run:
 
-speed, breakdown, variants and compile measure every model, the others the first. One JSON file a
-part (and model) goes to --out, with what it was measured on; what is there is not measured again
-without --again, so that a broken-off bench goes on. Peers: transformers' Trainer, eager and
-compiled; litgpt, where .venv-litgpt has it; and our model in a bare loop.
 """
 
 import argparse
-import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -32,32 +15,28 @@ from typing import Any
 
 import torch
 import yaml
-from benchmarks import commands, parts
+from benchmarks import parts
 from benchmarks.check import check
 from benchmarks.device import breakdown, limits
 from benchmarks.setting import Bench
 
+from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
+from rope_exp.system.files import write_json
 
 PARTS: dict[str, Callable[[Bench, str], dict[str, Any]]] = {
     "check": check,
     "limits": limits,
     "speed": parts.speed,
     "breakdown": breakdown,
-    "variants": parts.variants,
-    "compile": parts.compiling,
-    "growth": parts.growth,
-    "start": commands.start,
-    "placement": commands.placement,
+    "race": parts.race_arms,
     "prepare": parts.prepare,
-    "reliability": commands.reliability,
-    "deterministic": parts.deterministic,
     "against": parts.against,
 }
 FIGURE = "figure"
 DEFAULT = ("check", "limits", "speed", "prepare", FIGURE)
-EVERY_MODEL = ("speed", "breakdown", "variants", "compile")
-NAMELESS = ("limits", "growth", "start", "placement", "prepare")  # files without a model's name
+EVERY_MODEL = ("speed", "breakdown", "race")  # the others measure the first alone
+NAMELESS = ("limits", "prepare")  # files without a model's name
 
 
 def main() -> int:
@@ -66,15 +45,18 @@ def main() -> int:
     Returns:
         The exit code: 0, or 2 after a mistake that is said in one sentence.
     """
+    about = [f"  {name:9}  {str(part.__doc__).splitlines()[0]}" for name, part in PARTS.items()]
+    about.append(f"  {FIGURE:9}  Draw throughput against size, from every result of speed.")
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser(description=__doc__ + "\n".join(about), formatter_class=raw)
     add = parser.add_argument
-    add("parts", metavar="PART", nargs="*", help=f"default: {' '.join(DEFAULT)}")
+    add("parts", nargs="*", metavar="PART", help=f"default: {' '.join(DEFAULT)}")
     add("--models", default="nano,10m", help="default: %(default)s")
     add("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     add("--out", type=Path, help="default: results/bench/<device>")
-    add("--again", action="store_true", help="measure what was measured before")
     add("--rounds", type=int, default=12, help="default: %(default)s")
+    add("--arm", dest="arms", action="append", default=[], metavar="'KEY=VALUE ...'")
+    add("--name", default="race", help="of a race's file; default: %(default)s")
     add("--tree", type=Path, help="the other checkout, for the part against")
     options = parser.parse_args()
     unknown = {*options.parts} - {*PARTS, FIGURE}
@@ -92,13 +74,18 @@ def main() -> int:
 
 
 def measure(bench: Bench, chosen: Sequence[str]) -> None:
-    """Measure parts, in their own order, and print their results."""
+    """Measure parts, in their own order, and print and write their results."""
     for part in PARTS:
         if part not in chosen:
             continue
         for model in bench.models if part in EVERY_MODEL else bench.models[:1]:
-            name = part if part in NAMELESS else f"{part}-{model}"
-            result = bench.result(name, functools.partial(PARTS[part], bench, model))
+            name = bench.options.name if part == "race" else part
+            if part not in NAMELESS:
+                name += f"-{model}"
+
+            log(f"{name}: measuring")
+            result = PARTS[part](bench, model)
+            write_json(bench.folder / f"{name}.json", {"on": bench.facts, "result": result})
             print(shown({name: result}))
             # The next part's processes need it.
             torch.cuda.empty_cache()

@@ -1,24 +1,24 @@
-"""One contender of a race, in a process of its own: `python scripts/benchmarks/arms.py ARM SPEC`.
+"""One contender of a race, in a process of its own: race.py starts it, and says what it needs.
 
-For every number N that it reads from standard input it takes N steps, and says on standard output,
-as one JSON object a line, how long each took and how much memory the process has had at most. All
-arms that train take the same shape, batch, length, precision and windows of the same corpus, with
-AdamW and clipping. An arm imports what it needs itself: litgpt runs in an environment without
-rope_exp, and the memory of preparation is measured without torch.
+For every number N that it is sent it takes N steps, and answers how long each took and how much
+memory the process has had at most. All arms that train take the same shape, batch, length,
+precision and windows of the same corpus, with AdamW and clipping. An arm imports what it needs
+itself: litgpt runs in an environment without rope_exp, and the memory of preparation is measured
+without torch.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 NUM_WINDOWS = 512  # of the corpus, which the arms train on again and again
 NEVER = 10**9  # a step that no race reaches
 
-# Of the peers; ours has those of its config, which cost the same.
-LR = 1e-3
-BETAS = (0.9, 0.95)
+# Of the peers; ours has those of its config. What costs no time, such as the rate, is their own.
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
 
@@ -38,34 +36,26 @@ CLIP = 1.0
 class Gate:
     """Lets through as many steps as are asked for, and times them."""
 
-    def __init__(self) -> None:
-        # Answers have their own way out: what an arm prints goes to standard error.
-        self._answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
-        self._asked = 0
-        self._left = 0
-        self._since = 0.0
+    def __init__(self, race: Connection) -> None:
+        self.race = race
+        self.asked = 0
+        self.left = 0
+        self.since = 0.0
 
     def __call__(self, *_: object) -> None:
         """Wait here before every step; end the process when nothing more is asked."""
-        if self._left == 0:
-            self._wait()
-        self._left -= 1
-
-    def _wait(self) -> None:
-        peak_bytes = _peak_bytes()
-        if self._asked:
-            step_s = (time.perf_counter() - self._since) / self._asked
-            answer = {"step_s": step_s, "peak_bytes": peak_bytes}
-            print(json.dumps(answer), file=self._answers, flush=True)
-
-        line = sys.stdin.readline()
-        if not line:
-            # Out of whatever loop this was called from.
-            os._exit(0)
-        self._asked = int(line)
-        self._left = self._asked
-        self._since = time.perf_counter()
+        if self.left == 0:
+            peak_bytes = _peak_bytes()
+            if self.asked:
+                self.race.send(((time.perf_counter() - self.since) / self.asked, peak_bytes))
+            try:
+                self.asked = self.race.recv()
+            except EOFError:
+                # Out of whatever loop this was called from.
+                os._exit(0)
+            self.left = self.asked
+            self.since = time.perf_counter()
+        self.left -= 1
 
 
 def _peak_bytes() -> int:
@@ -118,13 +108,12 @@ def ours(spec: SimpleNamespace, gate: Gate) -> None:
 
 def bare(spec: SimpleNamespace, gate: Gate) -> None:
     """Train the same model in the shortest loop, to see what the harness costs beside it."""
-    from benchmarks.ours import learner, settled, train_step
+    from benchmarks.ours import Learner, settled
 
-    config = settled(spec.words)
-    model, optimizer = learner(config, spec.vocab_size)
+    learner = Learner(settled(spec.words), spec.vocab_size)
     for micro_batches in batches(spec):
         gate()
-        train_step(config, model, optimizer, micro_batches)
+        learner.step(micro_batches)
 
 
 def trainer(spec: SimpleNamespace, gate: Gate) -> None:
@@ -132,12 +121,7 @@ def trainer(spec: SimpleNamespace, gate: Gate) -> None:
     import transformers
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    shape = transformers.LlamaConfig(
-        vocab_size=spec.vocab_size,
-        max_position_embeddings=spec.seq_len,
-        use_cache=False,
-        **spec.model,
-    )
+    shape = transformers.LlamaConfig(vocab_size=spec.vocab_size, use_cache=False, **spec.model)
     on_gpu = spec.device == "cuda"
     arguments = transformers.TrainingArguments(
         output_dir=str(spec.folder),
@@ -149,17 +133,12 @@ def trainer(spec: SimpleNamespace, gate: Gate) -> None:
         per_device_train_batch_size=spec.micro,
         gradient_accumulation_steps=spec.batch // spec.micro,
         max_steps=NEVER,
-        learning_rate=LR,
-        adam_beta2=BETAS[1],
         weight_decay=WEIGHT_DECAY,
         max_grad_norm=CLIP,
-        lr_scheduler_type="constant",
         optim="adamw_torch_fused",
         logging_steps=10,
         save_strategy="no",
-        report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=on_gpu,
     )
     texts = [{"input_ids": ids_T, "labels": ids_T} for ids_T in windows(spec)[:, :-1]]
     model = transformers.LlamaForCausalLM(shape)
@@ -200,13 +179,8 @@ def litgpt(spec: SimpleNamespace, gate: Gate) -> None:
     if spec.model["tie_word_embeddings"]:
         model.lm_head.weight = model.transformer.wte.weight
     wrapped = fabric.setup(torch.compile(model))
-    adamw = torch.optim.AdamW(
-        model.parameters(),
-        lr=LR,
-        betas=BETAS,
-        weight_decay=WEIGHT_DECAY,
-        fused=spec.device == "cuda",
-    )
+    fused = spec.device == "cuda"
+    adamw = torch.optim.AdamW(model.parameters(), weight_decay=WEIGHT_DECAY, fused=fused)
     optimizer = fabric.setup_optimizers(adamw)
 
     for micro_batches in batches(spec):
@@ -227,8 +201,7 @@ def prepare(spec: SimpleNamespace, gate: Gate) -> None:
 
     for number in itertools.count():
         gate()
-        cache = f"data.cache_dir={spec.folder}/{number}"
-        prepare_with([*spec.words, cache], spec.tokenizer, spec.end_id, spec.copies)
+        prepare_with([*spec.words, f"data.cache_dir={spec.folder}/{number}"], spec.tokenizer)
 
 
 def encode(spec: SimpleNamespace, gate: Gate) -> None:
@@ -237,13 +210,12 @@ def encode(spec: SimpleNamespace, gate: Gate) -> None:
     from rope_exp.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(spec.tokenizer)
-    all_texts = list(texts(spec.words))
+    all_texts = texts(spec.words)
     while True:
         gate()
         for first in range(0, len(all_texts), 1000):
-            some = all_texts[first : first + 1000]
-            ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(some)]
-            del ids
+            for encoding in tokenizer.encode_batch_fast(all_texts[first : first + 1000]):
+                _ = encoding.ids
 
 
 ARMS: dict[str, Callable[[SimpleNamespace, Gate], None]] = {
@@ -257,10 +229,10 @@ ARMS: dict[str, Callable[[SimpleNamespace, Gate], None]] = {
 
 
 def main() -> None:
-    """Run the arm that the command line names."""
-    arm, path = sys.argv[1:]
-    values: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    ARMS[arm](SimpleNamespace(**values, folder=Path(path).parent), Gate())
+    """Run the arm that the race names; the command line has the number of its open connection."""
+    race = Connection(int(sys.argv[1]))
+    spec = SimpleNamespace(**race.recv())
+    ARMS[spec.arm](spec, Gate(race))
 
 
 if __name__ == "__main__":

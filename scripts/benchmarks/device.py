@@ -1,8 +1,10 @@
 """What this machine could do, a step's floor from that, and where a step's time goes instead."""
 
+import functools
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.utils.benchmark import Timer
 
@@ -25,6 +27,7 @@ KINDS = {
 }
 
 
+@functools.cache
 def limits(bench: Bench, model: str) -> dict[str, Any]:
     """Measure the products of large squares, by dtype, and copies, with reads and writes counted.
 
@@ -55,16 +58,14 @@ def _seconds(statement: str, **names: Any) -> float:
     return timer.blocked_autorange(min_run_time=SECONDS).median
 
 
-def floor(bench: Bench, spec: ours.Spec) -> dict[str, float]:
+def floor(bench: Bench, spec: ours.Spec, cost: dict[str, int]) -> dict[str, float]:
     """Return the least time of a step, in seconds.
 
     It is that of its products (MFU's count: weights, and causal attention) at the measured rate of
     large ones, and of AdamW's seven passes over the weights in float32 at that of copies. What is
-    pointwise (norms, rotation, softmax, SwiGLU) is not counted: fused without end, it would cost
-    nothing.
+    pointwise (norms, rotation, softmax, SwiGLU) would cost nothing, were it fused without end.
     """
-    known = bench.result("limits", lambda: limits(bench, ""))
-    cost = ours.cost(ours.settled(spec["words"]), spec["vocab_size"])
+    known = limits(bench, bench.models[0])
     rate = known["matmul_flops_per_s"]["bf16" if spec["bf16"] else "fp32"]
     products = spec["tokens_per_step"] * cost["flops_per_token"] / rate
     update = 7 * 4 * cost["params"] / known["copy_bytes_per_s"]
@@ -80,31 +81,25 @@ def breakdown(bench: Bench, model: str) -> dict[str, Any]:
     """
     on_gpu = bench.device == "cuda"
     torch._inductor.config.cpp.enable_kernel_profile = True
-    spec = ours.training_spec(bench.words(model))
-    config = ours.settled(spec["words"])
-    decoder, optimizer = ours.learner(config, spec["vocab_size"])
-    size = (spec["batch"], spec["seq_len"] + 1)
-    ids_BT = torch.randint(spec["vocab_size"], size, generator=torch.Generator().manual_seed(0))
-    micro_batches = torch.split(ids_BT.to(bench.device), spec["micro"])
-
+    spec = ours.spec_of(bench.words(model))
+    learner = ours.Learner(ours.settled(spec["words"]), spec["vocab_size"])
+    micro_batches = torch.split(random_ids(spec, spec["batch"]).to(bench.device), spec["micro"])
     for _ in range(4):
-        ours.train_step(config, decoder, optimizer, micro_batches)
+        learner.step(micro_batches)
+
     with torch.profiler.profile() as profile:
         for _ in range(STEPS):
-            ours.train_step(config, decoder, optimizer, micro_batches)
+            learner.step(micro_batches)
         if on_gpu:
             torch.cuda.synchronize()
 
     times: dict[str, float] = {}
     for event in profile.key_averages():
+        # On a GPU what called a kernel is listed beside it, with its time.
         if not on_gpu:
-            spent = event.self_cpu_time_total
+            times[event.key] = event.self_cpu_time_total / 1e3 / STEPS
         elif event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            spent = event.self_device_time_total
-        else:
-            # What called a kernel is listed beside it, with its time.
-            continue
-        times[event.key] = spent / 1e3 / STEPS
+            times[event.key] = event.self_device_time_total / 1e3 / STEPS
 
     total = sum(times.values())
     shares = dict.fromkeys([*KINDS, "other"], 0.0)
@@ -119,3 +114,9 @@ def _kind(kernel: str) -> str:
         if any(word in kernel.lower() for word in words):
             return kind
     return "other"
+
+
+def random_ids(spec: ours.Spec, rows: int) -> Tensor:
+    """Return windows of T + 1 ids, always the same."""
+    size = (rows, spec["seq_len"] + 1)
+    return torch.randint(spec["vocab_size"], size, generator=torch.Generator().manual_seed(0))

@@ -10,15 +10,6 @@ import matplotlib.pyplot as plt
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json
 
-# By arm: its label, marker and line, and colour.
-STYLES = {
-    "ours": ("rope_exp", "o-", "#1f4e79"),
-    "bare": ("the same model, bare loop", ".:", "#7fa7c9"),
-    "Trainer eager": ("transformers' Trainer, eager", "s-", "#c0504d"),
-    "Trainer compiled": ("transformers' Trainer, compiled", "^-", "#e08e45"),
-    "litgpt": ("litgpt", "D-", "#6a8f3c"),
-}
-
 
 def draw(folder: Path) -> Path:
     """Draw every speed-*.json of a folder into throughput.png there."""
@@ -28,17 +19,16 @@ def draw(folder: Path) -> Path:
     speeds = sorted((file["result"] for file in files), key=lambda speed: speed["params"])
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for arm, (label, style, colour) in STYLES.items():
+    for arm in speeds[0]["arms"]:
         having = [speed for speed in speeds if arm in speed["arms"]]
         sizes = [speed["params"] for speed in having]
         rates = [speed["arms"][arm]["tokens_per_s"] for speed in having]
-        axes.plot(sizes, rates, style, color=colour, label=label)
+        axes.plot(sizes, rates, "o-", label=arm)
     sizes = [speed["params"] for speed in speeds]
     limit = [speed["tokens_per_step"] / speed["floor"]["floor_s"] for speed in speeds]
     axes.plot(sizes, limit, "--", color="0.5", label="products of matrices alone")
 
-    device = files[0]["on"]["device"]
-    title = f"Training throughput, {speeds[0]['precision']}, {device}"
+    title = f"Training throughput, {speeds[0]['precision']}, {files[0]['on']['device']}"
     axes.set_title(title, loc="left", fontsize=10)
     axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="tokens a second")
     axes.grid(which="both", color="0.92")

@@ -5,19 +5,19 @@ contender is taken, and of all rounds the median: a ratio is worth more than eit
 """
 
 import contextlib
-import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.ours import REPOSITORY, Spec
+from benchmarks.ours import Spec
 from rope_exp.system.console import log
 
 ARMS = Path(__file__).with_name("arms.py")
@@ -27,8 +27,7 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
     """Let contenders take steps in turn.
 
     Args:
-        specs: What each is told, with its `arm` of arms.py, and where it differs its `python` and
-            what its `environment` has besides. Ratios are to the first.
+        specs: What each is told, with its `arm` of arms.py. Ratios are to the first.
         rounds: How often each has its turn.
         steps: How many steps a turn has.
         warmup: How many steps follow the first one unmeasured.
@@ -47,7 +46,8 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
             contender = Contender(spec, folder / str(len(contenders)))
             contenders[name] = stack.enter_context(contextlib.closing(contender))
             first_step_s[name] = contender.take(1)
-            contender.take(warmup)
+            if warmup:
+                contender.take(warmup)
 
         step_s: dict[str, list[float]] = {name: [] for name in specs}
         order = list(specs)
@@ -63,7 +63,7 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
             "first_step_s": first_step_s[name],
             "step_s": quartiles(own),
             "tokens_per_s": specs[name]["tokens_per_step"] / statistics.median(own),
-            "times_as_slow": quartiles([mine / its for mine, its in zip(own, first, strict=True)]),
+            "times_as_slow": quartiles(np.array(own) / np.array(first)),
             "peak_bytes": contenders[name].peak_bytes,
             "rounds": rounds,
         }
@@ -71,7 +71,7 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
     }
 
 
-def quartiles(values: Sequence[float]) -> list[float]:
+def quartiles(values: Sequence[float] | NDArray[np.float64]) -> list[float]:
     """Return the lower quartile, the median and the upper quartile."""
     return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
 
@@ -81,47 +81,41 @@ class Contender:
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         folder.mkdir()
-        told = folder / "spec.json"
-        told.write_text(json.dumps(spec), encoding="utf-8")
+        self.log = folder / "log"
+        self.peak_bytes = 0
 
         # One GPU, whatever there are: transformers would spread over all, with a batch for each.
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "HF_HUB_OFFLINE": "1"}
-        environment["PYTHONPATH"] = f"{ARMS.parents[1]}{os.pathsep}{spec.get('tree', REPOSITORY)}"
-
-        self.peak_bytes = 0
-        self.log = folder / "log"
-        with self.log.open("wb") as log:
+        changes = {
+            "CUDA_VISIBLE_DEVICES": gpu,
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": f"{ARMS.parents[1]}{os.pathsep}{spec['tree']}",
+        }
+        self.arm, its_end = Pipe()
+        with its_end, self.log.open("wb") as log:
+            number = its_end.fileno()
             self.process = subprocess.Popen(
-                [spec.get("python", sys.executable), str(ARMS), spec["arm"], str(told)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [spec["python"], str(ARMS), str(number)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
-                env=environment | spec.get("environment", {}),
+                env=os.environ | changes,
             )
+        self.arm.send(spec | {"folder": str(folder)})
 
     def take(self, steps: int) -> float:
-        """Have it take steps; return the seconds that each took, 0 where it was to take none."""
-        if steps == 0:
-            return 0.0
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-
-        # One that has ended tells so by giving no answer.
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(b"%d\n" % steps)
-            self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
+        """Have it take steps; return the seconds that each took."""
+        try:
+            self.arm.send(steps)
+            seconds, self.peak_bytes = self.arm.recv()
+        except (EOFError, OSError):
             words = self.log.read_text(encoding="utf-8", errors="replace")
-            raise RuntimeError(f"a contender ended:\n{words[-3000:]}")
-
-        answer = json.loads(line)
-        self.peak_bytes = answer["peak_bytes"]
-        return float(answer["step_s"])
+            raise RuntimeError(f"a contender ended:\n{words[-3000:]}") from None
+        return float(seconds)
 
     def close(self) -> None:
         """End it, whatever it is doing."""
         self.process.kill()
-        with contextlib.suppress(BrokenPipeError):
-            self.process.communicate()
+        self.process.wait()
+        self.arm.close()

@@ -1,20 +1,16 @@
-"""What the command line says to every part, and where results are kept."""
+"""What the command line says to every part."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from benchmarks import ours
 from rope_exp.run.provenance import machine_facts
-from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import read_json, write_json
 from rope_exp.system.machine import has_compiler
 
 
 class Bench:
-    """The options, checked, and the results that are known."""
+    """The options, checked, and what is measured on."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Check the config of every model.
@@ -23,9 +19,8 @@ class Bench:
             ConfigError: There is no such model or key, or it cannot be measured here.
         """
         self.options = options
-        self.models: list[str] = options.models.split(",")
         self.rounds: int = options.rounds
-        self.results: dict[str, dict[str, Any]] = {}
+        self.models: list[str] = options.models.split(",")
 
         [self.device, *_] = [ours.settled(self.words(name)).launch.device for name in self.models]
         self.facts = machine_facts(self.device)
@@ -51,25 +46,3 @@ class Bench:
         if launch.device == "cuda" and micro is not None:
             words.append(f"train.global_batch_size={2 * micro}")
         return words
-
-    def result(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the result of that name, measured unless it is there.
-
-        Raises:
-            ConfigError: It is there, and another machine's.
-        """
-        path = self.folder / f"{name}.json"
-        if name not in self.results and path.exists() and not self.options.again:
-            known = read_json(path)
-            device = known["on"]["device"]
-            if device != self.facts["device"]:
-                allowed = f"holds what {device} measured; name another"
-                raise ConfigError("--out", str(self.folder), allowed)
-            log(f"{name}: there already, in {path}")
-            self.results[name] = known["result"]
-
-        if name not in self.results:
-            log(f"{name}: measuring")
-            self.results[name] = measure()
-            write_json(path, {"on": self.facts, "result": self.results[name]})
-        return self.results[name]

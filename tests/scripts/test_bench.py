@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from benchmarks.ours import training_spec
+from benchmarks.ours import spec_of
 from benchmarks.race import race
 from support.configs import REPOSITORY
 
@@ -18,7 +18,7 @@ def test_a_race_measures_every_contender_against_the_first(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     words = [*tiny_overrides, "launch.device=cpu", "train.compile=false"]
-    spec = training_spec(words) | {"tree": str(REPOSITORY)}
+    spec = spec_of(words)
     arms = ("ours", "bare", "Trainer")
 
     found = race({arm: spec | {"arm": arm} for arm in arms}, rounds=2, steps=2)
@@ -33,7 +33,7 @@ def test_a_race_measures_every_contender_against_the_first(
 
 
 def test_a_contender_that_fails_ends_the_race_in_its_words(tiny_overrides: list[str]) -> None:
-    spec = training_spec([*tiny_overrides, "launch.device=cpu"]) | {"arm": "litgpt"}
+    spec = spec_of([*tiny_overrides, "launch.device=cpu"]) | {"arm": "litgpt"}
     with pytest.raises(RuntimeError, match=r"No module named '(lightning|litgpt)'"):
         race({"litgpt": spec}, rounds=1, steps=1)
 
@@ -46,6 +46,7 @@ def test_a_contender_that_fails_ends_the_race_in_its_words(tiny_overrides: list[
         (["--models", "nanno"], "model=nanno"),
         (["--set", "launch.num_processes=2"], "launch.num_processes=2: must be 1"),
         (["against", "--tree", "{empty}"], "must be the folder of a checkout"),
+        (["race"], "--arm: say at least one"),
         (["figure", "--out", "{empty}"], "holds no result of the part speed"),
     ],
 )

@@ -22,7 +22,7 @@ from benchmarks.setting import Bench
 
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import write_json
+from rope_exp.system.files import read_json, write_json
 
 PARTS: dict[str, Callable[[Bench, str], dict[str, Any]]] = {
     "check": check,
@@ -54,6 +54,7 @@ def main() -> int:
     add("--models", default="nano,10m", help="default: %(default)s")
     add("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     add("--out", type=Path, help="default: results/bench/<device>")
+    add("--go-on", action="store_true", help="leave out what the same options have measured")
     add("--rounds", type=int, default=12, help="default: %(default)s")
     add("--arm", dest="arms", action="append", default=[], metavar="'KEY=VALUE ...'")
     add("--name", default="race", help="of a race's file; default: %(default)s")
@@ -83,9 +84,19 @@ def measure(bench: Bench, chosen: Sequence[str]) -> None:
             if part not in NAMELESS:
                 name += f"-{model}"
 
+            path = bench.folder / f"{name}.json"
+            measured = {"on": bench.facts, "options": bench.asked(model)}
+            if (
+                bench.options.go_on
+                and path.exists()
+                and measured.items() <= read_json(path).items()
+            ):
+                log(f"{name}: there already, in {path}")
+                continue
+
             log(f"{name}: measuring")
             result = PARTS[part](bench, model)
-            write_json(bench.folder / f"{name}.json", {"on": bench.facts, "result": result})
+            write_json(path, measured | {"result": result})
             print(shown({name: result}))
             # The next part's processes need it.
             torch.cuda.empty_cache()

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from benchmarks import ours
 from rope_exp.run.provenance import machine_facts
@@ -26,6 +27,12 @@ class Bench:
         self.facts = machine_facts(self.device)
         self.folder = options.out or Path("results", "bench", self.device)
         self.folder.mkdir(parents=True, exist_ok=True)
+
+    def asked(self, model: str) -> dict[str, Any]:
+        """Return the options that say what is measured."""
+        options = self.options
+        tree = None if options.tree is None else str(options.tree)
+        return {"words": self.words(model), "arms": options.arms, "tree": tree}
 
     def words(self, model: str, *more: str) -> list[str]:
         """Return the overrides with which a size trains here: compiled, in one process.

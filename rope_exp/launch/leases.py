@@ -23,15 +23,14 @@ def lease_gpus(config: RunConfig) -> dict[str, int] | None:
         return {}
 
     num_ranks = int(config.launch.num_processes)
-    leases: dict[str, int] = {}
+    leases = {}
     for gpu in gpus():
-        if len(leases) < num_ranks:
-            descriptor = _try_lock_gpu(gpu)
-            if descriptor is not None:
-                leases[gpu] = descriptor
+        descriptor = _try_lock_gpu(gpu)
+        if descriptor is not None:
+            leases[gpu] = descriptor
+        if len(leases) == num_ranks:
+            return leases
 
-    if len(leases) == num_ranks:
-        return leases
     for descriptor in leases.values():
         os.close(descriptor)
     return None

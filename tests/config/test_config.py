@@ -91,7 +91,7 @@ def test_a_corpus_never_bears_the_name_of_another(overrides: list[str], name: st
 
 MISTAKES = [
     ("pe=nosuch", "pe=nosuch", "choose one of k_rope, nope"),
-    ("pe.rotate=[x]", 'pe.rotate=["x"]', "one of q, k, v, o"),
+    ("pe.rotate=[x]", 'pe.rotate=["x"]', "a list of some of q, k, v, o"),
     ("pe.rotate=[q,q]", 'pe.rotate=["q", "q"]', "may stand there once"),
     ("pe.rotate=q", "pe.rotate=q", "must be a list"),
     ("pe.fraction=0.01", "pe.fraction=0.01", "no pair"),

@@ -42,7 +42,7 @@ def check_overrides(words: Sequence[str], loader: ConfigLoaderImpl) -> list[Over
 
     for word in words:
         override = _parse(word, loader)
-        is_hydras = _is_hydras(override)
+        _check_hydras(override)
         key = override.key_or_group
         if override.is_delete():
             raise ConfigError(
@@ -55,9 +55,10 @@ def check_overrides(words: Sequence[str], loader: ConfigLoaderImpl) -> list[Over
         if math.prod(num_values.values()) > MAX_RUNS:
             raise ConfigError(key, ..., f"makes a sweep of more than {MAX_RUNS:,} runs")
 
-        if not (is_hydras or choices):
+        is_ours = not (override.is_hydra_override() or choices)
+        if is_ours:
             _check_known(override)
-        if key.startswith(OF_SLURM) or not (is_hydras or choices):
+        if is_ours or key.startswith(OF_SLURM):
             override.type = OverrideType.FORCE_ADD
             override.input_line = f"++{word.lstrip('+')}"
         overrides.append(override)
@@ -75,7 +76,7 @@ def _parse(word: str, loader: ConfigLoaderImpl) -> Override:
         raise ConfigError(key, ..., "its value is nested too deeply")
 
     try:
-        [override] = OverridesParser.create(loader).parse_overrides([word])
+        return OverridesParser.create(loader).parse_overrides([word])[0]
     except (HydraException, ValueError) as error:
         # A ValueError is a number of more digits than Python reads.
         raise ConfigError(
@@ -84,25 +85,22 @@ def _parse(word: str, loader: ConfigLoaderImpl) -> Override:
             "its value cannot be read; special characters need quotes of their own, "
             "as in \"key='a value'\"",
         ) from error
-    return override
 
 
-def _is_hydras(override: Override) -> bool:
-    """Return whether the override is of one of Hydra's own settings that a command line may set."""
+def _check_hydras(override: Override) -> None:
+    """Refuse all of Hydra's own settings but those that a command line may set."""
     key = override.get_key_element().lstrip("+~")
-    if "hydra" not in key:
-        return False
 
     # Hydra would import what `hydra.searchpath` and a `_target_` name: the one while it composes.
     is_open = key in ("hydra/launcher", "hydra.verbose") or key.startswith("hydra.launcher.")
-    if not is_open or "_target_" in key or override.is_sweep_override():
+    is_fixed = not is_open or "_target_" in key or override.is_sweep_override()
+    if "hydra" in key and is_fixed:
         raise ConfigError(
             key,
             ...,
             "Hydra's own settings are fixed, but for one value each of "
             "hydra/launcher, hydra.launcher.*, hydra.verbose",
         )
-    return True
 
 
 def _num_values(override: Override, choices: list[str]) -> int:

@@ -23,7 +23,7 @@ from rope_exp.system.errors import ConfigError
 ASSUMED_MFU = 0.4
 CARDS = ("A100", "H100", "H200")
 GIB = 2**30
-UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+UNITS = {"days": 86400, "hours": 3600, "minutes": 60}
 
 
 def cost_lines(
@@ -96,5 +96,5 @@ def _time(seconds: float, where: str) -> str:
     """Return one line, in the unit that a person would use."""
     for unit, length in UNITS.items():
         if seconds >= 2 * length:
-            break
-    return f"time         {seconds / length:,.1f} {unit} {where}"
+            return f"time         {seconds / length:,.1f} {unit} {where}"
+    return f"time         {seconds:,.1f} seconds {where}"

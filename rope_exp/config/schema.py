@@ -256,7 +256,7 @@ def whole(allowed: str, least: int, most: int = 2**63 - 1) -> Rule:
 
 Count = Annotated[int, whole("of at least 1 and below 2^63", 1)]
 Natural = Annotated[int, whole("of at least 0 and below 2^63", 0)]
-Seed = Annotated[int, whole("from 0 to 2^63 - 1", 0)]
+Seed = Natural
 Positive = Annotated[float, Rule("must be a number above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Rule("must be a number of at least 0", lambda x: x >= 0)]
 Share = Annotated[float, Rule("must be a number from 0 to 1", lambda x: 0 <= x <= 1)]

@@ -5,7 +5,7 @@ A default, once released, never changes: identities cover what departs from it.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from rope_exp.config.schema import (
     Count,
@@ -23,7 +23,6 @@ from rope_exp.config.schema import (
 from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError
 
-AUTO: Final = "auto"
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 INIT_STD = 0.02  # of every weight matrix; of those onto the residual stream, times 1/sqrt(2 layers)
 
@@ -123,7 +122,7 @@ class DataConfig:
 
         dataset = self.path.rpartition("/")[2]
         subset = self.subset or ""
-        name = subset if subset.startswith(dataset) else "-".join(filter(None, [dataset, subset]))
+        name = subset if subset.startswith(dataset) else f"{dataset}-{subset}"
         return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
 
 
@@ -227,11 +226,11 @@ class TrainConfig:
     keep_checkpoints: Count = setting(2)
     log_every: Count = setting(10)
     # auto: bf16 where the hardware has it, else fp32.
-    precision: Literal["auto", "bf16", "fp32"] = AUTO
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
     # auto: where it pays back within the run.
-    compile: bool | Literal["auto"] = AUTO
+    compile: bool | Literal["auto"] = "auto"
     # auto: true on a CPU, where it costs nothing.
-    deterministic: bool | Literal["auto"] = AUTO
+    deterministic: bool | Literal["auto"] = "auto"
     # Dense bf16 peak of a GPU that config/costs.py does not list; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
 
@@ -261,11 +260,11 @@ class LaunchConfig:
     """How runs are placed on the machine."""
 
     name: Name = "local"
-    device: Literal["auto", "cpu", "cuda"] = AUTO
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     # Of one run; all: one a GPU.
     num_processes: Count | Literal["all"] = 1
     # Runs at a time; auto: as many as the GPUs allow, one on a CPU.
-    max_parallel: Count | Literal["auto"] = AUTO
+    max_parallel: Count | Literal["auto"] = "auto"
     # In this very process, for a debugger.
     inline: bool = False
 

@@ -131,7 +131,7 @@ MISTAKES = [
     ("tokenizer.vocab_size=10", "tokenizer.vocab_size=10", "257"),
     ("tokenizer.vocab_size=99999999999", "tokenizer.vocab_size=99999999999", "2^24"),
     ("data=files", "data.path=null", "must name the corpus"),
-    ("seed=-1", "seed=-1", "0 to 2^63"),
+    ("seed=-1", "seed=-1", "at least 0 and below 2^63"),
     ("run.group=../../etc", "run.group=../../etc", "letters, digits"),
     ("run.group='a\\nb'", "run.group=", "letters, digits"),
     ("run.group=" + "a" * 300, "run.group=", "1 to 64"),

@@ -25,7 +25,7 @@ from rope_exp.system.errors import ConfigError
 # Of ASCII and Latin-1, line separators, and halves of a surrogate pair: what is no text in UTF-8,
 # or no single line.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
+# What an error calls a value of a plain type.
 WORDS = {
     bool: "true or false",
     int: "a whole number",

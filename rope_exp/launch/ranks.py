@@ -3,7 +3,6 @@
 The ranks hold the run's lock and its GPUs as well, so that both live as long as the work.
 """
 
-import contextlib
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from rope_exp.launch.job import Job
@@ -115,7 +114,7 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
             deadline = time.monotonic() + STOP_SECONDS
             for job in self._jobs:
                 for process in job.ranks:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
+                    with suppress(subprocess.TimeoutExpired):
                         process.wait(max(deadline - time.monotonic(), 0.0))
         self.restore()
 

@@ -78,12 +78,11 @@ def show(command: argparse.Namespace) -> bool:
     Raises:
         ConfigError: its overrides are refused, as those of a run are.
     """
-    of_hydra = command.hydra_help or command.info or command.cfg
     if command.help:
         print(HELP.replace("$CHOICES", _choices(command.config_dir)))
     elif command.shell_completion:
         _ask_hydra(command)
-    elif of_hydra:
+    elif command.hydra_help or command.info or command.cfg:
         # Hydra composes once more, and would call what the config names: so it is checked first.
         tree = compose_jobs(command.overrides, command.config_dir).tree
         if command.cfg == "job":
@@ -93,7 +92,9 @@ def show(command: argparse.Namespace) -> bool:
             checked = tree.hydra.overrides
             command.overrides = [*checked.hydra, *checked.task]
             _ask_hydra(command)
-    return bool(command.help or command.shell_completion or of_hydra)
+    else:
+        return False
+    return True
 
 
 def _choices(config_dir: Path | None) -> str:

@@ -192,9 +192,10 @@ def _check_leaves(node: object, key: str) -> None:
         return
 
     is_hydras = key.startswith("hydra.")
-    if is_hydras and not HYDRA.fullmatch(f"{key}={node}"):
-        raise ConfigError(key, ..., "is one of Hydra's own settings, and those are fixed")
-    if not is_hydras and "_target_" in key:
+    if is_hydras:
+        if not HYDRA.fullmatch(f"{key}={node}"):
+            raise ConfigError(key, ..., "is one of Hydra's own settings, and those are fixed")
+    elif "_target_" in key:
         raise ConfigError(key, ..., "no config may name code to call")
     reference = REFERENCE_IN_HYDRA if is_hydras else REFERENCE
     if isinstance(node, str) and "${" in reference.sub("", node):

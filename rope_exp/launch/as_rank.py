@@ -82,7 +82,6 @@ def run_here(config: RunConfig) -> int:
     from rope_exp.system.signals import StopSignal
     from rope_exp.training import worker
 
-    stop = StopSignal()
     return worker.end_process(
-        worker.explain_errors(lambda: worker.run(config, config.folder, stop))
+        worker.explain_errors(lambda: worker.run(config, config.folder, StopSignal()))
     )

@@ -95,33 +95,29 @@ def train(words: list[str]) -> int:
     """Compose, check, dispatch; or print what --help, --cfg and --info ask for."""
     _on_signal(_leave)
     try:
-        return _train(words)
+        from rope_exp.config.command import read_command, show
+        from rope_exp.config.compose import compose_jobs
+        from rope_exp.launch.as_rank import check_ranks
+
+        check_ranks()
+        command = read_command(words)
+        if show(command):
+            return 0
+
+        jobs = compose_jobs(command.overrides, command.config_dir, multirun=command.multirun)
+        if not jobs.have_launcher:
+            return _dispatch(jobs.configs)
+
+        from rope_exp.launch.elsewhere import hand_over
+
+        hand_over(jobs, run_elsewhere)
+        return 0
     except KeyboardInterrupt:
         os.write(2, b"stopped before any run was started\n")
         return EXIT_STOPPED
     finally:
         # The rest is Python's own end, which a signal would only garble.
         _on_signal(signal.SIG_IGN)
-
-
-def _train(words: list[str]) -> int:
-    from rope_exp.config.command import read_command, show
-    from rope_exp.config.compose import compose_jobs
-    from rope_exp.launch.as_rank import check_ranks
-
-    check_ranks()
-    command = read_command(words)
-    if show(command):
-        return 0
-
-    jobs = compose_jobs(command.overrides, command.config_dir, multirun=command.multirun)
-    if not jobs.have_launcher:
-        return _dispatch(jobs.configs)
-
-    from rope_exp.launch.elsewhere import hand_over
-
-    hand_over(jobs, run_elsewhere)
-    return 0
 
 
 def run_elsewhere(values: Any) -> None:

@@ -2,17 +2,16 @@
 
 import argparse
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra.version
 from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
-from rope_exp.config.compose import CONFIGS, compose_jobs, config_folders, to_plain
-from rope_exp.config.overrides import check_overrides
+from rope_exp.config.compose import CONFIGS, compose_jobs, config_loader, to_plain
 from rope_exp.system.errors import ConfigError
 
 HELP = """\
@@ -79,31 +78,33 @@ def show(command: argparse.Namespace) -> bool:
     Raises:
         ConfigError: its overrides are refused, as those of a run are.
     """
-    of_hydra = command.hydra_help or command.info or command.cfg
     if command.help:
         print(HELP.replace("$CHOICES", _choices(command.config_dir)))
     elif command.shell_completion:
         _ask_hydra(command)
-    elif of_hydra:
+    elif command.hydra_help or command.info or command.cfg:
         # Hydra composes once more, and would call what the config names: so it is checked first.
         tree = compose_jobs(command.overrides, command.config_dir).tree
         if command.cfg == "job":
             # Before any `auto` is resolved.
             print(OmegaConf.to_yaml(to_plain(tree, resolve=command.resolve)), end="")
         else:
-            folders = config_folders(command.config_dir)
-            command.overrides = check_overrides(command.overrides, folders)
+            checked = tree.hydra.overrides
+            command.overrides = [*checked.hydra, *checked.task]
             _ask_hydra(command)
-    return bool(command.help or command.shell_completion or of_hydra)
+    else:
+        return False
+    return True
 
 
 def _choices(config_dir: Path | None) -> str:
     """Return a line for each group."""
-    choices = defaultdict(set)
-    for folder in config_folders(config_dir):
-        for path in folder.glob("*/*.yaml"):
-            choices[path.parent.name].add(path.stem)
-    return "".join(f"{group}: {', '.join(sorted(choices[group]))}\n" for group in sorted(choices))
+    configs = config_loader(config_dir).repository
+    lines = ""
+    for group in configs.get_group_options("", ObjectType.GROUP):
+        if group != "hydra":
+            lines += f"{group}: {', '.join(configs.get_group_options(group))}\n"
+    return lines
 
 
 def _ask_hydra(command: argparse.Namespace) -> None:

@@ -17,9 +17,7 @@ import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import create_config_search_path
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
@@ -27,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp.config.overrides import check_overrides
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import fill
+from rope_exp.config.schema import fill, has_aliases
 from rope_exp.system.errors import ConfigError, first_line
 from rope_exp.system.processes import PACKAGE, ROOT
 
@@ -68,7 +66,7 @@ class Jobs:
         configs: one of each job, in the same order.
     """
 
-    loader: ConfigLoader
+    loader: ConfigLoaderImpl
     tree: DictConfig
     overrides: list[list[str]]
     configs: list[RunConfig]
@@ -90,12 +88,8 @@ def compose_jobs(
     Raises:
         ConfigError: one sentence, whatever is wrong with the words or with a file.
     """
-    folders = config_folders(config_dir)
-    checked = check_overrides(words, folders)
-    loader = _loader(folders)
-    parser = OverridesParser.create(config_loader=loader)
-
-    overrides = parser.parse_overrides(checked)
+    loader = config_loader(config_dir)
+    overrides = check_overrides(words, loader)
     swept = [each for each in overrides if each.is_sweep_override()]
     fixed = [str(each.input_line) for each in overrides if each not in swept]
     tree = compose_tree(fixed, loader)
@@ -111,7 +105,7 @@ def compose_jobs(
 
     # Hydra's own settings were checked in the tree, and say nothing of a job.
     params = [f"{key}={value}" for key, value in (tree.hydra.sweeper.params or {}).items()]
-    overrides = parser.parse_overrides(check_overrides([*params, *words], folders))
+    overrides = check_overrides([*params, *words], loader)
     ours = [each for each in overrides if not each.is_hydra_override()]
     [jobs] = BasicSweeper.split_arguments(ours, max_batch_size=None)
     return Jobs(loader, tree, jobs, [to_run_config(compose_tree(job, loader)) for job in jobs])
@@ -126,52 +120,44 @@ def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunC
     return compose_jobs(overrides, config_dir).configs[0]
 
 
-def config_folders(config_dir: Path | None) -> list[Path]:
-    """Return where groups and their choices are, each file of which repeats nothing.
+def config_loader(config_dir: Path | None) -> ConfigLoaderImpl:
+    """Return what composes from our folder of groups and, where there is one, a further folder.
+
+    From now on no config can read the environment.
 
     Raises:
         ConfigError: there is no such folder, or a file would unfold to any size.
     """
-    folders = [CONFIGS]
-    if config_dir is not None:
-        folders.append(config_dir.absolute())
-        if not config_dir.is_dir():
-            raise ConfigError("--config-dir", str(config_dir), "there is no such folder")
-
-    for folder in folders:
-        for path in folder.rglob("*.yaml"):
-            # What is no YAML is named when it is chosen.
-            with suppress(OSError, UnicodeError, yaml.YAMLError):
-                _check_repeats_nothing(path)
-    return folders
-
-
-def _check_repeats_nothing(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    # The search is cheap, and finds every file that could have one.
-    tokens = yaml.scan(text, Loader=yaml.SafeLoader) if re.search(r"\*[\w-]", text) else ()
-    if any(isinstance(token, yaml.AliasToken) for token in tokens):
-        raise ConfigError(
-            str(path),
-            ...,
-            "repeats an anchor (& and *), which can unfold to any size; write it out",
-        )
-
-
-def _loader(folders: Sequence[Path]) -> ConfigLoader:
-    """Return what composes from these folders; from now on no config can read the environment."""
     hydra.version.setbase(None)
     setup_globals()
     OmegaConf.clear_resolver("oc.env")
     JobRuntime().set("name", "train")
 
-    search_path = create_config_search_path(str(folders[0]))
-    for folder in folders[1:]:
+    search_path = create_config_search_path(str(CONFIGS))
+    _check_files(CONFIGS)
+    if config_dir is not None:
+        folder = config_dir.absolute()
         search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
+        if not folder.is_dir():
+            raise ConfigError("--config-dir", str(config_dir), "there is no such folder")
+        _check_files(folder)
     return ConfigLoaderImpl(search_path)
 
 
-def compose_tree(overrides: list[str], loader: ConfigLoader) -> DictConfig:
+def _check_files(folder: Path) -> None:
+    """Refuse a file that repeats an anchor."""
+    for path in folder.rglob("*.yaml"):
+        # What is no YAML is named when it is chosen.
+        with suppress(OSError, UnicodeError, yaml.YAMLError):
+            if has_aliases(path.read_text(encoding="utf-8")):
+                raise ConfigError(
+                    str(path),
+                    ...,
+                    "repeats an anchor (& and *), which can unfold to any size; write it out",
+                )
+
+
+def compose_tree(overrides: list[str], loader: ConfigLoaderImpl) -> DictConfig:
     """Compose the overrides of one job, and check what came of them.
 
     Raises:
@@ -206,9 +192,10 @@ def _check_leaves(node: object, key: str) -> None:
         return
 
     is_hydras = key.startswith("hydra.")
-    if is_hydras and not HYDRA.fullmatch(f"{key}={node}"):
-        raise ConfigError(key, ..., "is one of Hydra's own settings, and those are fixed")
-    if not is_hydras and "_target_" in key:
+    if is_hydras:
+        if not HYDRA.fullmatch(f"{key}={node}"):
+            raise ConfigError(key, ..., "is one of Hydra's own settings, and those are fixed")
+    elif "_target_" in key:
         raise ConfigError(key, ..., "no config may name code to call")
     reference = REFERENCE_IN_HYDRA if is_hydras else REFERENCE
     if isinstance(node, str) and "${" in reference.sub("", node):

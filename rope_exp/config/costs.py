@@ -63,13 +63,6 @@ def num_parameters(architecture: Architecture) -> int:
     return embeddings + layers + model.hidden_size + frequencies
 
 
-def matmul_flops_per_token(architecture: Architecture) -> int:
-    """Return the operations of one training token in the weights: 6 a weight, the head's too."""
-    model = architecture.model
-    head = architecture.vocab_size * model.hidden_size
-    return 6 * (model.num_hidden_layers * _layer_weights(model) + head)
-
-
 def attention_flops_per_token(model: ModelConfig, seq_len: int) -> int:
     """Return the operations of one training token in causal attention: 6 layers (T + 1) D.
 
@@ -80,9 +73,13 @@ def attention_flops_per_token(model: ModelConfig, seq_len: int) -> int:
 
 
 def flops_per_token(config: RunConfig, vocab_size: int) -> int:
-    """Return MFU's numerator: weights plus causal attention, nothing recomputed."""
-    weights = matmul_flops_per_token(config.architecture(vocab_size))
-    return weights + attention_flops_per_token(config.model, config.train.seq_len)
+    """Return MFU's numerator: weights plus causal attention, nothing recomputed.
+
+    A weight takes 6 operations of one training token, and so does one of the head's.
+    """
+    model = config.model
+    weights = model.num_hidden_layers * _layer_weights(model) + vocab_size * model.hidden_size
+    return 6 * weights + attention_flops_per_token(model, config.train.seq_len)
 
 
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:

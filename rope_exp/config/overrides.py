@@ -7,11 +7,11 @@ So `train.seq_len=64` is handed on as Hydra's `++train.seq_len=64`, once it is k
 import math
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType, RangeSweep
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from rope_exp.config.run import RunConfig
@@ -26,46 +26,47 @@ OF_SLURM = "hydra.launcher.additional_parameters."
 MAX_BRACKETS = 50
 
 
-def check_overrides(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
+def check_overrides(words: Sequence[str], loader: ConfigLoaderImpl) -> list[Override]:
     """Return the overrides as Hydra must be given them.
 
     Args:
         words: `key=value`, `group=choice`, and what else Hydra's grammar knows.
-        folders: where the choices of groups are.
+        loader: knows the choices of groups.
     Raises:
         ConfigError: naming the key of a word that cannot be read, of an unknown key or choice, of
             one of Hydra's own settings, or of a sweep of no run or of too many. A value that
             cannot be read is not shown, for it may be a secret.
     """
-    spelled = []
+    overrides = []
     num_values = {}
 
     for word in words:
-        override = _parse(word)
-        is_hydras = _is_hydras(override)
-        group, _, _ = override.key_or_group.partition("@")
+        override = _parse(word, loader)
+        _check_hydras(override)
+        key = override.key_or_group
         if override.is_delete():
             raise ConfigError(
-                group, ..., "nothing is taken out with ~; a key that is left out has its default"
+                key, ..., "nothing is taken out with ~; a key that is left out has its default"
             )
-        choices = sorted(
-            {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
-        )
 
         # As Hydra does it, a later word about the same key replaces the earlier one.
+        choices = loader.repository.get_group_options(key)
         num_values[override.get_key_element()] = _num_values(override, choices)
         if math.prod(num_values.values()) > MAX_RUNS:
-            raise ConfigError(group, ..., f"makes a sweep of more than {MAX_RUNS:,} runs")
+            raise ConfigError(key, ..., f"makes a sweep of more than {MAX_RUNS:,} runs")
 
-        if word.startswith(OF_SLURM):
-            spelled.append(f"++{word}")
-        else:
-            spelled.append(word if is_hydras or choices else _spell(override, word))
+        is_ours = not (override.is_hydra_override() or choices)
+        if is_ours:
+            _check_known(override)
+        if is_ours or key.startswith(OF_SLURM):
+            override.type = OverrideType.FORCE_ADD
+            override.input_line = f"++{word.lstrip('+')}"
+        overrides.append(override)
 
-    return spelled
+    return overrides
 
 
-def _parse(word: str) -> Override:
+def _parse(word: str, loader: ConfigLoaderImpl) -> Override:
     """Read one word with Hydra's grammar."""
     written, equals, _ = word.partition("=")
     key = written.lstrip("+~")
@@ -75,7 +76,7 @@ def _parse(word: str) -> Override:
         raise ConfigError(key, ..., "its value is nested too deeply")
 
     try:
-        return OverridesParser.create().parse_override(word)
+        return OverridesParser.create(loader).parse_overrides([word])[0]
     except (HydraException, ValueError) as error:
         # A ValueError is a number of more digits than Python reads.
         raise ConfigError(
@@ -86,22 +87,20 @@ def _parse(word: str) -> Override:
         ) from error
 
 
-def _is_hydras(override: Override) -> bool:
-    """Return whether the override is of one of Hydra's own settings that a command line may set."""
+def _check_hydras(override: Override) -> None:
+    """Refuse all of Hydra's own settings but those that a command line may set."""
     key = override.get_key_element().lstrip("+~")
-    if "hydra" not in key:
-        return False
 
     # Hydra would import what `hydra.searchpath` and a `_target_` name: the one while it composes.
     is_open = key in ("hydra/launcher", "hydra.verbose") or key.startswith("hydra.launcher.")
-    if not is_open or "_target_" in key or override.is_sweep_override():
+    is_fixed = not is_open or "_target_" in key or override.is_sweep_override()
+    if "hydra" in key and is_fixed:
         raise ConfigError(
             key,
             ...,
             "Hydra's own settings are fixed, but for one value each of "
             "hydra/launcher, hydra.launcher.*, hydra.verbose",
         )
-    return True
 
 
 def _num_values(override: Override, choices: list[str]) -> int:
@@ -109,12 +108,13 @@ def _num_values(override: Override, choices: list[str]) -> int:
     key = override.key_or_group
     value: Any = override.value()
     values = [value]
-    if isinstance(value, RangeSweep):
+    if override.is_range_sweep():
         values = list(islice(value.range(), MAX_RUNS + 1))
-    elif isinstance(value, Glob):
-        values = value.filter(choices)
-    elif isinstance(value, ChoiceSweep):
-        values = value.list
+    elif override.is_choice_sweep():
+        values = list(override.sweep_iterator())
+    elif override.is_interval_sweep():
+        # It has no last value.
+        return MAX_RUNS + 1
 
     if not values:
         among = f" among {', '.join(choices)}" if choices else ""
@@ -130,8 +130,8 @@ def _num_values(override: Override, choices: list[str]) -> int:
     return len(values)
 
 
-def _spell(override: Override, word: str) -> str:
-    """Return the override of a key that is no group, such that no YAML need mention it."""
+def _check_known(override: Override) -> None:
+    """Refuse what is no group, and no key of a run's config."""
     key = override.key_or_group
     keys = known_keys(RunConfig)
     is_known = any(f"{known}.".startswith(f"{key}.") for known in keys)
@@ -139,4 +139,3 @@ def _spell(override: Override, word: str) -> str:
         raise unknown_key(key, keys)
     if override.type == OverrideType.ADD:
         raise ConfigError(key, ..., "is a key already; leave out the +")
-    return f"++{word.lstrip('+')}"

@@ -53,7 +53,7 @@ def cost_lines(
     per_token = flops_per_token(config, vocab_size)
     in_attention = attention_flops_per_token(model, train.seq_len)
     total = per_token * tokens
-    memory = memory_bytes(config, vocab_size)
+    memory = sum(memory_bytes(config, vocab_size).values())
     epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
 
     lines = [
@@ -65,7 +65,7 @@ def cost_lines(
         f"{train.seq_len}, {tokens / params:.1f} a parameter{epochs}",
         f"operations   {per_token:.3e} a token, {in_attention:.3e} of them in causal attention, "
         f"{total:.3e} in all",
-        f"memory       about {sum(memory.values()) / GIB:.1f} GiB a process in {train.precision}",
+        f"memory       about {memory / GIB:.1f} GiB a process in {train.precision}",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",
     ]

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from rope_exp.config.costs import flops_per_token, memory_bytes
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import AUTO, MIN_VOCAB_SIZE, TrainConfig
+from rope_exp.config.sections import MIN_VOCAB_SIZE, TrainConfig
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.machine import (
     cpu_has_bf16,
@@ -59,7 +59,7 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
         "compile": operations(config) >= PAYS_TO_COMPILE[device] and has_compiler(device),
         "deterministic": device == "cpu",
     }
-    chosen = {key: value for key, value in automatic.items() if getattr(train, key) == AUTO}
+    chosen = {key: value for key, value in automatic.items() if getattr(train, key) == "auto"}
     return config.replace("train", **chosen)
 
 
@@ -69,7 +69,7 @@ def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
     num_gpus = len(gpus())
 
     device = launch.device
-    if device == AUTO:
+    if device == "auto":
         device = "cuda" if num_gpus else "cpu"
     if device == "cuda" and not num_gpus:
         raise ConfigError(
@@ -90,7 +90,7 @@ def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
         )
 
     parallel = launch.max_parallel
-    if parallel == AUTO:
+    if parallel == "auto":
         parallel = max(num_gpus // processes, 1) if device == "cuda" else 1
 
     _check_batch(config.train, processes)

@@ -11,28 +11,36 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
+
 from rope_exp.system.errors import ConfigError
 
 # Of ASCII and Latin-1, line separators, and halves of a surrogate pair: what is no text in UTF-8,
 # or no single line.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-def numeric(default: Any) -> Any:
-    """Declare a field whose value can change a loss: it is part of a run's identity."""
-    return dataclasses.field(default=default, metadata={"numeric": True})
+# What an error calls a value of a plain type.
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "text without control characters",
+    dict: "a group of keys",
+}
 
 
 def setting(default: Any) -> Any:
-    """Declare a field that changes no number: logging, saving, places, names of presets."""
-    return dataclasses.field(default=default, metadata={"numeric": False})
+    """Declare a field, or a whole section, that changes no number: logging, places, names.
+
+    Every other field can change a loss, and so is part of a run's identity.
+    """
+    return dataclasses.field(default=default, metadata={"is_setting": True})
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     if not options:
         try:
             return _plainly(hint, value)
-        except ValueError:
-            raise ConfigError(key, value, _allowed(hint)) from None
+        except ValueError as error:
+            raise ConfigError(key, value, str(error)) from None
     if not isinstance(value, Mapping):
         raise ConfigError(key or "its content", value, "must be a group of keys")
 
@@ -67,17 +75,18 @@ def convert(hint: Any, value: Any, key: str) -> Any:
 
     # Of a record every key must be there; of a config none may be that is not known.
     is_record = typing.is_typeddict(section)
-    missing = sorted(hints.keys() - value.keys())
-    unknown = sorted(value.keys() - hints.keys(), key=str)
-    if is_record and missing:
-        raise ConfigError(prefix + missing[0], ..., "is missing")
-    if unknown and not is_record:
-        raise unknown_key(f"{prefix}{unknown[0]}", known_keys(section, prefix))
-
-    converted = {
-        name: convert(hints[name], value[name], prefix + name) for name in hints if name in value
-    }
-    return dict(value) | converted if is_record else section(**converted)
+    converted = dict(value)
+    for name, below in hints.items():
+        if name in value:
+            converted[name] = convert(below, value[name], prefix + name)
+        elif is_record:
+            raise ConfigError(prefix + name, ..., "is missing")
+    if is_record:
+        return converted
+    for name in value:
+        if name not in hints:
+            raise unknown_key(f"{prefix}{name}", known_keys(section, prefix))
+    return section(**converted)
 
 
 def fill(hint: Any, values: Any, prefix: str = "") -> Any:
@@ -124,26 +133,37 @@ def _plainly(hint: Any, value: Any) -> Any:
     """Return a value as a plain type, canonical: 1 and 1.0 hash alike, and a list is a tuple.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none; the message says what is allowed.
     """
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
+    allowed = f"must be {WORDS.get(hint, 'null')}"
     plain = value
+    fits = False
 
     if origin is Annotated:
-        plain = _plainly(args[0], value)
-        fits = args[1].holds(plain)
+        kind, rule = args
+        allowed = rule.allowed
+        with suppress(ValueError):
+            plain = _plainly(kind, value)
+            fits = rule.holds(plain)
     elif origin in (types.UnionType, typing.Union):
+        refusals = []
         for option in args:
-            with suppress(ValueError):
+            try:
                 return _plainly(option, value)
-        fits = False
+            except ValueError as error:
+                refusals.append(str(error))
+        allowed = ", or ".join(refusals)
     elif origin is tuple:
-        fits = isinstance(value, list | tuple)
-        if fits:
+        allowed = "must be a list"
+        if isinstance(value, list | tuple):
             items = args[:1] * len(value) if args[-1] is Ellipsis else args
-            plain = tuple(_plainly(item, each) for item, each in zip(items, value, strict=True))
+            allowed = f"must be a list of {len(items)}"
+            fits = len(items) == len(value)
+            plain = tuple(map(_plainly, items, value))
     elif origin is Literal:
+        allowed = f"must be one of {', '.join(args)}"
         fits = value in args
     elif hint is float:
         # A whole number may have more digits than a float can hold.
@@ -153,53 +173,40 @@ def _plainly(hint: Any, value: Any) -> Any:
         fits = type(value) is hint and not (hint is str and CONTROL.search(value))
 
     if not fits:
-        raise ValueError(value)
+        raise ValueError(allowed)
     return plain
 
 
-def _allowed(hint: Any) -> str:
-    origin = typing.get_origin(hint)
-    args = typing.get_args(hint)
+def has_aliases(text: str) -> bool:
+    """Whether a YAML text holds aliases: a few hundred bytes of them can unfold to any size.
 
-    if origin is Annotated:
-        return str(args[1].allowed)
-    if origin in (types.UnionType, typing.Union):
-        return ", or ".join(_allowed(option) for option in args)
-    if origin is Literal:
-        return f"must be one of {', '.join(args)}"
-    if origin is tuple:
-        count = "any number" if args[-1] is Ellipsis else str(len(args))
-        return f"must be a list of {count}, each of which {_allowed(args[0])}"
-
-    words = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a finite number",
-        str: "text without control characters",
-        dict: "a group of keys",
-    }
-    return f"must be {words.get(hint, 'null')}"
+    Raises:
+        yaml.YAMLError: it is no YAML.
+    """
+    # The search is cheap, and finds every text that could have one.
+    tokens = yaml.scan(text) if re.search(r"\*[\w-]", text) else ()
+    return any(isinstance(token, yaml.AliasToken) for token in tokens)
 
 
 # -- keys --------------------------------------------------------------------------------------
 
 
-def known_keys(hint: Any, prefix: str = "") -> list[str]:
+def known_keys(hint: Any, prefix: str = "") -> set[str]:
     """Return the full path of every key below a section, whichever alternative has it."""
-    keys: dict[str, None] = {}
+    keys = set()
     for section in _sections(hint):
         for name, below in typing.get_type_hints(section).items():
-            keys |= dict.fromkeys(known_keys(below, f"{prefix}{name}.") or [prefix + name])
-    return list(keys)
+            keys |= known_keys(below, f"{prefix}{name}.") or {prefix + name}
+    return keys
 
 
-def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
+def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     """Return the error for a key that no section has, with the nearest that exists.
 
     Its value is not shown: it may be a secret.
     """
     near = get_close_matches(key, known, n=1, cutoff=0.75)
-    near += [full for full in known if full.endswith(f".{key}")]
+    near += sorted(full for full in known if full.endswith(f".{key}"))
     hint = f"did you mean {near[0]}?" if near else "`python train.py --cfg job` prints the keys"
     return ConfigError(key, ..., f"there is no such key; {hint}")
 
@@ -215,17 +222,19 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
             default that keeps the behaviour, changes no identity. A section that is not the
             default alternative shows its tag.
     """
-    found: dict[str, Any] = {}
+    found = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
+        if field.metadata.get("is_setting"):
+            continue
         if dataclasses.is_dataclass(value):
             below = numeric_values(value, departing=departing)
             if type(value) is not type(field.default):
                 below[tag(value)] = getattr(value, tag(value))
             if below:
                 found[field.name] = below
-        elif field.metadata["numeric"] and not (departing and value == field.default):
-            found[field.name] = list(value) if isinstance(value, tuple) else value
+        elif not (departing and value == field.default):
+            found[field.name] = value
     return found
 
 
@@ -247,7 +256,7 @@ def whole(allowed: str, least: int, most: int = 2**63 - 1) -> Rule:
 
 Count = Annotated[int, whole("of at least 1 and below 2^63", 1)]
 Natural = Annotated[int, whole("of at least 0 and below 2^63", 0)]
-Seed = Annotated[int, whole("from 0 to 2^63 - 1", 0)]
+Seed = Natural
 Positive = Annotated[float, Rule("must be a number above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Rule("must be a number of at least 0", lambda x: x >= 0)]
 Share = Annotated[float, Rule("must be a number from 0 to 1", lambda x: 0 <= x <= 1)]

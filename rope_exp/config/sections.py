@@ -14,16 +14,15 @@ from rope_exp.config.schema import (
     OpenShare,
     PathText,
     Positive,
+    Rule,
     Seed,
     Share,
-    numeric,
     setting,
     whole,
 )
 from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError
 
-AUTO = "auto"
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 INIT_STD = 0.02  # of every weight matrix; of those onto the residual stream, times 1/sqrt(2 layers)
 
@@ -32,6 +31,7 @@ Layers = Annotated[int, whole("from 1 to 4096", 1, 4096)]
 # The largest published vocabularies hold a million; the trainer of merges reserves memory for all
 # that it is asked.
 VocabSize = Annotated[int, whole("from 257 to 2^24", MIN_VOCAB_SIZE, 2**24)]
+Beta = Annotated[float, Rule("both must be numbers from 0, and below 1", lambda x: 0 <= x < 1)]
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""
 
     name: Name = setting("nano")
-    hidden_size: Count = numeric(128)
-    intermediate_size: Count = numeric(352)
-    num_hidden_layers: Layers = numeric(4)
-    num_attention_heads: Count = numeric(2)
-    num_key_value_heads: Count = numeric(2)
-    rms_norm_eps: Positive = numeric(1e-5)
-    tie_word_embeddings: bool = numeric(False)
+    hidden_size: Count = 128
+    intermediate_size: Count = 352
+    num_hidden_layers: Layers = 4
+    num_attention_heads: Count = 2
+    num_key_value_heads: Count = 2
+    rms_norm_eps: Positive = 1e-5
+    tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
@@ -83,22 +83,22 @@ class DataConfig:
 
     # null: the kind; of the hub, what the path and the subset say.
     name: Name | None = setting(None)
-    kind: Literal["stdlib", "files", "hub"] = numeric("stdlib")
+    kind: Literal["stdlib", "files", "hub"] = "stdlib"
     # files: a file or folder; hub: owner/name.
-    path: PathText | None = numeric(None)
+    path: PathText | None = None
     # hub: the dataset's configuration, and the pinned commit.
-    subset: str | None = numeric(None)
-    revision: str | None = numeric(None)
-    text_column: str | None = numeric(None)
+    subset: str | None = None
+    revision: str | None = None
+    text_column: str | None = None
     # files: what one document of a text file is.
-    sample_by: Literal["document", "paragraph", "line"] | None = numeric(None)
+    sample_by: Literal["document", "paragraph", "line"] | None = None
     # null: hold documents out.
-    validation_split: str | None = numeric(None)
-    holdout_fraction: OpenShare = numeric(0.05)
-    max_tokens: Count | None = numeric(None)
+    validation_split: str | None = None
+    holdout_fraction: OpenShare = 0.05
+    max_tokens: Count | None = None
     cache_dir: PathText | None = setting(None)
     # Of the order of batches; null: the run's seed.
-    seed: Seed | None = numeric(None)
+    seed: Seed | None = None
 
     def __post_init__(self) -> None:
         if self.name is None:
@@ -122,7 +122,7 @@ class DataConfig:
 
         dataset = self.path.rpartition("/")[2]
         subset = self.subset or ""
-        name = subset if subset.startswith(dataset) else "-".join(filter(None, [dataset, subset]))
+        name = subset if subset.startswith(dataset) else f"{dataset}-{subset}"
         return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
 
 
@@ -131,13 +131,13 @@ class TokenizerConfig:
     """How text becomes token ids."""
 
     name: Name = setting("bpe_2k")
-    kind: Literal["bpe", "bytes", "pretrained"] = numeric("bpe")
-    vocab_size: VocabSize | None = numeric(2048)
+    kind: Literal["bpe", "bytes", "pretrained"] = "bpe"
+    vocab_size: VocabSize | None = 2048
     # bpe: how much text its merges are learned from.
-    train_bytes: Count | None = numeric(20_000_000)
+    train_bytes: Count | None = 20_000_000
     # pretrained: a folder, or a repository on the hub.
-    path: PathText | None = numeric(None)
-    revision: str | None = numeric(None)
+    path: PathText | None = None
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "bpe":
@@ -170,17 +170,13 @@ class TokenizerConfig:
 class OptimConfig:
     """AdamW."""
 
-    name: Literal["adamw"] = numeric("adamw")
-    lr: Positive = numeric(3e-3)
-    betas: tuple[Share, Share] = numeric((0.9, 0.95))
-    eps: Positive = numeric(1e-8)
+    name: Literal["adamw"] = "adamw"
+    lr: Positive = 3e-3
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: Positive = 1e-8
     # Of matrices only.
-    weight_decay: NonNegative = numeric(0.1)
-    grad_clip: Positive = numeric(1.0)
-
-    def __post_init__(self) -> None:
-        if max(self.betas) >= 1:
-            raise ConfigError("optim.betas", list(self.betas), "both must be below 1")
+    weight_decay: NonNegative = 0.1
+    grad_clip: Positive = 1.0
 
 
 @dataclass(frozen=True)
@@ -190,19 +186,19 @@ class CosineConfig:
     Fractions of steps are of train.num_steps, fractions of the rate are of optim.lr.
     """
 
-    name: Literal["cosine"] = numeric("cosine")
-    warmup_fraction: Share = numeric(0.05)
-    final_fraction: Share = numeric(0.1)
+    name: Literal["cosine"] = "cosine"
+    warmup_fraction: Share = 0.05
+    final_fraction: Share = 0.1
 
 
 @dataclass(frozen=True)
 class WsdConfig:
     """Warm-up, stay, then a straight line down over the last `decay_fraction` of the run."""
 
-    name: Literal["wsd"] = numeric("wsd")
-    warmup_fraction: Share = numeric(0.05)
-    final_fraction: Share = numeric(0.0)
-    decay_fraction: Share = numeric(0.2)
+    name: Literal["wsd"] = "wsd"
+    warmup_fraction: Share = 0.05
+    final_fraction: Share = 0.0
+    decay_fraction: Share = 0.2
 
     def __post_init__(self) -> None:
         if self.warmup_fraction + self.decay_fraction > 1:
@@ -219,22 +215,22 @@ class TrainConfig:
     """The budget and the loop. Batch sizes are in sequences, periods in steps."""
 
     name: Name = setting("nano")
-    num_steps: Count = numeric(500)
-    global_batch_size: Count = numeric(16)
+    num_steps: Count = 500
+    global_batch_size: Count = 16
     # null: a process's whole share at once.
-    micro_batch_size: Count | None = numeric(None)
-    seq_len: Count = numeric(256)
+    micro_batch_size: Count | None = None
+    seq_len: Count = 256
     eval_every: Count = setting(50)
-    eval_sequences: Count = numeric(128)
+    eval_sequences: Count = 128
     save_every: Count = setting(250)
     keep_checkpoints: Count = setting(2)
     log_every: Count = setting(10)
     # auto: bf16 where the hardware has it, else fp32.
-    precision: Literal["auto", "bf16", "fp32"] = numeric(AUTO)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
     # auto: where it pays back within the run.
-    compile: bool | Literal["auto"] = numeric(AUTO)
+    compile: bool | Literal["auto"] = "auto"
     # auto: true on a CPU, where it costs nothing.
-    deterministic: bool | Literal["auto"] = numeric(AUTO)
+    deterministic: bool | Literal["auto"] = "auto"
     # Dense bf16 peak of a GPU that config/costs.py does not list; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
 
@@ -253,24 +249,24 @@ class TrainConfig:
 class TrackerConfig:
     """Where curves are mirrored. The tracker reads its own keys from the environment."""
 
-    name: Literal["none", "wandb"] = setting("none")
-    mode: Literal["online", "offline"] = setting("online")
-    project: Name = setting("rope_exp")
-    entity: Name | None = setting(None)
+    name: Literal["none", "wandb"] = "none"
+    mode: Literal["online", "offline"] = "online"
+    project: Name = "rope_exp"
+    entity: Name | None = None
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
     """How runs are placed on the machine."""
 
-    name: Name = setting("local")
-    device: Literal["auto", "cpu", "cuda"] = setting(AUTO)
+    name: Name = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     # Of one run; all: one a GPU.
-    num_processes: Count | Literal["all"] = setting(1)
+    num_processes: Count | Literal["all"] = 1
     # Runs at a time; auto: as many as the GPUs allow, one on a CPU.
-    max_parallel: Count | Literal["auto"] = setting(AUTO)
+    max_parallel: Count | Literal["auto"] = "auto"
     # In this very process, for a debugger.
-    inline: bool = setting(False)
+    inline: bool = False
 
 
 @dataclass(frozen=True)
@@ -278,8 +274,8 @@ class PlaceConfig:
     """Where the run's record goes."""
 
     # null: results/runs/<group>/<pe>/seed<k>.
-    dir: PathText | None = setting(None)
+    dir: PathText | None = None
     # null: a name for everything but pe and seed.
-    group: Name | None = setting(None)
+    group: Name | None = None
     # Move an old folder aside instead of going on in it.
-    fresh: bool = setting(False)
+    fresh: bool = False

@@ -5,13 +5,20 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rope_exp.config.schema import Name, Natural, Rule, numeric, numeric_values
+from rope_exp.config.schema import Name, Natural, Rule, numeric_values
 from rope_exp.system.errors import ConfigError
 
 SITES = ("q", "k", "v", "o")
 
 # In float32.
 Base = Annotated[float, Rule("must be a number above 1 and at most 1e30", lambda x: 1 < x <= 1e30)]
+Sites = Annotated[
+    tuple[Literal["q", "k", "v", "o"], ...],
+    Rule(
+        "must be a list of some of q, k, v, o, each of which may stand there once",
+        lambda sites: len(set(sites)) == len(sites),
+    ),
+]
 Fraction = Annotated[float, Rule("must be a number above 0 and at most 1", lambda x: 0 < x <= 1)]
 
 
@@ -28,18 +35,14 @@ SUBSET_NAMES = frozenset(map(subset_name, SUBSETS))
 class PeConfig:
     """How position enters: theta_f = base^(-2f/n) on n = `fraction` of the features of `rotate`."""
 
-    name: Name = numeric("QK-RoPE")
-    rotate: tuple[Literal["q", "k", "v", "o"], ...] = numeric(("q", "k"))
-    base: Base = numeric(10000.0)
-    fraction: Fraction = numeric(1.0)
-    trainable: bool = numeric(False)
-    start: Natural = numeric(0)
+    name: Name = "QK-RoPE"
+    rotate: Sites = ("q", "k")
+    base: Base = 10000.0
+    fraction: Fraction = 1.0
+    trainable: bool = False
+    start: Natural = 0
 
     def __post_init__(self) -> None:
-        if len(set(self.rotate)) < len(self.rotate):
-            raise ConfigError(
-                "pe.rotate", list(self.rotate), "each of q, k, v, o may stand there once"
-            )
         if self.trainable and not self.rotate:
             raise ConfigError("pe.trainable", True, "needs at least one site in pe.rotate")
 

@@ -4,16 +4,15 @@
 and writes the config.
 """
 
+import functools
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
-from rope_exp.data.meta import Prepared
 from rope_exp.data.prepare import pin_revision, prepare
 from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
@@ -25,21 +24,19 @@ from rope_exp.system.files import check_space, is_full, try_lock
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 
 
-def resolved(
-    config: RunConfig, world_size: int | None = None, num_here: int | None = None
-) -> RunConfig:
+def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return a config as it is run here: its corpus pinned to a commit, its `auto` keys resolved.
 
     Args:
-        world_size: of the launcher that started this process; None: we start the ranks.
-        num_here: how many of the run's ranks are on this machine; None: all.
+        world_size: of the launcher that started this process as one rank, and the others perhaps
+            on other machines; None: we start the ranks, all of them here.
     Raises:
         ConfigError: this machine cannot run it.
         DataError: the hub does not say what commit a branch is at.
     """
     pinned = replace(config, data=pin_revision(config.data))
     config = resolve(pinned, world_size)
-    check_memory(config, num_here=num_here)
+    check_memory(config, num_here=1 if world_size else None)
     return config
 
 
@@ -89,7 +86,8 @@ def make_folder(job: Job) -> None:
 def acquire(job: Job) -> bool:
     """Acquire the lock of the run's folder, look at it again, and write the run's config.
 
-    With run.fresh an old folder is moved aside, never deleted.
+    With run.fresh an old folder is moved aside, never deleted. What is raised leaves the lock to
+    `Job.unlock`.
 
     Returns:
         False if another process holds the lock. True otherwise; the run may prove to be done, and
@@ -102,21 +100,18 @@ def acquire(job: Job) -> bool:
         return False
 
     job.lock = lock
-    try:
-        # Another command may have made or finished it since it was admitted.
-        _check_folder(job)
-        if job.config.run.fresh and (job.folder / CONFIG).exists():
-            number = 1
-            while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
-                number += 1
-            job.folder.rename(aside)
-            job.unlock()
-            return acquire(job)
-        if job.exit_code is None:
-            _begin(job)
-    except BaseException:
+
+    # Another command may have made or finished it since it was admitted.
+    _check_folder(job)
+    if job.config.run.fresh and (job.folder / CONFIG).exists():
+        number = 1
+        while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
+            number += 1
+        job.folder.rename(aside)
         job.unlock()
-        raise
+        return acquire(job)
+    if job.exit_code is None:
+        _begin(job)
     return True
 
 
@@ -211,15 +206,13 @@ def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
 def _check_room(jobs: Iterable[Job]) -> None:
     """Prepare what the runs read, and refuse those that fit neither on the disk nor in memory."""
     # Many runs read one corpus.
-    prepared: dict[tuple[Any, ...], Prepared] = {}
+    prepare_once = functools.cache(prepare)
     needed_bytes = 0
     for job in jobs:
         config = job.config
         train = config.train
-        key = (config.data, config.tokenizer, train.seq_len)
-        if key not in prepared:
-            prepared[key] = prepare(config.data, config.tokenizer, seq_len=train.seq_len)
-        vocab_size = prepared[key].vocab_size
+        corpus = prepare_once(config.data, config.tokenizer, seq_len=train.seq_len)
+        vocab_size = corpus.vocab_size
         if config.tokenizer.known_vocab_size is None:
             check_memory(config, vocab_size)
 

@@ -25,23 +25,24 @@ def check_ranks() -> None:
     Raises:
         ConfigError: naming the variable of the environment.
     """
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    if not given:
-        return
-
-    for name, value in given.items():
-        if not re.fullmatch("[0-9]{1,9}", value) or (name == "WORLD_SIZE" and int(value) == 0):
+    given = {}
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        value = os.environ.get(name, "")
+        if re.fullmatch("[0-9]{1,9}", value):
+            given[name] = int(value)
+        elif name in os.environ:
             raise ConfigError(
                 name,
                 value,
                 "is no number of a process; a launcher sets it, and without one it is unset",
             )
+    if not given:
+        return
 
-    world_size = int(given.pop("WORLD_SIZE", "1"))
-    for name, value in given.items():
-        if int(value) >= world_size:
-            raise ConfigError(name, value, f"must be below WORLD_SIZE={world_size}")
+    world_size = given.pop("WORLD_SIZE", 1)
+    for name, rank in given.items():
+        if rank >= world_size:
+            raise ConfigError(name, rank, f"must be below WORLD_SIZE={world_size}")
 
     needed = ["RANK"] if world_size == 1 else ["RANK", "MASTER_ADDR", "MASTER_PORT"]
     for name in needed:
@@ -59,12 +60,10 @@ def run_as_rank(config: RunConfig) -> int:
     Raises:
         ConfigError, DataError, DiskError: before anything is written.
     """
-    # Not above: they are slow to import, and every command asks this module whether it is a rank.
+    # Not above: it is slow to import, and every command asks this module whether it is a rank.
     from rope_exp.launch.admit import acquire_or_refuse, admit, resolved
-    from rope_exp.system.signals import StopSignal
-    from rope_exp.training import worker
 
-    config = resolved(config, world_size=int(os.environ.get("WORLD_SIZE", "1")), num_here=1)
+    config = resolved(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
 
     # The other ranks only need the config, and find the data prepared.
     if os.environ.get("RANK", "0") == "0":
@@ -75,7 +74,14 @@ def run_as_rank(config: RunConfig) -> int:
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:
         return EXIT_CODES[result["status"]]
-    stop = StopSignal()
+    return run_here(config)
+
+
+def run_here(config: RunConfig) -> int:
+    """Train one run in this very process, which holds its lock; return its exit code."""
+    from rope_exp.system.signals import StopSignal
+    from rope_exp.training import worker
+
     return worker.end_process(
-        worker.explain_errors(lambda: worker.run(config, config.folder, stop))
+        worker.explain_errors(lambda: worker.run(config, config.folder, StopSignal()))
     )

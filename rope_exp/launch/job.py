@@ -26,7 +26,8 @@ class Job:
         log: where its ranks write; None: to the terminal.
         ranks: its processes, once they were started.
         codes: of each rank that has ended, its exit code, or minus the signal that ended it.
-        ended_at: of each rank that has ended, when that was seen, in seconds since the epoch.
+        ended_at: when the first of these was seen, in seconds since the epoch; 0: none yet.
+        failures: of each rank that failed, when it did, and what it has to say.
         was_killed: whether we ended those ranks that had not ended.
     """
 
@@ -41,7 +42,8 @@ class Job:
     log: Path | None = None
     ranks: list[Popen[bytes]] = field(default_factory=list)
     codes: dict[int, int] = field(default_factory=dict)
-    ended_at: dict[int, float] = field(default_factory=dict)
+    ended_at: float = 0.0
+    failures: list[tuple[float, str]] = field(default_factory=list)
     was_killed: bool = False
 
     @property

@@ -23,15 +23,14 @@ def lease_gpus(config: RunConfig) -> dict[str, int] | None:
         return {}
 
     num_ranks = int(config.launch.num_processes)
-    leases: dict[str, int] = {}
+    leases = {}
     for gpu in gpus():
-        if len(leases) < num_ranks:
-            descriptor = _try_lock_gpu(gpu)
-            if descriptor is not None:
-                leases[gpu] = descriptor
+        descriptor = _try_lock_gpu(gpu)
+        if descriptor is not None:
+            leases[gpu] = descriptor
+        if len(leases) == num_ranks:
+            return leases
 
-    if len(leases) == num_ranks:
-        return leases
     for descriptor in leases.values():
         os.close(descriptor)
     return None
@@ -40,13 +39,10 @@ def lease_gpus(config: RunConfig) -> dict[str, int] | None:
 def _try_lock_gpu(gpu: str) -> int | None:
     """Return a descriptor that holds the GPU's lock file, or None while another process does."""
     folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
-    if not folder.exists():
+    # Shared by the users of the machine, whatever this one's umask.
+    umask = os.umask(0)
+    try:
         folder.mkdir(exist_ok=True)
-        # Shared by the users of the machine, whatever this one's umask.
-        folder.chmod(0o777)
-
-    path = folder / f"{gpu}.lock"
-    descriptor = try_lock(path)
-    if descriptor is not None and path.stat().st_uid == os.getuid():
-        os.fchmod(descriptor, 0o666)
-    return descriptor
+        return try_lock(folder / f"{gpu}.lock")
+    finally:
+        os.umask(umask)

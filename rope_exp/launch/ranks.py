@@ -3,7 +3,6 @@
 The ranks hold the run's lock and its GPUs as well, so that both live as long as the work.
 """
 
-import contextlib
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from rope_exp.launch.job import Job
@@ -39,9 +38,11 @@ def start(job: Job) -> None:
     with held_back(), job.log.open("ab") if job.log else nullcontext() as output:
         for rank in range(num_ranks):
             if num_ranks > 1:
-                environment["RANK"] = str(rank)
-                environment["LOCAL_RANK"] = str(rank)
-                environment[FAILURE_FILE] = str(_failure_file(job, rank))
+                environment |= {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    FAILURE_FILE: str(_failure_file(job, rank)),
+                }
             process = subprocess.Popen(
                 [sys.executable, "-m", "rope_exp.training.worker", str(job.folder)],
                 env=environment,
@@ -61,21 +62,25 @@ def poll(job: Job) -> None:
     """
     for rank, process in enumerate(job.ranks):
         code = process.poll()
-        if code is not None and rank not in job.codes:
-            we_ended_it = job.was_killed and code == -signal.SIGKILL
-            job.codes[rank] = EXIT_STOPPED if we_ended_it else code
-            job.ended_at[rank] = time.time()
+        if code is None or rank in job.codes:
+            continue
+        if job.was_killed and code == -signal.SIGKILL:
+            code = EXIT_STOPPED
+        job.codes[rank] = code
+        job.ended_at = job.ended_at or time.time()
+        if code not in EXIT_CODES.values():
+            job.failures.append(_failure(job, rank, code))
 
     codes = job.codes.values()
-    failed = [rank for rank, code in job.codes.items() if code not in EXIT_CODES.values()]
     if len(codes) < len(job.ranks):
-        grace = GRACE_SECONDS if failed else STOP_SECONDS
-        if codes and time.time() - min(job.ended_at.values()) > grace:
+        grace = GRACE_SECONDS if job.failures else STOP_SECONDS
+        if codes and time.time() - job.ended_at > grace:
             kill(job)
-    elif failed:
-        # A rank's own word counts where it is one that we promise.
+    elif job.failures:
+        # A rank's own word counts where it is one that we promise. The first that failed has the
+        # word: the others failed because it did.
         job.exit_code = EXIT_USAGE if EXIT_USAGE in codes else EXIT_FAILED
-        job.reason = _first_failure(job, failed)
+        _, job.reason = min(job.failures)
     else:
         job.exit_code = max(codes)
 
@@ -109,7 +114,7 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
             deadline = time.monotonic() + STOP_SECONDS
             for job in self._jobs:
                 for process in job.ranks:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
+                    with suppress(subprocess.TimeoutExpired):
                         process.wait(max(deadline - time.monotonic(), 0.0))
         self.restore()
 
@@ -130,34 +135,25 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
             kill(job)
 
 
-def _first_failure(job: Job, failed: Sequence[int]) -> str:
-    """Return what the rank that failed first has to say; "" where it has said it itself.
+def _failure(job: Job, rank: int, code: int) -> tuple[float, str]:
+    """Return when a rank failed, and what it has to say; "" where it has said it itself."""
+    who = f"process {rank} of {len(job.ranks)}" if len(job.ranks) > 1 else "its process"
+    # Only the kernel or a person sends SIGKILL: where one rank was killed, no other failed before
+    # it.
+    if code == -signal.SIGKILL:
+        return 0.0, f"{who} was ended by SIGKILL (the kernel does that where memory runs out)"
 
-    The others failed because it did.
-    """
-    failures = []
-    for rank in failed:
-        # It wrote its file as it failed; without one, its end was seen within a poll. Only the
-        # kernel or a person sends SIGKILL: where one rank was killed, no other failed before it.
-        failed_at = job.ended_at[rank] - POLL_SECONDS
-        words = ""
-        file = _failure_file(job, rank)
-        if file.exists():
-            failed_at = file.stat().st_mtime
-            words = file.read_text(encoding="utf-8").rstrip()
-            file.unlink()
-        if job.codes[rank] == -signal.SIGKILL:
-            failed_at = 0.0
-        failures.append((failed_at, rank, words))
-
-    _, first, words = min(failures)
-    who = f"process {first} of {len(job.ranks)}" if len(job.ranks) > 1 else "its process"
-    number = -job.codes[first]
-    if number == signal.SIGKILL:
-        return f"{who} was ended by SIGKILL (the kernel does that where memory runs out)"
-    if number > 0:
-        return f"{who} was ended by {signal.Signals(number).name}"
-    return f"{who} failed\n{words}" if words else ""
+    # It wrote its file as it failed; without one, its end was seen within a poll.
+    failed_at = time.time() - POLL_SECONDS
+    if code < 0:
+        return failed_at, f"{who} was ended by {signal.Signals(-code).name}"
+    file = _failure_file(job, rank)
+    if not file.exists():
+        return failed_at, ""
+    failed_at = file.stat().st_mtime
+    words = file.read_text(encoding="utf-8").rstrip()
+    file.unlink()
+    return failed_at, f"{who} failed\n{words}" if words else ""
 
 
 def _failure_file(job: Job, rank: int) -> Path:
@@ -177,10 +173,13 @@ def _environment(job: Job, num_ranks: int) -> dict[str, str]:
     if job.leases:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(job.leases)
     if num_ranks > 1:
-        environment["WORLD_SIZE"] = str(num_ranks)
-        environment["LOCAL_WORLD_SIZE"] = str(num_ranks)
-        environment["MASTER_ADDR"] = "127.0.0.1"
         # A port that is free now.
         with socket.create_server(("localhost", 0)) as probe:
-            environment["MASTER_PORT"] = str(probe.getsockname()[1])
+            port = probe.getsockname()[1]
+        environment |= {
+            "WORLD_SIZE": str(num_ranks),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
     return environment

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.launch import ranks
 from rope_exp.launch.admit import acquire, acquire_or_refuse, admit, make_folder
+from rope_exp.launch.as_rank import run_here
 from rope_exp.launch.job import Job
 from rope_exp.launch.leases import lease_gpus
 from rope_exp.launch.ranks import POLL_SECONDS, SignalRelay
@@ -28,7 +29,6 @@ from rope_exp.system.errors import (
     RecordError,
 )
 from rope_exp.system.files import disk_full, free_bytes, read_json
-from rope_exp.system.signals import StopSignal
 
 LOG = "log.txt"
 WITHOUT_FRESH = "leave out run.fresh=true to go on: with it, the same command begins anew"
@@ -62,18 +62,16 @@ def _run_one(job: Job) -> int:
         return job.exit_code
 
     if job.config.launch.inline:
-        from rope_exp.training import worker
-
-        return worker.explain_errors(lambda: worker.run(job.config, job.folder, StopSignal()))
+        return run_here(job.config)
 
     if not _lease(job):
         log(f"{job.config.name}: every GPU is leased to another run; waiting for one")
-    code = _bring_to_end([job])
+    _bring_to_end([job])
     if job.reason:
         log(f"error: {job.config.name}: {job.reason}")
     if job.status == "stopped" and job.config.run.fresh:
         log(WITHOUT_FRESH)
-    return code
+    return job.exit_code or EXIT_DONE
 
 
 def _run_all(jobs: Sequence[Job]) -> int:
@@ -85,8 +83,8 @@ def _run_all(jobs: Sequence[Job]) -> int:
     return _sum_up(jobs)
 
 
-def _bring_to_end(jobs: Sequence[Job], view: SweepView | None = None) -> int:
-    """Start runs, see how they end, and show that; return the largest of their exit codes."""
+def _bring_to_end(jobs: Sequence[Job], view: SweepView | None = None) -> None:
+    """Start runs, see how they end, and show that."""
     with SignalRelay(jobs) as relay:
         while any(job.exit_code is None for job in jobs):
             num_running = sum(job.status == "running" for job in jobs)
@@ -102,7 +100,6 @@ def _bring_to_end(jobs: Sequence[Job], view: SweepView | None = None) -> int:
             if view:
                 view.refresh()
             time.sleep(POLL_SECONDS)
-    return max(job.exit_code or EXIT_DONE for job in jobs)
 
 
 def _try_to_start(job: Job, relay: SignalRelay) -> bool:

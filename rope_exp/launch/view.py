@@ -33,19 +33,6 @@ class _Curve:
     last: dict[str, Any] = field(default_factory=dict)
     said: str = "waiting"
 
-    def read(self) -> None:
-        """Read the rows that have come since the last time.
-
-        A broken file is left to the run itself, which refuses it and says so in its log.
-        """
-        rows = []
-        with contextlib.suppress(RecordError):
-            rows = self.tail.poll()
-        if self.tail.restarted:
-            self.last = {}
-        for row in rows:
-            self.last |= row
-
 
 class SweepView(contextlib.AbstractContextManager["SweepView"]):
     """Follows the runs' own metrics."""
@@ -82,8 +69,12 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         done = 0
         running = []
         for curve in self._curves:
-            curve.read()
             job = curve.job
+            # A broken file is left to the run itself, which refuses it and says so in its log.
+            with contextlib.suppress(RecordError):
+                for row in curve.tail.poll():
+                    curve.last |= row
+
             step = curve.last.get("step", 0)
             done += step if job.exit_code is None else job.config.train.num_steps
             if job.status == "running":

@@ -21,6 +21,7 @@ from rope_exp.config.schema import (
     Seed,
     Sha256,
     convert,
+    has_aliases,
 )
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json, read_text, readable, write_atomically
@@ -82,9 +83,8 @@ def read_config(folder: Path) -> RunConfig:
     path = folder / CONFIG
     text = read_text(path)
     with readable(path, yaml.YAMLError):
-        # We write no aliases, and a few hundred bytes of aliases to aliases would unfold to more
-        # than a machine holds.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+        # We write none.
+        if has_aliases(text):
             raise ValueError("it holds aliases")
         values = yaml.safe_load(text)
 

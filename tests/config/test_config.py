@@ -91,7 +91,7 @@ def test_a_corpus_never_bears_the_name_of_another(overrides: list[str], name: st
 
 MISTAKES = [
     ("pe=nosuch", "pe=nosuch", "choose one of k_rope, nope"),
-    ("pe.rotate=[x]", 'pe.rotate=["x"]', "one of q, k, v, o"),
+    ("pe.rotate=[x]", 'pe.rotate=["x"]', "a list of some of q, k, v, o"),
     ("pe.rotate=[q,q]", 'pe.rotate=["q", "q"]', "may stand there once"),
     ("pe.rotate=q", "pe.rotate=q", "must be a list"),
     ("pe.fraction=0.01", "pe.fraction=0.01", "no pair"),
@@ -131,7 +131,7 @@ MISTAKES = [
     ("tokenizer.vocab_size=10", "tokenizer.vocab_size=10", "257"),
     ("tokenizer.vocab_size=99999999999", "tokenizer.vocab_size=99999999999", "2^24"),
     ("data=files", "data.path=null", "must name the corpus"),
-    ("seed=-1", "seed=-1", "0 to 2^63"),
+    ("seed=-1", "seed=-1", "at least 0 and below 2^63"),
     ("run.group=../../etc", "run.group=../../etc", "letters, digits"),
     ("run.group='a\\nb'", "run.group=", "letters, digits"),
     ("run.group=" + "a" * 300, "run.group=", "1 to 64"),

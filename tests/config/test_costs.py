@@ -9,10 +9,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from rope_exp.config.compose import run_config
 from rope_exp.config.costs import (
     attention_flops_per_token,
-    matmul_flops_per_token,
+    flops_per_token,
     num_parameters,
     peak_flops_per_s,
 )
+from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import TrainConfig
 from rope_exp.model.decoder import Decoder
 
 
@@ -50,9 +52,11 @@ def test_counted_operations_are_those_that_torch_does(sites: tuple[str, ...]) ->
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         decoder(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
 
-    dense_attention = attention_flops_per_token(sizes, length) * 2 * length / (length + 1)
-    counted = matmul_flops_per_token(architecture) + dense_attention
-    assert counter.get_total_flops() == length * counted
+    config = RunConfig(model=sizes, train=TrainConfig(seq_len=length))
+    causal = attention_flops_per_token(sizes, length)
+    in_weights = flops_per_token(config, architecture.vocab_size) - causal
+    dense = causal * 2 * length / (length + 1)
+    assert counter.get_total_flops() == length * (in_weights + dense)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from support.refused import refused
 
 from rope_exp.config.command import read_command
-from rope_exp.config.compose import CONFIGS, run_config
+from rope_exp.config.compose import config_loader, run_config
 from rope_exp.config.overrides import MAX_RUNS, check_overrides
 from rope_exp.system.errors import ConfigError
 
@@ -28,7 +28,7 @@ HYDRAS = [
 @pytest.mark.parametrize("override", HYDRAS)
 def test_hydras_own_settings_are_fixed(override: str) -> None:
     with refused(override.lstrip("+~").partition("=")[0], "Hydra's own settings are fixed"):
-        check_overrides([override], [CONFIGS])
+        check_overrides([override], config_loader(None))
 
 
 ELSEWHERE = [
@@ -42,14 +42,15 @@ ELSEWHERE = [
 @pytest.mark.parametrize("override", ELSEWHERE)
 def test_a_choice_is_a_file_of_its_group(override: str) -> None:
     with refused(override.lstrip("+").partition("=")[0].partition("@")[0], "no such choice"):
-        check_overrides([override], [CONFIGS])
+        check_overrides([override], config_loader(None))
 
 
 def test_what_needs_no_file_to_mention_it() -> None:
     """A key becomes Hydra's ++key, a choice and Hydra's own stay, an unknown key is refused."""
     words = ["train.seq_len=64", "++seed=1", "run={group: a}", "pe=glob(q*)", "hydra.verbose=true"]
     spelled = ["++train.seq_len=64", "++seed=1", "++run={group: a}", *words[3:]]
-    assert check_overrides(words, [CONFIGS]) == spelled
+    overrides = check_overrides(words, config_loader(None))
+    assert [override.input_line for override in overrides] == spelled
 
 
 RESOLVERS = [
@@ -132,6 +133,7 @@ MISTAKES = [
     ("seed=range(3,3)", "seed: the sweep is empty"),
     (f"seed=range(0,{10**12})", f"seed: makes a sweep of more than {MAX_RUNS:,} runs"),
     ("optim.lr=range(0.0,1.0,1e-12)", "optim.lr: makes a sweep"),
+    ("optim.lr=interval(0,1)", "optim.lr: makes a sweep"),
 ]
 
 

@@ -12,7 +12,7 @@ RANKS = [
     ({"RANK": "x"}, "RANK=x: "),
     ({"RANK": "-1"}, "RANK=-1: "),
     ({"RANK": ""}, "RANK=: "),
-    ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE=0: "),
+    ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0: must be below WORLD_SIZE=0"),
     ({"RANK": "0", "WORLD_SIZE": "9" * 5000}, "WORLD_SIZE=9"),
     ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: must be below WORLD_SIZE=2"),
     ({"RANK": "1"}, "RANK=1: must be below WORLD_SIZE=1"),

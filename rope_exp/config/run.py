@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.schema import Seed, convert, numeric_values, setting
+from rope_exp.config.schema import Seed, convert, numeric, numeric_values
 from rope_exp.config.sections import (
     Architecture,
     CosineConfig,
@@ -39,7 +39,7 @@ DEFAULT_OUTPUT = Path("results/runs")
 class RunConfig:
     """One run. `from_dict` makes it from what a command line or a file says."""
 
-    seed: Seed = 0
+    seed: Seed = numeric(0)
     pe: PeConfig = PeConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -47,9 +47,9 @@ class RunConfig:
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig = CosineConfig()
     train: TrainConfig = TrainConfig()
-    tracker: TrackerConfig = setting(TrackerConfig())
-    launch: LaunchConfig = setting(LaunchConfig())
-    run: PlaceConfig = setting(PlaceConfig())
+    tracker: TrackerConfig = TrackerConfig()
+    launch: LaunchConfig = LaunchConfig()
+    run: PlaceConfig = PlaceConfig()
 
     def __post_init__(self) -> None:
         head_dim = self.model.head_dim

@@ -35,12 +35,14 @@ WORDS = {
 }
 
 
-def setting(default: Any) -> Any:
-    """Declare a field, or a whole section, that changes no number: logging, places, names.
+def numeric(default: Any) -> Any:
+    """Declare a field whose value can change a loss: it is part of a run's identity."""
+    return dataclasses.field(default=default, metadata={"numeric": True})
 
-    Every other field can change a loss, and so is part of a run's identity.
-    """
-    return dataclasses.field(default=default, metadata={"is_setting": True})
+
+def setting(default: Any) -> Any:
+    """Declare a field that changes no number: logging, saving, places, names of presets."""
+    return dataclasses.field(default=default, metadata={"numeric": False})
 
 
 @dataclass(frozen=True)
@@ -225,15 +227,13 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
-        if field.metadata.get("is_setting"):
-            continue
         if dataclasses.is_dataclass(value):
             below = numeric_values(value, departing=departing)
             if type(value) is not type(field.default):
                 below[tag(value)] = getattr(value, tag(value))
             if below:
                 found[field.name] = below
-        elif not (departing and value == field.default):
+        elif field.metadata["numeric"] and not (departing and value == field.default):
             found[field.name] = value
     return found
 

@@ -17,6 +17,7 @@ from rope_exp.config.schema import (
     Rule,
     Seed,
     Share,
+    numeric,
     setting,
     whole,
 )
@@ -39,13 +40,13 @@ class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""
 
     name: Name = setting("nano")
-    hidden_size: Count = 128
-    intermediate_size: Count = 352
-    num_hidden_layers: Layers = 4
-    num_attention_heads: Count = 2
-    num_key_value_heads: Count = 2
-    rms_norm_eps: Positive = 1e-5
-    tie_word_embeddings: bool = False
+    hidden_size: Count = numeric(128)
+    intermediate_size: Count = numeric(352)
+    num_hidden_layers: Layers = numeric(4)
+    num_attention_heads: Count = numeric(2)
+    num_key_value_heads: Count = numeric(2)
+    rms_norm_eps: Positive = numeric(1e-5)
+    tie_word_embeddings: bool = numeric(False)
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
@@ -83,22 +84,22 @@ class DataConfig:
 
     # null: the kind; of the hub, what the path and the subset say.
     name: Name | None = setting(None)
-    kind: Literal["stdlib", "files", "hub"] = "stdlib"
+    kind: Literal["stdlib", "files", "hub"] = numeric("stdlib")
     # files: a file or folder; hub: owner/name.
-    path: PathText | None = None
+    path: PathText | None = numeric(None)
     # hub: the dataset's configuration, and the pinned commit.
-    subset: str | None = None
-    revision: str | None = None
-    text_column: str | None = None
+    subset: str | None = numeric(None)
+    revision: str | None = numeric(None)
+    text_column: str | None = numeric(None)
     # files: what one document of a text file is.
-    sample_by: Literal["document", "paragraph", "line"] | None = None
+    sample_by: Literal["document", "paragraph", "line"] | None = numeric(None)
     # null: hold documents out.
-    validation_split: str | None = None
-    holdout_fraction: OpenShare = 0.05
-    max_tokens: Count | None = None
+    validation_split: str | None = numeric(None)
+    holdout_fraction: OpenShare = numeric(0.05)
+    max_tokens: Count | None = numeric(None)
     cache_dir: PathText | None = setting(None)
     # Of the order of batches; null: the run's seed.
-    seed: Seed | None = None
+    seed: Seed | None = numeric(None)
 
     def __post_init__(self) -> None:
         if self.name is None:
@@ -131,13 +132,13 @@ class TokenizerConfig:
     """How text becomes token ids."""
 
     name: Name = setting("bpe_2k")
-    kind: Literal["bpe", "bytes", "pretrained"] = "bpe"
-    vocab_size: VocabSize | None = 2048
+    kind: Literal["bpe", "bytes", "pretrained"] = numeric("bpe")
+    vocab_size: VocabSize | None = numeric(2048)
     # bpe: how much text its merges are learned from.
-    train_bytes: Count | None = 20_000_000
+    train_bytes: Count | None = numeric(20_000_000)
     # pretrained: a folder, or a repository on the hub.
-    path: PathText | None = None
-    revision: str | None = None
+    path: PathText | None = numeric(None)
+    revision: str | None = numeric(None)
 
     def __post_init__(self) -> None:
         if self.kind == "bpe":
@@ -170,13 +171,13 @@ class TokenizerConfig:
 class OptimConfig:
     """AdamW."""
 
-    name: Literal["adamw"] = "adamw"
-    lr: Positive = 3e-3
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    eps: Positive = 1e-8
+    name: Literal["adamw"] = numeric("adamw")
+    lr: Positive = numeric(3e-3)
+    betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
+    eps: Positive = numeric(1e-8)
     # Of matrices only.
-    weight_decay: NonNegative = 0.1
-    grad_clip: Positive = 1.0
+    weight_decay: NonNegative = numeric(0.1)
+    grad_clip: Positive = numeric(1.0)
 
 
 @dataclass(frozen=True)
@@ -186,19 +187,19 @@ class CosineConfig:
     Fractions of steps are of train.num_steps, fractions of the rate are of optim.lr.
     """
 
-    name: Literal["cosine"] = "cosine"
-    warmup_fraction: Share = 0.05
-    final_fraction: Share = 0.1
+    name: Literal["cosine"] = numeric("cosine")
+    warmup_fraction: Share = numeric(0.05)
+    final_fraction: Share = numeric(0.1)
 
 
 @dataclass(frozen=True)
 class WsdConfig:
     """Warm-up, stay, then a straight line down over the last `decay_fraction` of the run."""
 
-    name: Literal["wsd"] = "wsd"
-    warmup_fraction: Share = 0.05
-    final_fraction: Share = 0.0
-    decay_fraction: Share = 0.2
+    name: Literal["wsd"] = numeric("wsd")
+    warmup_fraction: Share = numeric(0.05)
+    final_fraction: Share = numeric(0.0)
+    decay_fraction: Share = numeric(0.2)
 
     def __post_init__(self) -> None:
         if self.warmup_fraction + self.decay_fraction > 1:
@@ -215,22 +216,22 @@ class TrainConfig:
     """The budget and the loop. Batch sizes are in sequences, periods in steps."""
 
     name: Name = setting("nano")
-    num_steps: Count = 500
-    global_batch_size: Count = 16
+    num_steps: Count = numeric(500)
+    global_batch_size: Count = numeric(16)
     # null: a process's whole share at once.
-    micro_batch_size: Count | None = None
-    seq_len: Count = 256
+    micro_batch_size: Count | None = numeric(None)
+    seq_len: Count = numeric(256)
     eval_every: Count = setting(50)
-    eval_sequences: Count = 128
+    eval_sequences: Count = numeric(128)
     save_every: Count = setting(250)
     keep_checkpoints: Count = setting(2)
     log_every: Count = setting(10)
     # auto: bf16 where the hardware has it, else fp32.
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    precision: Literal["auto", "bf16", "fp32"] = numeric("auto")
     # auto: where it pays back within the run.
-    compile: bool | Literal["auto"] = "auto"
+    compile: bool | Literal["auto"] = numeric("auto")
     # auto: true on a CPU, where it costs nothing.
-    deterministic: bool | Literal["auto"] = "auto"
+    deterministic: bool | Literal["auto"] = numeric("auto")
     # Dense bf16 peak of a GPU that config/costs.py does not list; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
 
@@ -249,24 +250,24 @@ class TrainConfig:
 class TrackerConfig:
     """Where curves are mirrored. The tracker reads its own keys from the environment."""
 
-    name: Literal["none", "wandb"] = "none"
-    mode: Literal["online", "offline"] = "online"
-    project: Name = "rope_exp"
-    entity: Name | None = None
+    name: Literal["none", "wandb"] = setting("none")
+    mode: Literal["online", "offline"] = setting("online")
+    project: Name = setting("rope_exp")
+    entity: Name | None = setting(None)
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
     """How runs are placed on the machine."""
 
-    name: Name = "local"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    name: Name = setting("local")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto")
     # Of one run; all: one a GPU.
-    num_processes: Count | Literal["all"] = 1
+    num_processes: Count | Literal["all"] = setting(1)
     # Runs at a time; auto: as many as the GPUs allow, one on a CPU.
-    max_parallel: Count | Literal["auto"] = "auto"
+    max_parallel: Count | Literal["auto"] = setting("auto")
     # In this very process, for a debugger.
-    inline: bool = False
+    inline: bool = setting(False)
 
 
 @dataclass(frozen=True)
@@ -274,8 +275,8 @@ class PlaceConfig:
     """Where the run's record goes."""
 
     # null: results/runs/<group>/<pe>/seed<k>.
-    dir: PathText | None = None
+    dir: PathText | None = setting(None)
     # null: a name for everything but pe and seed.
-    group: Name | None = None
+    group: Name | None = setting(None)
     # Move an old folder aside instead of going on in it.
-    fresh: bool = False
+    fresh: bool = setting(False)

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rope_exp.config.schema import Name, Natural, Rule, numeric_values
+from rope_exp.config.schema import Name, Natural, Rule, numeric, numeric_values
 from rope_exp.system.errors import ConfigError
 
 SITES = ("q", "k", "v", "o")
@@ -35,12 +35,12 @@ SUBSET_NAMES = frozenset(map(subset_name, SUBSETS))
 class PeConfig:
     """How position enters: theta_f = base^(-2f/n) on n = `fraction` of the features of `rotate`."""
 
-    name: Name = "QK-RoPE"
-    rotate: Sites = ("q", "k")
-    base: Base = 10000.0
-    fraction: Fraction = 1.0
-    trainable: bool = False
-    start: Natural = 0
+    name: Name = numeric("QK-RoPE")
+    rotate: Sites = numeric(("q", "k"))
+    base: Base = numeric(10000.0)
+    fraction: Fraction = numeric(1.0)
+    trainable: bool = numeric(False)
+    start: Natural = numeric(0)
 
     def __post_init__(self) -> None:
         if self.trainable and not self.rotate:

@@ -7,7 +7,7 @@ from support.configs import NINE
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import convert, fill, known_keys, numeric_values, setting
+from rope_exp.config.schema import convert, fill, known_keys, numeric, numeric_values, setting
 from rope_exp.config.sections import CosineConfig, OptimConfig, WsdConfig
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.system.files import json_sha256
@@ -101,7 +101,7 @@ SETTINGS = {
 
 
 def test_every_field_but_these_is_numeric() -> None:
-    """A key that is added as a setting is added here; what a loss depends on never is."""
+    """Each says so itself, or this raises. A setting that is added is added here."""
     numeric = numeric_values(RunConfig())
     for section, values in DEFAULTS.items():
         if isinstance(values, dict):
@@ -124,7 +124,7 @@ def test_the_nine_begin_where_they_always_began(name: str) -> None:
 class LaterOptim(OptimConfig):
     """The optimizer's section of a later version, with two keys more."""
 
-    amsgrad: bool = False
+    amsgrad: bool = numeric(False)
     fused: bool = setting(True)
 
 
@@ -133,7 +133,7 @@ class LaterRun(RunConfig):
     """The schema of a later version."""
 
     optim: LaterOptim = LaterOptim()
-    ema: float = 0.0
+    ema: float = numeric(0.0)
 
 
 @pytest.mark.parametrize("overrides", HASHES, ids=" ".join)

@@ -42,13 +42,15 @@ class Corpus:
 
     Attributes:
         data: the config that named the corpus.
-        splits: "train", and "validation" where the corpus has its own; each call reads anew.
+        splits: "train", and "validation" where the corpus has its own: what `read` is given.
+        read: yields the documents of a split, each time from the first one on.
         text_bytes: about how many bytes of text all splits hold; None if unknown.
         facts: what the record says of the corpus; complete once all has been read.
     """
 
     data: DataConfig
-    splits: Mapping[str, Callable[[], Iterable[str]]]
+    splits: Mapping[str, Any]
+    read: Callable[[Any], Iterable[str]]
     text_bytes: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -63,7 +65,7 @@ class Corpus:
         """
         is_split = VALIDATION in self.splits
 
-        for text in self.splits[split]():
+        for text in self.read(self.splits[split]):
             if not text:
                 continue
             _check_document(text, self.data)

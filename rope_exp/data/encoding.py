@@ -1,26 +1,24 @@
 """Documents to token files: the tokenizer of a config, and batches that keep all cores busy."""
 
 import sys
-from collections import defaultdict
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from rope_exp.config.sections import TokenizerConfig
-from rope_exp.data.documents import SIDES, Corpus, pieces
+from rope_exp.data.documents import SIDES, TRAIN, Corpus, pieces
 from rope_exp.data.store import TokenFile
 from rope_exp.data.tokenizer import (
+    END_OF_TEXT,
     byte_tokenizer,
     cuts_at_spaces,
     encode,
-    end_of_text_id,
     train_bpe,
 )
-from rope_exp.system.console import PreparationProgress
+from rope_exp.system.console import Progress
 
 COUNTS = ("documents", "text_bytes", "tokens")
 
@@ -46,7 +44,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
         return pretrained_tokenizer(config)
 
     tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
-    return tokenizer, end_of_text_id(tokenizer)
+    return tokenizer, tokenizer.token_to_id(END_OF_TEXT)
 
 
 class Part(NamedTuple):
@@ -74,38 +72,49 @@ def write_tokens(
     """
     counts = {what: dict.fromkeys(SIDES, 0) for what in COUNTS}
     tokens = counts["tokens"]
-    progress = PreparationProgress(corpus.text_bytes, max_tokens)
-    end = np.array([end_id], dtype=np.uint32)
     limit = max_tokens or sys.maxsize
+    started = time.monotonic()
+    progress = Progress("data", max_tokens or corpus.text_bytes)
 
     for split in corpus.splits:
         with closing(corpus.documents(split)) as documents:
             for batch in _batches(documents, tokenizer):
-                ids: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
+                ids: dict[str, list[int]] = {side: [] for side in SIDES}
                 texts = [part.text for part in batch]
 
                 for part, found in zip(batch, encode(tokenizer, texts), strict=True):
                     if part.ends:
-                        found = np.concatenate([found, end])
+                        found.append(end_id)
                     found = found[: limit - tokens[part.side]]
-                    if len(found) == 0:
+                    if not found:
                         continue
 
-                    ids[part.side].append(found)
+                    ids[part.side] += found
                     counts["documents"][part.side] += part.starts
                     counts["text_bytes"][part.side] += len(part.text.encode())
                     tokens[part.side] += len(found)
                     if tokens[split] == limit:
                         break
 
-                for side, arrays in ids.items():
-                    files[side].write(np.concatenate(arrays))
-                progress.update(counts)
+                for side in SIDES:
+                    files[side].write(ids[side])
+
+                totals = {what: sum(by_side.values()) for what, by_side in counts.items()}
+                done = tokens[TRAIN] if max_tokens else totals["text_bytes"]
+                progress.show(done, describe(totals, time.monotonic() - started))
                 if tokens[split] == limit:
                     break
 
     progress.close()
     return counts
+
+
+def describe(totals: Mapping[str, int], seconds: float) -> str:
+    """Return how much text was encoded in so many seconds, for a person."""
+    megabytes = totals["text_bytes"] / 1e6
+    rate = megabytes / max(seconds, 1e-3)
+    words = f"{totals['documents']:,} documents, {megabytes:,.0f} MB, {totals['tokens']:,} tokens"
+    return f"{words}, {rate:.1f} MB/s"
 
 
 def _batches(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[list[Part]]:

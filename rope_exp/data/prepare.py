@@ -9,6 +9,7 @@ finds all of it, and a preparation that dies leaves nothing that is read.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,30 +17,25 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
 from rope_exp.config.sections import DataConfig, TokenizerConfig
-from rope_exp.data.documents import SIDES, TRAIN, Corpus
+from rope_exp.data.documents import SIDES, TRAIN, VALIDATION, Corpus
 from rope_exp.data.encoding import build_tokenizer, write_tokens
 from rope_exp.data.files import files_fingerprint, open_files
 from rope_exp.data.meta import FORMAT, TOKENIZER, Prepared, open_prepared, write_meta
-from rope_exp.data.stdlib import library_fingerprint, open_library
-from rope_exp.data.store import TokenFile
-from rope_exp.data.tokenizer import (
-    token_dtype,
-    tokenizer_fingerprint,
-    vocab_size,
-)
+from rope_exp.data.stdlib import library_files, open_library
+from rope_exp.data.store import TokenFile, token_dtype
+from rope_exp.data.tokenizer import tokenizer_fingerprint, vocab_size
 from rope_exp.system.console import log
-from rope_exp.system.errors import ConfigError, DataError
+from rope_exp.system.errors import ConfigError, DataError, DiskError
 from rope_exp.system.files import (
     check_space,
-    disk_full,
-    is_full,
+    explaining_full_disk,
+    files_sha256,
+    free_bytes,
     json_sha256,
+    lock,
     sync_folder,
     try_lock,
-    wait_for_lock,
     write_atomically,
 )
 
@@ -85,7 +81,7 @@ def num_prepared_tokens(data: DataConfig, tokenizer: TokenizerConfig) -> int | N
     """
     with suppress(ConfigError, DataError):
         folder = _folder(data, tokenizer, corpus_fingerprint(data))
-        return open_prepared(folder, data).num_train_tokens
+        return len(open_prepared(folder, data).tokens[TRAIN])
     return None
 
 
@@ -99,9 +95,7 @@ def pin_revision(data: DataConfig) -> DataConfig:
         ConfigError: there is no such dataset or revision.
         DataError: the hub did not answer.
     """
-    revision = data.revision or ""
-    is_commit = len(revision) == 40 and set(revision) <= set("0123456789abcdef")
-    if data.kind != "hub" or is_commit:
+    if data.kind != "hub" or re.fullmatch("[0-9a-f]{40}", data.revision or ""):
         return data
 
     from rope_exp.data.hub import newest_commit
@@ -119,7 +113,7 @@ def corpus_fingerprint(data: DataConfig) -> str:
         ConfigError: data.path is missing or holds no file that could be read.
     """
     if data.kind == "stdlib":
-        return library_fingerprint()
+        return files_sha256(library_files())
     if data.kind == "files":
         return files_fingerprint(data)
     return json_sha256([data.path, data.subset, data.revision])
@@ -168,21 +162,22 @@ def _lock(folder: Path) -> Iterator[None]:
     cache = folder.parent
     path = cache / LOCKS / folder.name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(path)
-        if lock is None:
-            log(f"data: another process prepares {folder}; waiting for it")
-            lock = wait_for_lock(path)
+        with explaining_full_disk(cache, 0, "the lock of a preparation"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held = try_lock(path)
+            if held is None:
+                log(f"data: another process prepares {folder}; waiting for it")
+                held = lock(path)
+    except DiskError:
+        raise
     except OSError as error:
-        if is_full(error):
-            raise disk_full(cache, 0, "the lock of a preparation") from None
         reason = f"cannot be written: {error.strerror}"
         raise ConfigError("data.cache_dir", str(cache), reason) from None
 
     try:
         yield
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 def _make(
@@ -191,53 +186,56 @@ def _make(
     """Prepare into a hidden sibling of `folder`, then rename it. The caller holds the lock."""
     _clear_leftovers(folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    files: dict[str, TokenFile] = {}
+    cache = folder.parent
 
-    try:
-        temporary.mkdir()
-        corpus = open_corpus(data)
-        needed_bytes = _estimate_bytes(corpus, config)
-        check_space(folder.parent, needed_bytes, f"the tokens of data={data.name}")
+    corpus = open_corpus(data)
+    needed_bytes = _estimate_bytes(corpus, config)
+    what = f"the tokens of data={data.name}"
+    check_space(cache, needed_bytes, what)
 
-        if config.kind == "bpe":
-            log("data: training the tokenizer")
-        tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
-        write_atomically(temporary / TOKENIZER, tokenizer.to_str())
+    # Of a stream's size nothing is known; where the disk fills up, it is more than was free.
+    with explaining_full_disk(cache, needed_bytes or free_bytes(cache), what):
+        try:
+            temporary.mkdir()
+            _write(temporary, corpus, config, fingerprint, seq_len)
+            temporary.rename(folder)
+            sync_folder(cache)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
-        size = vocab_size(tokenizer)
-        with ExitStack() as stack:
-            for side in SIDES:
-                file = TokenFile(temporary / f"{side}.bin", token_dtype(size))
-                files[side] = stack.enter_context(file)
-            counts = write_tokens(corpus, tokenizer, end_id, files, data.max_tokens)
 
-        _check_sides(data, counts["documents"])
-        if seq_len is not None:
-            _check_length(counts["tokens"], seq_len)
-        if corpus_fingerprint(data) != fingerprint:
-            raise DataError(
-                f"data.path={data.path}: its files changed while they were read; try again"
-            )
+def _write(
+    folder: Path, corpus: Corpus, config: TokenizerConfig, fingerprint: str, seq_len: int | None
+) -> None:
+    """Write the files of a prepared corpus."""
+    data = corpus.data
+    if config.kind == "bpe":
+        log("data: training the tokenizer")
+    tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
+    write_atomically(folder / TOKENIZER, tokenizer.to_str())
 
-        facts = {
-            **corpus.facts,
-            "fingerprint": fingerprint,
-            "tokenizers": version("tokenizers"),
-            "end_id": end_id,
-            **counts,
-        }
-        write_meta(temporary, size, files, facts)
-        temporary.rename(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        if is_full(error):
-            # Of a stream's size nothing is known but what was written.
-            written = sum(file.num_bytes for file in files.values())
-            what = f"what is prepared of data={data.name}, at least,"
-            raise disk_full(folder.parent, written, what) from None
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    size = vocab_size(tokenizer)
+    files = {side: TokenFile(folder / f"{side}.bin", token_dtype(size)) for side in SIDES}
+    with ExitStack() as stack:
+        for file in files.values():
+            stack.enter_context(file)
+        counts = write_tokens(corpus, tokenizer, end_id, files, data.max_tokens)
+
+    _check_sides(data, counts["documents"])
+    if seq_len is not None:
+        _check_length(counts["tokens"], seq_len)
+    if corpus_fingerprint(data) != fingerprint:
+        raise DataError(f"data.path={data.path}: its files changed while they were read; try again")
+
+    facts = {
+        **corpus.facts,
+        "validation": "its own" if VALIDATION in corpus.splits else "held out",
+        "fingerprint": fingerprint,
+        "tokenizers": version("tokenizers"),
+        "end_id": end_id,
+        **counts,
+    }
+    write_meta(folder, size, files, facts)
 
 
 def _clear_leftovers(folder: Path) -> None:
@@ -259,7 +257,7 @@ def _estimate_bytes(corpus: Corpus, config: TokenizerConfig) -> int:
     if corpus.data.max_tokens is not None:
         bounds.append(2 * corpus.data.max_tokens)
 
-    width = np.dtype(token_dtype(config.known_vocab_size or 2**32)).itemsize
+    width = token_dtype(config.known_vocab_size or 2**32).itemsize
     return width * min(bounds, default=0)
 
 

@@ -82,18 +82,18 @@ def prepare_with(words: Sequence[str], tokenizer_file: str, end_id: int, copies:
     """Prepare copies of a corpus as a run does, but with a tokenizer that is there already."""
     config = settled(words)
     corpus = open_corpus(config.data)
-    splits = {side: partial(_repeated, read, copies) for side, read in corpus.splits.items()}
+    read = partial(_repeated, corpus.read, copies)
     with mock.patch.multiple(
         preparation,
         build_tokenizer=mock.Mock(return_value=(load_tokenizer(tokenizer_file), end_id)),
-        open_corpus=mock.Mock(return_value=replace(corpus, splits=splits)),
+        open_corpus=mock.Mock(return_value=replace(corpus, read=read)),
     ):
         preparation.prepare(config.data, config.tokenizer)
 
 
-def _repeated(read: Callable[[], Iterable[str]], copies: int) -> Iterator[str]:
+def _repeated(read: Callable[[Any], Iterable[str]], copies: int, split: Any) -> Iterator[str]:
     for _ in range(copies):
-        yield from read()
+        yield from read(split)
 
 
 def texts(words: Sequence[str]) -> Iterator[str]:

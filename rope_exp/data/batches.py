@@ -11,6 +11,7 @@ Reading `Tokens` may raise DataError, of a block that is damaged; a plain array 
 Shapes: B global batch, T positions, N windows.
 """
 
+import functools
 import hashlib
 
 import numpy as np
@@ -40,8 +41,6 @@ class Batches:
         self._seed = seed
         self._batch_size = batch_size
         self._seq_len = seq_len
-        self._epoch = -1
-        self._order_N = np.empty(0, dtype=np.int64)
 
     def ids(self, step: int, rows: slice = slice(None)) -> NDArray[np.int64]:
         """Return the token ids of an optimizer step.
@@ -56,17 +55,15 @@ class Batches:
         if step < 1:
             raise ValueError(f"steps are counted from 1, got {step}")
 
-        samples = range((step - 1) * self._batch_size, step * self._batch_size)[rows]
-        return _windows(self._tokens, [self._window(sample) for sample in samples], self._seq_len)
-
-    def _window(self, sample: int) -> int:
-        epoch, place = divmod(sample, self.num_windows)
-        if epoch != self._epoch:
-            self._order_N = epoch_order(self._seed, epoch, self.num_windows)
-            self._epoch = epoch
-        return int(self._order_N[place])
+        windows = []
+        for sample in range((step - 1) * self._batch_size, step * self._batch_size)[rows]:
+            epoch, place = divmod(sample, self.num_windows)
+            order_N = epoch_order(self._seed, epoch, self.num_windows)
+            windows.append(int(order_N[place]))
+        return _windows(self._tokens, windows, self._seq_len)
 
 
+@functools.lru_cache(maxsize=1)
 def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     """Return a permutation of 0..count-1 that depends on nothing but the arguments."""
     key = np.array([seed, epoch], dtype=np.uint64)

@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -105,14 +104,14 @@ def check_length(path: Path | str | None, num_chars: int) -> None:
     if num_chars > MAX_DOCUMENT:
         reason = f"holds a document of {num_chars:,} characters or more; cut it into shorter ones"
         hint = "(data.sample_by=line where it is plain text)"
-        raise ConfigError("data.path", str(path), f"{reason} {hint}")
+        raise path_error(path, f"{reason} {hint}")
 
 
 def check_expansion(path: Path, size: int, num_bytes: int) -> None:
     """Refuse a file of `size` bytes that unpacks, or claims to unpack, to far more of them."""
     if num_bytes > max(HARMLESS_BYTES, MAX_EXPANSION * size):
         reason = f"unpacks to {num_bytes:,} bytes or more, over {MAX_EXPANSION} times its size"
-        raise ConfigError("data.path", str(path), reason)
+        raise path_error(path, reason)
 
 
 def choose_sides(data: DataConfig, splits: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def choose_sides(data: DataConfig, splits: Mapping[str, Any]) -> dict[str, Any]:
     """
     if TRAIN not in splits:
         names = ", ".join(sorted(splits))
-        raise ConfigError("data.path", data.path, f"has no split named train; it has {names}")
+        raise path_error(data.path, f"has no split named train; it has {names}")
 
     sides = {TRAIN: splits[TRAIN]}
     if data.validation_split is not None and data.validation_split in splits:
@@ -153,6 +152,11 @@ def check_column(data: DataConfig, names: list[str]) -> None:
         raise ConfigError("data.text_column", data.text_column, f"is no column; there are {found}")
 
 
+def path_error(path: Path | str | None, allowed: str) -> ConfigError:
+    """Return the error of data.path, or of a file below it."""
+    return ConfigError("data.path", str(path), allowed)
+
+
 def no_text(data: DataConfig, kind: object) -> ConfigError:
     """Return the error of a text column whose values are of another kind."""
     return ConfigError("data.text_column", data.text_column, f"holds {kind}, not text")
@@ -160,17 +164,10 @@ def no_text(data: DataConfig, kind: object) -> ConfigError:
 
 def load_datasets() -> Any:
     """Import `datasets` such that it neither loads torch nor draws bars and logs of its own."""
-    # The library reads this once, when it is imported; without it the first batch imports torch.
-    before = os.environ.get("USE_TORCH")
-    os.environ["USE_TORCH"] = "0"
-    try:
-        import datasets
-    finally:
-        if before is None:
-            del os.environ["USE_TORCH"]
-        else:
-            os.environ["USE_TORCH"] = before
+    import datasets
 
+    # Or the first batch would import torch.
+    datasets.config.TORCH_AVAILABLE = False
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets
@@ -184,4 +181,4 @@ def _check_document(text: str, data: DataConfig) -> None:
     longest = max(map(len, pieces(text)))
     if longest > MAX_WORD:
         reason = f"holds {longest:,} characters on end without a space or newline"
-        raise ConfigError("data.path", data.path, reason)
+        raise path_error(data.path, reason)

@@ -44,7 +44,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
         return pretrained_tokenizer(config)
 
     tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
-    return tokenizer, tokenizer.token_to_id(END_OF_TEXT)
+    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
 
 
 class Part(NamedTuple):

@@ -24,6 +24,7 @@ from rope_exp.data.documents import (
     choose_sides,
     load_datasets,
     no_text,
+    path_error,
 )
 from rope_exp.data.parquet import parquet_texts
 from rope_exp.system.errors import ConfigError, first_line
@@ -42,31 +43,30 @@ def local_files(data: DataConfig) -> list[Path]:
     root = _root(data)
     try:
         if not root.exists():
-            raise ConfigError("data.path", data.path, "there is no such file or folder")
+            raise path_error(data.path, "there is no such file or folder")
         found = [root] if root.is_file() else sorted(root.rglob("*"))
         files = [path for path in found if _belongs(path, root)]
     except OSError as error:
-        raise ConfigError("data.path", data.path, f"cannot be read: {error.strerror}") from None
+        raise path_error(data.path, f"cannot be read: {error.strerror}") from None
 
     if not files:
         ends = ", ".join(FORMATS)
-        raise ConfigError(
-            "data.path", data.path, f"holds no file that ends in {ends} (or .gz after it)"
-        )
+        raise path_error(data.path, f"holds no file that ends in {ends} (or .gz after it)")
     formats = {str(_format(path)) for path in files}
     if len(formats) > 1:
         names = " and ".join(sorted(formats))
-        raise ConfigError("data.path", data.path, f"holds {names} files; choose one kind")
+        raise path_error(data.path, f"holds {names} files; choose one kind")
     return files
 
 
 def files_fingerprint(data: DataConfig) -> str:
     """Return a digest of each file's name, size and time; their content is not read."""
+    files = local_files(data)
     root = _root(data)
     folder = root.parent if root.is_file() else root
 
     states = []
-    for path in local_files(data):
+    for path in files:
         state = path.stat()
         states.append([str(path.relative_to(folder)), state.st_size, state.st_mtime_ns])
     return json_sha256(states)
@@ -109,13 +109,13 @@ def _belongs(path: Path, root: Path) -> bool:
         target = Path(os.path.realpath(path))
         if not (target.is_relative_to(os.path.realpath(root)) and target.is_file()):
             reason = "is a link that leads to no file of this folder; put a copy there"
-            raise ConfigError("data.path", str(path), reason)
+            raise path_error(path, reason)
     if not (_format(path) and path.is_file()):
         return False
 
     # To the library that lists files, this means a path inside an archive or of another place.
     if "::" in str(path):
-        raise ConfigError("data.path", str(path), "a name may not hold ::")
+        raise path_error(path, "a name may not hold ::")
     return True
 
 
@@ -137,12 +137,11 @@ def _splits(data: DataConfig) -> dict[str, list[Path]]:
 
     if re.search(r"[*?\[\]]", root):
         reason = "a folder's name may not hold any of * ? [ ], which mean patterns"
-        raise ConfigError("data.path", data.path, reason)
+        raise path_error(data.path, reason)
     try:
         found = DataFilesDict.from_patterns(get_data_patterns(root), base_path=root)
     except Exception as error:
-        reason = f"its files cannot be listed: {first_line(error)}"
-        raise ConfigError("data.path", data.path, reason) from None
+        raise path_error(data.path, f"its files cannot be listed: {first_line(error)}") from None
 
     splits = {}
     for split, listed in found.items():
@@ -164,10 +163,9 @@ def _texts(paths: Iterable[Path], data: DataConfig) -> Iterator[str]:
         except ConfigError:
             raise
         except UnicodeError as error:
-            raise ConfigError("data.path", str(path), f"is not UTF-8 text: {error}") from None
+            raise path_error(path, f"is not UTF-8 text: {error}") from None
         except Exception as error:
-            reason = f"cannot be read as {kind}: {first_line(error)}"
-            raise ConfigError("data.path", str(path), reason) from None
+            raise path_error(path, f"cannot be read as {kind}: {first_line(error)}") from None
 
 
 def _unpack(path: Path, encoding: str, *, whole: bool = False) -> Iterator[str]:
@@ -243,7 +241,7 @@ def _json_texts(path: Path, data: DataConfig) -> Iterator[str]:
             if isinstance(row, str):
                 row = {key: row}
             if not isinstance(row, dict):
-                raise ConfigError("data.path", str(path), "holds JSON that is no object a line")
+                raise path_error(path, "holds JSON that is no object a line")
             if key not in keys:
                 keys = list(row)
 

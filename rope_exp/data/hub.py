@@ -32,7 +32,14 @@ from huggingface_hub import (
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own choice of library
 
 from rope_exp.config.sections import DataConfig
-from rope_exp.data.documents import Corpus, choose_sides, column_texts, load_datasets, no_text
+from rope_exp.data.documents import (
+    Corpus,
+    choose_sides,
+    column_texts,
+    load_datasets,
+    no_text,
+    path_error,
+)
 from rope_exp.data.parquet import ROWS
 from rope_exp.system.errors import ConfigError, DataError, first_line
 
@@ -161,7 +168,7 @@ class Hub(httpx.Client):
         except Exception as error:
             said, absent = self.judge(error)
             if absent or (self.refusal is None and isinstance(error, mistakes)):
-                raise ConfigError("data.path", path, said) from None
+                raise path_error(path, said) from None
             raise DataError(f"data.path={path}: {doing}: {said}") from None
 
     def send(

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -45,9 +45,7 @@ LOCKS = "locks"
 UNNUMBERED = ("name", "path", "cache_dir", "seed")
 
 
-def prepare(
-    data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int | None = None
-) -> Prepared:
+def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
     """Find the token blocks of a config, or make them.
 
     Of several processes one makes them and the others wait.
@@ -60,17 +58,14 @@ def prepare(
         DiskError: there is no space.
     """
     data = pin_revision(data)
-    fingerprint = corpus_fingerprint(data)
-    folder = _folder(data, tokenizer, fingerprint)
-
+    folder = _folder(data, tokenizer)
     if not os.path.lexists(folder):
         with _lock(folder):
             if not os.path.lexists(folder):
-                _make(data, tokenizer, fingerprint, folder, seq_len)
+                _make(data, tokenizer, folder, seq_len)
 
     prepared = open_prepared(folder, data)
-    if seq_len is not None:
-        _check_length(prepared.corpus["tokens"], seq_len)
+    _check_length(prepared.corpus["tokens"], seq_len)
     return prepared
 
 
@@ -80,8 +75,7 @@ def num_prepared_tokens(data: DataConfig, tokenizer: TokenizerConfig) -> int | N
     Nothing is asked of the network: a dataset of the hub must name its commit.
     """
     with suppress(ConfigError, DataError):
-        folder = _folder(data, tokenizer, corpus_fingerprint(data))
-        return len(open_prepared(folder, data).tokens[TRAIN])
+        return len(open_prepared(_folder(data, tokenizer), data).tokens[TRAIN])
     return None
 
 
@@ -139,21 +133,17 @@ def open_corpus(data: DataConfig) -> Corpus:
     return open_dataset(data)
 
 
-def cache_folder(data: DataConfig) -> Path:
-    """Return data.cache_dir, or the environment's ROPE_EXP_CACHE, or ~/.cache/rope_exp."""
-    path = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"
-    return Path(path).expanduser().absolute()
-
-
-def _folder(data: DataConfig, tokenizer: TokenizerConfig, fingerprint: str) -> Path:
+def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
+    """Return where the token blocks of a config stand, or will."""
     numbered = {name: value for name, value in asdict(data).items() if name not in UNNUMBERED}
     values = {
         "format": FORMAT,
-        "corpus": fingerprint,
+        "corpus": corpus_fingerprint(data),
         "data": numbered,
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
-    return cache_folder(data) / json_sha256(values)[:16]
+    cache = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"
+    return Path(cache).expanduser().absolute() / json_sha256(values)[:16]
 
 
 @contextmanager
@@ -180,9 +170,7 @@ def _lock(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-def _make(
-    data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: Path, seq_len: int | None
-) -> None:
+def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int) -> None:
     """Prepare into a hidden sibling of `folder`, then rename it. The caller holds the lock."""
     _clear_leftovers(folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -197,16 +185,17 @@ def _make(
     with explaining_full_disk(cache, needed_bytes or free_bytes(cache), what):
         try:
             temporary.mkdir()
-            _write(temporary, corpus, config, fingerprint, seq_len)
+            _write(temporary, corpus, config, seq_len)
+            if _folder(data, config) != folder:
+                reason = "its files changed while they were read; try again"
+                raise DataError(f"data.path={data.path}: {reason}")
             temporary.rename(folder)
             sync_folder(cache)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write(
-    folder: Path, corpus: Corpus, config: TokenizerConfig, fingerprint: str, seq_len: int | None
-) -> None:
+def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) -> None:
     """Write the files of a prepared corpus."""
     data = corpus.data
     if config.kind == "bpe":
@@ -216,21 +205,15 @@ def _write(
 
     size = vocab_size(tokenizer)
     files = {side: TokenFile(folder / f"{side}.bin", token_dtype(size)) for side in SIDES}
-    with ExitStack() as stack:
-        for file in files.values():
-            stack.enter_context(file)
+    with files[TRAIN], files[VALIDATION]:
         counts = write_tokens(corpus, tokenizer, end_id, files, data.max_tokens)
 
     _check_sides(data, counts["documents"])
-    if seq_len is not None:
-        _check_length(counts["tokens"], seq_len)
-    if corpus_fingerprint(data) != fingerprint:
-        raise DataError(f"data.path={data.path}: its files changed while they were read; try again")
-
+    _check_length(counts["tokens"], seq_len)
     facts = {
         **corpus.facts,
         "validation": "its own" if VALIDATION in corpus.splits else "held out",
-        "fingerprint": fingerprint,
+        "fingerprint": corpus_fingerprint(data),
         "tokenizers": version("tokenizers"),
         "end_id": end_id,
         **counts,

@@ -130,11 +130,9 @@ class TokenFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._file:
-            if error is None:
+            if kind is None:
                 if self._rest:
                     self._end_block()
                 self._file.flush()

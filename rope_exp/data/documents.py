@@ -43,14 +43,14 @@ class Corpus:
         data: the config that named the corpus.
         splits: "train", and "validation" where the corpus has its own: what `read` is given.
         read: yields the documents of a split, each time from the first one on.
-        text_bytes: about how many bytes of text all splits hold; None if unknown.
+        text_bytes: about how many bytes of text all splits hold; 0 if unknown.
         facts: what the record says of the corpus; complete once all has been read.
     """
 
     data: DataConfig
     splits: Mapping[str, Any]
     read: Callable[[Any], Iterable[str]]
-    text_bytes: int | None = None
+    text_bytes: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
 
     def documents(self, split: str) -> Generator[tuple[str, str]]:
@@ -102,9 +102,11 @@ def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
 def check_length(path: Path | str | None, num_chars: int) -> None:
     """Refuse a document, or a line that is held to see where one ends, of too many characters."""
     if num_chars > MAX_DOCUMENT:
-        reason = f"holds a document of {num_chars:,} characters or more; cut it into shorter ones"
-        hint = "(data.sample_by=line where it is plain text)"
-        raise path_error(path, f"{reason} {hint}")
+        raise path_error(
+            path,
+            f"holds a document of {num_chars:,} characters or more; cut it into shorter ones "
+            "(data.sample_by=line where it is plain text)",
+        )
 
 
 def check_expansion(path: Path, size: int, num_bytes: int) -> None:
@@ -124,8 +126,8 @@ def choose_sides(data: DataConfig, splits: Mapping[str, Any]) -> dict[str, Any]:
         raise path_error(data.path, f"has no split named train; it has {names}")
 
     sides = {TRAIN: splits[TRAIN]}
-    if data.validation_split is not None and data.validation_split in splits:
-        sides[VALIDATION] = splits[data.validation_split]
+    if data.validation_split in splits:
+        sides[VALIDATION] = splits[str(data.validation_split)]
     return sides
 
 

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -61,9 +60,8 @@ def write_tokens(
     tokenizer: Tokenizer,
     end_id: int,
     files: Mapping[str, TokenFile],
-    max_tokens: int | None,
 ) -> dict[str, dict[str, int]]:
-    """Encode every document into the file of its side, at most `max_tokens` a side.
+    """Encode every document into the file of its side, at most data.max_tokens a side.
 
     A split is read until its own side is full.
 
@@ -72,38 +70,38 @@ def write_tokens(
     """
     counts = {what: dict.fromkeys(SIDES, 0) for what in COUNTS}
     tokens = counts["tokens"]
+    max_tokens = corpus.data.max_tokens
     limit = max_tokens or sys.maxsize
     started = time.monotonic()
-    progress = Progress("data", max_tokens or corpus.text_bytes)
+    progress = Progress("data", max_tokens or corpus.text_bytes or None)
 
     for split in corpus.splits:
-        with closing(corpus.documents(split)) as documents:
-            for batch in _batches(documents, tokenizer):
-                ids: dict[str, list[int]] = {side: [] for side in SIDES}
-                texts = [part.text for part in batch]
+        for batch in _batches(corpus.documents(split), tokenizer):
+            ids: dict[str, list[int]] = {side: [] for side in SIDES}
+            texts = [part.text for part in batch]
 
-                for part, found in zip(batch, encode(tokenizer, texts), strict=True):
-                    if part.ends:
-                        found.append(end_id)
-                    found = found[: limit - tokens[part.side]]
-                    if not found:
-                        continue
+            for part, found in zip(batch, encode(tokenizer, texts), strict=True):
+                if part.ends:
+                    found.append(end_id)
+                found = found[: limit - tokens[part.side]]
+                if not found:
+                    continue
 
-                    ids[part.side] += found
-                    counts["documents"][part.side] += part.starts
-                    counts["text_bytes"][part.side] += len(part.text.encode())
-                    tokens[part.side] += len(found)
-                    if tokens[split] == limit:
-                        break
-
-                for side in SIDES:
-                    files[side].write(ids[side])
-
-                totals = {what: sum(by_side.values()) for what, by_side in counts.items()}
-                done = tokens[TRAIN] if max_tokens else totals["text_bytes"]
-                progress.show(done, describe(totals, time.monotonic() - started))
+                ids[part.side] += found
+                counts["documents"][part.side] += part.starts
+                counts["text_bytes"][part.side] += len(part.text.encode())
+                tokens[part.side] += len(found)
                 if tokens[split] == limit:
                     break
+
+            for side in SIDES:
+                files[side].write(ids[side])
+
+            totals = {what: sum(by_side.values()) for what, by_side in counts.items()}
+            done = tokens[TRAIN] if max_tokens else totals["text_bytes"]
+            progress.show(done, describe(totals, time.monotonic() - started))
+            if tokens[split] == limit:
+                break
 
     progress.close()
     return counts

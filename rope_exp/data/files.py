@@ -9,7 +9,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -257,7 +257,7 @@ def _json_texts(path: Path, data: DataConfig) -> Iterator[str]:
         check_column(data, keys)
 
 
-READERS: dict[str, Callable[[Path, DataConfig], Iterator[str]]] = {
+READERS = {
     "Parquet": parquet_texts,
     "JSON": _json_texts,
     "text": _text_texts,

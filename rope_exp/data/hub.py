@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from huggingface_hub import (
     HfApi,
@@ -49,7 +49,7 @@ PATIENCE_S = 100.0  # from the first failure of a request to its last attempt
 
 # There is no such thing for this user, who may lack the right to see it.
 ABSENT = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
+PASSING = (httpx.NetworkError, httpx.RemoteProtocolError)
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def newest_commit(path: str, revision: str | None) -> str:
         ConfigError: there is no such dataset or revision for this user.
         DataError: the hub did not answer.
     """
-    hub = Hub.connect(sys.stderr)
+    hub = Hub(sys.stderr)
     doing = "its newest commit could not be asked for (data.revision=COMMIT asks for none)"
     with hub.asking(path, doing, mistakes=(ValueError,)):
         return str(HfApi().dataset_info(path, revision=revision).sha)
@@ -80,7 +80,7 @@ def open_dataset(data: DataConfig) -> Corpus:
     datasets.config.USE_PARQUET_EXPORT = False
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
 
-    hub = Hub.connect(sys.stderr)
+    hub = Hub(sys.stderr)
     # A subset that there is not is a ValueError.
     absent = (datasets.exceptions.DatasetNotFoundError, ValueError)
     with (
@@ -110,29 +110,24 @@ def open_dataset(data: DataConfig) -> Corpus:
 
 
 class Hub(httpx.Client):
-    """The client of all requests of this process since `connect`, and what became of them.
+    """The client of all requests of this process from now on, and what became of them.
 
     Attributes:
         refusal: what the hub answered when patience ended; None so far.
     """
 
     def __init__(self, log: TextIO) -> None:
+        """Take the place of the client before; `log` gets a line a failure."""
         # The hooks obey HF_HUB_OFFLINE.
         super().__init__(event_hooks=get_session().event_hooks, follow_redirects=True)
         self.refusal: str | None = None
         self._log = log
+        set_client_factory(lambda: self)
 
-    @classmethod
-    def connect(cls, log: TextIO) -> Self:
-        """Make all further requests of this process with patience; `log` gets a line a failure."""
         # Requests that are no part of the data could fail alone, and Xet's transfers know no
         # client of ours.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         constants.HF_HUB_DISABLE_XET = True
-
-        hub = cls(log)
-        set_client_factory(lambda: hub)
-        return hub
 
     def check(self) -> None:
         """Raise HubError if patience has ended."""

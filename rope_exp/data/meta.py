@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -84,7 +84,7 @@ class Prepared:
     vocab_size: int
     data_sha256: str
     corpus: dict[str, Any]
-    tokens: Mapping[str, Tokens] = field(compare=False)
+    tokens: Mapping[str, Tokens]
 
     @property
     def tokenizer_file(self) -> Path:

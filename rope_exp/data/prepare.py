@@ -26,12 +26,13 @@ from rope_exp.data.stdlib import library_files, open_library
 from rope_exp.data.store import TokenFile, token_dtype
 from rope_exp.data.tokenizer import tokenizer_fingerprint, vocab_size
 from rope_exp.system.console import log
-from rope_exp.system.errors import ConfigError, DataError, DiskError
+from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.system.files import (
     check_space,
     explaining_full_disk,
     files_sha256,
     free_bytes,
+    is_full,
     json_sha256,
     lock,
     sync_folder,
@@ -152,15 +153,14 @@ def _lock(folder: Path) -> Iterator[None]:
     cache = folder.parent
     path = cache / LOCKS / folder.name
     try:
-        with explaining_full_disk(cache, 0, "the lock of a preparation"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            held = try_lock(path)
-            if held is None:
-                log(f"data: another process prepares {folder}; waiting for it")
-                held = lock(path)
-    except DiskError:
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = try_lock(path)
+        if held is None:
+            log(f"data: another process prepares {folder}; waiting for it")
+            held = lock(path)
     except OSError as error:
+        if is_full(error):
+            raise
         reason = f"cannot be written: {error.strerror}"
         raise ConfigError("data.cache_dir", str(cache), reason) from None
 
@@ -206,7 +206,7 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
     size = vocab_size(tokenizer)
     files = {side: TokenFile(folder / f"{side}.bin", token_dtype(size)) for side in SIDES}
     with files[TRAIN], files[VALIDATION]:
-        counts = write_tokens(corpus, tokenizer, end_id, files, data.max_tokens)
+        counts = write_tokens(corpus, tokenizer, end_id, files)
 
     _check_sides(data, counts["documents"])
     _check_length(counts["tokens"], seq_len)
@@ -232,16 +232,12 @@ def _clear_leftovers(folder: Path) -> None:
 
 def _estimate_bytes(corpus: Corpus, config: TokenizerConfig) -> int:
     """Return about how much disk space the tokens need at most; 0 where nothing is known of it."""
-    bounds = []
-    if corpus.text_bytes is not None:
-        # On the safe side: text of all languages has 2.5 to 5 bytes a token.
-        bytes_per_token = 1 if config.kind == "bytes" else 2
-        bounds.append(corpus.text_bytes // bytes_per_token)
-    if corpus.data.max_tokens is not None:
-        bounds.append(2 * corpus.data.max_tokens)
+    # On the safe side: text of all languages has 2.5 to 5 bytes a token.
+    bytes_per_token = 1 if config.kind == "bytes" else 2
+    bounds = (corpus.text_bytes // bytes_per_token, 2 * (corpus.data.max_tokens or 0))
 
     width = token_dtype(config.known_vocab_size or 2**32).itemsize
-    return width * min(bounds, default=0)
+    return width * min(filter(None, bounds), default=0)
 
 
 def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
@@ -252,12 +248,12 @@ def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
 
     for side in SIDES:
         if num_documents[side] == 0:
-            key = "holdout_fraction"
-            reason = f"leaves no document for {side} of the corpus's {total}"
-            if data.kind == "files" and data.sample_by == "document" and total == 1:
-                key = "sample_by"
-                reason += "; data.sample_by=line makes each line a document"
-            raise ConfigError(f"data.{key}", getattr(data, key), reason)
+            raise ConfigError(
+                "data.holdout_fraction",
+                data.holdout_fraction,
+                f"leaves no document for {side} of the corpus's {total}; "
+                "of plain text, data.sample_by=line makes each line a document",
+            )
 
 
 def _check_length(num_tokens: Mapping[str, int], seq_len: int) -> None:

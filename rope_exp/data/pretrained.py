@@ -79,7 +79,7 @@ def fetch(folder: str, path: str, revision: str) -> None:
     """
     from rope_exp.data.hub import Hub
 
-    hub = Hub.connect(sys.stdout)
+    hub = Hub(sys.stdout)
     outcome: dict[str, object]
     try:
         from transformers import AutoTokenizer
@@ -118,7 +118,8 @@ def _fetch_in_child(path: str, revision: str | None, folder: str) -> dict[str, A
         )
     except subprocess.TimeoutExpired:
         said = f"it took longer than {FETCH_S:g} s; the same command tries again"
-        return {"error": said, "absent": False}
     except subprocess.CalledProcessError as error:
-        return {"error": f"its process ended with {error.returncode}", "absent": False}
-    return dict(json.loads(Path(folder, "outcome.json").read_text(encoding="utf-8")))
+        said = f"its process ended with {error.returncode}"
+    else:
+        return dict(json.loads(Path(folder, "outcome.json").read_text(encoding="utf-8")))
+    return {"error": said, "absent": False}

@@ -50,10 +50,12 @@ class Tokens:
             raise damaged(path, f"cannot be opened: {error.strerror}") from None
         weakref.finalize(self, os.close, self._file)
 
-        self._checked: set[int] = set()
-        self._state = self._stat()
-        if self._state[0] != self._num_bytes:
+        if os.fstat(self._file).st_size != self._num_bytes:
             raise damaged(path, "is too short or too long")
+
+        # The places of the blocks that were verified, and the file's size and times then.
+        self._checked: set[int] = set()
+        self._state: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return self._num_bytes // self._dtype.itemsize
@@ -80,7 +82,8 @@ class Tokens:
 
     def _verify(self, first: int, last: int) -> None:
         # What was checked before the file was written to says nothing of now.
-        state = self._stat()
+        now = os.fstat(self._file)
+        state = (now.st_size, now.st_mtime_ns, now.st_ctime_ns)
         if state != self._state:
             self._checked.clear()
             self._state = state
@@ -108,10 +111,6 @@ class Tokens:
                 raise damaged(self._path, f"ends before byte {last:,}")
             content += part
         return content
-
-    def _stat(self) -> tuple[int, int, int]:
-        state = os.fstat(self._file)
-        return state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 class TokenFile:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rope_exp.config.sections import TokenizerConfig
 from rope_exp.data.documents import pieces
@@ -43,7 +43,7 @@ def byte_tokenizer() -> Tokenizer:
     """Make the tokenizer whose id is the byte of UTF-8; 256 ends a text."""
     vocabulary = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
     tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
 
 
@@ -83,7 +83,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 def vocab_size(tokenizer: Tokenizer) -> int:
     """Return one more than the largest id: a pretrained vocabulary may have holes."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -94,8 +94,11 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
     """Return what the tokens depend on: the config without its name, and a local folder's files."""
-    keys = ("kind", "vocab_size", "train_bytes")
-    values: dict[str, object] = {key: getattr(config, key) for key in keys}
+    values: dict[str, object] = {
+        "kind": config.kind,
+        "vocab_size": config.vocab_size,
+        "train_bytes": config.train_bytes,
+    }
     if config.path is None:
         return values
 

@@ -246,7 +246,10 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
     "one document": (
         {"a.txt": b"one text"},
         {},
-        ("data.sample_by=document: leaves no document for ",),
+        (
+            "data.holdout_fraction=0.1: leaves no document for ",
+            "; of plain text, data.sample_by=line",
+        ),
     ),
     "nothing held out": (
         {"a.parquet": GOOD},

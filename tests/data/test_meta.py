@@ -145,8 +145,7 @@ def test_a_flipped_bit_of_the_other_files(whole: Whole, place: int, bit: int) ->
         except DataError as error:
             assert str(path) in str(error) and "\n" not in str(error)
         else:
-            assert dataclasses.replace(prepared, corpus=whole.prepared.corpus) == whole.prepared
-            assert prepared.corpus == whole.prepared.corpus
+            assert dataclasses.replace(prepared, tokens=whole.prepared.tokens) == whole.prepared
             assert name == "meta.json"  # white space; of the tokenizer's every byte counts
         finally:
             path.write_bytes(content)

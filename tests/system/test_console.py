@@ -45,7 +45,7 @@ def test_a_log_gets_a_line_every_so_often(clock: list[float], capsys: Capture) -
     """Rows in quick succession are one line, but for an evaluation, which is always one."""
     with closing(Progress("vo_rope-s0", 60, 5, shown=True)) as progress:
         clock.append(101.0)
-        progress.update(10, 3.25)
+        progress.step(10, 3.25)
         progress.row(ROW)
         assert capsys.readouterr().err == ""
 
@@ -69,7 +69,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", terminal)
     with closing(Progress("vo_rope-s0", 60, 0, shown=True)) as progress:
-        progress.update(60, 3.25)
+        progress.step(60, 3.25)
         progress.row(ROW | {"val/loss": 3.5})
     drawn = terminal.getvalue()
     assert "step 60/60, loss 3.250, 0:00:00 left" in drawn

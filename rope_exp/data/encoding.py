@@ -19,8 +19,6 @@ from rope_exp.data.tokenizer import (
 )
 from rope_exp.system.console import Progress
 
-COUNTS = ("documents", "text_bytes", "tokens")
-
 # Text encoded at once: enough for all cores. An encoding takes about 100 bytes a token.
 BATCH_CHARS = 1 << 20
 
@@ -68,7 +66,7 @@ def write_tokens(
     Returns:
         documents, text_bytes and tokens, each by side.
     """
-    counts = {what: dict.fromkeys(SIDES, 0) for what in COUNTS}
+    counts = {what: dict.fromkeys(SIDES, 0) for what in ("documents", "text_bytes", "tokens")}
     tokens = counts["tokens"]
     max_tokens = corpus.data.max_tokens
     limit = max_tokens or sys.maxsize

@@ -22,11 +22,6 @@ def parquet_texts(path: Path, data: DataConfig) -> Iterator[str]:
     Raises:
         ConfigError: there is no such column, or it unpacks without bound.
     """
-    return column_texts(_batches(path, data), data)
-
-
-def _batches(path: Path, data: DataConfig) -> Iterator[Any]:
-    """Yield the rows of a file in batches that memory can hold, the text column alone."""
     import pyarrow.parquet
 
     size = path.stat().st_size
@@ -43,7 +38,7 @@ def _batches(path: Path, data: DataConfig) -> Iterator[Any]:
         for batch in file.iter_batches(rows, columns=[data.text_column]):
             num_bytes += batch.nbytes
             check_expansion(path, size, num_bytes)
-            yield batch
+            yield from column_texts([batch], data)
 
 
 def _unpacked_sizes(footer: Any, data: DataConfig) -> Iterator[int]:

@@ -187,8 +187,9 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int)
             temporary.mkdir()
             _write(temporary, corpus, config, seq_len)
             if _folder(data, config) != folder:
-                reason = "its files changed while they were read; try again"
-                raise DataError(f"data.path={data.path}: {reason}")
+                raise DataError(
+                    f"data.path={data.path}: its files changed while they were read; try again"
+                )
             temporary.rename(folder)
             sync_folder(cache)
         finally:

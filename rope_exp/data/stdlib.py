@@ -1,6 +1,6 @@
 """The embedded corpus: the source of Python's own library, which every machine has."""
 
-import sys
+import platform
 import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ def library_files() -> dict[str, Path]:
 def open_library(data: DataConfig) -> Corpus:
     """Open the embedded corpus: a document a module."""
     files = library_files().values()
-    facts: dict[str, Any] = {"python": sys.version.split()[0]}
+    facts: dict[str, Any] = {"python": platform.python_version()}
 
     def read(paths: Iterable[Path]) -> Iterator[str]:
         facts["files_not_decoded"] = 0

@@ -40,8 +40,18 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Make the tokenizer whose id is the byte of UTF-8; 256 ends a text."""
-    vocabulary = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    """Make the tokenizer whose id is the byte of UTF-8; 256 ends a text.
+
+    In byte-level BPE a printable byte stands for itself; the others have characters past all
+    bytes, in order.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    stand_ins = map(chr, itertools.count(256))
+    vocabulary = {}
+    for byte in range(256):
+        symbol = chr(byte) if chr(byte) in alphabet else next(stand_ins)
+        vocabulary[symbol] = byte
+
     tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
@@ -119,16 +129,6 @@ def _byte_level(model: models.BPE) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _byte_symbols() -> list[str]:
-    """Return the character that stands for each byte in byte-level BPE.
-
-    A printable byte stands for itself; the others have characters past all bytes, in order.
-    """
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    stand_ins = map(chr, itertools.count(256))
-    return [chr(byte) if chr(byte) in alphabet else next(stand_ins) for byte in range(256)]
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:

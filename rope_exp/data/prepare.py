@@ -178,7 +178,7 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int)
 
     corpus = open_corpus(data)
     needed_bytes = _estimate_bytes(corpus, config)
-    what = f"the tokens of data={data.name}"
+    what = f"what is prepared of data={data.name}"
     check_space(cache, needed_bytes, what)
 
     # Of a stream's size nothing is known; where the disk fills up, it is more than was free.

@@ -217,7 +217,7 @@ def test_too_little_space_is_seen_before_the_start(
     path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    what = f"{cache}: the tokens of data=mine needs "
+    what = f"{cache}: what is prepared of data=mine needs "
     with refused(what, " bytes and 1,000 are free", by=DiskError):
         prepare(data_config(path=path), BYTES)
     assert left_in(cache) == []
@@ -230,7 +230,7 @@ def test_space_that_runs_out_on_the_way_is_given_back(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(TokenFile, "write", full)
-    what = f"{cache}: the tokens of data=mine needs "
+    what = f"{cache}: what is prepared of data=mine needs "
     with refused(what, " are free", by=DiskError):
         prepare(data_config(path=path), BYTES)
     assert left_in(cache) == []

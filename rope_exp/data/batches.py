@@ -11,7 +11,10 @@ Reading `Tokens` may raise DataError, of a block that is damaged; a plain array 
 Shapes: B global batch, T positions, N windows.
 """
 
+import functools
 import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,27 +24,27 @@ from rope_exp.data.store import Tokens
 IdSource = NDArray[np.unsignedinteger] | Tokens  # 1-D
 
 
+@dataclass(frozen=True)
 class Batches:
-    """The global batch of each step."""
+    """The global batch of each step, of a stream of training tokens that is cut into windows.
 
-    def __init__(self, tokens: IdSource, *, seed: int, batch_size: int, seq_len: int) -> None:
-        """Cut a stream of training tokens into windows.
+    Attributes:
+        tokens: 1-D.
+        seed: of the order of windows.
+        batch_size: B, of all ranks together.
+        seq_len: T.
 
-        Args:
-            tokens: 1-D.
-            seed: of the order of windows.
-            batch_size: B, of all ranks together.
-            seq_len: T.
-        Raises:
-            ValueError: there is no whole window.
-        """
-        self.num_windows = num_windows(tokens, seq_len)
-        self._tokens = tokens
-        self._seed = seed
-        self._batch_size = batch_size
-        self._seq_len = seq_len
-        self._epoch = -1
-        self._order_N = np.empty(0, dtype=np.int64)
+    Raises:
+        ValueError: there is no whole window.
+    """
+
+    tokens: IdSource
+    seed: int
+    batch_size: int
+    seq_len: int
+
+    def __post_init__(self) -> None:
+        num_windows(self.tokens, self.seq_len)
 
     def ids(self, step: int, rows: slice = slice(None)) -> NDArray[np.int64]:
         """Return the token ids of an optimizer step.
@@ -56,17 +59,16 @@ class Batches:
         if step < 1:
             raise ValueError(f"steps are counted from 1, got {step}")
 
-        samples = range((step - 1) * self._batch_size, step * self._batch_size)[rows]
-        return _windows(self._tokens, [self._window(sample) for sample in samples], self._seq_len)
-
-    def _window(self, sample: int) -> int:
-        epoch, place = divmod(sample, self.num_windows)
-        if epoch != self._epoch:
-            self._order_N = epoch_order(self._seed, epoch, self.num_windows)
-            self._epoch = epoch
-        return int(self._order_N[place])
+        count = num_windows(self.tokens, self.seq_len)
+        windows = []
+        for sample in range((step - 1) * self.batch_size, step * self.batch_size)[rows]:
+            epoch, place = divmod(sample, count)
+            order_N = epoch_order(self.seed, epoch, count)
+            windows.append(int(order_N[place]))
+        return _windows(self.tokens, windows, self.seq_len)
 
 
+@functools.lru_cache(maxsize=1)
 def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     """Return a permutation of 0..count-1 that depends on nothing but the arguments."""
     key = np.array([seed, epoch], dtype=np.uint64)
@@ -98,8 +100,7 @@ def validation_ids(tokens: IdSource, num_sequences: int, seq_len: int) -> NDArra
     """
     available = num_windows(tokens, seq_len)
     count = min(num_sequences, available)
-    windows = [index * available // count for index in range(count)]
-    return _windows(tokens, windows, seq_len)
+    return _windows(tokens, np.arange(count) * available // count, seq_len)
 
 
 def chain_sha256(previous: str, ids: NDArray[np.integer]) -> str:
@@ -116,7 +117,7 @@ def chain_sha256(previous: str, ids: NDArray[np.integer]) -> str:
     return hashlib.sha256(bytes.fromhex(previous) + words).hexdigest()
 
 
-def _windows(tokens: IdSource, windows: list[int], seq_len: int) -> NDArray[np.int64]:
+def _windows(tokens: IdSource, windows: Collection[int], seq_len: int) -> NDArray[np.int64]:
     ids = np.empty((len(windows), seq_len + 1), dtype=np.int64)
     for row, window in enumerate(windows):
         ids[row] = tokens[window * seq_len : (window + 1) * seq_len + 1]

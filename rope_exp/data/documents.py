@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,14 +41,16 @@ class Corpus:
 
     Attributes:
         data: the config that named the corpus.
-        splits: "train", and "validation" where the corpus has its own; each call reads anew.
-        text_bytes: about how many bytes of text all splits hold; None if unknown.
+        splits: "train", and "validation" where the corpus has its own: what `read` is given.
+        read: yields the documents of a split, each time from the first one on.
+        text_bytes: about how many bytes of text all splits hold; 0 if unknown.
         facts: what the record says of the corpus; complete once all has been read.
     """
 
     data: DataConfig
-    splits: Mapping[str, Callable[[], Iterable[str]]]
-    text_bytes: int | None = None
+    splits: Mapping[str, Any]
+    read: Callable[[Any], Iterable[str]]
+    text_bytes: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
 
     def documents(self, split: str) -> Generator[tuple[str, str]]:
@@ -63,7 +64,7 @@ class Corpus:
         """
         is_split = VALIDATION in self.splits
 
-        for text in self.splits[split]():
+        for text in self.read(self.splits[split]):
             if not text:
                 continue
             _check_document(text, self.data)
@@ -101,16 +102,18 @@ def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
 def check_length(path: Path | str | None, num_chars: int) -> None:
     """Refuse a document, or a line that is held to see where one ends, of too many characters."""
     if num_chars > MAX_DOCUMENT:
-        reason = f"holds a document of {num_chars:,} characters or more; cut it into shorter ones"
-        hint = "(data.sample_by=line where it is plain text)"
-        raise ConfigError("data.path", str(path), f"{reason} {hint}")
+        raise path_error(
+            path,
+            f"holds a document of {num_chars:,} characters or more; cut it into shorter ones "
+            "(data.sample_by=line where it is plain text)",
+        )
 
 
 def check_expansion(path: Path, size: int, num_bytes: int) -> None:
     """Refuse a file of `size` bytes that unpacks, or claims to unpack, to far more of them."""
     if num_bytes > max(HARMLESS_BYTES, MAX_EXPANSION * size):
         reason = f"unpacks to {num_bytes:,} bytes or more, over {MAX_EXPANSION} times its size"
-        raise ConfigError("data.path", str(path), reason)
+        raise path_error(path, reason)
 
 
 def choose_sides(data: DataConfig, splits: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,11 +123,11 @@ def choose_sides(data: DataConfig, splits: Mapping[str, Any]) -> dict[str, Any]:
     """
     if TRAIN not in splits:
         names = ", ".join(sorted(splits))
-        raise ConfigError("data.path", data.path, f"has no split named train; it has {names}")
+        raise path_error(data.path, f"has no split named train; it has {names}")
 
     sides = {TRAIN: splits[TRAIN]}
-    if data.validation_split is not None and data.validation_split in splits:
-        sides[VALIDATION] = splits[data.validation_split]
+    if data.validation_split in splits:
+        sides[VALIDATION] = splits[str(data.validation_split)]
     return sides
 
 
@@ -151,6 +154,11 @@ def check_column(data: DataConfig, names: list[str]) -> None:
         raise ConfigError("data.text_column", data.text_column, f"is no column; there are {found}")
 
 
+def path_error(path: Path | str | None, allowed: str) -> ConfigError:
+    """Return the error of data.path, or of a file below it."""
+    return ConfigError("data.path", str(path), allowed)
+
+
 def no_text(data: DataConfig, kind: object) -> ConfigError:
     """Return the error of a text column whose values are of another kind."""
     return ConfigError("data.text_column", data.text_column, f"holds {kind}, not text")
@@ -158,17 +166,10 @@ def no_text(data: DataConfig, kind: object) -> ConfigError:
 
 def load_datasets() -> Any:
     """Import `datasets` such that it neither loads torch nor draws bars and logs of its own."""
-    # The library reads this once, when it is imported; without it the first batch imports torch.
-    before = os.environ.get("USE_TORCH")
-    os.environ["USE_TORCH"] = "0"
-    try:
-        import datasets
-    finally:
-        if before is None:
-            del os.environ["USE_TORCH"]
-        else:
-            os.environ["USE_TORCH"] = before
+    import datasets
 
+    # Or the first batch would import torch.
+    datasets.config.TORCH_AVAILABLE = False
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets
@@ -182,4 +183,4 @@ def _check_document(text: str, data: DataConfig) -> None:
     longest = max(map(len, pieces(text)))
     if longest > MAX_WORD:
         reason = f"holds {longest:,} characters on end without a space or newline"
-        raise ConfigError("data.path", data.path, reason)
+        raise path_error(data.path, reason)

@@ -1,28 +1,23 @@
 """Documents to token files: the tokenizer of a config, and batches that keep all cores busy."""
 
 import sys
-from collections import defaultdict
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from rope_exp.config.sections import TokenizerConfig
-from rope_exp.data.documents import SIDES, Corpus, pieces
+from rope_exp.data.documents import SIDES, TRAIN, Corpus, pieces
 from rope_exp.data.store import TokenFile
 from rope_exp.data.tokenizer import (
+    END_OF_TEXT,
     byte_tokenizer,
     cuts_at_spaces,
     encode,
-    end_of_text_id,
     train_bpe,
 )
-from rope_exp.system.console import PreparationProgress
-
-COUNTS = ("documents", "text_bytes", "tokens")
+from rope_exp.system.console import Progress
 
 # Text encoded at once: enough for all cores. An encoding takes about 100 bytes a token.
 BATCH_CHARS = 1 << 20
@@ -46,7 +41,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
         return pretrained_tokenizer(config)
 
     tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
-    return tokenizer, end_of_text_id(tokenizer)
+    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
 
 
 class Part(NamedTuple):
@@ -63,49 +58,59 @@ def write_tokens(
     tokenizer: Tokenizer,
     end_id: int,
     files: Mapping[str, TokenFile],
-    max_tokens: int | None,
 ) -> dict[str, dict[str, int]]:
-    """Encode every document into the file of its side, at most `max_tokens` a side.
+    """Encode every document into the file of its side, at most data.max_tokens a side.
 
     A split is read until its own side is full.
 
     Returns:
         documents, text_bytes and tokens, each by side.
     """
-    counts = {what: dict.fromkeys(SIDES, 0) for what in COUNTS}
+    counts = {what: dict.fromkeys(SIDES, 0) for what in ("documents", "text_bytes", "tokens")}
     tokens = counts["tokens"]
-    progress = PreparationProgress(corpus.text_bytes, max_tokens)
-    end = np.array([end_id], dtype=np.uint32)
+    max_tokens = corpus.data.max_tokens
     limit = max_tokens or sys.maxsize
+    started = time.monotonic()
+    progress = Progress("data", max_tokens or corpus.text_bytes or None)
 
     for split in corpus.splits:
-        with closing(corpus.documents(split)) as documents:
-            for batch in _batches(documents, tokenizer):
-                ids: dict[str, list[NDArray[np.uint32]]] = defaultdict(list)
-                texts = [part.text for part in batch]
+        for batch in _batches(corpus.documents(split), tokenizer):
+            ids: dict[str, list[int]] = {side: [] for side in SIDES}
+            texts = [part.text for part in batch]
 
-                for part, found in zip(batch, encode(tokenizer, texts), strict=True):
-                    if part.ends:
-                        found = np.concatenate([found, end])
-                    found = found[: limit - tokens[part.side]]
-                    if len(found) == 0:
-                        continue
+            for part, found in zip(batch, encode(tokenizer, texts), strict=True):
+                if part.ends:
+                    found.append(end_id)
+                found = found[: limit - tokens[part.side]]
+                if not found:
+                    continue
 
-                    ids[part.side].append(found)
-                    counts["documents"][part.side] += part.starts
-                    counts["text_bytes"][part.side] += len(part.text.encode())
-                    tokens[part.side] += len(found)
-                    if tokens[split] == limit:
-                        break
-
-                for side, arrays in ids.items():
-                    files[side].write(np.concatenate(arrays))
-                progress.update(counts)
+                ids[part.side] += found
+                counts["documents"][part.side] += part.starts
+                counts["text_bytes"][part.side] += len(part.text.encode())
+                tokens[part.side] += len(found)
                 if tokens[split] == limit:
                     break
 
+            for side in SIDES:
+                files[side].write(ids[side])
+
+            totals = {what: sum(by_side.values()) for what, by_side in counts.items()}
+            done = tokens[TRAIN] if max_tokens else totals["text_bytes"]
+            progress.show(done, describe(totals, time.monotonic() - started))
+            if tokens[split] == limit:
+                break
+
     progress.close()
     return counts
+
+
+def describe(totals: Mapping[str, int], seconds: float) -> str:
+    """Return how much text was encoded in so many seconds, for a person."""
+    megabytes = totals["text_bytes"] / 1e6
+    rate = megabytes / max(seconds, 1e-3)
+    words = f"{totals['documents']:,} documents, {megabytes:,.0f} MB, {totals['tokens']:,} tokens"
+    return f"{words}, {rate:.1f} MB/s"
 
 
 def _batches(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[list[Part]]:

@@ -9,8 +9,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import (
     MAX_DOCUMENT,
     TRAIN,
-    VALIDATION,
     Corpus,
     check_column,
     check_expansion,
@@ -26,86 +24,74 @@ from rope_exp.data.documents import (
     choose_sides,
     load_datasets,
     no_text,
+    path_error,
 )
-from rope_exp.data.parquet import parquet_text_bytes, parquet_texts
+from rope_exp.data.parquet import parquet_texts
 from rope_exp.system.errors import ConfigError, first_line
 from rope_exp.system.files import json_sha256
 
-FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
+FORMATS = {".parquet": "Parquet", ".jsonl": "JSON", ".json": "JSON", ".txt": "text"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def local_files(data: DataConfig) -> list[Path]:
-    """Find the files of the corpus, by path.
+    """Find the files of the corpus, by absolute path.
 
     Raises:
         ConfigError: there are none, or of several formats.
     """
-    root = Path(str(data.path)).expanduser()
+    root = _root(data)
     try:
         if not root.exists():
-            raise ConfigError("data.path", data.path, "there is no such file or folder")
+            raise path_error(data.path, "there is no such file or folder")
         found = [root] if root.is_file() else sorted(root.rglob("*"))
         files = [path for path in found if _belongs(path, root)]
     except OSError as error:
-        raise ConfigError("data.path", data.path, f"cannot be read: {error.strerror}") from None
+        raise path_error(data.path, f"cannot be read: {error.strerror}") from None
 
-    formats = {_format(path) for path in files} - {None}
-    if not formats:
+    if not files:
         ends = ", ".join(FORMATS)
-        raise ConfigError(
-            "data.path", data.path, f"holds no file that ends in {ends} (or .gz after it)"
-        )
+        raise path_error(data.path, f"holds no file that ends in {ends} (or .gz after it)")
+    formats = {str(_format(path)) for path in files}
     if len(formats) > 1:
-        names = " and ".join(sorted(map(str, formats)))
-        raise ConfigError("data.path", data.path, f"holds {names} files; choose one kind")
+        names = " and ".join(sorted(formats))
+        raise path_error(data.path, f"holds {names} files; choose one kind")
     return files
 
 
 def files_fingerprint(data: DataConfig) -> str:
     """Return a digest of each file's name, size and time; their content is not read."""
     files = local_files(data)
-    root = Path(str(data.path)).expanduser()
-    if root.is_file():
-        root = root.parent
+    root = _root(data)
+    folder = root.parent if root.is_file() else root
 
     states = []
     for path in files:
         state = path.stat()
-        states.append([str(path.relative_to(root)), state.st_size, state.st_mtime_ns])
+        states.append([str(path.relative_to(folder)), state.st_size, state.st_mtime_ns])
     return json_sha256(states)
 
 
 def open_files(data: DataConfig) -> Corpus:
-    """Open the corpus of data=files, and unpack every file once.
+    """Open the corpus of data=files, and read every file once.
 
-    Unpacking shows how much text there is, and that no file is a bomb, is cut off or is no text,
+    Reading shows how much text there is, and that no file is a bomb, is cut off or is no text,
     before hours of work depend on it.
 
     Raises:
         ConfigError: data.path, data.text_column or data.sample_by cannot be.
     """
-    splits = _splits(data)
+    splits = choose_sides(data, _splits(data))
+    read = partial(_texts, data=data)
+
     text_bytes = 0
+    for paths in splits.values():
+        text_bytes += sum(len(text.encode()) for text in read(paths))
+    return Corpus(data, splits, read, text_bytes, {"path": data.path})
 
-    for path in (path for paths in splits.values() for path in paths):
-        if _format(path) == "text" and data.sample_by is None:
-            allowed = "must be document, paragraph or line where the files are plain text"
-            raise ConfigError("data.sample_by", None, allowed)
-        with _reading(path):
-            if _format(path) == "parquet":
-                text_bytes += parquet_text_bytes(path, data)
-            else:
-                text_bytes += sum(len(text.encode()) for text in _unpack(path, data))
 
-    def read(paths: list[Path]) -> Iterator[str]:
-        for path in paths:
-            with _reading(path):
-                yield from READERS[str(_format(path))](path, data)
-
-    readers = {side: partial(read, paths) for side, paths in splits.items()}
-    validation = "its own" if VALIDATION in splits else "held out"
-    return Corpus(data, readers, text_bytes, {"path": data.path, "validation": validation})
+def _root(data: DataConfig) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(str(data.path))))
 
 
 def _belongs(path: Path, root: Path) -> bool:
@@ -119,18 +105,17 @@ def _belongs(path: Path, root: Path) -> bool:
     if any(part.startswith((".", "__")) for part in path.relative_to(root).parts):
         return False
 
-    if path != root:
-        if path.is_symlink() and (_format(path) or path.is_dir()):
-            target = Path(os.path.realpath(path))
-            if not (target.is_relative_to(os.path.realpath(root)) and target.is_file()):
-                reason = "is a link that leads to no file of this folder; put a copy there"
-                raise ConfigError("data.path", str(path), reason)
-        if not (_format(path) and path.is_file()):
-            return False
+    if path != root and path.is_symlink() and (_format(path) or path.is_dir()):
+        target = Path(os.path.realpath(path))
+        if not (target.is_relative_to(os.path.realpath(root)) and target.is_file()):
+            reason = "is a link that leads to no file of this folder; put a copy there"
+            raise path_error(path, reason)
+    if not (_format(path) and path.is_file()):
+        return False
 
     # To the library that lists files, this means a path inside an archive or of another place.
-    if "::" in os.path.abspath(path):
-        raise ConfigError("data.path", str(path), "a name may not hold ::")
+    if "::" in str(path):
+        raise path_error(path, "a name may not hold ::")
     return True
 
 
@@ -141,59 +126,56 @@ def _format(path: Path) -> str | None:
 
 def _splits(data: DataConfig) -> dict[str, list[Path]]:
     """Find the files of each side, by datasets' rule for names (train-00000.parquet, test/...)."""
-    files = {os.path.abspath(path): path for path in local_files(data)}
-    root = os.path.abspath(os.path.expanduser(str(data.path)))
-    if root in files:
-        return {TRAIN: [files[root]]}
+    files = local_files(data)
+    root = str(_root(data))
+    names = {str(path) for path in files}
+    if root in names:
+        return {TRAIN: files}
 
     load_datasets()
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     if re.search(r"[*?\[\]]", root):
         reason = "a folder's name may not hold any of * ? [ ], which mean patterns"
-        raise ConfigError("data.path", data.path, reason)
+        raise path_error(data.path, reason)
     try:
         found = DataFilesDict.from_patterns(get_data_patterns(root), base_path=root)
     except Exception as error:
-        reason = f"its files cannot be listed: {first_line(error)}"
-        raise ConfigError("data.path", data.path, reason) from None
+        raise path_error(data.path, f"its files cannot be listed: {first_line(error)}") from None
 
     splits = {}
-    for name, listed in found.items():
-        paths = sorted(files.keys() & set(listed))
+    for split, listed in found.items():
+        paths = [Path(name) for name in sorted(names & set(listed))]
         if paths:
-            splits[str(name)] = [files[path] for path in paths]
-    return choose_sides(data, splits)
+            splits[str(split)] = paths
+    return splits
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Say in one sentence whatever goes wrong with a file.
+def _texts(paths: Iterable[Path], data: DataConfig) -> Iterator[str]:
+    """Yield the documents of some files, and say in one sentence whatever goes wrong with one.
 
     The libraries raise a dozen kinds for harmed files, MemoryError for absurd sizes among them.
     """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except UnicodeError as error:
-        raise ConfigError("data.path", str(path), f"is not UTF-8 text: {error}") from None
-    except Exception as error:
-        name = str(_format(path)).replace("parquet", "Parquet")
-        reason = f"cannot be read as {name}: {first_line(error)}"
-        raise ConfigError("data.path", str(path), reason) from None
+    for path in paths:
+        kind = str(_format(path))
+        try:
+            yield from READERS[kind](path, data)
+        except ConfigError:
+            raise
+        except UnicodeError as error:
+            raise path_error(path, f"is not UTF-8 text: {error}") from None
+        except Exception as error:
+            raise path_error(path, f"cannot be read as {kind}: {first_line(error)}") from None
 
 
-def _unpack(path: Path, data: DataConfig, *, whole: bool = False) -> Iterator[str]:
-    """Yield the lines of a JSON or text file; all of it at once if `whole`, or if it is a document.
+def _unpack(path: Path, encoding: str, *, whole: bool = False) -> Iterator[str]:
+    """Yield the lines of a JSON or text file; all of it at once if `whole`.
 
     Raises:
         ConfigError: it unpacks without bound, or what would be held at once is too long.
     """
     import pyarrow
 
-    is_json = _format(path) == "json"
-    whole = whole or (not is_json and data.sample_by == "document")
     size = path.stat().st_size
     num_chars = 0
 
@@ -201,7 +183,7 @@ def _unpack(path: Path, data: DataConfig, *, whole: bool = False) -> Iterator[st
         path.open("rb") as packed,
         pyarrow.input_stream(packed, COMPRESSIONS.get(path.suffix)) as unpacked,
         io.BufferedReader(unpacked, 1 << 20) as buffer,
-        io.TextIOWrapper(buffer, encoding="utf-8-sig" if is_json else "utf-8") as file,
+        io.TextIOWrapper(buffer, encoding) as file,
     ):
         read = file.read if whole else file.readline
         while text := read(MAX_DOCUMENT + 1):
@@ -214,12 +196,15 @@ def _unpack(path: Path, data: DataConfig, *, whole: bool = False) -> Iterator[st
 def _text_texts(path: Path, data: DataConfig) -> Iterator[str]:
     """Yield the documents of a text file, as data.sample_by cuts it."""
     if data.sample_by == "document":
-        yield from _unpack(path, data)
+        yield from _unpack(path, "utf-8", whole=True)
     elif data.sample_by == "line":
-        for line in _unpack(path, data):
+        for line in _unpack(path, "utf-8"):
             yield line.rstrip("\n")
+    elif data.sample_by == "paragraph":
+        yield from _paragraphs(_unpack(path, "utf-8"), path)
     else:
-        yield from _paragraphs(_unpack(path, data), path)
+        allowed = "must be document, paragraph or line where the files are plain text"
+        raise ConfigError("data.sample_by", None, allowed)
 
 
 def _paragraphs(lines: Iterable[str], path: Path) -> Iterator[str]:
@@ -245,18 +230,18 @@ def _json_texts(path: Path, data: DataConfig) -> Iterator[str]:
     key = str(data.text_column)
     keys: list[str] = []
     try:
-        json.loads(next(filter(str.strip, _unpack(path, data)), "null"))
+        json.loads(next(filter(str.strip, _unpack(path, "utf-8-sig")), "null"))
         whole = False
     except ValueError:
         whole = True
 
-    for content in filter(str.strip, _unpack(path, data, whole=whole)):
+    for content in filter(str.strip, _unpack(path, "utf-8-sig", whole=whole)):
         value = json.loads(content)
         for row in value if isinstance(value, list) else [value]:
             if isinstance(row, str):
                 row = {key: row}
             if not isinstance(row, dict):
-                raise ConfigError("data.path", str(path), "holds JSON that is no object a line")
+                raise path_error(path, "holds JSON that is no object a line")
             if key not in keys:
                 keys = list(row)
 
@@ -272,8 +257,8 @@ def _json_texts(path: Path, data: DataConfig) -> Iterator[str]:
         check_column(data, keys)
 
 
-READERS: dict[str, Callable[[Path, DataConfig], Iterator[str]]] = {
-    "parquet": parquet_texts,
-    "json": _json_texts,
+READERS = {
+    "Parquet": parquet_texts,
+    "JSON": _json_texts,
     "text": _text_texts,
 }

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from huggingface_hub import (
     HfApi,
@@ -33,12 +33,12 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own
 
 from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import (
-    VALIDATION,
     Corpus,
     choose_sides,
     column_texts,
     load_datasets,
     no_text,
+    path_error,
 )
 from rope_exp.data.parquet import ROWS
 from rope_exp.system.errors import ConfigError, DataError, first_line
@@ -49,7 +49,7 @@ PATIENCE_S = 100.0  # from the first failure of a request to its last attempt
 
 # There is no such thing for this user, who may lack the right to see it.
 ABSENT = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
+PASSING = (httpx.NetworkError, httpx.RemoteProtocolError)
 
 
 @functools.cache
@@ -62,9 +62,9 @@ def newest_commit(path: str, revision: str | None) -> str:
         ConfigError: there is no such dataset or revision for this user.
         DataError: the hub did not answer.
     """
-    hub = Hub.connect(sys.stderr)
+    hub = Hub(sys.stderr)
     doing = "its newest commit could not be asked for (data.revision=COMMIT asks for none)"
-    with hub.asking("data.path", path, doing, mistakes=(ValueError,)):
+    with hub.asking(path, doing, mistakes=(ValueError,)):
         return str(HfApi().dataset_info(path, revision=revision).sha)
 
 
@@ -80,11 +80,11 @@ def open_dataset(data: DataConfig) -> Corpus:
     datasets.config.USE_PARQUET_EXPORT = False
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
 
-    hub = Hub.connect(sys.stderr)
+    hub = Hub(sys.stderr)
     # A subset that there is not is a ValueError.
     absent = (datasets.exceptions.DatasetNotFoundError, ValueError)
     with (
-        hub.asking("data.path", data.path, "the dataset could not be opened", mistakes=absent),
+        hub.asking(data.path, "the dataset could not be opened", mistakes=absent),
         # Where the hub refuses, the library reads what it finds in its cache, of whatever
         # revision: it is given an empty one.
         TemporaryDirectory(prefix="rope_exp-") as empty,
@@ -100,73 +100,39 @@ def open_dataset(data: DataConfig) -> Corpus:
             raise no_text(data, kind)
 
         tables = stream.with_format("arrow").iter(batch_size=ROWS)
-        with hub.asking("data.path", data.path, "reading stopped", mistakes=()):
+        with hub.asking(data.path, "reading stopped"):
             for text in column_texts(tables, data):
                 hub.check()
                 yield text
 
-    sides = choose_sides(data, streams)
-    readers = {side: functools.partial(read, stream) for side, stream in sides.items()}
-    facts = {
-        "path": data.path,
-        "subset": data.subset,
-        "revision": data.revision,
-        "validation": "its own" if VALIDATION in sides else "held out",
-    }
-    return Corpus(data, readers, facts=facts)
+    facts = {"path": data.path, "subset": data.subset, "revision": data.revision}
+    return Corpus(data, choose_sides(data, streams), read, facts=facts)
 
 
-class Hub:
-    """What became of the requests of this process since `connect`.
+class Hub(httpx.Client):
+    """The client of all requests of this process from now on, and what became of them.
 
     Attributes:
         refusal: what the hub answered when patience ended; None so far.
     """
 
     def __init__(self, log: TextIO) -> None:
+        """Take the place of the client before; `log` gets a line a failure."""
+        # The hooks obey HF_HUB_OFFLINE.
+        super().__init__(event_hooks=get_session().event_hooks, follow_redirects=True)
         self.refusal: str | None = None
         self._log = log
+        set_client_factory(lambda: self)
 
-    @classmethod
-    def connect(cls, log: TextIO) -> Self:
-        """Make all further requests of this process with patience; `log` gets a line a failure."""
         # Requests that are no part of the data could fail alone, and Xet's transfers know no
         # client of ours.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         constants.HF_HUB_DISABLE_XET = True
 
-        hub = cls(log)
-        hooks = get_session().event_hooks  # they obey HF_HUB_OFFLINE
-        set_client_factory(lambda: _Client(hub, event_hooks=hooks, follow_redirects=True))
-        return hub
-
     def check(self) -> None:
         """Raise HubError if patience has ended."""
         if self.refusal is not None:
             raise HubError(self.refusal)
-
-    def wait(self, failure: str, num_failures: int, elapsed_s: float, least_s: int) -> None:
-        """Wait before a request is repeated, or end patience.
-
-        Args:
-            failure: what the request came to.
-            num_failures: of this request, so far.
-            elapsed_s: since its first failure.
-            least_s: what the hub asked us to wait at least.
-        Raises:
-            HubError: patience has ended.
-        """
-        if elapsed_s >= PATIENCE_S:
-            self.refusal = (
-                f"the hub failed {num_failures} times in {elapsed_s:.0f} s, at last with {failure}"
-            )
-            self.check()
-
-        wait_s = max(FIRST_WAIT_S * 2 ** (num_failures - 1), least_s)
-        wait_s = min(wait_s, PATIENCE_S - elapsed_s)
-        line = f"hub: {failure}; attempt {num_failures + 1} in {wait_s:.1f} s"
-        print(line, file=self._log, flush=True)
-        time.sleep(wait_s)
 
     def judge(self, error: BaseException) -> tuple[str, bool]:
         """Say what a library's error means, and whether the hub has no such thing for this user."""
@@ -181,9 +147,9 @@ class Hub:
 
     @contextmanager
     def asking(
-        self, key: str, value: str | None, doing: str, mistakes: tuple[type[Exception], ...]
+        self, path: str | None, doing: str, mistakes: tuple[type[Exception], ...] = ()
     ) -> Iterator[None]:
-        """Say in one sentence what a library raises while it asks the hub for `key=value`.
+        """Say in one sentence what a library raises while it asks the hub for the dataset `path`.
 
         Raises:
             ConfigError: one of `mistakes`, or the hub has no such thing for this user.
@@ -197,21 +163,8 @@ class Hub:
         except Exception as error:
             said, absent = self.judge(error)
             if absent or (self.refusal is None and isinstance(error, mistakes)):
-                raise ConfigError(key, value, said) from None
-            raise DataError(f"{key}={value}: {doing}: {said}") from None
-
-
-class HubError(Exception):
-    """Patience has ended.
-
-    It is none of the libraries' own kinds, so that they neither retry nor fall back.
-    """
-
-
-class _Client(httpx.Client):
-    def __init__(self, hub: Hub, **options: Any) -> None:
-        super().__init__(**options)
-        self._hub = hub
+                raise path_error(path, said) from None
+            raise DataError(f"data.path={path}: {doing}: {said}") from None
 
     def send(
         self, request: httpx.Request, *, stream: bool = False, **options: Any
@@ -223,11 +176,10 @@ class _Client(httpx.Client):
         request.extensions = {**request.extensions, "timeout": httpx.Timeout(TIMEOUT_S).as_dict()}
         # Without the query, which may hold a signature.
         asked = f"{request.method} {request.url.netloc.decode()}{request.url.path}"
-        # A slow answer that breaks off has not used up patience: it begins with the first failure.
         failed_at: list[float] = []
 
         while True:
-            self._hub.check()
+            self.check()
             least_s = 0
             try:
                 response = super().send(request, **options)
@@ -243,8 +195,39 @@ class _Client(httpx.Client):
                 failure = first_line(error)
 
             failed_at.append(time.monotonic())
-            elapsed_s = failed_at[-1] - failed_at[0]
-            self._hub.wait(f"{failure} ({asked})", len(failed_at), elapsed_s, least_s)
+            self._wait(f"{failure} ({asked})", failed_at, least_s)
+
+    def _wait(self, failure: str, failed_at: list[float], least_s: int) -> None:
+        """Wait before a request is repeated, or end patience.
+
+        Args:
+            failure: what the request came to.
+            failed_at: when it failed, each time so far. A slow answer that breaks off has not
+                used up patience: it begins with the first failure.
+            least_s: what the hub asked us to wait at least.
+        Raises:
+            HubError: patience has ended.
+        """
+        num_failures = len(failed_at)
+        elapsed_s = failed_at[-1] - failed_at[0]
+        if elapsed_s >= PATIENCE_S:
+            self.refusal = (
+                f"the hub failed {num_failures} times in {elapsed_s:.0f} s, at last with {failure}"
+            )
+            self.check()
+
+        wait_s = max(FIRST_WAIT_S * 2 ** (num_failures - 1), least_s)
+        wait_s = min(wait_s, PATIENCE_S - elapsed_s)
+        line = f"hub: {failure}; attempt {num_failures + 1} in {wait_s:.1f} s"
+        print(line, file=self._log, flush=True)
+        time.sleep(wait_s)
+
+
+class HubError(Exception):
+    """Patience has ended.
+
+    It is none of the libraries' own kinds, so that they neither retry nor fall back.
+    """
 
 
 def _failure(request: httpx.Request, response: httpx.Response) -> str | None:

@@ -8,17 +8,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
-
-import numpy as np
 
 from rope_exp.config.schema import Count, Natural, Rule, Sha256, convert
 from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import SIDES, TRAIN, VALIDATION
-from rope_exp.data.store import DIGEST_BYTES, TokenFile, Tokens
-from rope_exp.data.tokenizer import token_dtype
+from rope_exp.data.store import TokenFile, Tokens, damaged, token_dtype
 from rope_exp.system.errors import DataError, first_line
 from rope_exp.system.files import json_sha256, open_regular, write_json
 
@@ -26,18 +23,13 @@ FORMAT = 2  # of the folder
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
 
-# What is longer was not written here. meta.json may also take a 64th of the tokens' size, of
-# which its digests take a thousandth; the largest vocabularies have some 2^25 bytes.
-META_BYTES = 1 << 20
-TOKENIZER_BYTES = 1 << 30
+# What is longer was not written here: of 2^39 tokens meta.json has as many bytes, and the largest
+# vocabularies have some 2^25.
+MAX_BYTES = 1 << 30
 
-_are_digests = re.compile(f"([0-9a-f]{{{2 * DIGEST_BYTES}}})+").fullmatch
 Digests = Annotated[
     str,
-    Rule(
-        f"must be digests of {2 * DIGEST_BYTES} hexadecimal digits",
-        lambda text: _are_digests(text) is not None,
-    ),
+    Rule("must be digests of 64 hexadecimal digits", re.compile("([0-9a-f]{64})+").fullmatch),
 ]
 
 
@@ -85,39 +77,19 @@ class Prepared:
         vocab_size: one more than the largest id.
         data_sha256: of the tokenizer and of every token.
         corpus: what the record says of it (source, fingerprint; documents, bytes and tokens).
-        digests: of the blocks of each side, one after another.
+        tokens: of each side.
     """
 
     folder: Path
     vocab_size: int
     data_sha256: str
     corpus: dict[str, Any]
-    digests: Mapping[str, bytes] = field(repr=False)
+    tokens: Mapping[str, Tokens]
 
     @property
     def tokenizer_file(self) -> Path:
         """The path of tokenizer.json, for `load_tokenizer`."""
         return self.folder / TOKENIZER
-
-    @property
-    def num_train_tokens(self) -> int:
-        """How many tokens one epoch has, about: the last fewer than T are in no window."""
-        return int(self.corpus["tokens"][TRAIN])
-
-    @property
-    def train(self) -> Tokens:
-        """The training tokens."""
-        return self.tokens(TRAIN)
-
-    @property
-    def validation(self) -> Tokens:
-        """The held-out tokens."""
-        return self.tokens(VALIDATION)
-
-    def tokens(self, side: str) -> Tokens:
-        """Open the tokens of a side."""
-        path = self.folder / f"{side}.bin"
-        return Tokens(path, token_dtype(self.vocab_size), self.digests[side])
 
     def verify(self) -> None:
         """Read every block and compare its digest.
@@ -125,25 +97,25 @@ class Prepared:
         Raises:
             DataError: one differs; the message names the file.
         """
-        for side in SIDES:
-            self.tokens(side).verify()
+        for tokens in self.tokens.values():
+            tokens.verify()
 
 
 def write_meta(
     folder: Path, vocab_size: int, files: Mapping[str, TokenFile], corpus: dict[str, Any]
 ) -> None:
     """Write meta.json beside the tokenizer and the token files, which are whole."""
-    blocks = {side: file.digests.hex() for side, file in files.items()}
-    tokenizer_sha256 = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
+    tokenizer = (folder / TOKENIZER).read_bytes()
     values = {
         "format": FORMAT,
         "vocab_size": vocab_size,
-        "data_sha256": _data_sha256(tokenizer_sha256, vocab_size, blocks),
-        "tokenizer_sha256": tokenizer_sha256,
+        "tokenizer_sha256": hashlib.sha256(tokenizer).hexdigest(),
         "corpus": corpus,
-        "block_sha256": blocks,
+        "block_sha256": {side: file.digests.hex() for side, file in files.items()},
     }
-    write_json(folder / META, {"meta_sha256": meta_sha256(values), **values})
+    values["data_sha256"] = _data_sha256(values)
+    values["meta_sha256"] = meta_sha256(values)
+    write_json(folder / META, values)
 
 
 def open_prepared(folder: Path, data: DataConfig) -> Prepared:
@@ -157,23 +129,23 @@ def open_prepared(folder: Path, data: DataConfig) -> Prepared:
             f"{folder} is a link or a file, not a prepared folder; remove it and prepare again"
         )
 
-    num_bytes = sum(path.lstat().st_size for path in folder.glob("*.bin"))
+    meta_file = folder / META
     try:
-        meta = _parse(_read(folder, META, META_BYTES + num_bytes // 64))
+        meta = _parse(_read(meta_file))
     except (ValueError, RecursionError) as error:
-        raise _damaged(folder, META, f"is damaged ({first_line(error)})") from None
+        raise damaged(meta_file, f"is damaged ({first_line(error)})") from None
 
-    tokenizer = _read(folder, TOKENIZER, TOKENIZER_BYTES)
-    if hashlib.sha256(tokenizer).hexdigest() != meta["tokenizer_sha256"]:
-        raise _damaged(folder, TOKENIZER, "has changed")
+    tokenizer_file = folder / TOKENIZER
+    if hashlib.sha256(_read(tokenizer_file)).hexdigest() != meta["tokenizer_sha256"]:
+        raise damaged(tokenizer_file, "has changed")
 
-    digests = {side: bytes.fromhex(meta["block_sha256"][side]) for side in SIDES}
     corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
-    prepared = Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus, digests)
+    dtype = token_dtype(meta["vocab_size"])
+    tokens = {}
     for side in SIDES:
-        if len(prepared.tokens(side)) != corpus["tokens"][side]:
-            raise _damaged(folder, f"{side}.bin", "is too short or too long")
-    return prepared
+        digests = bytes.fromhex(meta["block_sha256"][side])
+        tokens[side] = Tokens(folder / f"{side}.bin", dtype, corpus["tokens"][side], digests)
+    return Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus, tokens)
 
 
 def meta_sha256(values: Mapping[str, Any]) -> str:
@@ -181,16 +153,15 @@ def meta_sha256(values: Mapping[str, Any]) -> str:
     return json_sha256({key: value for key, value in values.items() if key != "meta_sha256"})
 
 
-def _read(folder: Path, name: str, max_bytes: int) -> bytes:
-    """Read a file that is larger than `max_bytes` only where it was not written here."""
+def _read(path: Path) -> bytes:
     try:
-        with open_regular(folder / name) as file:
-            content = file.read(max_bytes + 1)
+        with open_regular(path) as file:
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise _damaged(folder, name, f"cannot be read: {error.strerror}") from None
+        raise damaged(path, f"cannot be read: {error.strerror}") from None
 
-    if len(content) > max_bytes:
-        raise _damaged(folder, name, f"is longer than {max_bytes:,} bytes")
+    if len(content) > MAX_BYTES:
+        raise damaged(path, f"is longer than {MAX_BYTES:,} bytes")
     return content
 
 
@@ -202,17 +173,12 @@ def _parse(content: bytes) -> dict[str, Any]:
 
     if meta["meta_sha256"] != meta_sha256(meta):
         raise ValueError("its contents have changed")
-    tokenizer_sha256 = meta["tokenizer_sha256"]
-    digests = meta["block_sha256"]
-    if meta["data_sha256"] != _data_sha256(tokenizer_sha256, meta["vocab_size"], digests):
+    if meta["data_sha256"] != _data_sha256(meta):
         raise ValueError("its data_sha256 is not that of its digests")
     return meta
 
 
-def _data_sha256(tokenizer_sha256: str, vocab_size: int, blocks: Mapping[str, str]) -> str:
-    dtype = np.dtype(token_dtype(vocab_size)).name
-    return json_sha256([tokenizer_sha256, dtype, blocks[TRAIN], blocks[VALIDATION]])
-
-
-def _damaged(folder: Path, name: str, what: str) -> DataError:
-    return DataError(f"{folder / name} {what}; remove {folder} and prepare again")
+def _data_sha256(meta: Mapping[str, Any]) -> str:
+    dtype = token_dtype(meta["vocab_size"]).name
+    blocks = meta["block_sha256"]
+    return json_sha256([meta["tokenizer_sha256"], dtype, blocks[TRAIN], blocks[VALIDATION]])

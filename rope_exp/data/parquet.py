@@ -16,39 +16,29 @@ ROWS = 64
 BATCH_BYTES = 512 << 20
 
 
-def parquet_text_bytes(path: Path, data: DataConfig) -> int:
-    """Unpack the text column of a file once, and return how many bytes it takes.
+def parquet_texts(path: Path, data: DataConfig) -> Iterator[str]:
+    """Yield the texts of a file; rows without text are left out.
 
     Raises:
         ConfigError: there is no such column, or it unpacks without bound.
     """
-    size = path.stat().st_size
-    num_bytes = 0
-    for batch in _batches(path, data):
-        num_bytes += batch.nbytes
-        check_expansion(path, size, num_bytes)
-    return num_bytes
-
-
-def parquet_texts(path: Path, data: DataConfig) -> Iterator[str]:
-    """Yield the texts of a file; rows without text are left out."""
-    return column_texts(_batches(path, data), data)
-
-
-def _batches(path: Path, data: DataConfig) -> Iterator[Any]:
-    """Yield the rows of a file in batches that memory can hold, the text column alone."""
     import pyarrow.parquet
 
+    size = path.stat().st_size
     with pyarrow.parquet.ParquetFile(path) as file:
         check_column(data, file.schema_arrow.names)
         sizes = [0, *_unpacked_sizes(file.metadata, data)]
-        check_expansion(path, path.stat().st_size, file.metadata.num_rows + sum(sizes))
+        check_expansion(path, size, file.metadata.num_rows + sum(sizes))
 
         # A dictionary lets one long text stand in any number of rows for a few bits each. No text
         # is longer than the row group that holds it, so a batch of so few rows fits in memory,
         # whichever texts its rows name.
-        rows = min(ROWS, BATCH_BYTES // max(1, *sizes))
-        yield from file.iter_batches(max(1, rows), columns=[data.text_column])
+        rows = max(1, min(ROWS, BATCH_BYTES // max(1, *sizes)))
+        num_bytes = 0
+        for batch in file.iter_batches(rows, columns=[data.text_column]):
+            num_bytes += batch.nbytes
+            check_expansion(path, size, num_bytes)
+            yield from column_texts([batch], data)
 
 
 def _unpacked_sizes(footer: Any, data: DataConfig) -> Iterator[int]:

@@ -9,37 +9,34 @@ finds all of it, and a preparation that dies leaves nothing that is read.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
 from rope_exp.config.sections import DataConfig, TokenizerConfig
-from rope_exp.data.documents import SIDES, TRAIN, Corpus
+from rope_exp.data.documents import SIDES, TRAIN, VALIDATION, Corpus
 from rope_exp.data.encoding import build_tokenizer, write_tokens
 from rope_exp.data.files import files_fingerprint, open_files
 from rope_exp.data.meta import FORMAT, TOKENIZER, Prepared, open_prepared, write_meta
-from rope_exp.data.stdlib import library_fingerprint, open_library
-from rope_exp.data.store import TokenFile
-from rope_exp.data.tokenizer import (
-    token_dtype,
-    tokenizer_fingerprint,
-    vocab_size,
-)
+from rope_exp.data.stdlib import library_files, open_library
+from rope_exp.data.store import TokenFile, token_dtype
+from rope_exp.data.tokenizer import tokenizer_fingerprint, vocab_size
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.system.files import (
     check_space,
-    disk_full,
+    explaining_full_disk,
+    files_sha256,
+    free_bytes,
     is_full,
     json_sha256,
+    lock,
     sync_folder,
     try_lock,
-    wait_for_lock,
     write_atomically,
 )
 
@@ -49,9 +46,7 @@ LOCKS = "locks"
 UNNUMBERED = ("name", "path", "cache_dir", "seed")
 
 
-def prepare(
-    data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int | None = None
-) -> Prepared:
+def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
     """Find the token blocks of a config, or make them.
 
     Of several processes one makes them and the others wait.
@@ -64,17 +59,14 @@ def prepare(
         DiskError: there is no space.
     """
     data = pin_revision(data)
-    fingerprint = corpus_fingerprint(data)
-    folder = _folder(data, tokenizer, fingerprint)
-
+    folder = _folder(data, tokenizer)
     if not os.path.lexists(folder):
         with _lock(folder):
             if not os.path.lexists(folder):
-                _make(data, tokenizer, fingerprint, folder, seq_len)
+                _make(data, tokenizer, folder, seq_len)
 
     prepared = open_prepared(folder, data)
-    if seq_len is not None:
-        _check_length(prepared.corpus["tokens"], seq_len)
+    _check_length(prepared.corpus["tokens"], seq_len)
     return prepared
 
 
@@ -84,8 +76,7 @@ def num_prepared_tokens(data: DataConfig, tokenizer: TokenizerConfig) -> int | N
     Nothing is asked of the network: a dataset of the hub must name its commit.
     """
     with suppress(ConfigError, DataError):
-        folder = _folder(data, tokenizer, corpus_fingerprint(data))
-        return open_prepared(folder, data).num_train_tokens
+        return len(open_prepared(_folder(data, tokenizer), data).tokens[TRAIN])
     return None
 
 
@@ -99,9 +90,7 @@ def pin_revision(data: DataConfig) -> DataConfig:
         ConfigError: there is no such dataset or revision.
         DataError: the hub did not answer.
     """
-    revision = data.revision or ""
-    is_commit = len(revision) == 40 and set(revision) <= set("0123456789abcdef")
-    if data.kind != "hub" or is_commit:
+    if data.kind != "hub" or re.fullmatch("[0-9a-f]{40}", data.revision or ""):
         return data
 
     from rope_exp.data.hub import newest_commit
@@ -119,7 +108,7 @@ def corpus_fingerprint(data: DataConfig) -> str:
         ConfigError: data.path is missing or holds no file that could be read.
     """
     if data.kind == "stdlib":
-        return library_fingerprint()
+        return files_sha256(library_files())
     if data.kind == "files":
         return files_fingerprint(data)
     return json_sha256([data.path, data.subset, data.revision])
@@ -145,21 +134,17 @@ def open_corpus(data: DataConfig) -> Corpus:
     return open_dataset(data)
 
 
-def cache_folder(data: DataConfig) -> Path:
-    """Return data.cache_dir, or the environment's ROPE_EXP_CACHE, or ~/.cache/rope_exp."""
-    path = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"
-    return Path(path).expanduser().absolute()
-
-
-def _folder(data: DataConfig, tokenizer: TokenizerConfig, fingerprint: str) -> Path:
+def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
+    """Return where the token blocks of a config stand, or will."""
     numbered = {name: value for name, value in asdict(data).items() if name not in UNNUMBERED}
     values = {
         "format": FORMAT,
-        "corpus": fingerprint,
+        "corpus": corpus_fingerprint(data),
         "data": numbered,
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
-    return cache_folder(data) / json_sha256(values)[:16]
+    cache = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"
+    return Path(cache).expanduser().absolute() / json_sha256(values)[:16]
 
 
 @contextmanager
@@ -169,75 +154,72 @@ def _lock(folder: Path) -> Iterator[None]:
     path = cache / LOCKS / folder.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(path)
-        if lock is None:
+        held = try_lock(path)
+        if held is None:
             log(f"data: another process prepares {folder}; waiting for it")
-            lock = wait_for_lock(path)
+            held = lock(path)
     except OSError as error:
         if is_full(error):
-            raise disk_full(cache, 0, "the lock of a preparation") from None
+            raise
         reason = f"cannot be written: {error.strerror}"
         raise ConfigError("data.cache_dir", str(cache), reason) from None
 
     try:
         yield
     finally:
-        os.close(lock)
+        os.close(held)
 
 
-def _make(
-    data: DataConfig, config: TokenizerConfig, fingerprint: str, folder: Path, seq_len: int | None
-) -> None:
+def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int) -> None:
     """Prepare into a hidden sibling of `folder`, then rename it. The caller holds the lock."""
     _clear_leftovers(folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    files: dict[str, TokenFile] = {}
+    cache = folder.parent
 
-    try:
-        temporary.mkdir()
-        corpus = open_corpus(data)
-        needed_bytes = _estimate_bytes(corpus, config)
-        check_space(folder.parent, needed_bytes, f"the tokens of data={data.name}")
+    corpus = open_corpus(data)
+    needed_bytes = _estimate_bytes(corpus, config)
+    what = f"what is prepared of data={data.name}"
+    check_space(cache, needed_bytes, what)
 
-        if config.kind == "bpe":
-            log("data: training the tokenizer")
-        tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
-        write_atomically(temporary / TOKENIZER, tokenizer.to_str())
+    # Of a stream's size nothing is known; where the disk fills up, it is more than was free.
+    with explaining_full_disk(cache, needed_bytes or free_bytes(cache), what):
+        try:
+            temporary.mkdir()
+            _write(temporary, corpus, config, seq_len)
+            if _folder(data, config) != folder:
+                raise DataError(
+                    f"data.path={data.path}: its files changed while they were read; try again"
+                )
+            temporary.rename(folder)
+            sync_folder(cache)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
-        size = vocab_size(tokenizer)
-        with ExitStack() as stack:
-            for side in SIDES:
-                file = TokenFile(temporary / f"{side}.bin", token_dtype(size))
-                files[side] = stack.enter_context(file)
-            counts = write_tokens(corpus, tokenizer, end_id, files, data.max_tokens)
 
-        _check_sides(data, counts["documents"])
-        if seq_len is not None:
-            _check_length(counts["tokens"], seq_len)
-        if corpus_fingerprint(data) != fingerprint:
-            raise DataError(
-                f"data.path={data.path}: its files changed while they were read; try again"
-            )
+def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) -> None:
+    """Write the files of a prepared corpus."""
+    data = corpus.data
+    if config.kind == "bpe":
+        log("data: training the tokenizer")
+    tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
+    write_atomically(folder / TOKENIZER, tokenizer.to_str())
 
-        facts = {
-            **corpus.facts,
-            "fingerprint": fingerprint,
-            "tokenizers": version("tokenizers"),
-            "end_id": end_id,
-            **counts,
-        }
-        write_meta(temporary, size, files, facts)
-        temporary.rename(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        if is_full(error):
-            # Of a stream's size nothing is known but what was written.
-            written = sum(file.num_bytes for file in files.values())
-            what = f"what is prepared of data={data.name}, at least,"
-            raise disk_full(folder.parent, written, what) from None
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    size = vocab_size(tokenizer)
+    files = {side: TokenFile(folder / f"{side}.bin", token_dtype(size)) for side in SIDES}
+    with files[TRAIN], files[VALIDATION]:
+        counts = write_tokens(corpus, tokenizer, end_id, files)
+
+    _check_sides(data, counts["documents"])
+    _check_length(counts["tokens"], seq_len)
+    facts = {
+        **corpus.facts,
+        "validation": "its own" if VALIDATION in corpus.splits else "held out",
+        "fingerprint": corpus_fingerprint(data),
+        "tokenizers": version("tokenizers"),
+        "end_id": end_id,
+        **counts,
+    }
+    write_meta(folder, size, files, facts)
 
 
 def _clear_leftovers(folder: Path) -> None:
@@ -251,16 +233,12 @@ def _clear_leftovers(folder: Path) -> None:
 
 def _estimate_bytes(corpus: Corpus, config: TokenizerConfig) -> int:
     """Return about how much disk space the tokens need at most; 0 where nothing is known of it."""
-    bounds = []
-    if corpus.text_bytes is not None:
-        # On the safe side: text of all languages has 2.5 to 5 bytes a token.
-        bytes_per_token = 1 if config.kind == "bytes" else 2
-        bounds.append(corpus.text_bytes // bytes_per_token)
-    if corpus.data.max_tokens is not None:
-        bounds.append(2 * corpus.data.max_tokens)
+    # On the safe side: text of all languages has 2.5 to 5 bytes a token.
+    bytes_per_token = 1 if config.kind == "bytes" else 2
+    bounds = (corpus.text_bytes // bytes_per_token, 2 * (corpus.data.max_tokens or 0))
 
-    width = np.dtype(token_dtype(config.known_vocab_size or 2**32)).itemsize
-    return width * min(bounds, default=0)
+    width = token_dtype(config.known_vocab_size or 2**32).itemsize
+    return width * min(filter(None, bounds), default=0)
 
 
 def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
@@ -271,12 +249,12 @@ def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
 
     for side in SIDES:
         if num_documents[side] == 0:
-            key = "holdout_fraction"
-            reason = f"leaves no document for {side} of the corpus's {total}"
-            if data.kind == "files" and data.sample_by == "document" and total == 1:
-                key = "sample_by"
-                reason += "; data.sample_by=line makes each line a document"
-            raise ConfigError(f"data.{key}", getattr(data, key), reason)
+            raise ConfigError(
+                "data.holdout_fraction",
+                data.holdout_fraction,
+                f"leaves no document for {side} of the corpus's {total}; "
+                "of plain text, data.sample_by=line makes each line a document",
+            )
 
 
 def _check_length(num_tokens: Mapping[str, int], seq_len: int) -> None:

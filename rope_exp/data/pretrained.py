@@ -71,17 +71,21 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     return tokenizer, outcome["end_id"]
 
 
-def fetch(folder: str, path: str, revision: str | None = None) -> None:
-    """Fetch a pretrained tokenizer into `folder`. Loads transformers, and so torch."""
+def fetch(folder: str, path: str, revision: str) -> None:
+    """Fetch a pretrained tokenizer into `folder`. Loads transformers, and so torch.
+
+    Args:
+        revision: empty for the newest.
+    """
     from rope_exp.data.hub import Hub
 
-    hub = Hub.connect(sys.stdout)
+    hub = Hub(sys.stdout)
     outcome: dict[str, object]
     try:
         from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(
-            path, revision=revision, trust_remote_code=False, use_fast=True
+            path, revision=revision or None, trust_remote_code=False, use_fast=True
         )
         # transformers does without a file that it could not get.
         hub.check()
@@ -101,11 +105,10 @@ def fetch(folder: str, path: str, revision: str | None = None) -> None:
 
 def _fetch_in_child(path: str, revision: str | None, folder: str) -> dict[str, Any]:
     """Run `fetch` in a process of its own, and return its outcome, or that of its death."""
-    arguments = [folder, path] if revision is None else [folder, path, revision]
     try:
         # What it says of its patience is heard; its standard error holds the libraries' talk.
         subprocess.run(
-            [sys.executable, "-c", FETCH, *arguments],
+            [sys.executable, "-c", FETCH, folder, path, revision or ""],
             env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=2,
@@ -115,7 +118,8 @@ def _fetch_in_child(path: str, revision: str | None, folder: str) -> dict[str, A
         )
     except subprocess.TimeoutExpired:
         said = f"it took longer than {FETCH_S:g} s; the same command tries again"
-        return {"error": said, "absent": False}
     except subprocess.CalledProcessError as error:
-        return {"error": f"its process ended with {error.returncode}", "absent": False}
-    return dict(json.loads(Path(folder, "outcome.json").read_text(encoding="utf-8")))
+        said = f"its process ended with {error.returncode}"
+    else:
+        return dict(json.loads(Path(folder, "outcome.json").read_text(encoding="utf-8")))
+    return {"error": said, "absent": False}

@@ -1,15 +1,14 @@
 """The embedded corpus: the source of Python's own library, which every machine has."""
 
-import sys
+import platform
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import TRAIN, Corpus
-from rope_exp.system.files import files_sha256
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -31,20 +30,15 @@ def library_files() -> dict[str, Path]:
     return found
 
 
-def library_fingerprint() -> str:
-    """Return a digest of each module's name and content, which patch versions of Python change."""
-    return files_sha256(library_files())
-
-
 def open_library(data: DataConfig) -> Corpus:
     """Open the embedded corpus: a document a module."""
     files = library_files().values()
-    facts: dict[str, Any] = {"python": sys.version.split()[0]}
+    facts: dict[str, Any] = {"python": platform.python_version()}
 
-    def read() -> Iterator[str]:
+    def read(paths: Iterable[Path]) -> Iterator[str]:
         facts["files_not_decoded"] = 0
 
-        for path in files:
+        for path in paths:
             try:
                 with tokenize.open(path) as file:
                     text = file.read()
@@ -55,4 +49,4 @@ def open_library(data: DataConfig) -> Corpus:
                 yield text
 
     text_bytes = sum(path.stat().st_size for path in files)
-    return Corpus(data, {TRAIN: read}, text_bytes, facts)
+    return Corpus(data, {TRAIN: files}, read, text_bytes, facts)

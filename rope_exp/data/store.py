@@ -8,18 +8,20 @@ thousandth of the corpus's size.
 import hashlib
 import os
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.data.tokenizer import TokenType
-from rope_exp.system.errors import DataError
+from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.system.files import descriptor_of
 
 BLOCK_BYTES = 64 << 10  # of a .bin file under one digest
 DIGEST_BYTES = 32  # of one block's SHA-256
+
+TokenType = np.dtype[np.unsignedinteger]
 
 
 class Tokens:
@@ -32,28 +34,28 @@ class Tokens:
     ends the process by SIGBUS, and a read is an error that can be said.
     """
 
-    def __init__(self, path: Path, dtype: TokenType, digests: bytes) -> None:
+    def __init__(self, path: Path, dtype: TokenType, num_tokens: int, digests: bytes) -> None:
         """Open a file; `digests` are those of its blocks, one after another.
 
         Raises:
-            DataError: it cannot be opened, or its size is not that of the blocks.
+            DataError: it cannot be opened, or does not hold so many tokens.
         """
         self._path = path
-        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._dtype = dtype
+        self._num_bytes = num_tokens * dtype.itemsize
         self._digests = digests
         try:
             self._file = descriptor_of(path)
         except OSError as error:
-            raise self._damaged(f"cannot be opened: {error.strerror}") from None
+            raise damaged(path, f"cannot be opened: {error.strerror}") from None
         weakref.finalize(self, os.close, self._file)
 
-        self._checked: set[int] = set()
-        self._state = self._stat()
-        self._num_bytes = self._state[0]
+        if os.fstat(self._file).st_size != self._num_bytes:
+            raise damaged(path, "is too short or too long")
 
-        num_blocks = len(digests) / DIGEST_BYTES
-        if self._num_bytes % self._dtype.itemsize or _num_blocks(self._num_bytes) != num_blocks:
-            raise self._damaged("is too short or too long")
+        # The places of the blocks that were verified, and the file's size and times then.
+        self._checked: set[int] = set()
+        self._state: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return self._num_bytes // self._dtype.itemsize
@@ -71,30 +73,30 @@ class Tokens:
         return np.frombuffer(self._read(first, last), dtype=self._dtype)
 
     def verify(self) -> None:
-        """Read every block and compare its digest.
+        """Read every block and compare its digest, unless this was done before.
 
         Raises:
             DataError: one differs; the message names the file and the bytes.
         """
-        self._checked.clear()
         self._verify(0, self._num_bytes)
 
     def _verify(self, first: int, last: int) -> None:
         # What was checked before the file was written to says nothing of now.
-        state = self._stat()
+        now = os.fstat(self._file)
+        state = (now.st_size, now.st_mtime_ns, now.st_ctime_ns)
         if state != self._state:
             self._checked.clear()
             self._state = state
 
-        for block in range(first // BLOCK_BYTES, _num_blocks(last)):
-            if block in self._checked:
+        for start in range(first - first % BLOCK_BYTES, last, BLOCK_BYTES):
+            if start in self._checked:
                 continue
-            start = block * BLOCK_BYTES
             stop = min(start + BLOCK_BYTES, self._num_bytes)
             digest = hashlib.sha256(self._read(start, stop)).digest()
-            if digest != self._digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]:
-                raise self._damaged(f"is damaged in bytes {start:,} to {stop:,}")
-            self._checked.add(block)
+            place = start // BLOCK_BYTES * DIGEST_BYTES
+            if digest != self._digests[place : place + DIGEST_BYTES]:
+                raise damaged(self._path, f"is damaged in bytes {start:,} to {stop:,}")
+            self._checked.add(start)
 
     def _read(self, first: int, last: int) -> bytes:
         content = b""
@@ -104,64 +106,65 @@ class Tokens:
                 part = os.pread(self._file, last - start, start)
             except OSError as error:
                 reason = f"cannot be read in bytes {first:,} to {last:,}: {error.strerror}"
-                raise self._damaged(reason) from None
+                raise damaged(self._path, reason) from None
             if not part:
-                raise self._damaged(f"ends before byte {last:,}")
+                raise damaged(self._path, f"ends before byte {last:,}")
             content += part
         return content
-
-    def _stat(self) -> tuple[int, int, int]:
-        state = os.fstat(self._file)
-        return state.st_size, state.st_mtime_ns, state.st_ctime_ns
-
-    def _damaged(self, what: str) -> DataError:
-        return DataError(f"{self._path} {what}; remove {self._path.parent} and prepare again")
 
 
 class TokenFile:
     """Appends token ids to a file; on closing it is on the disk, and its blocks' digests are known.
 
     Attributes:
-        num_bytes: written so far.
         digests: of the blocks, one after another.
     """
 
     def __init__(self, path: Path, dtype: TokenType) -> None:
-        self.num_bytes = 0
         self.digests = bytearray()
         self._file = path.open("wb")
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._max_id = np.iinfo(dtype).max
-        self._digest = hashlib.sha256()  # of the block that is being written
+        self._dtype = dtype
+        self._rest = bytearray()  # of the block that is being written
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._file:
-            if error is None:
-                if self.num_bytes % BLOCK_BYTES:
-                    self.digests += self._digest.digest()
+            if kind is None:
+                if self._rest:
+                    self._end_block()
                 self._file.flush()
                 os.fsync(self._file.fileno())
 
-    def write(self, ids: NDArray[np.uint32]) -> None:
-        """Append ids, each of which the file's type holds."""
-        assert ids.max(initial=0) <= self._max_id, "a token id would wrap"
-        rest = memoryview(ids.astype(self._dtype).tobytes())
-        self._file.write(rest)
+    def write(self, ids: Sequence[int]) -> None:
+        """Append ids.
 
-        while len(rest):
-            part = rest[: BLOCK_BYTES - self.num_bytes % BLOCK_BYTES]
-            rest = rest[len(part) :]
-            self._digest.update(part)
-            self.num_bytes += len(part)
-            if self.num_bytes % BLOCK_BYTES == 0:
-                self.digests += self._digest.digest()
-                self._digest = hashlib.sha256()
+        Raises:
+            OverflowError: the file's type does not hold one of them.
+        """
+        content = np.array(ids, dtype=self._dtype).tobytes()
+        self._file.write(content)
+        self._rest += content
+        while len(self._rest) >= BLOCK_BYTES:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        self.digests += hashlib.sha256(self._rest[:BLOCK_BYTES]).digest()
+        del self._rest[:BLOCK_BYTES]
 
 
-def _num_blocks(num_bytes: int) -> int:
-    return -(-num_bytes // BLOCK_BYTES)
+def token_dtype(vocab_size: int) -> TokenType:
+    """Return the narrowest type that holds every id of a vocabulary, as it stands in a file.
+
+    Raises:
+        ConfigError: 32 bits are too few.
+    """
+    if vocab_size > 2**32:
+        raise ConfigError("tokenizer.vocab_size", vocab_size, "must be at most 2^32")
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+def damaged(path: Path, what: str) -> DataError:
+    """Return the error of a file of a prepared folder: what is wrong with it, and what to do."""
+    return DataError(f"{path} {what}; remove {path.parent} and prepare again")

@@ -4,19 +4,17 @@ Every document is encoded as plain text, without special tokens: not even the te
 in a document gives the end-of-text id, which stands after each document.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rope_exp.config.sections import TokenizerConfig
 from rope_exp.data.documents import pieces
 from rope_exp.system.errors import ConfigError, DataError, first_line
 from rope_exp.system.files import files_sha256
 
-TokenType = type[np.uint16] | type[np.uint32]
 END_OF_TEXT = "<|endoftext|>"
 
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
@@ -42,10 +40,20 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Make the tokenizer whose id is the byte of UTF-8; 256 ends a text."""
-    vocabulary = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    """Make the tokenizer whose id is the byte of UTF-8; 256 ends a text.
+
+    In byte-level BPE a printable byte stands for itself; the others have characters past all
+    bytes, in order.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    stand_ins = map(chr, itertools.count(256))
+    vocabulary = {}
+    for byte in range(256):
+        symbol = chr(byte) if chr(byte) in alphabet else next(stand_ins)
+        vocabulary[symbol] = byte
+
     tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
 
 
@@ -70,7 +78,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=_byte_symbols(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_limited(texts, num_bytes), trainer)
@@ -83,37 +91,24 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """Return the id of <|endoftext|> in a tokenizer made here."""
-    return tokenizer.get_vocab()[END_OF_TEXT]
-
-
 def vocab_size(tokenizer: Tokenizer) -> int:
     """Return one more than the largest id: a pretrained vocabulary may have holes."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    return max(tokenizer.get_vocab().values()) + 1
 
 
-def token_dtype(size: int) -> TokenType:
-    """Return the narrowest type that holds every id of a vocabulary.
-
-    Raises:
-        ConfigError: 32 bits are too few.
-    """
-    if size > 2**32:
-        raise ConfigError("tokenizer.vocab_size", size, "must be at most 2^32")
-    return np.uint16 if size <= 2**16 else np.uint32
-
-
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.uint32]]:
+def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """Return the ids of each text, made on all cores (unless TOKENIZERS_PARALLELISM=false)."""
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+    return [encoding.ids for encoding in encodings]
 
 
 def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
     """Return what the tokens depend on: the config without its name, and a local folder's files."""
-    keys = ("kind", "vocab_size", "train_bytes")
-    values: dict[str, object] = {key: getattr(config, key) for key in keys}
+    values: dict[str, object] = {
+        "kind": config.kind,
+        "vocab_size": config.vocab_size,
+        "train_bytes": config.train_bytes,
+    }
     if config.path is None:
         return values
 
@@ -134,16 +129,6 @@ def _byte_level(model: models.BPE) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _byte_symbols() -> list[str]:
-    """Return the character that stands for each byte in byte-level BPE.
-
-    A printable byte stands for itself; the others have characters past all bytes, in order.
-    """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    stand_ins = iter([symbol for symbol in alphabet if ord(symbol) > 255])
-    return [chr(byte) if chr(byte) in alphabet else next(stand_ins) for byte in range(256)]
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:

@@ -89,69 +89,42 @@ class Bars(progress.Progress):
                 self.stop()
 
 
-class _Display:
-    """A bar on a terminal, elsewhere a line every so often."""
+class Progress(Bars):
+    """How far a long piece of work is: a bar on a terminal, elsewhere a line every so often."""
 
     def __init__(self, name: str, total: int | None, done: int = 0, *, shown: bool = True) -> None:
         """Begin with `done` of `total` (None: nobody knows); say nothing unless `shown`."""
+        super().__init__(shown=shown)
         self._name = name
         self._total = total
         self._first = done
         self._shown = shown
-        self._started = time.monotonic()
-        self._last_shown = self._started
-        self._bars = Bars(shown=shown)
-        self._task = self._bars.add_task(name, total=total, completed=done, words="")
+        self._began = time.monotonic()
+        self._last_shown = self._began
+        self._bar = self.add_task(name, total=total, completed=done, words="")
 
-    def close(self) -> None:
-        """Leave the terminal to others."""
-        self._bars.close()
+    def step(self, step: int, loss: float) -> None:
+        """Move a run's bar, where there is one: a step is done."""
+        if not self.disable:
+            self.show(step, f"step {step}/{self._total}, loss {loss:.3f}")
 
-    def _show(self, done: int, words: str, *, at_once: bool = False) -> None:
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Print a run's row where there is no bar: at evaluations, and every few seconds."""
+        if self.disable:
+            words = f"step {row['step']}/{self._total}{describe_row(row)}"
+            self.show(row["step"], words, at_once="val/loss" in row)
+
+    def show(self, done: int, words: str, *, at_once: bool = False) -> None:
         """Show how much is done, unless something was shown a moment ago."""
         now = time.monotonic()
         if self._total:
-            seconds = now - self._started
+            seconds = now - self._began
             words += f", {time_left(seconds, done - self._first, self._total - self._first)}"
-        self._bars.update(self._task, completed=done, words=words)
+        self.update(self._bar, completed=done, words=words)
 
-        pause = LINE_SECONDS if self._bars.disable else BAR_SECONDS
+        pause = LINE_SECONDS if self.disable else BAR_SECONDS
         if at_once or now - self._last_shown >= pause:
             self._last_shown = now
-            self._bars.draw()
-            if self._bars.disable and self._shown:
+            self.draw()
+            if self.disable and self._shown:
                 log(f"{self._name}: {words}")
-
-
-class Progress(_Display):
-    """How far a run is: its name, and the steps that it takes and has taken."""
-
-    def update(self, step: int, loss: float) -> None:
-        """Move the bar, where there is one: a step is done."""
-        if not self._bars.disable:
-            self._show(step, f"step {step}/{self._total}, loss {loss:.3f}")
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Print a recorded row where there is no bar: at evaluations, and every few seconds."""
-        if self._bars.disable:
-            words = f"step {row['step']}/{self._total}{describe_row(row)}"
-            self._show(row["step"], words, at_once="val/loss" in row)
-
-
-class PreparationProgress(_Display):
-    """How much of a corpus has been encoded, in bytes of text or in training tokens."""
-
-    def __init__(self, text_bytes: int | None, max_tokens: int | None) -> None:
-        """Begin; `max_tokens` ends the work where there is one, else the end of the text does."""
-        super().__init__("data", max_tokens or text_bytes)
-        self._counts_tokens = max_tokens is not None
-
-    def update(self, counts: Mapping[str, Mapping[str, int]]) -> None:
-        """Show the documents, bytes and tokens so far, each counted by side."""
-        documents = sum(counts["documents"].values())
-        num_bytes = sum(counts["text_bytes"].values())
-        tokens = sum(counts["tokens"].values())
-        rate = num_bytes / max(time.monotonic() - self._started, 1e-3)
-        words = f"{documents:,} documents, {num_bytes / 1e6:,.0f} MB, {tokens:,} tokens"
-        done = counts["tokens"]["train"] if self._counts_tokens else num_bytes
-        self._show(done, f"{words}, {rate / 1e6:.1f} MB/s")

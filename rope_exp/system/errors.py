@@ -58,11 +58,10 @@ def show(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:97]}...{text[-100:]}"
-
-
 def first_line(error: BaseException) -> str:
-    """Return an error's message in one line, of 300 characters at most."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:297]}..."
+    """Return an error's message in one line, without a long middle."""
+    return _shortened(" ".join(str(error).split()) or type(error).__name__)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:147]}...{text[-150:]}"

@@ -106,17 +106,17 @@ def try_lock(path: Path) -> int | None:
         A descriptor that holds the lock, or None.
     """
     try:
-        return _lock(path, fcntl.LOCK_NB)
+        return lock(path, fcntl.LOCK_NB)
     except BlockingIOError:
         return None
 
 
-def wait_for_lock(path: Path) -> int:
-    """Acquire the lock of `path` as soon as nobody else holds it; else as `try_lock`."""
-    return _lock(path, 0)
+def lock(path: Path, flags: int = 0) -> int:
+    """Acquire the lock of `path` as soon as nobody else holds it; else as `try_lock`.
 
-
-def _lock(path: Path, flags: int) -> int:
+    Args:
+        flags: further ones of flock(2).
+    """
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
         descriptor = descriptor_of(path, os.O_CREAT | os.O_RDWR)

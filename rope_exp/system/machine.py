@@ -44,16 +44,19 @@ def gpus_have_bf16() -> bool:
 
 def gpu_memory_size() -> int | None:
     """Return the bytes of the smallest GPU's memory; None where the driver does not tell."""
-    sizes = [size for (size,) in _nvidia_smi("memory.total") if size.endswith(" MiB")]
-    return min((int(size.removesuffix(" MiB")) * 2**20 for size in sizes), default=None)
+    sizes = [int(size) for (size,) in _nvidia_smi("memory.total") if size.isdecimal()]
+    return min(sizes) * 2**20 if sizes else None
 
 
 @functools.cache
 def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
-    """Return one row a GPU, in the order of the PCI bus; [] where there is no driver."""
+    """Return one row a GPU, in the order of the PCI bus; [] where there is no driver.
+
+    Memory is in MiB.
+    """
     query = f"--query-gpu={','.join(columns)}"
-    listed = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
-    return [tuple(map(str.strip, line.split(","))) for line in listed.splitlines()]
+    listed = output_of("nvidia-smi", query, "--format=csv,noheader,nounits") or ""
+    return [tuple(line.split(", ")) for line in listed.splitlines()]
 
 
 # -- the host ----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Record(ExitStack):
     def step(self, outcome: Outcome) -> None:
         """Note that a step has ended."""
         self.throughput.step()
-        self.progress.update(outcome.step, outcome.loss)
+        self.progress.step(outcome.step, outcome.loss)
 
     def row(self, outcome: Outcome, lr: float, validation: Mapping[str, float]) -> None:
         """Write the row of a step to metrics.jsonl."""

@@ -61,13 +61,14 @@ class Trainer:
         if train.compile:
             self.decoder.compile_parts()
         batches = Batches(
-            prepared.train,
+            prepared.tokens["train"],
             seed=config.order_seed,
             batch_size=train.global_batch_size,
             seq_len=train.seq_len,
         )
         self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
-        self.windows_NT = validation_ids(prepared.validation, train.eval_sequences, train.seq_len)
+        held_out = prepared.tokens["validation"]
+        self.windows_NT = validation_ids(held_out, train.eval_sequences, train.seq_len)
         self.throughput = Throughput(
             train.tokens_per_step,
             flops_per_token(config, prepared.vocab_size),

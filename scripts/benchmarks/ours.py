@@ -19,7 +19,7 @@ from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data import prepare as preparation
-from rope_exp.data.tokenizer import end_of_text_id, load_tokenizer
+from rope_exp.data.tokenizer import END_OF_TEXT, load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,7 @@ def prepare_with(words: Sequence[str], tokenizer_file: str) -> None:
     """Prepare a corpus as a run does, but with a tokenizer that is there already."""
     config = settled(words)
     tokenizer = load_tokenizer(tokenizer_file)
-    built = mock.Mock(return_value=(tokenizer, end_of_text_id(tokenizer)))
+    built = mock.Mock(return_value=(tokenizer, tokenizer.get_vocab()[END_OF_TEXT]))
     with mock.patch.object(preparation, "build_tokenizer", built):
         preparation.prepare(config.data, config.tokenizer)
 
@@ -77,7 +77,7 @@ def prepare_with(words: Sequence[str], tokenizer_file: str) -> None:
 def texts(words: Sequence[str]) -> list[str]:
     """Return every document of a corpus."""
     corpus = preparation.open_corpus(settled(words).data)
-    return list(chain.from_iterable(read() for read in corpus.splits.values()))
+    return list(chain.from_iterable(map(corpus.read, corpus.splits.values())))
 
 
 def cost(spec: Spec) -> dict[str, int]:

@@ -117,7 +117,7 @@ def test_a_run_that_fits_no_machine_prepares_nothing(tmp_path: Path) -> None:
 
 def test_our_own_sizes_fit_a_card_of_80_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the estimate that would refuse them."""
-    table = {"index": "0", "uuid": "0", "compute_cap": "9.0", "memory.total": "81920 MiB"}
+    table = {"index": "0", "uuid": "0", "compute_cap": "9.0", "memory.total": "81920"}
     query = lambda *columns: [tuple(table[name] for name in columns)]  # noqa: E731
     monkeypatch.setattr(machine, "_nvidia_smi", query)
     monkeypatch.setattr(resolve_module, "memory_size", lambda: 2**40)

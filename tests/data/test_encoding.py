@@ -1,6 +1,7 @@
 """What the token files hold."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from rope_exp.config.sections import TokenizerConfig
 from rope_exp.data import encoding as encoding_module
 from rope_exp.data.documents import PIECE_CHARS
 from rope_exp.data.prepare import prepare
+from rope_exp.system import console
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
@@ -26,7 +28,7 @@ def test_tokens_equal_those_of_the_plain_library(
     plain = Tokenizer.from_file(str(prepared.tokenizer_file))
     end_id = plain.token_to_id("<|endoftext|>")
     for side, texts in (("train", TEXTS), ("validation", TEXTS[:20])):
-        tokens = prepared.tokens(side)[:]
+        tokens = prepared.tokens[side][:]
         expected = []
         for text in texts:
             expected += [*plain.encode(text).ids, end_id]
@@ -35,7 +37,6 @@ def test_tokens_equal_those_of_the_plain_library(
         assert prepared.corpus["documents"][side] == len(texts)
         assert prepared.corpus["text_bytes"][side] == sum(len(text.encode()) for text in texts)
         assert prepared.corpus["tokens"][side] == len(tokens)
-    assert prepared.num_train_tokens == len(prepared.train)
     assert prepared.vocab_size == plain.get_vocab_size()
     prepared.verify()
 
@@ -46,8 +47,30 @@ def test_training_stops_at_the_limit_exactly(tmp_path: Path, max_tokens: int) ->
     data = data_config(path=path, holdout_fraction=0.5)
     whole = prepare(data, BYTES)
     part = prepare(dataclasses.replace(data, max_tokens=max_tokens), BYTES)
-    assert part.train[:].tolist() == whole.train[:max_tokens].tolist()
-    assert part.validation[:].tolist() == whole.validation[: len(part.validation)].tolist()
+    assert part.tokens["train"][:].tolist() == whole.tokens["train"][:max_tokens].tolist()
+    held_out = part.tokens["validation"][:].tolist()
+    assert held_out == whole.tokens["validation"][: len(held_out)].tolist()
+
+
+@pytest.mark.parametrize("max_tokens", [None, 3000])
+def test_progress_counts_towards_the_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    max_tokens: int | None,
+) -> None:
+    """The end is the limit of training tokens where there is one, else the size of the text."""
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
+    path = write_parquet(tmp_path / "a.parquet", TEXTS)
+    prepare(data_config(path=path, max_tokens=max_tokens), BYTES)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"data: .* documents, 0 MB, .* tokens, .* MB/s, 0:00:00 left", line)
+
+
+def test_a_count_is_said_with_its_rate() -> None:
+    totals = {"documents": 1_000, "text_bytes": 10_000_000, "tokens": 2_010}
+    words = "1,000 documents, 10 MB, 2,010 tokens, 0.5 MB/s"
+    assert encoding_module.describe(totals, seconds=20) == words
 
 
 # A trainer takes its time with a long word, and this one reads the first document alone.
@@ -76,4 +99,4 @@ def test_a_long_document_gives_the_tokens_that_it_gives_at_once(
 
     assert found[0] == found[1]
     plain = Tokenizer.from_file(str(prepared.tokenizer_file))
-    assert prepared.validation[:-1].tolist() == plain.encode(text).ids
+    assert prepared.tokens["validation"][:-1].tolist() == plain.encode(text).ids

@@ -30,7 +30,7 @@ from rope_exp.data.prepare import prepare
 
 def texts_of(path: Path, **changes: Any) -> list[str]:
     """The training texts of a file."""
-    return list(open_files(data_config(path=path, **changes)).splits["train"]())
+    return list(open_files(data_config(path=path, **changes)).read([path]))
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json", "a.jsonl.gz"])
@@ -47,6 +47,16 @@ def test_rows_of_every_format_are_documents(tmp_path: Path, name: str) -> None:
     prepared = prepare(data_config(path=path), BYTES)
     assert sorted(all_documents(prepared)) == sorted(TEXTS)
     assert prepared.corpus["validation"] == "held out"
+
+
+def test_the_bytes_are_those_of_the_texts_alone(tmp_path: Path) -> None:
+    """As they are counted while they are encoded."""
+    exact = sum(len(text.encode()) for text in TEXTS)
+    parquet = write_parquet(tmp_path / "a.parquet", TEXTS)
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in TEXTS))
+    for path in (parquet, lines):
+        assert open_files(data_config(path=path)).text_bytes == exact
 
 
 JSON: dict[str, tuple[bytes, list[str]]] = {
@@ -156,7 +166,7 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
     "two kinds": (
         {"a.txt": b"a", "b.parquet": GOOD},
         {},
-        ("holds parquet and text files; choose one",),
+        ("holds Parquet and text files; choose one",),
     ),
     "an empty text": ({"a.txt": b""}, {}, ("data.text_column=text: the corpus holds no text",)),
     "an empty JSON": ({"a.jsonl": b""}, {}, ("data.text_column=text: the corpus holds no text",)),
@@ -196,12 +206,12 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
     "broken JSON": (
         {"a.jsonl": b'{"text": "a"}\n' * 9, "b.jsonl": b'{"text": \n'},
         {},
-        ("b.jsonl: cannot be read as json",),
+        ("b.jsonl: cannot be read as JSON",),
     ),
     "broken JSON later": (
         {"a.jsonl": b'{"text": "a"}\n' * 9 + b'{"text": \n'},
         {},
-        ("a.jsonl: cannot be read as json",),
+        ("a.jsonl: cannot be read as JSON",),
     ),
     "no Parquet": (
         {"a.parquet": GOOD, "b.parquet": b"PAR1 no"},
@@ -236,7 +246,10 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
     "one document": (
         {"a.txt": b"one text"},
         {},
-        ("data.sample_by=document: leaves no document for ",),
+        (
+            "data.holdout_fraction=0.1: leaves no document for ",
+            "; of plain text, data.sample_by=line",
+        ),
     ),
     "nothing held out": (
         {"a.parquet": GOOD},

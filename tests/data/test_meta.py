@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 def windows_of(whole: Whole, side: str) -> list[Any]:
     """Each window as it is handed out, or why it is not."""
-    tokens = prepare(whole.data, BYTES).tokens(side)
+    tokens = prepare(whole.data, BYTES).tokens[side]
     outcomes: list[Any] = []
     for first in range(0, len(tokens) - SEQ_LEN, SEQ_LEN):
         try:
@@ -145,8 +145,7 @@ def test_a_flipped_bit_of_the_other_files(whole: Whole, place: int, bit: int) ->
         except DataError as error:
             assert str(path) in str(error) and "\n" not in str(error)
         else:
-            assert dataclasses.replace(prepared, corpus=whole.prepared.corpus) == whole.prepared
-            assert prepared.corpus == whole.prepared.corpus
+            assert dataclasses.replace(prepared, tokens=whole.prepared.tokens) == whole.prepared
             assert name == "meta.json"  # white space; of the tokenizer's every byte counts
         finally:
             path.write_bytes(content)
@@ -194,7 +193,7 @@ def test_an_edited_value_of_meta(whole: Whole, data: st.DataObject, value: Any) 
         assert prepared.data_sha256 == whole.prepared.data_sha256
         assert value == old or (forged and key in ("end_id", "vocab_size", "meta_sha256"))
         for side in SIDES:
-            np.testing.assert_array_equal(prepared.tokens(side)[:], whole.ids[side])
+            np.testing.assert_array_equal(prepared.tokens[side][:], whole.ids[side])
     finally:
         path.write_text(content)
 
@@ -291,7 +290,7 @@ def test_what_is_no_plain_file_is_refused(
 @settings(deadline=None, derandomize=True)
 def test_slices_are_those_of_the_array(whole: Whole, first: int, last: int) -> None:
     for side in SIDES:
-        tokens = whole.prepared.tokens(side)
+        tokens = whole.prepared.tokens[side]
         ids = whole.ids[side]
         assert len(tokens) == len(ids)
         np.testing.assert_array_equal(tokens[first:last], ids[first:last])
@@ -299,11 +298,11 @@ def test_slices_are_those_of_the_array(whole: Whole, first: int, last: int) -> N
 
 def test_batches_of_the_file_are_those_of_the_array(whole: Whole) -> None:
     shape = {"seed": 3, "batch_size": 5, "seq_len": 700}
-    from_file = Batches(whole.prepared.train, **shape)
+    from_file = Batches(whole.prepared.tokens["train"], **shape)
     from_array = Batches(whole.ids["train"], **shape)
     for step in (1, 7, 100):
         np.testing.assert_array_equal(from_file.ids(step), from_array.ids(step))
     np.testing.assert_array_equal(
-        validation_ids(whole.prepared.validation, 9, 700),
+        validation_ids(whole.prepared.tokens["validation"], 9, 700),
         validation_ids(whole.ids["validation"], 9, 700),
     )

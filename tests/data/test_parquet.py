@@ -9,7 +9,7 @@ from support.corpora import TEXTS, data_config, write_parquet
 from support.refused import refused
 
 from rope_exp.data import parquet as parquet_module
-from rope_exp.data.parquet import parquet_text_bytes, parquet_texts
+from rope_exp.data.parquet import parquet_texts
 
 
 @pytest.mark.parametrize("use_dictionary", [True, False])
@@ -23,17 +23,10 @@ def test_texts_come_in_order_whatever_the_batches(
         assert list(parquet_texts(path, data_config(path=path))) == TEXTS * 3
 
 
-def test_the_bytes_are_those_of_the_text_column(tmp_path: Path) -> None:
-    """Each row takes some bytes besides, so that a file of empty ones has a size too."""
-    path = write_parquet(tmp_path / "a.parquet", TEXTS)
-    exact = sum(len(text.encode()) for text in TEXTS)
-    assert exact < parquet_text_bytes(path, data_config(path=path)) < exact + 8 * len(TEXTS)
-
-
 def test_a_text_in_many_rows_is_counted_as_often(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     rows = pa.array([0] * 100_000, pa.int32())
     table = pa.table({"text": pa.DictionaryArray.from_arrays(rows, pa.array(["a" * 1000]))})
     pq.write_table(table, path, store_schema=False)
     with refused(f"data.path={path}: unpacks to ", "over 200 times its size"):
-        parquet_text_bytes(path, data_config(path=path))
+        list(parquet_texts(path, data_config(path=path)))

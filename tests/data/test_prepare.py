@@ -202,7 +202,8 @@ def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None
 def test_prepared_tokens_are_too_short_for_a_longer_run(path: Path) -> None:
     data = data_config(path=path)
     prepared = prepare(data, BYTES, seq_len=16)
-    with refused("train.seq_len=5000: ", f"has {len(prepared.validation)} for validation"):
+    held_out = len(prepared.tokens["validation"])
+    with refused("train.seq_len=5000: ", f"has {held_out} for validation"):
         prepare(data, BYTES, seq_len=5000)
 
 
@@ -216,7 +217,8 @@ def test_too_little_space_is_seen_before_the_start(
     path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with refused(f"{cache}", " needs ", " bytes and 1,000 are free", by=DiskError):
+    what = f"{cache}: what is prepared of data=mine needs "
+    with refused(what, " bytes and 1,000 are free", by=DiskError):
         prepare(data_config(path=path), BYTES)
     assert left_in(cache) == []
 
@@ -228,7 +230,7 @@ def test_space_that_runs_out_on_the_way_is_given_back(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(TokenFile, "write", full)
-    what = f"{cache}: what is prepared of data=mine, at least, needs "
+    what = f"{cache}: what is prepared of data=mine needs "
     with refused(what, " are free", by=DiskError):
         prepare(data_config(path=path), BYTES)
     assert left_in(cache) == []

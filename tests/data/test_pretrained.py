@@ -38,7 +38,7 @@ from rope_exp.data.tokenizer import encode
 from support.corpora import tokenizer_config
 path, text = map(json.loads, sys.argv[1:])
 tokenizer, end_id = build_tokenizer(tokenizer_config("pretrained", path=path), [])
-print(json.dumps([end_id, encode(tokenizer, [text])[0].tolist(), sorted(sys.modules)]))
+print(json.dumps([end_id, encode(tokenizer, [text])[0], sorted(sys.modules)]))
 """
 
 

@@ -13,22 +13,26 @@ from numpy.typing import NDArray
 from support.refused import refused
 
 from rope_exp.data import store as store_module
-from rope_exp.data.store import BLOCK_BYTES, TokenFile, Tokens
+from rope_exp.data.store import BLOCK_BYTES, TokenFile, Tokens, token_dtype
+from rope_exp.system.errors import ConfigError
+
+NARROW = token_dtype(2**16)
+WIDE = token_dtype(2**32)
 
 
 def test_a_large_vocabulary_takes_32_bits(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
-    with TokenFile(path, np.uint32) as file:
-        file.write(np.array([70_000, 1], dtype=np.uint32))
+    with TokenFile(path, WIDE) as file:
+        file.write([70_000, 1])
     assert np.fromfile(path, "<u4").tolist() == [70_000, 1]
 
 
 def test_an_id_that_does_not_fit_never_wraps(tmp_path: Path) -> None:
     with (
-        TokenFile(tmp_path / "tokens.bin", np.uint16) as file,
-        pytest.raises(AssertionError, match="would wrap"),
+        TokenFile(tmp_path / "tokens.bin", NARROW) as file,
+        pytest.raises(OverflowError, match="65536 out of bounds"),
     ):
-        file.write(np.array([65_536], dtype=np.uint32))
+        file.write([1, 65_536])
 
 
 def test_digests_cover_blocks_of_a_fixed_size(
@@ -38,9 +42,9 @@ def test_digests_cover_blocks_of_a_fixed_size(
     monkeypatch.setattr(store_module, "BLOCK_BYTES", 64)
     digests = []
     for step in (1, 7, 1000):
-        with TokenFile(tmp_path / str(step), np.uint16) as file:
+        with TokenFile(tmp_path / str(step), NARROW) as file:
             for first in range(0, 1000, step):
-                file.write(np.arange(first, min(first + step, 1000), dtype=np.uint32))
+                file.write(range(first, min(first + step, 1000)))
         assert np.fromfile(tmp_path / str(step), "<u2").tolist() == list(range(1000))
         digests.append(bytes(file.digests))
     whole = np.arange(1000, dtype="<u2").tobytes()
@@ -58,9 +62,9 @@ Stored = tuple[Path, Callable[[], Tokens], NDArray[np.uint32]]
 def stored(tmp_path: Path) -> Stored:
     """Three blocks and a bit: the file, how to open it, and its ids."""
     path, ids = tmp_path / "train.bin", np.arange(3 * BLOCK_BYTES // 4 + 100, dtype=np.uint32)
-    with TokenFile(path, np.uint32) as file:
-        file.write(ids)
-    return path, lambda: Tokens(path, np.uint32, bytes(file.digests)), ids
+    with TokenFile(path, WIDE) as file:
+        file.write(ids.tolist())
+    return path, lambda: Tokens(path, WIDE, len(ids), bytes(file.digests)), ids
 
 
 def test_a_block_is_hashed_once_when_it_is_touched(
@@ -123,3 +127,12 @@ def test_files_do_not_stay_open(stored: Stored) -> None:
     for _ in range(20):
         open_()[0:1]
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_ids_are_as_wide_as_the_vocabulary_asks() -> None:
+    assert token_dtype(257) == np.uint16
+    assert token_dtype(65536) == np.uint16
+    assert token_dtype(65537) == np.uint32
+    assert token_dtype(2**32) == np.uint32
+    with refused("tokenizer.vocab_size", "2^32", by=ConfigError):
+        token_dtype(2**32 + 1)

@@ -61,7 +61,7 @@ BPE = tokenizer_config("bpe", vocab_size=300, train_bytes=100_000)
 def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
     """A corpus in memory."""
     data = data_config(path="memory", holdout_fraction=holdout_fraction)
-    return Corpus(data, {"train": lambda: iter(texts)})
+    return Corpus(data, {"train": texts}, iter)
 
 
 def write_parquet(
@@ -78,7 +78,7 @@ def documents_of(prepared: Prepared, side: str) -> list[str]:
     """Decode a side's documents one by one."""
     tokenizer = load_tokenizer(prepared.tokenizer_file)
     end_id = prepared.corpus["end_id"]
-    ids = prepared.tokens(side)[:]
+    ids = prepared.tokens[side][:]
     assert ids[-1] == end_id
     parts = np.split(ids, np.flatnonzero(ids == end_id) + 1)[:-1]
     return [tokenizer.decode(part[:-1].tolist()) for part in parts]

@@ -7,7 +7,7 @@ from rope_exp.system import machine
 
 def show_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Have the driver list `count` GPUs of capability 9.0 and 80 GiB, with numbers for UUIDs."""
-    values = {"compute_cap": "9.0", "memory.total": "81920 MiB"}
+    values = {"compute_cap": "9.0", "memory.total": "81920"}
 
     def nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
         return [tuple(values.get(name, str(gpu)) for name in columns) for gpu in range(count)]

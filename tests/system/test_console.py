@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from rope_exp.system import console
-from rope_exp.system.console import PreparationProgress, Progress, time_left
+from rope_exp.system.console import Progress, time_left
 
 Capture = pytest.CaptureFixture[str]
 ROW = {"step": 10, "train/loss": 3.25, "tokens_per_s": 1234.0}
@@ -45,7 +45,7 @@ def test_a_log_gets_a_line_every_so_often(clock: list[float], capsys: Capture) -
     """Rows in quick succession are one line, but for an evaluation, which is always one."""
     with closing(Progress("vo_rope-s0", 60, 5, shown=True)) as progress:
         clock.append(101.0)
-        progress.update(10, 3.25)
+        progress.step(10, 3.25)
         progress.row(ROW)
         assert capsys.readouterr().err == ""
 
@@ -69,7 +69,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", terminal)
     with closing(Progress("vo_rope-s0", 60, 0, shown=True)) as progress:
-        progress.update(60, 3.25)
+        progress.step(60, 3.25)
         progress.row(ROW | {"val/loss": 3.5})
     drawn = terminal.getvalue()
     assert "step 60/60, loss 3.250, 0:00:00 left" in drawn
@@ -79,24 +79,15 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn.index("\x1b[?25h") < drawn.index("step 60/60")
 
 
-def test_a_preparation_counts_towards_its_end(clock: list[float], capsys: Capture) -> None:
-    """The end is the limit of training tokens where there is one, else the size of the text."""
-    counts = {
-        "documents": {"train": 900, "validation": 100},
-        "text_bytes": {"train": 9_000_000, "validation": 1_000_000},
-        "tokens": {"train": 2_000, "validation": 10},
-    }
-    whole = PreparationProgress(40_000_000, None)
-    limited = PreparationProgress(40_000_000, 8_000)
-    unknown = PreparationProgress(None, None)
+def test_what_has_no_known_end_has_no_estimate(clock: list[float], capsys: Capture) -> None:
+    known = Progress("data", 40)
+    unknown = Progress("data", None)
     clock.append(120.0)
-    for progress in (whole, limited, unknown):
-        progress.update(counts)
+    for progress in (known, unknown):
+        progress.show(10, "10 documents")
         progress.close()
-
-    words = "data: 1,000 documents, 10 MB, 2,010 tokens, 0.5 MB/s"
-    left = f"{words}, 0:01:00 left"
-    assert capsys.readouterr().err.splitlines() == [left, left, words]
+    said = ["data: 10 documents, 0:01:00 left", "data: 10 documents"]
+    assert capsys.readouterr().err.splitlines() == said
 
 
 def test_words_that_nobody_can_hear_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

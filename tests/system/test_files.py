@@ -15,9 +15,9 @@ from support.refused import refused
 from rope_exp.system.errors import DiskError, RecordError
 from rope_exp.system.files import (
     check_space,
+    lock,
     read_json,
     try_lock,
-    wait_for_lock,
     write_atomically,
     write_json,
 )
@@ -93,7 +93,7 @@ def test_whoever_waits_for_a_lock_gets_it_when_it_is_free(tmp_path: Path) -> Non
     held = try_lock(path)
     assert held is not None
     found: list[int] = []
-    waiter = threading.Thread(target=lambda: found.append(wait_for_lock(path)))
+    waiter = threading.Thread(target=lambda: found.append(lock(path)))
     waiter.start()
     time.sleep(0.1)
     assert found == []
@@ -111,7 +111,7 @@ def test_whoever_waits_for_a_lock_follows_no_moved_folder(tmp_path: Path) -> Non
     held = try_lock(folder / ".lock")
     assert held is not None
     found: list[int] = []
-    waiter = threading.Thread(target=lambda: found.append(wait_for_lock(folder / ".lock")))
+    waiter = threading.Thread(target=lambda: found.append(lock(folder / ".lock")))
     waiter.start()
     time.sleep(0.1)
     folder.rename(tmp_path / "aside")
@@ -127,7 +127,7 @@ def test_a_pipe_or_a_link_in_a_locks_place_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("pipe", "link"):
-        for lock in (try_lock, wait_for_lock):
+        for acquire in (try_lock, lock):
             with pytest.raises(OSError, match=name):
-                lock(tmp_path / name)
+                acquire(tmp_path / name)
     assert not (tmp_path / "elsewhere").exists()

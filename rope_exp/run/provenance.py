@@ -19,6 +19,9 @@ PACKAGES = (
     "wandb",
 )
 
+# A run that goes on with another of these says so, and a table of runs that differ in one.
+MARKED = ("world_size", "device", "torch", "num_threads", "git")
+
 # What can change a number, of a checkout: not the results that a run writes beside them.
 CODE = ("rope_exp", "configs", "train.py", "scripts", "pyproject.toml", "constraints.txt")
 
@@ -36,7 +39,7 @@ def machine_facts(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "num_cores": num_cores(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: version(name) for name in PACKAGES},
     }
 
 
@@ -50,14 +53,10 @@ def own_version() -> str:
         project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
         if project.get("name") == "rope_exp":
             return str(project["version"])
-    return _version("rope_exp") or "unknown"
-
-
-def _version(package: str) -> str | None:
     try:
-        return version(package)
+        return version("rope_exp")
     except PackageNotFoundError:
-        return None
+        return "unknown"
 
 
 def _git() -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ was asked to stop: all save the same step, and leave.
 import gc
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rope_exp.config.costs import flops_per_token
@@ -85,11 +84,10 @@ class Trainer:
             parallel.device,
         )
         self.start = self.checkpoints.load()
-        mine = {"step": self.start.step, "order_sha256": self.start.order_sha256, **self.identity}
-        agree(parallel.gather(mine), folder)
-        self.train_step.order_sha256 = self.start.order_sha256
-        self.step = self.start.step
-        self.saved_step = self.start.step
+        self.step = self.start["step"]
+        self.saved_step = self.step
+        self.train_step.order_sha256 = self.start["order_sha256"]
+        agree(parallel.gather({**self.start, **self.identity}), folder)
 
     def train(self) -> str:
         """Train to the end.
@@ -100,7 +98,13 @@ class Trainer:
         record = Record(
             self.config, self.folder, self.start, self.throughput, self.parallel.is_main
         )
-        with record, frozen_heap():
+        with record:
+            # Python's collector leaves alone what stands now: to look at every object of the
+            # libraries costs a step or two.
+            gc.collect()
+            gc.freeze()
+            record.callback(gc.unfreeze)
+
             status = self._loop(record)
             facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             record.end(status, self.step, facts | self.identity)
@@ -146,7 +150,7 @@ class Trainer:
                 validation = {"val/loss": loss}
 
             if due & {"row", "eval", "end"}:
-                record.row(outcome, self.train_step.learning_rate(outcome.step), validation)
+                record.row(outcome, validation)
             if validation:
                 self.throughput.pause()
 
@@ -163,8 +167,8 @@ class Trainer:
 
         Nothing later has begun when anything is due at a step.
         """
-        if self.start.unrecorded is not None:
-            yield Outcome(self.step, *self.start.unrecorded, 0, self.start.order_sha256)
+        if self.start["unrecorded"] is not None:
+            yield Outcome(self.step, *self.start["unrecorded"], 0, self.start["order_sha256"])
 
         unread: list[Started] = []
         while self.step < self.config.train.num_steps:
@@ -199,29 +203,15 @@ class Trainer:
 
         if record.writer is not None:
             start = Start(
-                self.step,
-                self.train_step.order_sha256,
-                record.elapsed_s(),
-                record.writer.mark(),
-                unrecorded,
-                self.start.passed_over,
+                step=self.step,
+                order_sha256=self.train_step.order_sha256,
+                elapsed_s=record.elapsed_s(),
+                metrics=record.writer.mark(),
+                unrecorded=unrecorded,
             )
-            self.checkpoints.save(start, keep=self.config.train.keep_checkpoints)
+            keep = self.config.train.keep_checkpoints
+            self.checkpoints.save(start, keep=keep, since=self.saved_step)
 
         self.parallel.wait()
         self.saved_step = self.step
         self.throughput.pause()
-
-
-@contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Have Python's garbage collector leave alone what stands now, while the block runs.
-
-    To look at every object of the libraries costs a step or two.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -151,7 +151,7 @@ def test_a_run_goes_on_from_any_state_or_refuses_it_by_name(
     stop: Any = SimpleNamespace(requested=False)
 
     def check(text: str) -> None:
-        path = checkpoint.state_file(folder / "checkpoints", 6)
+        path = checkpoint.step_folder(folder / "checkpoints", 6) / "state.json"
         checkpoint.save(folder / "checkpoints", 6, saved.model, saved.optimizer, saved.state)
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
         seal(path.parent)

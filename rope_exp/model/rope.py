@@ -24,12 +24,7 @@ def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Te
     Returns:
         theta_F in radians a position, in the order of operations of transformers' LLaMA, so that
         it is the same to the last bit.
-    Raises:
-        ValueError: `dim` is odd or below 2.
     """
-    if dim < 2 or dim % 2:
-        raise ValueError(f"the number of rotating features must be even and at least 2, not {dim}")
-
     exponent_F = torch.arange(0, dim, 2, dtype=torch.int64).to(dtype) / dim
     return 1.0 / (base**exponent_F)
 

@@ -164,12 +164,6 @@ def test_odd_heads_and_mismatched_angles_are_refused(
         rotate(torch.zeros(shape), torch.zeros(angle_shape), torch.zeros(angle_shape))
 
 
-@pytest.mark.parametrize("dim", [-2, 0, 1, 7])
-def test_frequencies_need_whole_pairs(dim: int) -> None:
-    with pytest.raises(ValueError, match="even and at least 2"):
-        frequencies(dim, BASE)
-
-
 @settings(deadline=None)
 @given(
     st.sampled_from(

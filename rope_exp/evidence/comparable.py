@@ -1,8 +1,8 @@
 """Which runs may be compared: those that are equal in everything numeric but some named factors.
 
-A factor is a key of the config, or a section of keys: `pe` and `seed` for a table of variants,
-`optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. A row is the
-runs that agree in every factor but the seed, a block the runs of one seed. What may not be
+A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
+variants, `optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. A row
+is the runs that agree in every factor but the seed, a block the runs of one seed. What may not be
 compared is refused in a `ReportError`, one sentence that names the folders. No torch.
 """
 

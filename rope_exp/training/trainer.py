@@ -87,7 +87,8 @@ class Trainer:
         self.step = self.start["step"]
         self.saved_step = self.step
         self.train_step.order_sha256 = self.start["order_sha256"]
-        agree(parallel.gather({**self.start, **self.identity}), folder)
+        mine = {"step": self.step, "order_sha256": self.start["order_sha256"], **self.identity}
+        agree(parallel.gather(mine), folder)
 
     def train(self) -> str:
         """Train to the end.

@@ -1,14 +1,16 @@
 """Which runs may be compared: those that are equal in everything numeric but some named factors.
 
-A factor is a key of the config, or a section of keys: `pe` and `seed` for a table of variants,
-`optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. A row is the
-runs that agree in every factor but the seed, a block the runs of one seed. What may not be
+A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
+variants, `optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. A row
+is the runs that agree in every factor but the seed, a block the runs of one seed. What may not be
 compared is refused in a `ReportError`, one sentence that names the folders. No torch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import reduce
+from operator import getitem
 from typing import Any, get_args
 
 from rope_exp.config.run import RunConfig, differing_keys
@@ -22,7 +24,7 @@ class Row:
 
     label: str
     name: str
-    number: int  # its place among the rows, by label
+    number: int  # its place among the rows
     runs: list[Run]
 
     @property
@@ -31,32 +33,10 @@ class Row:
         return {run.config.seed: run.loss for run in self.runs if run.loss is not None}
 
     @property
-    def status(self) -> Status:
-        """finished: at least one run is; diverged: none is, and one has."""
-        return min((run.status for run in self.runs), key=get_args(Status).index)
-
-    @property
     def verdict(self) -> str:
-        """What stands in the place of a loss; nothing where there is one."""
-        return "" if self.status == "finished" else self.status
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Rows by label; factors tell them and their runs apart, and nothing else numeric does."""
-
-    keys: Sequence[str]  # the factors that tell rows apart: all but the seed
-    rows: Mapping[str, Row]
-
-    @property
-    def runs(self) -> list[Run]:
-        """Every run, by label and seed."""
-        return [run for row in self.rows.values() for run in row.runs]
-
-    @property
-    def of_variants(self) -> bool:
-        """Whether a row is a variant, and nothing else."""
-        return list(self.keys) == ["pe"]
+        """What stands in the place of a loss: diverged, or unfinished where no run has ended."""
+        best = min((run.status for run in self.runs), key=get_args(Status).index)
+        return "" if best == "finished" else best
 
 
 # What result.json says that must be equal in runs which agree in the keys that it follows from.
@@ -70,18 +50,21 @@ _FACTS = (
 )
 
 
-def comparable(runs: Sequence[Run], factors: tuple[str, ...]) -> Comparison:
+def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     """Arrange runs in rows and blocks, or refuse them.
 
     Args:
         runs: at least one, in any order.
-        factors: what may differ; every other numeric key must be equal.
+        keys: the factors that tell rows apart; but for the seed, every other numeric key must be
+            equal.
+    Returns:
+        The rows by label, in the order of their values.
     Raises:
         ReportError: naming two runs and what differs between them, or a factor that is no key.
     """
-    keys = [factor for factor in factors if factor != "seed"]
+    factors = (*keys, "seed")
     rows: dict[str, Row] = {}
-    ordered = sorted(runs, key=lambda run: (_label(run, keys), run.config.seed, run.where))
+    ordered = sorted(runs, key=lambda run: (_place(run, keys), run.config.seed, run.where))
     for run in ordered:
         label = _label(run, keys)
         name = _label(run, keys, run.variant_name)
@@ -92,29 +75,28 @@ def comparable(runs: Sequence[Run], factors: tuple[str, ...]) -> Comparison:
         _check_equal(row.runs[0], run, ("seed",), "two variants under one name")
 
     for key, complaint, causes in _FACTS:
-        deciding = [
-            factor for factor in factors if any(_overlap(factor, cause) for cause in causes)
-        ]
-        _check_fact(ordered, key, complaint, deciding)
-    return Comparison(keys, rows)
+        _check_fact(ordered, key, complaint, causes)
+    return rows
 
 
 def value_of(config: RunConfig, factor: str) -> Any:
-    """Return a config's value of a key, or the section that is called so.
+    """Return a config's value of a key that can change a number, or its values of a section.
 
     Raises:
-        ReportError: there is none.
+        ReportError: there is no such key.
     """
     try:
-        return attrgetter(factor)(config)
-    except AttributeError:
-        raise ReportError(f"--factors {factor}: there is no such key of a config") from None
+        return reduce(getitem, factor.split("."), config.numeric_dict())
+    except (KeyError, TypeError):
+        raise ReportError(
+            f"--factors {factor}: there is no such key of a config that can change a number"
+        ) from None
 
 
 def spelled(config: RunConfig, factor: str) -> str:
     """Return a value in a word: a section's preset, or a value as the command line has it."""
     value = value_of(config, factor)
-    return str(getattr(value, "name", show(value)))
+    return str(getattr(config, factor).name) if isinstance(value, dict) else show(value)
 
 
 def _label(run: Run, keys: Sequence[str], variant: str = "") -> str:
@@ -123,6 +105,13 @@ def _label(run: Run, keys: Sequence[str], variant: str = "") -> str:
     if "pe" in words:
         words["pe"] = variant or run.config.pe.label
     return " ".join(words.values())
+
+
+def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
+    """Return where a row stands among the others: by its numbers, then by its label."""
+    values = (value_of(run.config, key) for key in keys)
+    numbers = [value if isinstance(value, int | float) else math.inf for value in values]
+    return numbers, _label(run, keys)
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -149,12 +138,12 @@ def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: s
         raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({'; '.join(keys)})")
 
 
-def _check_fact(runs: Iterable[Run], key: str, complaint: str, deciding: Sequence[str]) -> None:
-    """A fact is equal in all runs that agree in those factors that it follows from."""
+def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[str]) -> None:
+    """A fact is equal in all runs that agree in the keys that it follows from."""
     seen: dict[tuple[Any, ...], Run] = {}
     for run in runs:
         if _tells(run, key):
-            block = tuple(value_of(run.config, factor) for factor in deciding)
+            block = tuple(str(value_of(run.config, cause)) for cause in causes)
             first = seen.setdefault(block, run)
             if run.result[key] != first.result[key]:
                 raise ReportError(
@@ -170,8 +159,3 @@ def _tells(run: Run, key: str) -> bool:
         return run.status == "finished"
     # Learned frequencies are parameters: there are more, and they are in the hash of the weights.
     return key == "data_sha256" or not run.config.pe.trainable
-
-
-def _overlap(factor: str, cause: str) -> bool:
-    """Whether one of two keys is the other, or the section that it stands in."""
-    return f"{factor}.".startswith(f"{cause}.") or f"{cause}.".startswith(f"{factor}.")

@@ -45,11 +45,11 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
     """Hold every row against the reference.
 
     Args:
-        losses: by the rows' labels, in any order; a row without a finished run has none.
+        losses: by the rows' labels; a row without a finished run has none.
         reference: a label; without it, or without a finished run of it, there are no deltas.
     Returns:
-        A contrast for each label, best first; rows without a number last, by label. Equal rows
-        share the better rank, and the next rank is left out.
+        A contrast for each label, best first; rows without a number last, and equal rows in the
+        order given. Equal rows share the better rank, and the next rank is left out.
     """
     # A column a row. By ascending seed, so that sums do not depend on the order of reading.
     table = pd.DataFrame(losses, dtype=float).sort_index()
@@ -68,8 +68,9 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
             "delta": differences.mean(),
             "delta_sd": differences.std(),
             "rank": shared.mean().rank(method="min").astype("Int64"),
-        }
+        },
+        index=table.columns,
     )
-    ordered = contrasts.sort_index().sort_values(["rank", "loss_mean"])
+    ordered = contrasts.sort_values(["rank", "loss_mean"])
     values = ordered.astype(object).where(ordered.notna(), None)
     return {label: Contrast(*row) for label, *row in values.itertuples(name=None)}

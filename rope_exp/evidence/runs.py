@@ -128,13 +128,12 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
             "makes the nine runs"
         )
 
-    found = fnmatch.filter(groups, pattern or "*")
-    listed = ", ".join(found or groups)
-    if not found:
-        raise ReportError(f"{runs} holds no group {pattern}; there is {listed}")
-    if len(found) > 1 and not several:
+    pattern = pattern or "*"
+    found = fnmatch.filter(groups, pattern)
+    if not found or (len(found) > 1 and not several):
         raise ReportError(
-            f"{runs} holds several groups, and a table is of one; --group takes {listed}"
+            f"{runs} holds {len(found)} groups {pattern}, and a table is of one; --group takes "
+            f"{', '.join(found or groups)}"
         )
     return [runs / name for name in found]
 

@@ -43,8 +43,10 @@ def causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     if num_shared > 1:
         k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
         v_BTGK = v_BTGK.repeat_interleave(num_shared, dim=2)
-    o_BTHK: Tensor = _Short.apply(q_BTHK, k_BTGK, v_BTGK)  # type: ignore[no-untyped-call]
-    return o_BTHK
+    o_NTK = _Short.apply(  # type: ignore[no-untyped-call]
+        _heads_first(q_BTHK), _heads_first(k_BTGK), _heads_first(v_BTGK)
+    )
+    return o_NTK.view(-1, q_BTHK.shape[2], *o_NTK.shape[1:]).transpose(1, 2)
 
 
 class _Short(torch.autograd.Function):
@@ -59,25 +61,22 @@ class _Short(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor) -> Tensor:
-        q_NTK = _heads_first(q_BTHK)
-        k_NTK = _heads_first(k_BTHK)
-        v_NTK = _heads_first(v_BTHK)
+    def forward(ctx: Any, q_NTK: Tensor, k_NTK: Tensor, v_NTK: Tensor) -> Tensor:
         scale = 1 / math.sqrt(q_NTK.shape[2])
 
         outputs = []
         weights = []
         sums = []
         for start, end in _blocks(q_NTK.shape[1]):
-            s_NCE = _wide(q_NTK[:, start:end] @ k_NTK[:, :end].mT) * scale
+            s_NCE = wide(q_NTK[:, start:end] @ k_NTK[:, :end].mT) * scale
 
             # As wide as the scores: the mask then vectorises.
             position_E = torch.arange(end, dtype=torch.int32)
             s_NCE = torch.where(position_E > position_E[start:, None], -math.inf, s_NCE)
 
             w_NCE = (s_NCE - s_NCE.amax(-1, keepdim=True)).exp().to(q_NTK.dtype)
-            sum_NC1 = _wide(w_NCE).sum(-1, keepdim=True)
-            o_NCK = (_wide(w_NCE @ v_NTK[:, :end]) / sum_NC1).to(q_NTK.dtype)
+            sum_NC1 = wide(w_NCE).sum(-1, keepdim=True)
+            o_NCK = (wide(w_NCE @ v_NTK[:, :end]) / sum_NC1).to(q_NTK.dtype)
 
             weights.append(w_NCE)
             sums.append(sum_NC1)
@@ -85,13 +84,12 @@ class _Short(torch.autograd.Function):
 
         o_NTK = torch.cat(outputs, dim=1)
         ctx.save_for_backward(q_NTK, k_NTK, v_NTK, o_NTK, *weights, *sums)
-        return _heads_last(o_NTK, q_BTHK)
+        return o_NTK
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        (do_BTHK,) = gradients
-        do_NTK = _heads_first(do_BTHK)
+        (do_NTK,) = gradients
         q_NTK, k_NTK, v_NTK, o_NTK, *kept = ctx.saved_tensors
         dtype = q_NTK.dtype
         scale = 1 / math.sqrt(q_NTK.shape[2])
@@ -101,22 +99,21 @@ class _Short(torch.autograd.Function):
         sums = kept[len(blocks) :]
 
         dq = []
-        dk_NTK = torch.zeros_like(_wide(k_NTK))
-        dv_NTK = torch.zeros_like(_wide(v_NTK))
+        dk_NTK = torch.zeros_like(wide(k_NTK))
+        dv_NTK = torch.zeros_like(wide(v_NTK))
         for (start, end), w_NCE, sum_NC1 in zip(blocks, weights, sums, strict=True):
-            g_NCK = _wide(do_NTK[:, start:end]) / sum_NC1
-            g_dot_o_NC1 = (g_NCK * _wide(o_NTK[:, start:end])).sum(-1, keepdim=True)
+            g_NCK = wide(do_NTK[:, start:end]) / sum_NC1
+            g_dot_o_NC1 = (g_NCK * wide(o_NTK[:, start:end])).sum(-1, keepdim=True)
             g_NCK = g_NCK.to(dtype)
 
-            dw_NCE = _wide(g_NCK @ v_NTK[:, :end].mT)
-            ds_NCE = (_wide(w_NCE) * (dw_NCE - g_dot_o_NC1) * scale).to(dtype)
+            dw_NCE = wide(g_NCK @ v_NTK[:, :end].mT)
+            ds_NCE = (wide(w_NCE) * (dw_NCE - g_dot_o_NC1) * scale).to(dtype)
 
             dq.append(ds_NCE @ k_NTK[:, :end])
             dk_NTK[:, :end] += ds_NCE.mT @ q_NTK[:, start:end]
             dv_NTK[:, :end] += w_NCE.mT @ g_NCK
 
-        of_inputs = (torch.cat(dq, dim=1), dk_NTK.to(dtype), dv_NTK.to(dtype))
-        return tuple(_heads_last(gradient_NTK, do_BTHK) for gradient_NTK in of_inputs)
+        return torch.cat(dq, dim=1), dk_NTK.to(dtype), dv_NTK.to(dtype)
 
 
 def _blocks(length: int) -> list[tuple[int, int]]:
@@ -133,10 +130,6 @@ def _heads_first(x_BTHK: Tensor) -> Tensor:
     return x_BTHK.transpose(1, 2).flatten(0, 1)
 
 
-def _heads_last(x_NTK: Tensor, like_BTHK: Tensor) -> Tensor:
-    return x_NTK.view(-1, like_BTHK.shape[2], *x_NTK.shape[1:]).transpose(1, 2)
-
-
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     """Return x in float32 at least, as fused kernels accumulate."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -53,8 +53,7 @@ class Trunk(nn.Module):
 
         A method, because torch.compile passes over torch's own modules.
         """
-        normed_BTD: Tensor = self.norm(x_BTD)
-        return normed_BTD
+        return self.norm(x_BTD)
 
 
 class Decoder(nn.Module):
@@ -76,8 +75,7 @@ class Decoder(nn.Module):
         """
         x_BTD = self.model(ids_BT)
         if target_BT is None:
-            logits_BTV: Tensor = self.lm_head(x_BTD)
-            return logits_BTV
+            return self.lm_head(x_BTD)
 
         x_ND = x_BTD.flatten(0, 1)
         target_N = target_BT.flatten()

@@ -6,7 +6,6 @@ turned by R_c if v alone does, by R_{-c} if o alone does. If just one of q and k
 weights themselves change, and none of the three holds.
 """
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,9 @@ from rope_exp.system.errors import LawError
 
 SHIFT = 5
 NUM_POSITIONS = 7
-TOLERANCE = 1e-9
+# A position. Float64 holds an angle of m radians to m 2^-53. Where a law holds, outputs deviate by
+# some 4e-16 m, measured for heads of 2 to 512 features up to m = 2^24; where it does not, by 0.9.
+TOLERANCE = 1e-11
 
 INVARIANT = "invariant"
 TURNED = "turned by R_c"
@@ -71,7 +72,7 @@ def certificate(model: ModelConfig, pe: PeConfig) -> dict[str, Any]:
     }
     errors = {law: float((shifted_BTHK - predicted).abs().max()) for law, predicted in laws.items()}
 
-    tolerance = TOLERANCE + _rounding(attention, x_BTD, pe.start)
+    tolerance = TOLERANCE * (100 + pe.start)
     holding = [law for law, error in errors.items() if error < tolerance] or [NEITHER]
     expected = expected_class(pe.rotate)
     if holding != [expected]:
@@ -97,19 +98,3 @@ def _instance(model: ModelConfig, pe: PeConfig) -> tuple[Attention, Tensor]:
 
     shape = (1, NUM_POSITIONS, small.hidden_size)
     return attention, torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def _rounding(attention: Attention, x_BTD: Tensor, start: int) -> float:
-    """Return how far outputs may deviate because float64 holds an angle only to a part in 2^53.
-
-    An angle is at most m = start + c + T radians, and off by d = m 2^-53. Each of q, k, v, o
-    turns once here and once shifted, so a score |q||k|/sqrt(K) moves by 4d of it at most, the
-    weights by twice that in sum, and the output by that share of |v|, and by 4d |v| through v and
-    o themselves: (8 |q||k|/sqrt(K) + 4) |v| d.
-    """
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    heads = [project(x_BTD).unflatten(-1, (-1, attention.head_dim)) for project in projections]
-    q, k, v = (float(head.norm(dim=-1).max()) for head in heads)
-
-    angle_error = (start + SHIFT + NUM_POSITIONS) * 2.0**-53
-    return (8 * q * k / math.sqrt(attention.head_dim) + 4) * v * angle_error

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
+from rope_exp.model.attention import wide
 
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -32,13 +33,12 @@ def summed_cross_entropy(
         gradients: `chunk_gradients`, perhaps compiled.
     """
     if torch.is_grad_enabled():
-        nats: Tensor = _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
-        return nats
+        return _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
 
     narrow_VD = _narrow(head_VD)
     of_chunks = []
     for x_CD, target_C in zip(*_chunks(_narrow(x_ND), target_N), strict=True):
-        logits_CV = _wide(x_CD @ narrow_VD.T)
+        logits_CV = wide(x_CD @ narrow_VD.T)
         of_chunks.append(F.cross_entropy(logits_CV, target_C, reduction="sum"))
     return torch.stack(of_chunks).sum()
 
@@ -50,7 +50,7 @@ def chunk_gradients(
 
     With z = softmax(logits) - onehot(target): dx = z head and dhead = z^T x.
     """
-    logits_CV = _wide(x_CD @ head_VD.T)
+    logits_CV = wide(x_CD @ head_VD.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)
     logsumexp_C1 = (logits_CV - max_C1).exp().sum(-1, keepdim=True).log() + max_C1
     nats = (logsumexp_C1 - logits_CV.gather(1, target_C[:, None])).sum()
@@ -102,8 +102,3 @@ def _narrow(x: Tensor) -> Tensor:
     """Return x in the dtype that autocast takes products in, if it is on."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Return x in float32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -4,24 +4,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rope_exp.evidence import published
-from rope_exp.evidence.comparable import Comparison, Row
+from rope_exp.evidence.comparable import Row, comparable
 from rope_exp.evidence.contrasts import Contrast, Losses, compare
-from rope_exp.evidence.runs import ReportError
+from rope_exp.evidence.runs import ReportError, Run
 
 
 @dataclass(frozen=True)
-class Report(Comparison):
+class Line(Row):
+    """A row, and what its losses and the published ones say."""
+
+    ours: Contrast
+    theirs: Contrast  # without numbers where it is not published
+
+
+@dataclass(frozen=True)
+class Report:
     """All that tables, sentences and figures are made from."""
 
+    keys: Sequence[str]  # the factors that tell rows apart
+    rows: Mapping[str, Line]  # by label, best first
     reference: Row  # without runs where the comparison has none of it
-    contrasts: Mapping[str, Contrast]  # by label, best first
-    published: Mapping[str, Contrast]  # of every row; without numbers where it is not published
     left_out: Sequence[str]  # folders that hold no run
 
     @property
-    def best_first(self) -> list[Row]:
-        """The rows in the order in which they are shown."""
-        return [self.rows[label] for label in self.contrasts]
+    def runs(self) -> list[Run]:
+        """Every run, by row and seed."""
+        return [run for row in self.rows.values() for run in row.runs]
+
+    @property
+    def of_variants(self) -> bool:
+        """Whether a row is a variant, and nothing else."""
+        return list(self.keys) == ["pe"]
 
     @property
     def groups(self) -> str:
@@ -30,37 +43,36 @@ class Report(Comparison):
 
 
 def build(
-    comparison: Comparison, reference: str | None = None, left_out: Sequence[str] = ()
+    runs: Sequence[Run],
+    keys: Sequence[str],
+    reference: str | None = None,
+    left_out: Sequence[str] = (),
 ) -> Report:
-    """Hold the rows of a comparison against the reference.
+    """Arrange runs in rows, and hold these against the reference.
 
     Args:
-        comparison: as `comparable` gives it.
+        runs: at least one, in any order.
+        keys: what tells rows apart: pe, or keys such as optim.lr.
         reference: a row's label; None: qk_rope, and no deltas if no variant is that; the first
             row, where rows are not variants.
         left_out: folders that hold no run.
     Raises:
-        ReportError: the comparison has no such row.
+        ReportError: the runs may not share a table, or give no such row.
     """
-    rows = comparison.rows
-    theirs: dict[str, Losses] = {label: {} for label in rows}
-    label = reference or next(iter(rows))
-    if comparison.of_variants:
-        # Published once, as if by one seed.
-        theirs |= {variant: {0: loss} for variant, loss in published.LOSSES.items()}
-        label = reference or published.REFERENCE
+    rows = comparable(runs, keys)
+    if reference and reference not in rows:
+        raise ReportError(f"--reference {reference} is no row; there is {', '.join(rows)}")
+    first = published.REFERENCE if list(keys) == ["pe"] else next(iter(rows))
+    label = reference or first
 
-    report = Report(
-        comparison.keys,
-        rows,
-        reference=rows.get(label, Row(label, label, 0, [])),
-        contrasts=compare({row.label: row.losses for row in rows.values()}, label),
-        published=compare(theirs, label),
-        left_out=left_out,
-    )
-    if reference and not report.reference.runs:
-        raise ReportError(
-            f"--reference {reference} is no variant of group {report.groups}, which has "
-            f"{', '.join(rows)}"
-        )
-    return report
+    # Published once, as if by one seed.
+    source: dict[str, Losses] = {each: {} for each in rows}
+    source |= {variant: {0: loss} for variant, loss in published.LOSSES.items()}
+
+    theirs = compare(source, label)
+    lines = {
+        each: Line(**vars(rows[each]), ours=ours, theirs=theirs[each])
+        for each, ours in compare({each: rows[each].losses for each in rows}, label).items()
+    }
+    nothing = Row(label, label, 0, [])
+    return Report(keys, lines, rows.get(label, nothing), left_out)

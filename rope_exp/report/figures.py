@@ -19,7 +19,7 @@ from matplotlib.ticker import EngFormatter
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import Row
 from rope_exp.evidence.runs import Run
-from rope_exp.report.content import Report
+from rope_exp.report.content import Line, Report
 from rope_exp.report.looks import look
 
 _STYLE: dict[str, Any] = {
@@ -53,16 +53,16 @@ def loss_curves(report: Report) -> bytes:
         window = max(1, max(len(run.metrics) for run in report.runs) // 10)
         reference = _curves(report.reference.runs, "val/loss")
         lines = []
-        for row in report.best_first:
+        for row in report.rows.values():
             validation = _curves(row.runs, "val/loss")
             difference = validation.sub(reference).dropna(axis="columns", how="all")
             _draw(losses, _curves(row.runs, "train/loss", window), row, pale=True)
             _draw(losses, validation, row)
             _draw(deltas, difference, row)
 
-            ended = row.verdict or f"{report.contrasts[row.label].loss_mean:.4f}"
+            ended = row.verdict or f"{row.ours.loss_mean:.4f}"
             label = f"{row.name}  {ended}"
-            style = look(row.label, row.number)._asdict()
+            style = look(row.label, row.number)
             lines.append(Line2D([], [], markersize=4, label=label, **style))
 
         _fit(losses)
@@ -95,7 +95,7 @@ def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> 
     shown = {seed: curves[seed].dropna() for seed in curves}
     finished = [seed for seed in shown if status[seed] == "finished"]
 
-    style = look(row.label, row.number)._asdict() | {"linewidth": 1.3, "markersize": 4}
+    style = look(row.label, row.number) | {"linewidth": 1.3, "markersize": 4}
     thin = style | {"linewidth": 0.6, "alpha": 0.45, "marker": ""}
     if finished:
         if len(shown) > 1 and not pale:
@@ -113,9 +113,8 @@ def _fit(axes: Axes) -> None:
     """Limit the axes to what curves do after their steep beginning and before they diverge."""
     lines = [line for line in axes.lines if line.get_gid() != "diverged"] or axes.lines
     tokens, heights = np.vstack([np.empty((0, 2)), *map(Line2D.get_xydata, lines)]).T
+    # Of runs that have hardly begun there is nothing to show.
     if not len(tokens):
-        text = "nothing to show yet"
-        axes.text(0.5, 0.6, text, transform=axes.transAxes, ha="center", color=_GREY)
         return
 
     heights = heights[tokens >= _SHOWN_FROM * tokens.max()]
@@ -144,7 +143,7 @@ def _cross_out(axes: Axes, row: Row, window: int) -> None:
     for run in row.runs:
         if run.status == "diverged" and run.metrics:
             end = _curves([run], "train/loss", window)[-1:].clip(*axes.get_ylim())
-            color = look(row.label, row.number).color
+            color = look(row.label, row.number)["color"]
             axes.plot(end, "x", color=color, markersize=9, markeredgewidth=2.2, clip_on=False)
 
 
@@ -154,11 +153,10 @@ def _small_print(report: Report, window: int) -> str:
     if num_seeds > 1:
         seeds = f"{num_seeds} seeds (mean of the finished; thin: single seeds)"
 
-    steps = "step" if window == 1 else "steps"
     crosses = "; ×: diverged" if any(run.status == "diverged" for run in report.runs) else ""
     return (
         f"Group {report.groups}; {seeds}; listed by final validation loss; training loss: running "
-        f"median over {window} logged {steps}{crosses}; steep beginnings are cut off."
+        f"median over {window} logged steps{crosses}; steep beginnings are cut off."
     )
 
 
@@ -168,15 +166,14 @@ def _small_print(report: Report, window: int) -> str:
 def against_published(report: Report) -> bytes:
     """Draw differences to the reference, ours and the published, one line a variant."""
     # The published order, then what nobody has published, by our loss as the rows are.
-    theirs = report.published
-    rows = sorted(report.best_first, key=lambda row: theirs[row.label].loss_mean or math.inf)
-    num_known = sum(theirs[row.label].num_seeds for row in rows)
+    rows = sorted(report.rows.values(), key=lambda row: row.theirs.loss_mean or math.inf)
+    num_known = sum(row.theirs.num_seeds for row in rows)
     name = report.reference.name
     with matplotlib.style.context(["default", _STYLE]):
         figure = Figure(figsize=(8.0, 1.9 + 0.3 * len(rows)))
         axes = figure.subplots()
         for height, row in enumerate(rows):
-            _draw_difference(axes, report, row, height)
+            _draw_difference(axes, row, height)
         axes.axvline(0, color="black", linewidth=0.8)
         if 0 < num_known < len(rows):
             axes.axhline(num_known - 0.5, color="#999999", linewidth=0.8, linestyle=":")
@@ -188,7 +185,7 @@ def against_published(report: Report) -> bytes:
             title=f"Differences to {name}: ours beside the published",
         )
 
-        several = any(row.delta_sd is not None for row in report.contrasts.values())
+        several = any(row.ours.delta_sd is not None for row in rows)
         bars = "bars: one sd of the differences" if several else "one seed"
         dot: dict[str, Any] = {"color": _GREY, "marker": "o", "linestyle": ""}
         ours = Line2D([], [], markersize=6, label=f"ours ({bars})", **dot)
@@ -202,16 +199,15 @@ def against_published(report: Report) -> bytes:
         )
 
 
-def _draw_difference(axes: Axes, report: Report, row: Row, height: int) -> None:
+def _draw_difference(axes: Axes, row: Line, height: int) -> None:
     """Draw a hollow dot for the published difference, a full one for ours; none for a missing."""
-    color = look(row.label).color
-    ours = report.contrasts[row.label]
-    both = np.array([ours.delta, report.published[row.label].delta], dtype=float)
+    color = look(row.label)["color"]
+    both = np.array([row.ours.delta, row.theirs.delta], dtype=float)
 
     axes.plot(both, [height, height], color="#bbbbbb", linewidth=2, zorder=1)
     axes.plot(both[1], height, "o", color=color, markerfacecolor="white", markersize=8)
     axes.errorbar(
-        both[0], height, xerr=ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3
+        both[0], height, xerr=row.ours.delta_sd, fmt="o", color=color, markersize=6, capsize=3
     )
 
 

@@ -5,11 +5,9 @@ the sites share them dashed, a user's own variants dotted.
 """
 
 import hashlib
-from typing import Literal, NamedTuple
+from typing import Any
 
 from rope_exp.config.variants import SUBSETS
-
-Line = Literal["-", "--", ":"]
 
 # Paul Tol's "muted" scheme, made for colour-blind readers.
 _NINE = {
@@ -30,22 +28,14 @@ _SUBSETS = [f"{''.join(sites)}_rope" for sites in SUBSETS if sites]
 _OTHERS = [label for label in _SUBSETS if label not in _NINE]
 
 
-class Look(NamedTuple):
-    """How a variant is drawn, everywhere; its fields are matplotlib's."""
-
-    color: str
-    marker: str
-    linestyle: Line
-
-
-def look(label: str, number: int = 0) -> Look:
-    """Return the look of a row.
+def look(label: str, number: int = 0) -> dict[str, Any]:
+    """Return the look of a row, in matplotlib's words.
 
     Args:
         label: a variant's, which has one look everywhere; or one such as optim.lr=0.003.
         number: its place among the rows, by which those that are no variants are told apart.
     """
-    line: Line = "-"
+    line = "-"
     # Who shares a colour with one of the nine has another marker.
     shift = 5
     if label in _NINE:
@@ -59,4 +49,4 @@ def look(label: str, number: int = 0) -> Look:
         line = ":"
 
     place = number % len(_COLOURS)
-    return Look(_COLOURS[place], _MARKERS[place - shift], line)
+    return {"color": _COLOURS[place], "marker": _MARKERS[place - shift], "linestyle": line}

@@ -5,6 +5,7 @@ that goes on cuts the file back to the mark of its checkpoint, so that no row is
 twice. No torch.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -18,10 +19,8 @@ from rope_exp.config.schema import Count, Natural, Sha256, convert
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import (
     descriptor_of,
-    disk_full,
     explaining_full_disk,
     is_at,
-    is_full,
     open_regular,
     readable,
     refuse_constant,
@@ -42,6 +41,9 @@ class Mark(TypedDict):
 
     bytes: Natural
     sha256: Sha256
+
+
+NO_ROWS: Mark = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -150,19 +152,20 @@ class MetricsWriter:
         last: the last row, {} before the first.
     """
 
-    def __init__(self, folder: Path, mark: Mark | None) -> None:
+    def __init__(self, folder: Path, mark: Mark = NO_ROWS) -> None:
         """Cut the file back to the mark of the checkpoint that the run goes on from.
 
         Args:
             folder: the run's.
-            mark: None at the beginning of a run, which empties the file.
+            mark: without rows at the beginning of a run, which empties the file.
         Raises:
             RecordError: the file is not what it was at the mark; it is left as it is.
         """
         self.last: dict[str, Any] = {}
         self._path = folder / METRICS
-        content = b"" if mark is None else read_marked(self._path, mark)
-        if content:
+        content = b""
+        if mark["bytes"]:
+            content = read_marked(self._path, mark)
             self.last = _parse(content.splitlines()[-1], f"{self._path}'s last row")
         self._digest = hashlib.sha256(content)
 
@@ -181,15 +184,10 @@ class MetricsWriter:
         assert row["step"] > self.last.get("step", 0), (row["step"], self.last)
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         end = self._file.tell()
-        num_written = 0
-        try:
-            num_written = self._file.write(line)
-        except OSError as error:
-            if not is_full(error):
-                raise
-        if num_written < len(line):
-            self._file.truncate(end)
-            raise disk_full(self._path.parent, len(line), "a row of metrics")
+        with explaining_full_disk(self._path.parent, len(line), "a row of metrics"):
+            if self._file.write(line) < len(line):
+                self._file.truncate(end)
+                raise OSError(errno.ENOSPC, "written in part", str(self._path))
 
         self._digest.update(line)
         self.last = dict(row)

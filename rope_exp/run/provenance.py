@@ -19,6 +19,9 @@ PACKAGES = (
     "wandb",
 )
 
+# A run that goes on with another of these says so, and a table of runs that differ in one.
+MARKED = ("world_size", "device", "torch", "num_threads", "git")
+
 # What can change a number, of a checkout: not the results that a run writes beside them.
 CODE = ("rope_exp", "configs", "train.py", "scripts", "pyproject.toml", "constraints.txt")
 
@@ -54,6 +57,7 @@ def own_version() -> str:
 
 
 def _version(package: str) -> str | None:
+    """Return the version of a package, or None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

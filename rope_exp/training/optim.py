@@ -1,14 +1,13 @@
 """AdamW over two parameter groups, and its state as tensors by name."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from rope_exp.config.sections import OptimConfig
-
-Parameters = Mapping[str, nn.Parameter]
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> AdamW:
@@ -21,30 +20,20 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
     return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
-def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return the optimizer's state as `<parameter>.<moment>`; {} before the first update."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in parameters.items():
+    for name, parameter in model.named_parameters():
         for moment, tensor in optimizer.state[parameter].items():
             tensors[f"{name}.{moment}"] = tensor
     return tensors
 
 
-def load_optimizer_tensors(
-    optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor]
-) -> None:
-    """Undo `optimizer_tensors`: every tensor must find its parameter."""
-    for name, tensor in tensors.items():
-        parameter_name, _, moment = name.rpartition(".")
-        parameter = parameters[parameter_name]
-        optimizer.state[parameter][moment] = tensor.to(parameter.device)
-
-
-def expected_optimizer_tensors(parameters: Parameters) -> dict[str, Tensor]:
-    """Return what `optimizer_tensors` gives after an update: names, shapes and types, no values."""
-    expected: dict[str, Tensor] = {}
-    for name, parameter in parameters.items():
-        expected[f"{name}.step"] = torch.zeros(())
-        expected[f"{name}.exp_avg"] = parameter
-        expected[f"{name}.exp_avg_sq"] = parameter
-    return expected
+def make_state(optimizer: Any, model: nn.Module) -> None:
+    """Have an optimizer make its state, to be loaded, by an update that it skips itself."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.found_inf = torch.ones((), device=parameter.device)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    del optimizer.found_inf

@@ -75,8 +75,7 @@ class Parallel:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the `value` of every rank, by rank."""
-        values: list[Any] = gather_object([value])
-        return values
+        return gather_object([value])
 
     def wait(self) -> None:
         """Wait for every rank."""

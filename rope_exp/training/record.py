@@ -10,17 +10,15 @@ from rope_exp.config.run import RunConfig
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import RESULT
 from rope_exp.run.metrics import MetricsWriter
-from rope_exp.run.provenance import machine_facts
+from rope_exp.run.provenance import MARKED, machine_facts
 from rope_exp.run.tracker import mirrored
 from rope_exp.system.console import Progress
 from rope_exp.system.files import write_json
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.resume import Start
+from rope_exp.training.schedule import learning_rate
 from rope_exp.training.step import Outcome
 from rope_exp.training.throughput import Throughput
-
-# A run that goes on with another of these says so.
-MARKED = ("world_size", "device", "torch", "num_threads", "git")
 
 
 class Record(ExitStack):
@@ -44,13 +42,13 @@ class Record(ExitStack):
         self.config = config
         self.folder = folder
         self.throughput = throughput
-        self.began = time.perf_counter() - start.elapsed_s
+        self.began = time.perf_counter() - start["elapsed_s"]
         self.writer: MetricsWriter | None = None
         if is_main:
             checkpoint.clear_leftovers(folder / "checkpoints")
-            self.writer = MetricsWriter(folder, start.metrics)
+            self.writer = MetricsWriter(folder, start["metrics"])
             self.enter_context(mirrored(config, folder))
-        progress = Progress(config.name, config.train.num_steps, start.step, shown=is_main)
+        progress = Progress(config.name, config.train.num_steps, start["step"], shown=is_main)
         self.progress = self.enter_context(closing(progress))
 
     def elapsed_s(self) -> float:
@@ -62,7 +60,7 @@ class Record(ExitStack):
         self.throughput.step()
         self.progress.step(outcome.step, outcome.loss)
 
-    def row(self, outcome: Outcome, lr: float, validation: Mapping[str, float]) -> None:
+    def row(self, outcome: Outcome, validation: Mapping[str, float]) -> None:
         """Write the row of a step to metrics.jsonl."""
         if self.writer is None:
             return
@@ -74,7 +72,7 @@ class Record(ExitStack):
             "tokens": outcome.step * train.tokens_per_step,
             "train/loss": outcome.loss,
             **validation,
-            "lr": lr,
+            "lr": learning_rate(outcome.step, self.config),
             "grad_norm": outcome.grad_norm,
             "tokens_per_s": rate,
             "mfu": self.throughput.mfu(rate),

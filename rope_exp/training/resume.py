@@ -8,35 +8,18 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
-from rope_exp.config.schema import NonNegative, OrderSha256, Sha256
+from rope_exp.config.run import differing_keys
+from rope_exp.config.schema import Natural, NonNegative, OrderSha256, Sha256
 from rope_exp.model.decoder import weights
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import checked
-from rope_exp.run.metrics import Mark
+from rope_exp.run.metrics import NO_ROWS, Mark
 from rope_exp.system.errors import CheckpointError
-from rope_exp.training.optim import (
-    expected_optimizer_tensors,
-    load_optimizer_tensors,
-    optimizer_tensors,
-)
+from rope_exp.training.optim import make_state, optimizer_tensors
 
 
-class State(TypedDict):
-    """state.json, beside the step."""
-
-    config_sha256: Sha256
-    data_sha256: Sha256
-    init_sha256: Sha256
-    order_sha256: OrderSha256
-    elapsed_s: NonNegative
-    rng: dict
-    metrics: Mark
-    unrecorded: tuple[float, float] | None  # loss, grad_norm
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a run begins or goes on; the defaults are the beginning of a new run.
+class Start(TypedDict):
+    """Where a run begins or goes on.
 
     Attributes:
         step: the last that was made.
@@ -45,15 +28,25 @@ class Start:
         metrics: the mark of metrics.jsonl.
         unrecorded: the loss and the gradient's norm of this step, where its row waits for an
             evaluation that was broken off.
-        passed_over: later checkpoints, which did not verify.
     """
 
-    step: int = 0
-    order_sha256: str = ""
-    elapsed_s: float = 0.0
-    metrics: Mark | None = None
-    unrecorded: tuple[float, float] | None = None
-    passed_over: tuple[int, ...] = ()
+    step: Natural
+    order_sha256: OrderSha256
+    elapsed_s: NonNegative
+    metrics: Mark
+    unrecorded: tuple[float, float] | None
+
+
+class State(Start):
+    """state.json: that, and what tells this run from others."""
+
+    config_sha256: Sha256
+    data_sha256: Sha256
+    init_sha256: Sha256
+    rng: dict
+
+
+BEGINNING = Start(step=0, order_sha256="", elapsed_s=0.0, metrics=NO_ROWS, unrecorded=None)
 
 
 @dataclass(frozen=True)
@@ -84,12 +77,12 @@ class Checkpoints:
         """
         saved = checkpoint.load_newest(self.folder)
         if saved is None:
-            return Start()
+            return BEGINNING
 
         # Everything is checked before anything is loaded.
         where = f"the checkpoint of step {saved.step} in {self.folder.parent}"
-        parameters = dict(self.model.named_parameters())
-        state = checked(checkpoint.state_file(self.folder, saved.step), saved.state, State)
+        path = checkpoint.step_folder(self.folder, saved.step) / checkpoint.STATE
+        state: Any = checked(path, saved.state, State)
         for key, value in self.identity.items():
             if state[key] != value:
                 raise CheckpointError(
@@ -97,39 +90,34 @@ class Checkpoints:
                     f"{value:.12}; restore what it was trained on, or use run.fresh=true"
                 )
         checkpoint.check_tensors(where, saved.model, weights(self.model))
-        checkpoint.check_tensors(where, saved.optimizer, expected_optimizer_tensors(parameters))
+        make_state(self.optimizer, self.model)
+        moments = optimizer_tensors(self.optimizer, self.model)
+        checkpoint.check_tensors(where, saved.optimizer, moments)
 
         _set_rng_state(state["rng"], self.device, where)
         self.model.load_state_dict(saved.model)
-        load_optimizer_tensors(self.optimizer, parameters, saved.optimizer)
+        for name, moment in moments.items():
+            moment.copy_(saved.optimizer[name])
+        return state
 
-        later = (step for step in checkpoint.list_steps(self.folder) if step > saved.step)
-        return Start(
-            saved.step,
-            state["order_sha256"],
-            state["elapsed_s"],
-            state["metrics"],
-            state["unrecorded"],
-            tuple(later),
-        )
+    def save(self, start: Start, *, keep: int, since: int) -> None:
+        """Save all that `load` takes to go on from `start`.
 
-    def save(self, start: Start, *, keep: int) -> None:
-        """Save all that `load` takes to go on from `start`, and keep the newest `keep` checkpoints.
-
+        Args:
+            keep: how many of the newest checkpoints are kept.
+            since: the step of the last that this run loaded or saved.
         Raises:
             DiskError: the disk is full. OSError: it is broken.
         """
-        state = {
-            **self.identity,
-            "order_sha256": start.order_sha256,
-            "elapsed_s": start.elapsed_s,
-            "rng": _rng_state(self.device),
-            "metrics": start.metrics,
-            "unrecorded": start.unrecorded,
+        step = start["step"]
+        rng = {
+            name: generator.get_state().numpy().tobytes().hex()
+            for name, generator in _generators(self.device).items()
         }
-        moments = optimizer_tensors(self.optimizer, dict(self.model.named_parameters()))
-        checkpoint.save(self.folder, start.step, weights(self.model), moments, state)
-        checkpoint.prune(self.folder, keep, start.step, start.passed_over)
+        state = {**start, **self.identity, "rng": rng}
+        moments = optimizer_tensors(self.optimizer, self.model)
+        checkpoint.save(self.folder, step, weights(self.model), moments, state)
+        checkpoint.prune(self.folder, keep, step, since)
 
 
 def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -141,32 +129,30 @@ def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
         CheckpointError: naming the first rank that differs from rank 0.
     """
     for rank, theirs in enumerate(beginnings):
-        for key, value in beginnings[0].items():
-            if theirs[key] != value:
-                raise CheckpointError(
-                    f"process {rank} begins at {key}={theirs[key]!s:.12} and process 0 at "
-                    f"{value!s:.12}; all of them must see the same {folder} and the same data"
-                )
+        keys = differing_keys(beginnings[0], theirs)
+        if keys:
+            raise CheckpointError(
+                f"process {rank} begins elsewhere than process 0 ({'; '.join(keys)}); all of them "
+                f"must see the same {folder} and the same data"
+            )
 
 
-def _rng_state(device: torch.device) -> dict[str, str]:
-    """Return the states of torch's random generators, as hex.
+def _generators(device: torch.device) -> dict[str, torch.Generator]:
+    """Return torch's random generators.
 
-    Training draws no random number today. They are saved so that resuming stays exact when
-    someone adds dropout.
+    Training draws no random number today. Their states are saved so that resuming stays exact
+    when someone adds dropout.
     """
-    states = {"cpu": torch.get_rng_state()}
+    generators = {"cpu": torch.default_generator}
     if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return {name: state.numpy().tobytes().hex() for name, state in states.items()}
+        generators["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
+    return generators
 
 
 def _set_rng_state(states: Mapping[str, str], device: torch.device, where: str) -> None:
     try:
-        torch.set_rng_state(torch.tensor([*bytes.fromhex(states["cpu"])], dtype=torch.uint8))
-        if device.type == "cuda":
-            state = torch.tensor([*bytes.fromhex(states["cuda"])], dtype=torch.uint8)
-            torch.cuda.set_rng_state(state, device)
+        for name, generator in _generators(device).items():
+            generator.set_state(torch.tensor([*bytes.fromhex(states[name])], dtype=torch.uint8))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"{where} holds no state of torch's random numbers for {device.type}; restore it, or "

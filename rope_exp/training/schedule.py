@@ -2,21 +2,23 @@
 
 import math
 
-from rope_exp.config.sections import ScheduleConfig
+from rope_exp.config.run import RunConfig
 
 
-def learning_rate(step: int, num_steps: int, peak: float, schedule: ScheduleConfig) -> float:
+def learning_rate(step: int, config: RunConfig) -> float:
     """Return the rate of update `step`.
 
-    It rises linearly over the warm-up to `peak`. Then
+    It rises linearly over the warm-up to its peak, optim.lr. Then
     cosine: it falls along half a cosine to final_fraction * peak, reached at the last step;
     wsd: it stays, and falls linearly to final_fraction * peak over the last decay_fraction of
     the run.
 
     Args:
-        step: counted from 1 to `num_steps`.
-        peak: optim.lr.
+        step: counted from 1 to train.num_steps.
     """
+    num_steps = config.train.num_steps
+    peak = config.optim.lr
+    schedule = config.schedule
     warmup = round(schedule.warmup_fraction * num_steps)
     if step <= warmup:
         return peak * step / warmup

@@ -50,10 +50,9 @@ class Started:
 
     def __post_init__(self) -> None:
         if self.outcome.device.type == "cuda":
-            on_host = torch.empty(self.outcome.shape, dtype=self.outcome.dtype, pin_memory=True)
-            self.outcome = on_host.copy_(self.outcome, non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+            # Into pinned memory, by torch's own rule.
+            self.outcome = self.outcome.to("cpu", non_blocking=True)
+            self._copied = torch.cuda.current_stream().record_event()
 
     def read(self) -> Outcome:
         """Wait for the device to end the step, and return what came of it."""
@@ -128,7 +127,7 @@ class TrainingStep:
         # Of a bad step, the fused kernel leaves weights, moments and its own count as they were.
         self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
+            group["lr"] = learning_rate(step, self.config)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -136,11 +135,6 @@ class TrainingStep:
         started = Started(step, outcome, order_before=self.order_sha256)
         self.order_sha256 = order_sha256
         return started
-
-    def learning_rate(self, step: int) -> float:
-        """Return the rate of update `step`."""
-        config = self.config
-        return learning_rate(step, config.train.num_steps, config.optim.lr, config.schedule)
 
     def _get_batch(self, step: int) -> tuple[Tensor, str]:
         """Return this rank's rows of the global batch, and order_sha256 with it."""

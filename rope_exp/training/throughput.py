@@ -83,7 +83,7 @@ def peak_flops_per_s(device: torch.device, count: int, given_tflops: float | Non
     """
     if device.type != "cuda":
         return None
+    peak = listed_peak_flops_per_s(torch.cuda.get_device_name(device))
     if given_tflops is not None:
-        return given_tflops * 1e12 * count or None
-    listed = listed_peak_flops_per_s(torch.cuda.get_device_name(device))
-    return listed and listed * count
+        peak = given_tflops * 1e12
+    return peak * count if peak else None

@@ -84,11 +84,11 @@ class Trainer:
             parallel.device,
         )
         self.start = self.checkpoints.load()
-        mine = {"step": self.start.step, "order_sha256": self.start.order_sha256, **self.identity}
+        self.step = self.start["step"]
+        self.saved_step = self.step
+        self.train_step.order_sha256 = self.start["order_sha256"]
+        mine = {"step": self.step, "order_sha256": self.start["order_sha256"], **self.identity}
         agree(parallel.gather(mine), folder)
-        self.train_step.order_sha256 = self.start.order_sha256
-        self.step = self.start.step
-        self.saved_step = self.start.step
 
     def train(self) -> str:
         """Train to the end.
@@ -145,7 +145,7 @@ class Trainer:
                 validation = {"val/loss": loss}
 
             if due & {"row", "eval", "end"}:
-                record.row(outcome, self.train_step.learning_rate(outcome.step), validation)
+                record.row(outcome, validation)
             if validation:
                 self.throughput.pause()
 
@@ -162,8 +162,8 @@ class Trainer:
 
         Nothing later has begun when anything is due at a step.
         """
-        if self.start.unrecorded is not None:
-            yield Outcome(self.step, *self.start.unrecorded, 0, self.start.order_sha256)
+        if self.start["unrecorded"] is not None:
+            yield Outcome(self.step, *self.start["unrecorded"], 0, self.start["order_sha256"])
 
         unread: list[Started] = []
         while self.step < self.config.train.num_steps:
@@ -198,14 +198,14 @@ class Trainer:
 
         if record.writer is not None:
             start = Start(
-                self.step,
-                self.train_step.order_sha256,
-                record.elapsed_s(),
-                record.writer.mark(),
-                unrecorded,
-                self.start.passed_over,
+                step=self.step,
+                order_sha256=self.train_step.order_sha256,
+                elapsed_s=record.elapsed_s(),
+                metrics=record.writer.mark(),
+                unrecorded=unrecorded,
             )
-            self.checkpoints.save(start, keep=self.config.train.keep_checkpoints)
+            keep = self.config.train.keep_checkpoints
+            self.checkpoints.save(start, keep=keep, since=self.saved_step)
 
         self.parallel.wait()
         self.saved_step = self.step

@@ -27,6 +27,7 @@ from rope_exp.system.errors import (
     DataError,
     LawError,
     RecordError,
+    first_line,
 )
 from rope_exp.system.files import read_json, write_atomically, write_json
 from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE
@@ -66,8 +67,8 @@ def end_process(code: int, untold: str = "") -> int:
     """
     if code in FAILURES and _world_size() > 1:
         with contextlib.suppress(OSError):
-            if FAILURE_FILE in os.environ:
-                Path(os.environ[FAILURE_FILE]).write_text(untold, encoding="utf-8")
+            path = os.environ.get(FAILURE_FILE, os.devnull)
+            Path(path).write_text(untold, encoding="utf-8")
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -94,7 +95,7 @@ def explain_errors(action: Callable[[], int]) -> int:
         memory_errors = (MemoryError, torch.OutOfMemoryError)
         if not isinstance(error, memory_errors) and "DefaultCPUAllocator" not in str(error):
             raise
-        what = str(error).partition("\n")[0] or "Python's heap is full"
+        what = first_line(error)
         log(f"error: out of memory ({what}); a smaller train.micro_batch_size takes less")
     return EXIT_FAILED
 
@@ -205,13 +206,12 @@ def describe_start(config: RunConfig, num_tokens: int) -> str:
     """
     train = config.train
     device = config.launch.device
-    how = "compiled" if train.compile else "not compiled"
-    pays = PAYS_TO_COMPILE[device]
-    takes = operations(config)
-    if takes < pays and not train.compile:
-        how += f": it pays back from {pays:.0e} operations on, and this run takes {takes:.1e}"
     epochs = train.num_tokens / num_tokens
-    return f"{epochs:.3g} epochs in {train.precision} on {device}, {how}"
+    how = "compiled" if train.compile else "not compiled"
+    return (
+        f"{epochs:.3g} epochs in {train.precision} on {device}, {how} (to compile pays back from "
+        f"{PAYS_TO_COMPILE[device]:.0e} operations on; this run takes {operations(config):.1e})"
+    )
 
 
 def _describe_end(status: str, folder: Path) -> str:

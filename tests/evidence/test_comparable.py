@@ -9,15 +9,17 @@ import pytest
 from support.refused import refused
 from support.reports import compared, make_run, sha256_of
 
+from rope_exp.evidence.contrasts import compare
+
 OTHER = sha256_of("other")
-LR = ("optim.lr", "seed")
+LR = ("optim.lr",)
 
 
 def test_rows_are_variants_and_blocks_seeds(tmp_path: Path) -> None:
     for seed in (1, 0):
         make_run(tmp_path, pe="vo_rope", seed=seed, loss=3.5 + seed)
         make_run(tmp_path, pe="pe.base=500000", seed=seed)
-    rows = compared(tmp_path).rows
+    rows = compared(tmp_path)
     assert list(rows) == ["qk_rope-base500000", "vo_rope"]
     assert rows["vo_rope"].losses == {0: 3.5, 1: 4.5}
     assert rows["vo_rope"].name == "VO-RoPE"
@@ -26,12 +28,12 @@ def test_rows_are_variants_and_blocks_seeds(tmp_path: Path) -> None:
 
 def test_a_row_is_as_finished_as_its_best_run(tmp_path: Path) -> None:
     make_run(tmp_path, seed=0, loss=None, steps=20)
-    assert compared(tmp_path).rows["qk_rope"].status == "unfinished"
+    assert compared(tmp_path)["qk_rope"].verdict == "unfinished"
     make_run(tmp_path, seed=1, loss=None, steps=20, result={})
-    assert compared(tmp_path).rows["qk_rope"].status == "diverged"
+    assert compared(tmp_path)["qk_rope"].verdict == "diverged"
     make_run(tmp_path, seed=2)
-    row = compared(tmp_path).rows["qk_rope"]
-    assert (row.status, row.losses) == ("finished", {2: 3.5})
+    row = compared(tmp_path)["qk_rope"]
+    assert (row.verdict, row.losses) == ("", {2: 3.5})
 
 
 # -- what must be equal ----------------------------------------------------------------------------
@@ -56,7 +58,7 @@ def test_runs_that_were_not_made_alike_are_refused(tmp_path: Path, key: str, wha
 def test_corpora_must_agree_over_seeds_and_weights_need_not(tmp_path: Path) -> None:
     make_run(tmp_path, seed=0)
     make_run(tmp_path, seed=1)
-    assert len(compared(tmp_path).runs) == 2
+    assert len(compared(tmp_path)["qk_rope"].runs) == 2
     make_run(tmp_path, seed=2, result={"data_sha256": OTHER})
     with refused("read different corpora"):
         compared(tmp_path)
@@ -65,7 +67,7 @@ def test_corpora_must_agree_over_seeds_and_weights_need_not(tmp_path: Path) -> N
 def test_a_diverged_run_has_seen_fewer_tokens(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_run(tmp_path, pe="vo_rope", loss=None, steps=100, result={"order_sha256": OTHER})
-    assert len(compared(tmp_path).runs) == 2
+    assert len(compared(tmp_path)) == 2
 
 
 def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
     make_run(tmp_path)
     result = {"params": 1328288, "init_sha256": OTHER}
     make_run(tmp_path, pe="pe.trainable=true", result=result)
-    assert list(compared(tmp_path).rows) == ["qk_rope", "qk_rope-trainable"]
+    assert list(compared(tmp_path)) == ["qk_rope", "qk_rope-trainable"]
 
 
 def test_other_keys_that_change_a_number_are_refused(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_other_keys_that_change_a_number_are_refused(tmp_path: Path) -> None:
 def test_keys_that_change_no_number_may_differ(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_run(tmp_path, pe="vo_rope", overrides=["train.eval_every=25", "tracker.mode=offline"])
-    assert len(compared(tmp_path).runs) == 2
+    assert len(compared(tmp_path)) == 2
 
 
 def test_two_variants_under_one_name_are_refused(tmp_path: Path) -> None:
@@ -142,10 +144,9 @@ def test_a_sweep_of_learning_rates_is_a_comparison(tmp_path: Path) -> None:
     for lr in ("0.001", "0.01"):
         for seed in (0, 1):
             make_rate(tmp_path, lr=lr, seed=seed)
-    comparison = compared(tmp_path, factors=LR)
-    assert list(comparison.rows) == ["optim.lr=0.001", "optim.lr=0.01"]
-    assert [run.config.seed for run in comparison.runs] == [0, 1, 0, 1]
-    assert not comparison.of_variants
+    rows = compared(tmp_path, keys=LR)
+    assert list(rows) == ["optim.lr=0.001", "optim.lr=0.01"]
+    assert [run.config.seed for row in rows.values() for run in row.runs] == [0, 1, 0, 1]
 
 
 def test_what_a_learning_rate_leaves_equal_is_asked_for(tmp_path: Path) -> None:
@@ -153,15 +154,15 @@ def test_what_a_learning_rate_leaves_equal_is_asked_for(tmp_path: Path) -> None:
     make_rate(tmp_path, lr="0.001")
     make_rate(tmp_path, lr="0.01", result={"init_sha256": OTHER})
     with refused("began at different weights"):
-        compared(tmp_path, factors=LR)
+        compared(tmp_path, keys=LR)
 
 
 def test_what_a_comparison_does_not_name_must_be_equal(tmp_path: Path) -> None:
     make_rate(tmp_path, lr="0.001")
     make_rate(tmp_path, lr="0.01", pe="vo_rope")
     with refused("no rows of one group", "pe.name: QK-RoPE -> VO-RoPE"):
-        compared(tmp_path, factors=LR)
-    rows = compared(tmp_path, factors=("pe", *LR)).rows
+        compared(tmp_path, keys=LR)
+    rows = compared(tmp_path, keys=("pe", *LR))
     assert {row.name for row in rows.values()} == {
         "QK-RoPE optim.lr=0.001",
         "VO-RoPE optim.lr=0.01",
@@ -170,44 +171,48 @@ def test_what_a_comparison_does_not_name_must_be_equal(tmp_path: Path) -> None:
         compared(tmp_path)
 
 
-def test_seeds_differ_only_where_they_are_a_factor(tmp_path: Path) -> None:
-    make_run(tmp_path, seed=0)
-    make_run(tmp_path, seed=1)
-    with refused("seed: 0 -> 1"):
-        compared(tmp_path, factors=("pe",))
-
-
 def test_models_have_weights_of_their_own(tmp_path: Path) -> None:
     """Within a size the weights of a seed must agree; the order of tokens over all sizes."""
-    factors = ("model", "pe", "seed")
+    keys = ("model", "pe")
     weights = {"params": 7, "init_sha256": OTHER}
     make_size(tmp_path, width=128)
     make_size(tmp_path, width=256, result=weights)
-    rows = compared(tmp_path, factors=factors).rows
+    rows = compared(tmp_path, keys=keys)
     assert list(rows) == ["model=wide128 qk_rope", "model=wide256 qk_rope"]
 
     make_size(tmp_path, width=256, pe="vo_rope")
     with refused("began at different weights", "wide256/qk_rope", "wide256/vo_rope"):
-        compared(tmp_path, factors=factors)
+        compared(tmp_path, keys=keys)
 
     shutil.rmtree(tmp_path / "wide256")
     make_size(tmp_path, width=256, result=weights | {"order_sha256": OTHER})
     with refused("saw different tokens"):
-        compared(tmp_path, factors=factors)
+        compared(tmp_path, keys=keys)
+
+
+def test_numbers_stand_in_the_order_of_numbers(tmp_path: Path) -> None:
+    """As text, 1e-05 would stand behind 0.01; rows without a loss keep the order."""
+    for lr in ("0.01", "0.0001", "0.00001"):
+        make_run(tmp_path, group=f"lr-{lr}", loss=None, steps=20, overrides=[f"optim.lr={lr}"])
+    labels = ["optim.lr=1e-05", "optim.lr=0.0001", "optim.lr=0.01"]
+    assert list(compared(tmp_path, keys=LR)) == labels
+    assert list(compare({label: {} for label in labels}, labels[0])) == labels
 
 
 def test_one_run_twice_is_refused_over_groups_too(tmp_path: Path) -> None:
     make_run(tmp_path, group="a")
     make_run(tmp_path, group="b")
     with refused("are both optim.lr=0.003-s0", "a/qk_rope/seed0", "b/qk_rope/seed0"):
-        compared(tmp_path, factors=LR)
+        compared(tmp_path, keys=LR)
 
 
-@pytest.mark.parametrize("factor", ["optim.rate", "attention"])
-def test_a_factor_is_a_key_of_the_config(tmp_path: Path, factor: str) -> None:
+@pytest.mark.parametrize(
+    "factor", ["optim.rate", "attention", "train.log_every", "tracker", "pe.label", "optim.lr.x"]
+)
+def test_a_factor_is_a_key_that_can_change_a_number(tmp_path: Path, factor: str) -> None:
     make_run(tmp_path)
     with refused(f"--factors {factor}", "no such key"):
-        compared(tmp_path, factors=(factor, "seed"))
+        compared(tmp_path, keys=(factor,))
 
 
 def test_a_section_as_a_factor_must_name_its_rows(tmp_path: Path) -> None:
@@ -215,4 +220,4 @@ def test_a_section_as_a_factor_must_name_its_rows(tmp_path: Path) -> None:
     make_rate(tmp_path, lr="0.001")
     make_rate(tmp_path, lr="0.01", seed=1)
     with refused("two variants under one name (optim.lr: 0.001 -> 0.01)"):
-        compared(tmp_path, factors=("optim", "seed"))
+        compared(tmp_path, keys=("optim",))

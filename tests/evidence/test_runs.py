@@ -23,7 +23,7 @@ def test_several_groups_are_not_mixed_but_asked_about(tmp_path: Path) -> None:
     make_run(tmp_path, group="small")
     make_run(tmp_path, group="large")
     (tmp_path / "empty").mkdir()
-    with refused("several groups", "large, small"):
+    with refused("holds 2 groups", "large, small"):
         find_groups(tmp_path, None)
     assert find_groups(tmp_path, "small") == [tmp_path / "small"]
 
@@ -40,7 +40,7 @@ def test_no_runs_are_refused_with_the_way_to_make_them(tmp_path: Path) -> None:
     with refused("holds no runs", "python train.py -m +experiment=nine"):
         find_groups(tmp_path, None)
     make_run(tmp_path)
-    with refused("holds no group other; there is g"):
+    with refused("holds 0 groups other", "--group takes g"):
         find_groups(tmp_path, "other")
 
 

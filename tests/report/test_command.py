@@ -75,7 +75,7 @@ def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path) -> None:
 def test_a_group_is_chosen_by_name(tmp_path: Path) -> None:
     for group in ("small", "large"):
         make_run(tmp_path / "runs", group=group)
-    with refused("several groups", "large, small"):
+    with refused("holds 2 groups", "large, small"):
         write(tmp_path / "runs", None, tmp_path)
     write(tmp_path / "runs", "small", tmp_path)
     assert table_rows(tmp_path)["qk_rope"]["group"] == "small"

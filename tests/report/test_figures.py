@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support.reports import compared, make_nine, make_run
+from support.reports import make_nine, make_run, report_of
 
 from rope_exp.config.variants import SUBSETS
-from rope_exp.report.content import build
 from rope_exp.report.figures import against_published, loss_curves
 
 PNG = b"\x89PNG"
@@ -14,7 +13,7 @@ PNG = b"\x89PNG"
 
 def test_a_picture_has_no_date_and_no_version(tmp_path: Path) -> None:
     make_nine(tmp_path)
-    report = build(compared(tmp_path))
+    report = report_of(tmp_path)
     for draw in (loss_curves, against_published):
         picture = draw(report)
         assert picture.startswith(PNG)
@@ -33,12 +32,12 @@ def test_sixteen_variants_and_runs_that_blew_up_are_drawn(tmp_path: Path) -> Non
                 make_run(tmp_path, pe=pe, seed=seed, loss=3.5 + 0.01 * len(sites))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 105, "train/loss": 1e30, "val/loss": 1e30}\n')
-    assert len(loss_curves(build(compared(tmp_path)))) > 50_000
+    assert len(loss_curves(report_of(tmp_path))) > 50_000
 
 
 @pytest.mark.parametrize("steps", [0, 20])
 def test_a_run_that_has_hardly_begun_is_drawn(tmp_path: Path, steps: int) -> None:
     make_run(tmp_path, loss=None, steps=steps)
-    report = build(compared(tmp_path))
+    report = report_of(tmp_path)
     assert loss_curves(report).startswith(PNG)
     assert against_published(report).startswith(PNG)

@@ -4,36 +4,31 @@ from pathlib import Path
 
 import pytest
 from support.refused import refused
-from support.reports import compared, make_nine, make_run, sha256_of
+from support.reports import make_nine, make_run, report_of, sha256_of
 
-from rope_exp.report.content import Report, build
-from rope_exp.report.sentences import assumptions, caption, notes, orders, summary
+from rope_exp.report.sentences import assumptions, caption, notes, summary
 
 ASSUMPTIONS = (
-    "Corpus: stdlib.",
-    "Tokenizer: bpe_2k (bpe, vocabulary 2048).",
-    "Learning rate: 0.003 at its peak, the same for every variant; AdamW",
-    "Schedule: cosine, 5%",
-    "Length: 256",
-    "Batch: 16 sequences",
+    "Corpus: name stdlib, kind stdlib, holdout_fraction 0.05.",
+    "Tokenizer: name bpe_2k, kind bpe, vocab_size 2048,",
+    "Model: name nano, hidden_size 128,",
+    "Rotation: base 10000.0, fraction 1.0, trainable false, start 0.",
+    "Optimiser: name adamw, lr 0.003, betas [0.9, 0.95],",
+    "Schedule: name cosine, warmup_fraction 0.05,",
+    "global_batch_size 16, seq_len 256, eval_sequences 128, precision auto",
     "Pairing: half-split",
     "Initialisation: normal, deviation 0.02,",
-    "Precision: auto",
     "without attention masks",
-    "mean nats per token on 128 fixed held-out windows",
+    "mean nats per token on fixed held-out windows",
 )
-
-
-def report_of(runs: Path, *, reference: str | None = None) -> Report:
-    return build(compared(runs), reference)
 
 
 def test_the_caption_says_what_was_run(tmp_path: Path) -> None:
     make_nine(tmp_path)
     assert caption(report_of(tmp_path)) == (
-        "Group g: 9 variants, seed 0; 1,328,256 parameters; corpus stdlib; 2,048,000 tokens a run "
-        "(500 steps × 16 sequences × 256 tokens). Losses are validation losses in nats per token; "
-        "Δ is the mean difference to QK-RoPE within a seed."
+        "Group g: rows by pe (9), seed 0; 1,328,256 parameters; corpus stdlib; 2,048,000 tokens a "
+        "run. Losses are validation losses in nats per token; Δ is the mean difference to QK-RoPE "
+        "within a seed."
     )
 
 
@@ -41,7 +36,7 @@ def test_the_caption_says_the_epochs_where_the_runs_know(tmp_path: Path) -> None
     """Tokens a run over the training tokens of the corpus, of which env.json tells."""
     make_run(tmp_path, env={"corpus": {"tokens": {"train": 4_096_000, "validation": 9}}})
     make_run(tmp_path, pe="vo_rope", loss=None, steps=20)
-    assert "× 256 tokens), 0.5 epochs. Losses" in caption(report_of(tmp_path))
+    assert "2,048,000 tokens a run, 0.5 epochs. Losses" in caption(report_of(tmp_path))
 
 
 def test_every_assumption_is_said(tmp_path: Path) -> None:
@@ -55,13 +50,13 @@ def test_an_assumption_is_said_with_every_value_that_it_had(tmp_path: Path) -> N
     make_run(tmp_path, overrides=["schedule=wsd"])
     make_run(tmp_path, pe="pe.base=500000", overrides=["schedule=wsd"])
     said = assumptions(report_of(tmp_path))
-    assert [line.split(",")[0] for line in said if line.startswith("Frequencies")] == [
-        "Frequencies: base 10000",
-        "Frequencies: base 500000",
+    assert [line.split(",")[0] for line in said if line.startswith("Rotation")] == [
+        "Rotation: base 10000.0",
+        "Rotation: base 500000.0",
     ]
     [schedule] = [line for line in said if line.startswith("Schedule")]
-    assert "wsd" in schedule
-    assert "over the last 20%." in schedule
+    assert "name wsd" in schedule
+    assert "decay_fraction 0.2." in schedule
 
 
 def test_one_seed_calls_no_difference_real(tmp_path: Path) -> None:
@@ -77,26 +72,24 @@ def test_several_seeds_claim_an_order_of_means_and_no_more(tmp_path: Path) -> No
     said = summary(report_of(tmp_path))
     assert said.startswith(
         "3 seeds, significance not yet tested, so no difference here is called real; mean order "
-        "QK-RoPE, QKVO-RoPE, K-RoPE, "
+        "QK-RoPE (3.7130), QKVO-RoPE (3.7200), K-RoPE (3.7700), "
     )
     assert "sd over seeds 0.0010" in said
 
 
 def test_without_two_losses_there_is_nothing_to_compare(tmp_path: Path) -> None:
     make_run(tmp_path, loss=None, steps=20)
-    assert summary(report_of(tmp_path)) == "No run has finished: there is nothing to compare."
+    nothing = "There is nothing to compare; rows with a loss over seeds that all share: "
+    assert summary(report_of(tmp_path)) == f"{nothing}none."
     make_run(tmp_path, pe="vo_rope")
-    assert summary(report_of(tmp_path)) == (
-        "Only VO-RoPE has finished (3.5000): there is nothing to compare."
-    )
+    assert summary(report_of(tmp_path)) == f"{nothing}VO-RoPE (3.5000)."
 
 
 def test_without_a_shared_seed_there_is_no_order(tmp_path: Path) -> None:
     make_run(tmp_path, seed=0)
     make_run(tmp_path, pe="vo_rope", seed=1)
     report = report_of(tmp_path)
-    assert summary(report).startswith("No seed has finished in every variant that has a loss")
-    assert orders(report)[0] == "Our order: none yet."
+    assert summary(report).endswith("over seeds that all share: none.")
 
 
 def test_tau_of_one_published_variant_is_undefined(tmp_path: Path) -> None:
@@ -111,27 +104,27 @@ def test_tau_of_one_published_variant_is_undefined(tmp_path: Path) -> None:
 def test_another_reference_moves_both_differences(tmp_path: Path) -> None:
     make_nine(tmp_path)
     report = report_of(tmp_path, reference="nope")
-    delta = report.contrasts["vo_rope"].delta
+    delta = report.rows["vo_rope"].ours.delta
     assert delta == pytest.approx(2.770 - 2.795, abs=1e-12)
-    assert report.published["vo_rope"].delta == 2.770 - 2.795
+    assert report.rows["vo_rope"].theirs.delta == 2.770 - 2.795
     assert report.reference.name == "NoPE"
 
 
 def test_published_differences_need_a_published_reference(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.rotate=[q,v]")
-    assert report_of(tmp_path).published["qv_rope"].delta is None
-    assert report_of(tmp_path, reference="qv_rope").published["qk_rope"].delta is None
+    assert report_of(tmp_path).rows["qv_rope"].theirs.delta is None
+    assert report_of(tmp_path, reference="qv_rope").rows["qk_rope"].theirs.delta is None
 
 
 def test_a_reference_that_the_group_lacks_is_refused(tmp_path: Path) -> None:
     """Unasked for, its absence is said."""
     make_run(tmp_path, pe="nope")
-    with refused("--reference qk_rope", "group g, which has nope"):
+    with refused("--reference qk_rope is no row; there is nope"):
         report_of(tmp_path, reference="qk_rope")
     report = report_of(tmp_path)
-    assert report.contrasts["nope"].delta is None
-    assert report.published["nope"].delta == 2.795 - 2.712
+    assert report.rows["nope"].ours.delta is None
+    assert report.rows["nope"].theirs.delta == 2.795 - 2.712
     assert "qk_rope has no finished run here, so there is no Δ." in notes(report)
 
 
@@ -144,9 +137,9 @@ def test_runs_without_a_loss_are_noted(tmp_path: Path) -> None:
     make_run(tmp_path, pe="k_rope", loss=None, steps=250)
     make_run(tmp_path, pe="nope", loss=None, steps=0)
     said = notes(report_of(tmp_path))
-    assert "VO-RoPE, seed 0, diverged at step 131 of 500 (g/vo_rope/seed0)." in said
-    assert "K-RoPE, seed 0, is unfinished: at step 250 of 500 (g/k_rope/seed0)." in said
-    assert "NoPE, seed 0, is unfinished: at step 0 of 500 (g/nope/seed0)." in said
+    assert "VO-RoPE, seed 0: diverged after 130 of 500 steps (g/vo_rope/seed0)." in said
+    assert "K-RoPE, seed 0: unfinished after 250 of 500 steps (g/k_rope/seed0)." in said
+    assert "NoPE, seed 0: unfinished after 0 of 500 steps (g/nope/seed0)." in said
 
 
 def test_a_mean_over_other_seeds_is_noted(tmp_path: Path) -> None:
@@ -156,10 +149,10 @@ def test_a_mean_over_other_seeds_is_noted(tmp_path: Path) -> None:
     make_run(tmp_path, pe="vo_rope", seed=1, loss=None, steps=130, result={})
     make_run(tmp_path, pe="vo_rope", seed=2, loss=5.8)
     report = report_of(tmp_path)
-    row = report.contrasts["vo_rope"]
+    row = report.rows["vo_rope"].ours
     assert (row.num_seeds, row.loss_mean) == (2, 4.7)
     assert row.delta == pytest.approx(0.2, abs=1e-12)
-    assert "VO-RoPE: mean over seeds 0, 2, Δ over the same." in notes(report)
+    assert "VO-RoPE: mean over seeds 0, 2, Δ over seeds 0, 2." in notes(report)
 
 
 def test_interrupted_and_unequal_runs_are_noted(tmp_path: Path) -> None:
@@ -168,10 +161,10 @@ def test_interrupted_and_unequal_runs_are_noted(tmp_path: Path) -> None:
     git = {"commit": "0123456789abcdef", "dirty": True}
     make_run(tmp_path, pe="vo_rope", env={"device": "H200", "git": git})
     make_run(tmp_path, pe="k_rope", env={"device": "H200", "git": None})
-    said = notes(build(compared(tmp_path), left_out=["g/scraps"]))
+    said = notes(report_of(tmp_path, left_out=["g/scraps"]))
     assert f"QK-RoPE, seed 0: {mark} (g/qk_rope/seed0)." in said
-    assert "Runs differ in device: A100 (1 run), H200 (2 runs)." in said
-    assert "Runs differ in git: 0123456789+ (1 run), None (1 run)." in said
+    assert "Runs differ in device: A100, H200." in said
+    assert 'Runs differ in git: null, {"commit": "0123456789abcdef", "dirty": true}.' in said
     assert "g/scraps holds no run <pe>/seed<k> and was left out." in said
 
 
@@ -191,18 +184,12 @@ def test_what_differs_between_rows_is_said_of_each(tmp_path: Path) -> None:
     for steps, lr in ((400, "0.001"), (500, "0.01")):
         overrides = [f"optim.lr={lr}", f"train.num_steps={steps}"]
         make_run(tmp_path, group=f"lr-{lr}", overrides=overrides)
-    report = build(compared(tmp_path, factors=("optim.lr", "train.num_steps", "seed")))
+    report = report_of(tmp_path, keys=("optim.lr", "train.num_steps"))
     said = caption(report)
-    assert said.startswith("Group lr-0.001, lr-0.01: 2 rows by optim.lr, train.num_steps, seed 0;")
-    assert "1,638,400 tokens a run (400 steps" in said
-    assert " or 2,048,000 tokens a run (500 steps" in said
-    rates = [line for line in assumptions(report) if line.startswith("Learning rate")]
-    assert [line.split(";")[0] for line in rates] == [
-        "Learning rate: 0.001 at its peak",
-        "Learning rate: 0.01 at its peak",
-    ]
-    assert orders(report) == [
-        "Our order, by mean loss over the seeds that all share, untested: "
-        "optim.lr=0.001 train.num_steps=400, optim.lr=0.01 train.num_steps=500."
-    ]
-    assert "published" not in " ".join([*orders(report), summary(report), *notes(report)]).lower()
+    assert said.startswith(
+        "Group lr-0.001, lr-0.01: rows by optim.lr, train.num_steps (2), seed 0;"
+    )
+    assert "1,638,400 to 2,048,000 tokens a run." in said
+    rates = [line for line in assumptions(report) if line.startswith("Optimiser")]
+    assert [line.split(", ")[1] for line in rates] == ["lr 0.001", "lr 0.01"]
+    assert "published" not in " ".join([summary(report), *notes(report)]).lower()

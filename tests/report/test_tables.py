@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.reports import compared, make_nine, make_run, table_rows
+from support.reports import make_nine, make_run, report_of, table_rows
 
 from rope_exp.report.command import write
-from rope_exp.report.content import Report, build
+from rope_exp.report.content import Report
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 
 HEADER = (
@@ -19,7 +19,7 @@ HEADER = (
 @pytest.fixture
 def nine(tmp_path: Path) -> Report:
     make_nine(tmp_path, seeds=(0, 1, 2))
-    return build(compared(tmp_path))
+    return report_of(tmp_path)
 
 
 def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
@@ -77,13 +77,13 @@ def test_plain_columns_are_aligned(nine: Report) -> None:
 
 def test_nothing_is_claimed_but_the_published_order(nine: Report) -> None:
     claims = [line for line in markdown(nine).splitlines() if " > " in line]
-    assert claims == ['Published order: QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O (">" is better).\\']
+    assert claims == ['- Published order: QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O (">" is better).']
 
 
 def test_names_are_escaped_for_latex(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.name=my_own", loss=3.6, overrides=["pe.base=500000"])
-    text = tex_table(build(compared(tmp_path)))
+    text = tex_table(report_of(tmp_path))
     assert r"my\_own & q k & 1 & 3.6000 & --- & +0.1000 & --- & --- & 2 & --- \\" in text
     assert r"$\Delta$ to QK-RoPE" in text
     for line in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{llrrrrrrrr}"):
@@ -93,7 +93,7 @@ def test_names_are_escaped_for_latex(tmp_path: Path) -> None:
 def test_a_departing_key_gives_a_name_and_no_published_loss(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.base=500000", loss=3.4)
-    report = build(compared(tmp_path))
+    report = report_of(tmp_path)
     assert "| QK-RoPE base500000 | q k | 1 | 3.4000 | — | -0.1000 | — |" in markdown(report)
     assert "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,\n" in csv_table(report)
 
@@ -103,7 +103,7 @@ def test_a_run_without_an_end_is_a_word_and_never_a_number(tmp_path: Path) -> No
     make_run(tmp_path, pe="vo_rope", loss=None, steps=130, result={})
     make_run(tmp_path, pe="k_rope", loss=None, steps=250)
     make_run(tmp_path, pe="nope", loss=None, steps=0)
-    report = build(compared(tmp_path))
+    report = report_of(tmp_path)
     lines = csv_table(report).splitlines()
     for label, word in (("vo_rope", "diverged"), ("k_rope", "unfinished"), ("nope", "unfinished")):
         [cells] = [line.split(",") for line in lines if f",{label}," in line]
@@ -115,7 +115,7 @@ def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> No
     """table.csv keeps its 13 columns, and the factor stands behind them."""
     for lr, loss in (("0.001", 3.6), ("0.01", 3.5)):
         make_run(tmp_path, group=f"lr-{lr}", loss=loss, overrides=[f"optim.lr={lr}"])
-    report = build(compared(tmp_path, factors=("optim.lr", "seed")))
+    report = report_of(tmp_path, keys=("optim.lr",))
     header, best, worst = csv_table(report).splitlines()
     assert header == f"{HEADER},optim.lr"
     assert best == "lr-0.01,qk_rope,qk,1,3.500000,,-0.100000,,,,,,,0.01"

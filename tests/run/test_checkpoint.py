@@ -121,14 +121,14 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(
 
 
 def test_pruning_drops_what_was_passed_over(tmp_path: Path) -> None:
-    """Step 9 did not verify, and the run went on from 3; later 5 and 6 are found broken."""
+    """Step 9 did not verify, and the run went on from 3; later 5 and 6 did not, and it from 4."""
     for step in (1, 2, 3, 4, 9):
         save(tmp_path, step)
-    checkpoint.prune(tmp_path, keep=2, newest=4, broken=[9])
+    checkpoint.prune(tmp_path, keep=2, newest=4, since=3)
     assert checkpoint.list_steps(tmp_path) == [3, 4]
     for step in (5, 6, 7):
         save(tmp_path, step)
-    checkpoint.prune(tmp_path, keep=2, newest=7, broken=[5, 6])
+    checkpoint.prune(tmp_path, keep=2, newest=7, since=4)
     assert checkpoint.list_steps(tmp_path) == [4, 7]
 
 

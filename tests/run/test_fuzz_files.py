@@ -18,7 +18,6 @@ from rope_exp import load_run
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
-from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.runs import read_runs
 from rope_exp.report.content import build
 from rope_exp.run import checkpoint
@@ -151,7 +150,7 @@ def test_a_run_goes_on_from_any_state_or_refuses_it_by_name(
     stop: Any = SimpleNamespace(requested=False)
 
     def check(text: str) -> None:
-        path = checkpoint.state_file(folder / "checkpoints", 6)
+        path = checkpoint.step_folder(folder / "checkpoints", 6) / "state.json"
         checkpoint.save(folder / "checkpoints", 6, saved.model, saved.optimizer, saved.state)
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
         seal(path.parent)
@@ -174,7 +173,7 @@ def test_a_harmed_run_folder_is_read_or_refused(
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
 
     def report() -> None:
-        build(comparable(read_runs([runs])[0], ("pe", "seed")))
+        build(read_runs([runs])[0], ("pe",))
 
     def check(harm: tuple[Path, int, int, bytes]) -> None:
         path, place, length, inserted = harm

@@ -22,7 +22,7 @@ def write_rows(folder: Path, steps: Iterable[int]) -> dict[str, Any]:
     Returns:
         The mark of the file.
     """
-    writer = MetricsWriter(folder, None)
+    writer = MetricsWriter(folder)
     for step in steps:
         writer.write({"step": step, "train/loss": 1 / step})
     mark = writer.mark()
@@ -163,7 +163,7 @@ def test_rows_that_are_taken_away_are_noticed(tmp_path: Path, harm: str) -> None
     folder = tmp_path / "run"
     folder.mkdir()
     path = folder / METRICS
-    writer = MetricsWriter(folder, None)
+    writer = MetricsWriter(folder)
     writer.write({"step": 1})
     writer.mark()
     if harm == "removed":

@@ -46,7 +46,7 @@ def write_run(folder: Path, config: RunConfig) -> None:
     folder.mkdir()
     write_config(folder, config)
     write_json(folder / "env.json", ENV)
-    writer = MetricsWriter(folder, None)
+    writer = MetricsWriter(folder)
     for step in (1, 2, 3):
         row = {"step": step, "tokens": 64 * step, "train/loss": 5.0 - step, "mfu": None}
         writer.write(row if step < 3 else row | {"val/loss": 4.5})
@@ -242,7 +242,7 @@ def test_a_run_that_goes_on_sends_wandb_what_it_lacks(
 def test_following_ends_with_the_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rows are written between the mirror's last look and the end it is told of."""
     end: Future[str] = Future()
-    writer = MetricsWriter(tmp_path, None)
+    writer = MetricsWriter(tmp_path)
     steps = iter((1, 2, 3))
 
     def write_instead_of_waiting(*_: object) -> None:

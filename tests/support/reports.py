@@ -11,9 +11,10 @@ import numpy as np
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
-from rope_exp.evidence.comparable import Comparison, comparable
+from rope_exp.evidence.comparable import Row, comparable
 from rope_exp.evidence.published import LOSSES
-from rope_exp.evidence.runs import find_groups, read_runs
+from rope_exp.evidence.runs import Run, find_groups, read_runs
+from rope_exp.report.content import Report, build
 from rope_exp.run.folder import write_config
 from rope_exp.run.metrics import MetricsWriter
 from rope_exp.system.files import write_json
@@ -103,7 +104,7 @@ def _write_curve(
 ) -> dict[str, Any]:
     """Write a curve that falls to `loss` and is noisy on the training side; return its last row."""
     noise = np.random.default_rng(seed)
-    writer = MetricsWriter(folder, None)
+    writer = MetricsWriter(folder)
     for step in range(10, last_step + 1, 10):
         height = 4.0 * (np.exp(-step / 40) + np.exp(-5 * step / num_steps) / 2)
         value = (loss or 3.6) + float(height - 2.0 * np.exp(-5.0))
@@ -127,10 +128,18 @@ def make_nine(runs: Path, *, seeds: Iterable[int] = (0,)) -> None:
             make_run(runs, pe=pe, seed=seed, loss=loss + 1.0 + 0.001 * seed)
 
 
-def compared(runs: Path, *, factors: tuple[str, ...] = ("pe", "seed")) -> Comparison:
+def compared(runs: Path, *, keys: tuple[str, ...] = ("pe",)) -> dict[str, Row]:
     """Compare all runs that there are."""
-    found, _ = read_runs(find_groups(runs, None, several=True))
-    return comparable(found, factors)
+    return comparable(_all_runs(runs), keys)
+
+
+def report_of(runs: Path, *, keys: tuple[str, ...] = ("pe",), **kwargs: Any) -> Report:
+    """Report on all runs that there are."""
+    return build(_all_runs(runs), keys, **kwargs)
+
+
+def _all_runs(runs: Path) -> list[Run]:
+    return read_runs(find_groups(runs, None, several=True))[0]
 
 
 def table_rows(folder: Path) -> dict[str, dict[str, str]]:

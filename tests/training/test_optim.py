@@ -12,8 +12,7 @@ from rope_exp.config.sections import OptimConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.optim import (
     build_optimizer,
-    expected_optimizer_tensors,
-    load_optimizer_tensors,
+    make_state,
     optimizer_tensors,
 )
 
@@ -76,11 +75,11 @@ def test_a_flagged_step_changes_no_weight_and_no_moment() -> None:
     parameters = dict(model.named_parameters())
     optimizer.found_inf = torch.tensor(0.0)
     update(model, optimizer, torch.ones_like)
-    state, held = copies(optimizer_tensors(optimizer, parameters)), copies({**parameters})
+    state, held = copies(optimizer_tensors(optimizer, model)), copies({**parameters})
     optimizer.found_inf = torch.tensor(1.0)
     update(model, optimizer, lambda p: torch.full_like(p, math.nan))
     assert equal(held, parameters)
-    assert equal(state, optimizer_tensors(optimizer, parameters))
+    assert equal(state, optimizer_tensors(optimizer, model))
 
 
 def test_the_state_survives_a_round_trip_by_name() -> None:
@@ -88,24 +87,28 @@ def test_the_state_survives_a_round_trip_by_name() -> None:
     optimizer, other = (build_optimizer(m.parameters(), OPTIM) for m in (model, twin))
     for _ in range(3):
         update(model, optimizer, torch.ones_like)
-    tensors = optimizer_tensors(optimizer, dict(model.named_parameters()))
-    load_optimizer_tensors(other, dict(twin.named_parameters()), copies(tensors))
+    tensors = copies(optimizer_tensors(optimizer, model))
+    make_state(other, twin)
+    for name, moment in optimizer_tensors(other, twin).items():
+        moment.copy_(tensors[name])
     twin.load_state_dict(model.state_dict())
     for m, o in ((model, optimizer), (twin, other)):
         update(m, o, torch.ones_like)
     assert equal(dict(model.named_parameters()), dict(twin.named_parameters()))
 
 
-def test_the_expected_state_is_that_after_an_update() -> None:
-    model = small_model()
-    parameters = dict(model.named_parameters())
-    optimizer = build_optimizer(model.parameters(), OPTIM)
-    assert optimizer_tensors(optimizer, parameters) == {}
-    update(model, optimizer, torch.ones_like)
-    found, expected = (
-        optimizer_tensors(optimizer, parameters),
-        expected_optimizer_tensors(parameters),
-    )
-    assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} == {
-        name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()
+def test_a_state_is_made_without_an_update() -> None:
+    """It has the names, shapes and types of that after an update; no weight, count or gradient."""
+    model, twin = small_model(), small_model()
+    optimizer, other = (build_optimizer(m.parameters(), OPTIM) for m in (model, twin))
+    assert optimizer_tensors(optimizer, model) == {}
+    make_state(optimizer, model)
+    assert equal(dict(model.named_parameters()), dict(twin.named_parameters()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+    update(twin, other, torch.ones_like)
+    made, found = optimizer_tensors(optimizer, model), optimizer_tensors(other, twin)
+    assert not any(tensor.any() for tensor in made.values())
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in found.items()
     }

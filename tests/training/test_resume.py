@@ -79,8 +79,14 @@ def test_a_foreign_state_of_random_numbers_is_refused(
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        (("lacks model.norm.weight",), lambda m, o, s: m.pop("model.norm.weight")),
-        (("holds an unknown extra",), lambda m, o, s: m.update(extra=torch.ones(1))),
+        (
+            ("holds nothing as model.norm.weight", "float32 of [32]"),
+            lambda m, o, s: m.pop("model.norm.weight"),
+        ),
+        (
+            ("float32 of [1] as extra; this run's is nothing",),
+            lambda m, o, s: m.update(extra=torch.ones(1)),
+        ),
         (
             ("float32 of [1]", "float32 of [32]"),
             lambda m, o, s: m.update({"model.norm.weight": torch.ones(1)}),
@@ -90,10 +96,10 @@ def test_a_foreign_state_of_random_numbers_is_refused(
             lambda m, o, s: m.update({"model.norm.weight": torch.ones(32).bfloat16()}),
         ),
         (
-            ("lacks model.norm.weight.exp_avg_sq",),
+            ("holds nothing as model.norm.weight.exp_avg_sq",),
             lambda m, o, s: o.pop("model.norm.weight.exp_avg_sq"),
         ),
-        (("lacks lm_head.weight.exp_avg",), lambda m, o, s: o.clear()),
+        (("holds nothing as lm_head.weight.exp_avg",), lambda m, o, s: o.clear()),
         (("[2]",), lambda m, o, s: o.update({"lm_head.weight.step": torch.ones(2)})),
     ],
     ids=["missing", "unknown", "shape", "type", "moment", "no moments", "count"],
@@ -130,10 +136,10 @@ def test_rows_changed_before_the_checkpoint_are_refused(
 
 def test_a_run_goes_on_past_a_checkpoint_that_is_broken(make: Make, finished: Trainer) -> None:
     """It ends as it would have, and the broken one is not kept in the place of a whole one."""
-    broken = checkpoint.state_file(finished.folder / "checkpoints", 6)
+    broken = checkpoint.step_folder(finished.folder / "checkpoints", 6) / "state.json"
     broken.write_text("{}")
     again = make("run")
-    assert (again.start.step, again.start.passed_over) == (4, (6,))
+    assert again.step == 4
     assert again.train() == "finished"
     assert losses(again) == losses(finished)
     assert same(snapshot(again), snapshot(finished))
@@ -145,7 +151,7 @@ def test_ranks_that_begin_differently_are_refused(key: str) -> None:
     """As on hosts with disks of their own; the sentence has the rank and both values."""
     mine = {"step": 7, "data_sha256": "a" * 64}
     theirs = mine | {key: "another"}
-    with refused("process 2 begins at", f"{key}=another", str(mine[key])[:12], "same runs/x"):
+    with refused("process 2 begins", f"{key}: {mine[key]} -> another", "same runs/x"):
         agree([mine, dict(mine), theirs], Path("runs/x"))
 
 

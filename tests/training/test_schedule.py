@@ -6,29 +6,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.config.sections import CosineConfig, ScheduleConfig, WsdConfig
-from rope_exp.training.schedule import learning_rate
+from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import (
+    CosineConfig,
+    OptimConfig,
+    ScheduleConfig,
+    TrainConfig,
+    WsdConfig,
+)
+from rope_exp.training import schedule as scheduling
 
 PEAK = 1e-3
 COSINE = CosineConfig(warmup_fraction=0.1, final_fraction=0.1)
 WSD = WsdConfig(warmup_fraction=0.1, final_fraction=0.0, decay_fraction=0.2)
 
 
+def learning_rate(step: int, num_steps: int, schedule: ScheduleConfig) -> float:
+    """The rate of a step of a run with the peak PEAK."""
+    optim = OptimConfig(lr=PEAK)
+    train = TrainConfig(num_steps=num_steps)
+    return scheduling.learning_rate(step, RunConfig(optim=optim, schedule=schedule, train=train))
+
+
 @pytest.mark.parametrize("schedule", [COSINE, WSD])
 def test_warmup_rises_linearly_to_the_peak(schedule: ScheduleConfig) -> None:
-    rates = [learning_rate(step, 100, PEAK, schedule) for step in range(1, 11)]
+    rates = [learning_rate(step, 100, schedule) for step in range(1, 11)]
     assert rates == pytest.approx([PEAK * step / 10 for step in range(1, 11)])
 
 
 def test_cosine_is_half_way_in_the_middle_and_ends_at_its_floor() -> None:
-    assert learning_rate(55, 100, PEAK, COSINE) == pytest.approx((1e-3 + 1e-4) / 2)
-    assert learning_rate(100, 100, PEAK, COSINE) == pytest.approx(1e-4)
+    assert learning_rate(55, 100, COSINE) == pytest.approx((1e-3 + 1e-4) / 2)
+    assert learning_rate(100, 100, COSINE) == pytest.approx(1e-4)
 
 
 def test_wsd_is_flat_and_then_falls_in_a_straight_line() -> None:
-    assert {learning_rate(step, 100, PEAK, WSD) for step in range(10, 81)} == {PEAK}
-    assert learning_rate(90, 100, PEAK, WSD) == pytest.approx(5e-4)
-    assert learning_rate(100, 100, PEAK, WSD) == 0.0
+    assert {learning_rate(step, 100, WSD) for step in range(10, 81)} == {PEAK}
+    assert learning_rate(90, 100, WSD) == pytest.approx(5e-4)
+    assert learning_rate(100, 100, WSD) == 0.0
 
 
 @given(
@@ -44,7 +58,7 @@ def test_a_rate_stays_within_the_peak_and_falls_after_warmup(
     schedule: ScheduleConfig = CosineConfig("cosine", warmup, floor)
     if decay is not None:
         schedule = WsdConfig("wsd", warmup, floor, decay)
-    rates = [learning_rate(step, num_steps, PEAK, schedule) for step in range(1, num_steps + 1)]
+    rates = [learning_rate(step, num_steps, schedule) for step in range(1, num_steps + 1)]
     assert all(0 <= rate <= PEAK * (1 + 1e-12) for rate in rates)
     after = rates[round(warmup * num_steps) :]
     assert all(later <= earlier + 1e-15 for earlier, later in itertools.pairwise(after))

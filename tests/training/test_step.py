@@ -55,7 +55,7 @@ def test_an_update_uses_the_rate_of_its_step(make: Make) -> None:
     config = trainer.config
     for step in range(1, 5):
         trainer.train_step(step)
-        expected = learning_rate(step, 40, config.optim.lr, config.schedule)
+        expected = learning_rate(step, config)
         assert {group["lr"] for group in trainer.train_step.optimizer.param_groups} == {expected}
 
 

@@ -77,18 +77,18 @@ print(*frozen)
 @pytest.mark.parametrize(
     ("overrides", "how"),
     [
-        (
-            ["train.num_steps=20"],
-            "not compiled: it pays back from 5e+12 operations on, and this run takes 5.9e+11",
-        ),
+        ([], "not compiled"),
         (["train.compile=true"], "compiled"),
-        (["train.compile=false"], "not compiled"),
     ],
 )
 def test_a_run_says_how_it_trains(overrides: list[str], how: str) -> None:
-    config = resolve(run_config(["launch.device=cpu", "train.precision=fp32", *overrides]))
+    command = ["launch.device=cpu", "train.precision=fp32", "train.num_steps=20", *overrides]
+    config = resolve(run_config(command))
     num_tokens = config.train.num_tokens * 2
-    assert describe_start(config, num_tokens) == f"0.5 epochs in fp32 on cpu, {how}"
+    assert describe_start(config, num_tokens) == (
+        f"0.5 epochs in fp32 on cpu, {how} (to compile pays back from 5e+12 operations on; "
+        "this run takes 5.9e+11)"
+    )
 
 
 def fails(error: Exception) -> Callable[[], int]:
@@ -107,11 +107,11 @@ def fails(error: Exception) -> Callable[[], int]:
         (DataError("no network"), 1, "no network"),
         (DiskError("disk full"), 1, "disk full"),
         (LawError("the rotation is wrong"), 1, "the rotation is wrong"),
-        (MemoryError(), 1, "out of memory (Python's heap is full)"),
+        (MemoryError(), 1, "out of memory (MemoryError)"),
         (
             torch.OutOfMemoryError("CUDA\nand more"),
             1,
-            "out of memory (CUDA); a smaller train.micro",
+            "out of memory (CUDA and more); a smaller train.micro",
         ),
         (RuntimeError("DefaultCPUAllocator: not enough"), 1, "out of memory (DefaultCPUAllocator"),
     ],

@@ -8,6 +8,7 @@ from benchmarks import ours
 from rope_exp.run.provenance import machine_facts
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.machine import has_compiler
+from rope_exp.system.processes import output_of
 
 
 class Bench:
@@ -29,9 +30,11 @@ class Bench:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def asked(self, model: str) -> dict[str, Any]:
-        """Return the options that say what is measured."""
+        """Return the options that say what is measured; of another checkout its commit."""
         options = self.options
-        tree = None if options.tree is None else str(options.tree)
+        tree = None
+        if options.tree:
+            tree = output_of("git", "-C", str(options.tree), "rev-parse", "HEAD")
         return {"words": self.words(model), "arms": options.arms, "tree": tree}
 
     def words(self, model: str, *more: str) -> list[str]:

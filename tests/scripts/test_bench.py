@@ -1,14 +1,13 @@
 """The bench: contenders train what they say, in turn, and end; mistakes are one sentence."""
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import bench
 import pytest
 from benchmarks.ours import spec_of
 from benchmarks.race import race
-from support.configs import REPOSITORY
 
 
 def test_a_race_measures_every_contender_against_the_first(
@@ -50,14 +49,18 @@ def test_a_contender_that_fails_ends_the_race_in_its_words(tiny_overrides: list[
         (["figure", "--out", "{empty}"], "holds no result of the part speed"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_sentence(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = [word.format(empty=tmp_path) for word in arguments]
-    command = [sys.executable, "scripts/bench.py", "--set", "launch.device=cpu"]
     if "--out" not in words:
-        command += ["--out", str(tmp_path)]
-    done = subprocess.run(
-        [*command, *words], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+        words += ["--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--set", "launch.device=cpu", *words])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(bench.main())
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

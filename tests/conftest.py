@@ -8,10 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from support.configs import TINY
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
+
+# No example has a time limit of its own: a machine that is shared stands still at any moment.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.types import RunMode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.configs import NINE
 from support.refused import refused
@@ -223,7 +223,6 @@ def one_key_replaced(draw: st.DrawFn) -> dict[str, Any]:
     return values
 
 
-@settings(deadline=None)
 @given(one_key_replaced())
 def test_any_value_anywhere_converts_or_is_refused(values: dict[str, Any]) -> None:
     try:

@@ -230,7 +230,7 @@ def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
 def fuzz(num_examples: int, corpus: Path, cache: Path) -> None:
     outcomes: list[str] = []
 
-    @settings(deadline=None, derandomize=True, max_examples=num_examples)
+    @settings(derandomize=True, max_examples=num_examples)
     @given(command_lines())
     def every_command_line_is_refused_or_trains(words: dict[str, str]) -> None:
         outcomes.append(outcome(words, corpus, cache))
@@ -269,7 +269,7 @@ ANY_WORD = st.one_of(
 
 
 def compose_any(num_examples: int) -> None:
-    @settings(deadline=None, derandomize=True, max_examples=num_examples)
+    @settings(derandomize=True, max_examples=num_examples)
     @given(st.lists(ANY_WORD, max_size=3))
     def any_words_compose_or_are_refused(words: list[str]) -> None:
         try:

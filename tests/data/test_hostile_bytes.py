@@ -26,8 +26,8 @@ from rope_exp.system.errors import DataError
 Harms = list[tuple[str, float, bytes]]
 NAMES = ["meta.json", "tokenizer.json", "train.bin", "validation.bin"]
 
-quick = settings(max_examples=50, deadline=None, derandomize=True)
-long = settings(max_examples=2000, deadline=None, derandomize=True)
+quick = settings(max_examples=50, derandomize=True)
+long = settings(max_examples=2000, derandomize=True)
 harms = st.lists(
     st.tuples(
         st.sampled_from(["flip", "flip", "flip", "cut", "insert", "remove"]),

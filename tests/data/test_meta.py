@@ -29,8 +29,8 @@ SEQ_LEN = 1000
 NAMES = ("train.bin", "validation.bin", "meta.json", "tokenizer.json")
 
 # Fresh folders for each example would cost most of the time: bytes are put back after each.
-quick = settings(max_examples=60, deadline=None, derandomize=True)
-long = settings(max_examples=3000, deadline=None, derandomize=True)
+quick = settings(max_examples=60, derandomize=True)
+long = settings(max_examples=3000, derandomize=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,7 +287,7 @@ def test_what_is_no_plain_file_is_refused(
 
 
 @given(st.integers(-10, 60_000), st.integers(-10, 60_000))
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_slices_are_those_of_the_array(whole: Whole, first: int, last: int) -> None:
     for side in SIDES:
         tokens = whole.prepared.tokens[side]

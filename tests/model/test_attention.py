@@ -53,7 +53,7 @@ def with_gradients(function: object, arguments: tuple[Tensor, ...]) -> list[Tens
     return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(LENGTHS, st.sampled_from([(1, 1), (4, 4), (4, 2), (4, 1)]), st.sampled_from([2, 8]), SEEDS)
 def test_output_and_gradients_are_those_of_the_definition(
     length: int, heads: tuple[int, int], dim: int, seed: int

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -170,7 +170,6 @@ def test_frequencies_need_whole_pairs(dim: int) -> None:
         frequencies(dim, BASE)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(
         [(0, 32.5), (1, 31.5382), (2, 28.956), (8, 19.8174), (64, 10.0899), (256, 6.5431)]

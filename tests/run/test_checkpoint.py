@@ -71,9 +71,7 @@ def test_a_harmed_file_is_named_and_the_one_before_is_used(
         checkpoint.load_newest(tmp_path)
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FILES), st.data())
 def test_one_bit_flipped_or_some_bytes_more_or_less_are_found(
     tmp_path: Path, name: str, data: st.DataObject

@@ -84,7 +84,6 @@ def fuzzed(
     """Run `check` on so many examples, always the same ones."""
     settings(
         max_examples=num_examples,
-        deadline=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )(given(strategy)(check))()

@@ -121,9 +121,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
         checkpoint.load(tmp_path, 1)
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FILES), st.data())
 def test_any_sealed_file_is_loaded_or_refused(
     tmp_path: Path, name: str, data: st.DataObject

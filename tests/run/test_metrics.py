@@ -13,7 +13,7 @@ from support.refused import refused
 
 from rope_exp.run.metrics import METRICS, MetricsTail, MetricsWriter, last_step, read_metrics
 
-SAME_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write_rows(folder: Path, steps: Iterable[int]) -> dict[str, Any]:
@@ -63,7 +63,6 @@ def test_a_line_that_is_no_row_is_refused_by_number(tmp_path: Path, text: str, l
     assert last_step(tmp_path) == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=12), st.integers(0, 8))
 def test_a_growing_file_is_read_row_by_row(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], num_rows: int

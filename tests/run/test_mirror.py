@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.results import DIVERGED, FINISHED
 from support.runs import assert_same_run
@@ -257,7 +257,6 @@ def test_following_ends_with_the_last_row(tmp_path: Path, monkeypatch: pytest.Mo
     writer.close()
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_a_damaged_id_is_drawn_anew_and_then_kept(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

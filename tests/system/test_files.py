@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.refused import refused
 
@@ -45,7 +45,6 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_json_object_or_refused_by_name(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence.runs import ReportError, Run, Status
+from rope_exp.run.provenance import MARKED
 from rope_exp.system.errors import show
 
 
@@ -77,6 +78,16 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     for key, complaint, causes in _FACTS:
         _check_fact(ordered, key, complaint, causes)
     return rows
+
+
+def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return what is not the same around all runs (device, torch, commit ...), by key."""
+    differing = {}
+    for key in MARKED:
+        values = {show(run.env[key]) for run in runs if key in run.env}
+        if len(values) > 1:
+            differing[key] = sorted(values)
+    return differing
 
 
 def value_of(config: RunConfig, factor: str) -> Any:

@@ -10,10 +10,10 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
 from rope_exp.config.sections import INIT_STD
 from rope_exp.evidence import published
+from rope_exp.evidence.comparable import differing_surroundings
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report
-from rope_exp.run.provenance import MARKED
 from rope_exp.system.errors import show
 
 # The sections of a config that a table's reader is told, and what each is of; but what rows say.
@@ -114,10 +114,8 @@ def notes(report: Report) -> list[str]:
                 f"{row.name} learns its frequencies: its initial weights hold them, and no hash "
                 "shows the rest to be the others'."
             )
-    for key in MARKED:
-        values = {show(run.env[key]) for run in report.runs if key in run.env}
-        if len(values) > 1:
-            said.append(f"Runs differ in {key}: {', '.join(sorted(values))}.")
+    for key, values in differing_surroundings(report.runs).items():
+        said.append(f"Runs differ in {key}: {', '.join(values)}.")
     for folder in report.left_out:
         said.append(f"{folder} holds no run <pe>/seed<k> and was left out.")
     return said

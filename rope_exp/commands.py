@@ -86,8 +86,9 @@ def prepare(words: list[str]) -> int:
         f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified"
     )
     for side in ("train", "validation"):
-        counts = (f"{prepared.corpus[what][side]:,} {words}" for what, words in COUNTED.items())
-        print(f"  {side + ':':11} {', '.join(counts)}")
+        counts = [f"{prepared.corpus[what][side]:,} {said}" for what, said in COUNTED.items()]
+        label = f"{side}:"
+        print(f"  {label:11} {', '.join(counts)}")
     print(f"  vocabulary: {prepared.vocab_size:,}")
     print(f"  sha256:     {prepared.data_sha256}")
     return 0
@@ -133,5 +134,6 @@ def mirror(words: list[str]) -> int:
             raise
         except Exception as error:
             raise DataError(f"{folder}: {first_line(error)}") from error
-        os.close(lock)
+        finally:
+            os.close(lock)
     return 0

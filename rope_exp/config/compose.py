@@ -242,7 +242,7 @@ def explain(error: Exception) -> ConfigError:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         allowed = "there is no such choice"
         if group.startswith("hydra/"):
-            allowed = "this plugin of Hydra is not installed (see README, SLURM)"
+            allowed = "this plugin of Hydra is not installed (SLURM's: pip install '.[slurm]')"
         return ConfigError(group, choice, allowed)
     if isinstance(error, yaml.YAMLError):
         return ConfigError("configs", ..., f"a file there is no YAML: {text}")

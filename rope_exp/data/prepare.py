@@ -252,8 +252,8 @@ def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
             raise ConfigError(
                 "data.holdout_fraction",
                 data.holdout_fraction,
-                f"leaves no document for {side} of the corpus's {total}; "
-                "of plain text, data.sample_by=line makes each line a document",
+                f"leaves no document for {side} of the corpus's {total}; choose one that does, or "
+                "more documents (of plain text, data.sample_by=line makes each line one)",
             )
 
 

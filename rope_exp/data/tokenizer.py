@@ -86,7 +86,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     reached = tokenizer.get_vocab_size()
     if reached < size:
         reason = f"the corpus yields only {reached} tokens"
-        hint = "choose at most that many, or a larger corpus"
+        hint = "choose at most that many, a larger corpus, or tokenizer=bytes"
         raise ConfigError("tokenizer.vocab_size", size, f"{reason}; {hint}")
     return tokenizer
 

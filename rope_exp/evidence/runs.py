@@ -128,11 +128,11 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
             "makes the nine runs"
         )
 
-    pattern = pattern or "*"
-    found = fnmatch.filter(groups, pattern)
+    found = fnmatch.filter(groups, pattern or "*")
     if not found or (len(found) > 1 and not several):
+        named = f"groups {pattern}" if pattern else "groups"
         raise ReportError(
-            f"{runs} holds {len(found)} groups {pattern}, and a table is of one; --group takes "
+            f"{runs} holds {len(found)} {named}, and a table is of one; --group takes "
             f"{', '.join(found or groups)}"
         )
     return [runs / name for name in found]

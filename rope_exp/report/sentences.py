@@ -76,10 +76,11 @@ def summary(report: Report) -> str:
             f"{agreement}."
         )
 
+    names = ", ".join(row.name for row in ranked)
     deviations = [row.ours.loss_sd for row in ranked if row.ours.loss_sd is not None]
     return (
         f"{_span(counts, 'd')} seeds, significance not yet tested, so no difference here is "
-        f"called real; mean order {', '.join(means)}; sd over seeds "
+        f"called real; order by mean loss over the seeds that all share: {names}; sd over seeds "
         f"{_span(deviations, '.4f')} nats{agreement}."
     )
 

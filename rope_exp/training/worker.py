@@ -146,6 +146,8 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         write_json(folder / ENV, env)
         tokenizer = prepared.tokenizer_file.read_text(encoding="utf-8")
         write_atomically(folder / "tokenizer.json", tokenizer)
+        if trainer.step:
+            log(f"{config.name}: goes on from step {trainer.step}")
         log(f"{config.name}: {describe_start(config, prepared.corpus['tokens']['train'])}")
         if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:
             log(

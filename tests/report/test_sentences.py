@@ -71,8 +71,8 @@ def test_several_seeds_claim_an_order_of_means_and_no_more(tmp_path: Path) -> No
     make_nine(tmp_path, seeds=(0, 1, 2))
     said = summary(report_of(tmp_path))
     assert said.startswith(
-        "3 seeds, significance not yet tested, so no difference here is called real; mean order "
-        "QK-RoPE (3.7130), QKVO-RoPE (3.7200), K-RoPE (3.7700), "
+        "3 seeds, significance not yet tested, so no difference here is called real; order by mean "
+        "loss over the seeds that all share: QK-RoPE, QKVO-RoPE, K-RoPE, "
     )
     assert "sd over seeds 0.0010" in said
 

@@ -248,7 +248,7 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
         {},
         (
             "data.holdout_fraction=0.1: leaves no document for ",
-            "; of plain text, data.sample_by=line",
+            "(of plain text, data.sample_by=line",
         ),
     ),
     "nothing held out": (

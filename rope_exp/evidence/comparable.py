@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence.runs import ReportError, Run, Status
-from rope_exp.run.provenance import MARKED
+from rope_exp.run import provenance
 from rope_exp.system.errors import show
 
 
@@ -83,8 +83,8 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return what is not the same around all runs (device, torch, commit ...), by key."""
     differing = {}
-    for key in MARKED:
-        values = {show(run.env[key]) for run in runs if key in run.env}
+    for key in provenance.MARKED:
+        values = {provenance.spelled(run.env[key]) for run in runs if key in run.env}
         if len(values) > 1:
             differing[key] = sorted(values)
     return differing

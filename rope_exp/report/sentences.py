@@ -44,7 +44,9 @@ _FIXED = (
 
 def caption(report: Report) -> str:
     """Say what was run: groups, seeds, parameters, corpus, budget."""
-    rows = f"rows by {', '.join(report.keys)} ({len(report.rows)})"
+    rows = f"{len(report.rows)} rows by {', '.join(report.keys)}"
+    if report.of_variants:
+        rows = f"{len(report.rows)} variants"
     params = _span([run.result["params"] for run in report.runs if run.result], ",")
     tokens = _span([run.config.train.num_tokens for run in report.runs], ",")
     epochs = _span([run.epochs for run in report.runs if run.epochs], ".3g")

@@ -64,6 +64,13 @@ def _version(package: str) -> str | None:
         return None
 
 
+def spelled(fact: Any) -> str:
+    """Return a fact for a person: a commit by its first digits, with + where code was changed."""
+    if isinstance(fact, dict):
+        return f"{fact.get('commit')!s:.10}{'+' if fact.get('dirty') else ''}"
+    return str(fact)
+
+
 def _git() -> dict[str, Any] | None:
     """Return the commit of this checkout and whether its code was changed since.
 

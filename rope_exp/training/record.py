@@ -10,7 +10,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import RESULT
 from rope_exp.run.metrics import MetricsWriter
-from rope_exp.run.provenance import MARKED, machine_facts
+from rope_exp.run.provenance import MARKED, machine_facts, spelled
 from rope_exp.run.tracker import mirrored
 from rope_exp.system.console import Progress
 from rope_exp.system.files import write_json
@@ -130,7 +130,7 @@ def environment(
     """
     here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
     changed = [
-        f"went on with {key} {here[key]} after {old[key]}"
+        f"went on with {key} {spelled(here[key])} after {spelled(old[key])}"
         for key in MARKED
         if key in old and old[key] != here[key]
     ]

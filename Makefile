@@ -27,9 +27,8 @@ table: setup ## train the nine on the embedded corpus; table and figures in resu
 report: setup ## the table and figures again, from the runs that are there
 	$(BIN)/python scripts/report.py
 
-# Three at a time, of one thread each: many tests start processes, and wait for them.
 test: setup-dev ## every test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 torture: setup-dev ## the long faults, and KILLS=50 random kill -9 compared bit for bit, into results/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m torture

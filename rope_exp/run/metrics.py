@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -75,9 +75,12 @@ class MetricsTail:
                 the row before. The message names file and line; the next poll meets it again.
         """
         self.restarted = False
-        if not os.path.lexists(self._path):
-            return []
-        with readable(self._path), open_regular(self._path) as file:
+        with readable(self._path), ExitStack() as stack:
+            # A run that begins anew removes the old file, perhaps just now.
+            try:
+                file = stack.enter_context(open_regular(self._path))
+            except FileNotFoundError:
+                return []
             if os.fstat(file.fileno()).st_size < self._num_bytes:
                 self.restarted = True
                 self._last_step = 0

@@ -23,9 +23,10 @@ FORMAT = 2  # of the folder
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
 
-# What is longer was not written here: of 2^39 tokens meta.json has as many bytes, and the largest
-# vocabularies have some 2^25.
-MAX_BYTES = 1 << 30
+# Of meta.json without the digests of its blocks, which take a 64th of the blocks at the most, and
+# of the largest vocabularies' tokenizers. What is longer was not written here.
+META_BYTES = 1 << 20
+TOKENIZER_BYTES = 1 << 30
 
 Digests = Annotated[
     str,
@@ -131,12 +132,16 @@ def open_prepared(folder: Path, data: DataConfig) -> Prepared:
 
     meta_file = folder / META
     try:
-        meta = _parse(_read(meta_file))
+        num_bytes = sum(path.lstat().st_size for path in folder.glob("*.bin"))
+        meta = _parse(_read(meta_file, META_BYTES + num_bytes // 64))
     except (ValueError, RecursionError) as error:
         raise damaged(meta_file, f"is damaged ({first_line(error)})") from None
 
     tokenizer_file = folder / TOKENIZER
-    if hashlib.sha256(_read(tokenizer_file)).hexdigest() != meta["tokenizer_sha256"]:
+    if (
+        hashlib.sha256(_read(tokenizer_file, TOKENIZER_BYTES)).hexdigest()
+        != meta["tokenizer_sha256"]
+    ):
         raise damaged(tokenizer_file, "has changed")
 
     corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
@@ -153,15 +158,16 @@ def meta_sha256(values: Mapping[str, Any]) -> str:
     return json_sha256({key: value for key, value in values.items() if key != "meta_sha256"})
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, max_bytes: int) -> bytes:
+    """Read a file that is larger than `max_bytes` only where it was not written here."""
     try:
         with open_regular(path) as file:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise damaged(path, f"cannot be read: {error.strerror}") from None
 
-    if len(content) > MAX_BYTES:
-        raise damaged(path, f"is longer than {MAX_BYTES:,} bytes")
+    if len(content) > max_bytes:
+        raise damaged(path, f"is longer than {max_bytes:,} bytes")
     return content
 
 

@@ -1,4 +1,4 @@
-"""The commands: `rope-exp train|report|plan|prepare|mirror ...`, or `python -m rope_exp ...`.
+"""The commands: `rope-exp train ...` and the others below, or `python -m rope_exp train ...`.
 
 `train.py` and `scripts/` are doors to the same commands. Each command's own logic is in its
 package; here it is composed, dispatched, printed, and its mistakes become one sentence and an
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 HELP = """Where in attention should a rotation go?
 
   rope-exp train pe=vo_rope          train one run, or every run of a sweep
+  rope-exp campaign NAME             run what is left of a campaign of many runs
   rope-exp report --group NAME       the table of the runs that are done
   rope-exp plan model=1b             what a config costs before it runs
   rope-exp prepare data=files ...    prepare a corpus ahead of training
@@ -39,14 +40,14 @@ HELP = """Where in attention should a rotation go?
 """
 
 # The commands of rope_exp/commands.py.
-OTHERS = ("report", "plan", "prepare", "mirror")
+OTHERS = ("campaign", "report", "plan", "prepare", "mirror")
 
 
 def main(command: str | None = None) -> int:
     """Run one command of this process's command line, and return its exit code.
 
     Args:
-        command: train, report, plan, prepare or mirror; None: the first word says it.
+        command: train, or one of `OTHERS`; None: the first word says it.
     """
     words = sys.argv[1:]
     if command is None:

@@ -57,6 +57,40 @@ def report(words: list[str]) -> int:
     return 0
 
 
+def campaign(words: list[str]) -> int:
+    """Run the cells of a campaign that have no record yet; each that ends leaves one.
+
+    The campaigns are configs/campaign/*.yaml. Commit the records: a cell that has one is done on
+    every machine.
+    """
+    from rope_exp.config.campaign import load_campaign
+    from rope_exp.evidence.records import DEFAULT_RECORDS
+    from rope_exp.launch.campaign import Progress, run_campaign
+
+    parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
+    parser.add_argument("name", metavar="NAME", help="of configs/campaign/NAME.yaml")
+    parser.add_argument("--hours", type=float, help="stop by then, with checkpoints")
+    parser.add_argument("--list", action="store_true", help="print its cells, and run none")
+    parser.add_argument(
+        "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
+    )
+    parser.add_argument(
+        "--archive", type=Path, metavar="FOLDER", help="pack the records into FOLDER/NAME.tar, too"
+    )
+    parser.add_argument(
+        "--config-dir", type=Path, help="a further folder of groups and their choices"
+    )
+    asked = parser.parse_args(words)
+    if asked.hours is not None and not 0 < asked.hours < 1e6:
+        raise ConfigError("--hours", asked.hours, "must be a number above 0")
+
+    progress = Progress(load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT), asked.records)
+    if asked.list:
+        print("\n".join(progress.lines()))
+        return 0
+    return run_campaign(progress, asked.hours, asked.archive)
+
+
 def plan(words: list[str]) -> int:
     """Print what a config costs before it runs."""
     from rope_exp.config.plan import cost_lines

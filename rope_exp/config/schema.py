@@ -139,6 +139,9 @@ def _plainly(hint: Any, value: Any) -> Any:
     """
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
+    if origin is dict:
+        # What is below is whoever's it is to check.
+        hint = dict
     allowed = f"must be {WORDS.get(hint, 'null')}"
     plain = value
     fits = False

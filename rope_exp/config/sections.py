@@ -5,7 +5,7 @@ A default, once released, never changes: identities cover what departs from it.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from rope_exp.config.schema import (
     Count,
@@ -32,6 +32,14 @@ Layers = Annotated[int, whole("from 1 to 4096", 1, 4096)]
 # The largest published vocabularies hold a million; the trainer of merges reserves memory for all
 # that it is asked.
 VocabSize = Annotated[int, whole("from 257 to 2^24", MIN_VOCAB_SIZE, 2**24)]
+Probe = Literal["windows", "positions", "shift", "ablation"]
+Probes = Annotated[
+    tuple[Probe, ...],
+    Rule(
+        f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
+        lambda probes: len(set(probes)) == len(probes),
+    ),
+]
 Beta = Annotated[float, Rule("both must be numbers from 0, and below 1", lambda x: 0 <= x < 1)]
 
 
@@ -232,6 +240,8 @@ class TrainConfig:
     compile: bool | Literal["auto"] = numeric("auto")
     # auto: true on a CPU, where it costs nothing.
     deterministic: bool | Literal["auto"] = numeric("auto")
+    # What the finished model is asked (evaluation/probes.py); into probes.json.
+    probes: Probes = setting(())
     # Dense bf16 peak of a GPU that config/costs.py does not list; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
 
@@ -264,6 +274,8 @@ class LaunchConfig:
     device: Literal["auto", "cpu", "cuda"] = setting("auto")
     # Of one run; all: one a GPU.
     num_processes: Count | Literal["all"] = setting(1)
+    # Of each process; auto: its share of the cores.
+    num_threads: Count | Literal["auto"] = setting("auto")
     # Runs at a time; auto: as many as the GPUs allow, one on a CPU.
     max_parallel: Count | Literal["auto"] = setting("auto")
     # In this very process, for a debugger.

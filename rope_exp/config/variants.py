@@ -41,6 +41,8 @@ class PeConfig:
     fraction: Fraction = numeric(1.0)
     trainable: bool = numeric(False)
     start: Natural = numeric(0)
+    # Of angles and products. bf16 is for the study of noise: it holds no position above 256.
+    precision: Literal["float32", "bf16"] = numeric("float32")
 
     def __post_init__(self) -> None:
         if self.trainable and not self.rotate:
@@ -66,5 +68,6 @@ class PeConfig:
 
         for key, value in numeric_values(self, departing=True).items():
             if key not in ("name", "rotate"):
-                label += f"-{key}" if value is True else f"-{key}{value:g}"
+                spelled = f"{value:g}" if isinstance(value, int | float) else value
+                label += f"-{key}" if value is True else f"-{key}{spelled}"
         return label

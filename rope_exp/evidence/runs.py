@@ -5,7 +5,7 @@ A `ReportError` is one sentence that names the folder. No torch.
 
 import fnmatch
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -66,23 +66,27 @@ class ReportError(RecordError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, <runs>/<group>/<pe>/seed<k>, and what it holds."""
+    """One run, and what its folder or its record holds.
+
+    Attributes:
+        folder: <runs>/<group>/<pe>/seed<k>, or the file that is its record.
+        result: {} while the run is not done.
+        where: <group>/<pe>/seed<k>, or <campaign>/<cell>, so that tables do not depend on where
+            the runs lie.
+        group: of its folder; of a record, its campaign.
+        row: of a campaign's cell, its row; else empty, like its factors and probes.
+    """
 
     folder: Path
     config: RunConfig
-    result: dict[str, Any]  # {} while the run is not done
+    result: dict[str, Any]
     metrics: list[dict[str, Any]]
     env: dict[str, Any]
-
-    @property
-    def where(self) -> str:
-        """<group>/<pe>/seed<k>, so that tables do not depend on where the runs lie."""
-        return "/".join(self.folder.parts[-3:])
-
-    @property
-    def group(self) -> str:
-        """The folder of its group."""
-        return self.folder.parts[-3]
+    where: str
+    group: str
+    row: str = ""
+    factors: dict[str, Any] = field(default_factory=dict)
+    probes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def status(self) -> Status:
@@ -153,7 +157,7 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], list[str]]:
         for pe in _folders(group):
             for folder in _folders(pe) or [pe]:
                 if folder != pe and _is_run(folder):
-                    runs.append(_read_run(folder))
+                    runs.append(_placed(read_run(folder)))
                 else:
                     left_out.append(str(folder.relative_to(group.parent)))
     return runs, left_out
@@ -169,13 +173,22 @@ def _is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (CONFIG, METRICS, RESULT))
 
 
-def _read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> Run:
+    """Read one run's folder, wherever it lies.
+
+    Raises:
+        ReportError: its files do not agree with one another.
+        RecordError: a file cannot be read.
+    """
+    parts = folder.absolute().parts
     run = Run(
         folder,
         read_config(folder),
         read_result(folder) or {},
         read_metrics(folder),
         read_env(folder),
+        where="/".join(parts[-3:]),
+        group=parts[-3],
     )
     if "corpus" in run.env:
         checked(folder / ENV, run.env, _OfCorpus)
@@ -184,8 +197,8 @@ def _read_run(folder: Path) -> Run:
         checked(folder / f"{METRICS} step {row['step']}", {"val/loss": 0.0} | row, _Row)
 
     if run.result:
-        _check_result(run)
-        _check_end(run)
+        check_result(run)
+        check_end(run)
 
         # The newest checkpoint, where one was kept, knows what the curve was when it was saved.
         states = sorted((folder / "checkpoints").glob("step_*/state.json"))
@@ -197,20 +210,30 @@ def _read_run(folder: Path) -> Run:
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def _check_result(run: Run) -> None:
+def _placed(run: Run) -> Run:
+    """Refuse a run that lies in a folder that is named after another."""
+    expected = f"{run.config.pe.label}/seed{run.config.seed}"
+    if not run.folder.match(expected):
+        raise ReportError(
+            f"{run.folder} holds a run that belongs in {expected}: moved, or its config edited"
+        )
+    return run
+
+
+def check_result(run: Run) -> None:
     """result.json is of this very config."""
     for key, name in _FROM_CONFIG.items():
         value = attrgetter(name)(run.config)
         if run.result[key] != value:
             raise ReportError(
-                f"{run.folder / RESULT} says {key}={run.result[key]!r}, and by its config.yaml it "
+                f"{_file(run, RESULT)} says {key}={run.result[key]!r}, and by its config.yaml it "
                 f"is {value!r}: one of them was edited, or is another run's"
             )
 
 
-def _check_end(run: Run) -> None:
+def check_end(run: Run) -> None:
     """The curve ends where result.json says that the run did."""
-    path = run.folder / METRICS
+    path = _file(run, METRICS)
     last = [{}, *run.metrics][-1]
     same = _LAST_ROW_OF_FINISHED if run.status == "finished" else _LAST_ROW
     for key, name in same.items():
@@ -223,3 +246,8 @@ def _check_end(run: Run) -> None:
         raise ReportError(
             f"{path} goes on to step {last['step']}, past the {run.result['steps']} of {RESULT}"
         )
+
+
+def _file(run: Run, name: str) -> Path:
+    """Return where a fact of a run stands: in a file of its folder, or in its record."""
+    return run.folder / name if run.folder.is_dir() else run.folder

@@ -47,6 +47,11 @@ class Job:
     was_killed: bool = False
 
     @property
+    def name(self) -> str:
+        """What a person calls it: by its folder, where that is not named after variant and seed."""
+        return self.config.name if self.config.run.dir is None else self.folder.name
+
+    @property
     def status(self) -> str:
         """One of finished, diverged, stopped, failed, running, elsewhere and waiting."""
         if self.exit_code is not None:

@@ -8,7 +8,7 @@ torch in this process.
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.launch import ranks
@@ -65,10 +65,10 @@ def _run_one(job: Job) -> int:
         return run_here(job.config)
 
     if not _lease(job):
-        log(f"{job.config.name}: every GPU is leased to another run; waiting for one")
-    _bring_to_end([job])
+        log(f"{job.name}: every GPU is leased to another run; waiting for one")
+    bring_to_end([job])
     if job.reason:
-        log(f"error: {job.config.name}: {job.reason}")
+        log(f"error: {job.name}: {job.reason}")
     if job.status == "stopped" and job.config.run.fresh:
         log(WITHOUT_FRESH)
     return job.exit_code or EXIT_DONE
@@ -79,14 +79,27 @@ def _run_all(jobs: Sequence[Job]) -> int:
     for job in jobs:
         job.log = job.folder / LOG
     with SweepView(jobs) as view:
-        _bring_to_end(jobs, view)
-    return _sum_up(jobs)
+        bring_to_end(jobs, view.refresh)
+    return sum_up(jobs)
 
 
-def _bring_to_end(jobs: Sequence[Job], view: SweepView | None = None) -> None:
-    """Start runs, see how they end, and show that."""
+def bring_to_end(
+    jobs: Sequence[Job],
+    on_poll: Callable[[], None] = lambda: None,
+    deadline: float | None = None,
+) -> None:
+    """Start runs, in their order, and see how they end.
+
+    Args:
+        on_poll: called after every look at them.
+        deadline: by the monotonic clock; what runs then is stopped with a checkpoint.
+    """
     with SignalRelay(jobs) as relay:
         while any(job.exit_code is None for job in jobs):
+            if deadline is not None and time.monotonic() > deadline and not relay.requested:
+                relay.requested = True
+                relay.on_request()
+
             num_running = sum(job.status == "running" for job in jobs)
             for job in jobs:
                 if job.status == "running":
@@ -97,8 +110,7 @@ def _bring_to_end(jobs: Sequence[Job], view: SweepView | None = None) -> None:
                     job.exit_code = EXIT_STOPPED
                 elif num_running < int(job.config.launch.max_parallel):
                     num_running += _try_to_start(job, relay)
-            if view:
-                view.refresh()
+            on_poll()
             time.sleep(POLL_SECONDS)
 
 
@@ -142,12 +154,12 @@ def _collect(job: Job) -> None:
     job.release()
 
 
-def _sum_up(jobs: Sequence[Job]) -> int:
+def sum_up(jobs: Sequence[Job]) -> int:
     """Say what a person does next, and return the sweep's exit code."""
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:
         why = f": {job.reason.splitlines()[-1]}" if job.reason else ""
-        log(f"{job.config.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
+        log(f"{job.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
 
     if any(job.status == "stopped" for job in jobs):
         log("stopped; the same command goes on")

@@ -49,7 +49,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         self._sweep = self._bars.add_task("sweep", total=self._num_steps, words="")
         self._curves = []
         for job in jobs:
-            task = self._bars.add_task(job.config.name, total=job.config.train.num_steps, words="")
+            task = self._bars.add_task(job.name, total=job.config.train.num_steps, words="")
             self._curves.append(_Curve(job, task, MetricsTail(job.folder / METRICS)))
         self.refresh()
 
@@ -78,13 +78,13 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
             step = curve.last.get("step", 0)
             done += step if job.exit_code is None else job.config.train.num_steps
             if job.status == "running":
-                running.append(f"{job.config.name} {step}")
+                running.append(f"{job.name} {step}")
 
             words = job.status + describe_row(curve.last)
             self._bars.update(curve.task, completed=step, words=words)
             if self._bars.disable and job.status != curve.said:
                 curve.said = job.status
-                log(f"{job.config.name}: {words}")
+                log(f"{job.name}: {words}")
 
         if self._steps_before is None:
             self._steps_before = done

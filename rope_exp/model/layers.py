@@ -100,6 +100,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim: int, pe: PeConfig) -> None:
         super().__init__()
         self.start = pe.start
+        self.dtype = torch.bfloat16 if pe.precision == "bf16" else torch.float32
 
         theta_F = frequencies(pe.num_features(head_dim), pe.base)
         if pe.trainable:
@@ -109,5 +110,6 @@ class Rotary(nn.Module):
             self.register_buffer("inv_freq", theta_F, persistent=False)
 
     def forward(self, num_positions: int) -> Tables:
-        angle_TF = angles(self.inv_freq, num_positions, self.start)
+        theta_F = self.inv_freq.to(self.dtype)
+        angle_TF = angles(theta_F, num_positions, self.start)
         return angle_TF.cos(), angle_TF.sin()

@@ -29,6 +29,7 @@ from rope_exp.system.files import read_json, read_text, readable, write_atomical
 CONFIG = "config.yaml"
 ENV = "env.json"
 RESULT = "result.json"
+PROBES = "probes.json"
 LOCK = ".lock"
 
 # The first key of config.yaml. Later versions of the program give new keys their defaults, and so

@@ -4,7 +4,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rope_exp.system.machine import cpu_name, num_cores
+from rope_exp.system.machine import cpu_kind, cpu_name, num_cores
 from rope_exp.system.processes import ROOT, output_of
 
 PACKAGES = (
@@ -20,7 +20,7 @@ PACKAGES = (
 )
 
 # A run that goes on with another of these says so, and a table of runs that differ in one.
-MARKED = ("world_size", "device", "torch", "num_threads", "git")
+MARKED = ("world_size", "device", "cpu", "torch", "num_threads", "git")
 
 # What can change a number, of a checkout: not the results that a run writes beside them.
 CODE = ("rope_exp", "configs", "train.py", "scripts", "pyproject.toml", "constraints.txt")
@@ -32,9 +32,10 @@ def machine_facts(device: str) -> dict[str, Any]:
 
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
+        "cpu": cpu_kind(),
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
-        "git": _git(),
+        "git": git_state(),
         "rope_exp": own_version(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -71,7 +72,7 @@ def spelled(fact: Any) -> str:
     return str(fact)
 
 
-def _git() -> dict[str, Any] | None:
+def git_state() -> dict[str, Any] | None:
     """Return the commit of this checkout and whether its code was changed since.
 
     None where this package is no checkout of its own: an installed copy may lie within somebody

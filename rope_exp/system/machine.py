@@ -80,6 +80,13 @@ def cpu_name() -> str:
     return name[1].strip() if name else platform.processor() or platform.machine()
 
 
+def cpu_kind() -> str:
+    """Return the CPU's family and model: names are shared by kinds that round differently."""
+    keys = ("vendor_id", "cpu family", "model")
+    found = [re.search(rf"^{key}\s*:\s*(.*)$", _cpu_info(), re.MULTILINE) for key in keys]
+    return " ".join(match[1].strip() for match in found if match) or platform.machine()
+
+
 def _cpu_info() -> str:
     if not CPU_INFO.exists():
         return ""

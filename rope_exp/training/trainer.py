@@ -14,7 +14,10 @@ from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Batches, validation_ids
 from rope_exp.data.meta import Prepared
 from rope_exp.evaluation.held_out import held_out_loss
+from rope_exp.evaluation.probes import Questions, Stopped
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.run.folder import PROBES
+from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.record import Record
@@ -67,8 +70,8 @@ class Trainer:
             seq_len=train.seq_len,
         )
         self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
-        held_out = prepared.tokens["validation"]
-        self.windows_NT = validation_ids(held_out, train.eval_sequences, train.seq_len)
+        self.held_out = prepared.tokens["validation"]
+        self.windows_NT = validation_ids(self.held_out, train.eval_sequences, train.seq_len)
         self.throughput = Throughput(
             train.tokens_per_step,
             flops_per_token(config, prepared.vocab_size),
@@ -101,6 +104,8 @@ class Trainer:
         )
         with record:
             status = self._loop(record)
+            if status == "finished" and self.config.train.probes:
+                status = self._ask_probes()
             facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             record.end(status, self.step, facts | self.identity)
         return status
@@ -122,6 +127,27 @@ class Trainer:
                 should_stop=self.should_stop,
                 sum_over_ranks=self.parallel.sum,
             )
+
+    def _ask_probes(self) -> str:
+        """Write probes.json, by rank 0, and return how the run ends."""
+        train = self.config.train
+        was_stopped = False
+        if self.parallel.is_main:
+            questions = Questions(
+                self.decoder,
+                self.held_out,
+                train,
+                self.train_step.micro_batch_size,
+                should_stop=lambda: self.stop.requested,
+            )
+            try:
+                with self.parallel.autocast():
+                    write_json(self.folder / PROBES, questions.ask(train.probes))
+            except Stopped:
+                was_stopped = True
+
+        # The others wait here until rank 0 has its answers, or was asked to stop.
+        return "stopped" if self.parallel.any(was_stopped) else "finished"
 
     def _loop(self, record: Record) -> str:
         for outcome in self._outcomes():

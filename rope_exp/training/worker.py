@@ -180,6 +180,8 @@ def set_up_process(config: RunConfig) -> None:
     # that.
     torch._dynamo.config.optimize_ddp = False
 
+    if config.launch.num_threads != "auto":
+        torch.set_num_threads(config.launch.num_threads)
     if config.launch.device == "cpu":
         keep_memory()
 

@@ -1,0 +1,198 @@
+"""What a finished model is asked beside its held-out loss: no training, a minute or so.
+
+Each probe tells something that the mean over the held-out windows does not:
+
+- windows: the loss of every held-out window, for the share of noise that the windows have in a
+  difference (a paired bootstrap over windows);
+- positions: the loss by position, up to eight times the training length;
+- shift: the held-out loss where positions begin at `start` instead of 0: a relative variant cannot
+  tell, an absolute one can, and pays if it has learned to;
+- ablation: the loss where one site's rotation is switched off: what the model has come to need.
+
+Losses are mean nats per token, in the precision that the run trained in.
+
+Shapes: N windows, B of a micro-batch, T positions, D model width, C tokens of a chunk.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rope_exp.config.costs import TOKENS_OF_A_CHUNK
+from rope_exp.config.sections import TrainConfig
+from rope_exp.data.batches import IdSource, num_windows, validation_ids
+from rope_exp.model.attention import wide
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.layers import Attention
+
+LONGEST = 8  # of the windows by position, in training lengths
+# Of positions, in training lengths: from within the first window to far outside.
+SHIFTS = (0.25, 1, 4, 16)
+# Shift and ablation ask several times, of a share of the windows.
+SHARE = 4
+
+Probes = dict[str, Any]
+
+
+class Stopped(Exception):  # noqa: N818
+    """The run was asked to stop; the same command asks anew."""
+
+
+class Questions:
+    """The probes of one model; each method is one, and returns plain values.
+
+    Args:
+        decoder: trained, on its device.
+        held_out: the validation side's tokens.
+        micro_batch_size: how many windows of the training length at a time.
+        should_stop: asked before every micro-batch.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        held_out: IdSource,
+        train: TrainConfig,
+        micro_batch_size: int,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.decoder = decoder
+        self.held_out = held_out
+        self.train = train
+        self.tokens_at_once = micro_batch_size * train.seq_len
+        self.should_stop = should_stop
+
+    def ask(self, names: Sequence[str]) -> Probes:
+        """Return the answer of each probe by its name.
+
+        Raises:
+            Stopped: `should_stop` said so.
+        """
+        # Eager: a few batches do not pay for compiling another graph.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            return {name: getattr(self, name)() for name in names}
+
+    def windows(self) -> Probes:
+        """Return the loss of each held-out window."""
+        nats_NT = self._nats(self.train.eval_sequences, self.train.seq_len)
+        return {"loss": _rounded(nats_NT.mean(dim=1))}
+
+    def positions(self) -> Probes:
+        """Return the loss by position, in bins that grow by half an octave, and by length.
+
+        Windows are as long as the held-out set allows, up to 8 training lengths; no token is read
+        more than once. A window's loss at a length is that of its beginning.
+        """
+        trained = self.train.seq_len
+        longest = LONGEST
+        while longest > 1 and longest * trained >= len(self.held_out):
+            longest //= 2
+
+        count = max(1, self.train.eval_sequences // longest)
+        nats_T = self._nats(count, longest * trained).mean(dim=0)
+
+        edges = bin_edges(len(nats_T))
+        bins = [nats_T[first:last].mean() for first, last in itertools.pairwise(edges)]
+        lengths = [trained * 2**power for power in range(longest.bit_length())]
+        return {
+            "num_windows": min(count, num_windows(self.held_out, longest * trained)),
+            "edges": edges,
+            "loss": _rounded(bins),
+            "lengths": lengths,
+            "loss_at_length": _rounded([nats_T[:length].mean() for length in lengths]),
+        }
+
+    def shift(self) -> Probes:
+        """Return the loss where every position is `start` higher than in training."""
+        rotary = self.decoder.model.rotary_emb
+        usual = rotary.start
+        starts = [0, *(int(shift * self.train.seq_len) for shift in SHIFTS)]
+
+        losses = []
+        try:
+            for start in starts:
+                rotary.start = usual + start
+                losses.append(self._loss())
+        finally:
+            rotary.start = usual
+        return {"start": starts, "loss": _rounded(losses)}
+
+    def ablation(self) -> Probes:
+        """Return the loss as trained, and without each site's rotation."""
+        sites = sorted(attentions(self.decoder)[0].sites)
+        losses = {"": self._loss()}
+        for site in sites:
+            with switched_off(self.decoder, site):
+                losses[site] = self._loss()
+        return {"without": list(losses), "loss": _rounded(list(losses.values()))}
+
+    def _loss(self) -> Tensor:
+        return self._nats(max(1, self.train.eval_sequences // SHARE), self.train.seq_len).mean()
+
+    def _nats(self, count: int, length: int) -> Tensor:
+        """Return nats_NT: -log p of each token of fixed held-out windows of a length."""
+        windows_NT = torch.from_numpy(validation_ids(self.held_out, count, length))
+        device = self.decoder.lm_head.weight.device
+        at_once = max(1, self.tokens_at_once // length)
+
+        parts = []
+        for ids_BT in torch.split(windows_NT, at_once):
+            if self.should_stop():
+                raise Stopped
+            parts.append(token_nats(self.decoder, ids_BT.to(device)).double().cpu())
+        return torch.cat(parts)
+
+
+def token_nats(decoder: Decoder, ids_BT: Tensor) -> Tensor:
+    """Return -log p(ids[:, t + 1] | ids[:, : t + 1]) in nats and float32, of shape [B, T - 1]."""
+    x_BTD = decoder.model(ids_BT[:, :-1])
+    x_ND = x_BTD.flatten(0, 1)
+    target_N = ids_BT[:, 1:].flatten()
+
+    # The logits of a whole batch would be its largest tensor by far.
+    count = math.ceil(len(x_ND) / TOKENS_OF_A_CHUNK[x_ND.device.type])
+    chunks = zip(x_ND.tensor_split(count), target_N.tensor_split(count), strict=True)
+    nats = [
+        F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
+        for x_CD, target_C in chunks
+    ]
+    return torch.cat(nats).view(len(ids_BT), -1)
+
+
+@contextmanager
+def switched_off(decoder: Decoder, site: str) -> Iterator[None]:
+    """Leave out one site's rotation, in every layer, while the context lasts."""
+    usual = [attention.sites for attention in attentions(decoder)]
+    try:
+        for attention in attentions(decoder):
+            attention.sites = attention.sites - {site}
+        yield
+    finally:
+        for attention, sites in zip(attentions(decoder), usual, strict=True):
+            attention.sites = sites
+
+
+def attentions(decoder: Decoder) -> list[Attention]:
+    """Return the attention of each layer, first to last."""
+    return [module for module in decoder.modules() if isinstance(module, Attention)]
+
+
+def bin_edges(length: int) -> list[int]:
+    """Return the first position of each bin and the end: 0, 1, 2, 3, 4, 6, 8, 11, ..., length."""
+    edges = {0, length}
+    power = 0.0
+    while (edge := round(2**power)) < length:
+        edges.add(edge)
+        power += 0.5
+    return sorted(edges)
+
+
+def _rounded(losses: Sequence[Tensor] | Tensor) -> list[float]:
+    """Return losses with the six decimals that they are worth."""
+    return [round(float(loss), 6) for loss in losses]

@@ -1,0 +1,163 @@
+"""Records: one small file a finished run of a campaign, from which every table is made again.
+
+<records>/<campaign>/<cell>.json holds the run's config, where it was trained, its result, its
+curve and its probes, as canonical JSON (keys in order, no spaces), and the SHA-256 of that without
+the digest itself. A record that does not verify, or contradicts itself, is refused by name.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from rope_exp.config.campaign import Cell
+from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import Name, Sha256
+from rope_exp.evidence.runs import ReportError, Run, check_end, check_result, read_run
+from rope_exp.run.folder import PROBES, Result, checked
+from rope_exp.system.errors import ConfigError
+from rope_exp.system.files import read_json, write_atomically
+
+DEFAULT_RECORDS = Path("results/records")
+FORMAT = 1
+
+# What a record leaves out: it says where a run lay and who watched it, and nothing of its numbers.
+_NOT_OF_CONFIG = ("run", "tracker")
+_NOT_OF_ENV = ("accelerate", "platform", "params")
+_CURVE = ("step", "train/loss", "val/loss")
+
+
+class _Record(TypedDict):
+    format: int
+    campaign: Name
+    cell: str
+    row: Name
+    factors: dict[str, Any]
+    config: dict[str, Any]
+    env: dict[str, Any]
+    result: Result
+    curve: dict[str, Any]
+    probes: dict[str, Any]
+    sha256: Sha256
+
+
+def record_path(records: Path, campaign: str, cell: str) -> Path:
+    """Return where a cell's record lies."""
+    return records / campaign / f"{cell}.json"
+
+
+def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
+    """Write a cell's record from its run's folder.
+
+    Raises:
+        RecordError: the folder is no whole record of one run, or the run is not done.
+        DiskError: the disk is full.
+    """
+    run = read_run(folder)
+    if not run.result:
+        raise ReportError(f"{folder} holds no result: the run is not done")
+
+    config = run.config.to_dict()
+    curve = {key: [row.get(key) for row in run.metrics] for key in _CURVE}
+    probes = read_json(folder / PROBES) if (folder / PROBES).exists() else {}
+    record = {
+        "format": FORMAT,
+        "campaign": campaign,
+        "cell": cell.name,
+        "row": cell.row,
+        "factors": dict(cell.factors),
+        "config": {key: config[key] for key in config if key not in _NOT_OF_CONFIG},
+        "env": {key: run.env[key] for key in run.env if key not in _NOT_OF_ENV},
+        "result": run.result,
+        "curve": curve,
+        "probes": probes,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, canonical({**record, "sha256": digest(record)}))
+
+
+def read_record(path: Path) -> Run:
+    """Read one record, and make sure of it.
+
+    Raises:
+        RecordError: naming the file: it was changed since it was written, or contradicts itself.
+    """
+    values = read_json(path)
+    stated = values.get("sha256")
+    found = digest(values)
+    if stated != found:
+        raise ReportError(
+            f"{path} was changed since it was written: its content has the SHA-256 {found:.12}, "
+            f"and it says {stated!s:.12}"
+        )
+
+    record = checked(path, values, _Record)
+    if record["format"] != FORMAT:
+        raise ReportError(f"{path} is of format {record['format']}, and this reads {FORMAT}")
+    if record["cell"] != path.stem or record["campaign"] != path.parent.name:
+        raise ReportError(
+            f"{path} is the record of {record['campaign']}/{record['cell']}: moved, or renamed"
+        )
+    try:
+        config = RunConfig.from_dict(record["config"])
+    except ConfigError as error:
+        raise ReportError(f"{path} holds no config of this version: {error}") from error
+
+    run = Run(
+        folder=path,
+        config=config,
+        result=record["result"],
+        metrics=_rows(path, record["curve"], config),
+        env=record["env"],
+        where=f"{record['campaign']}/{record['cell']}",
+        group=record["campaign"],
+        row=record["row"],
+        factors=record["factors"],
+        probes=record["probes"],
+    )
+    check_result(run)
+    check_end(run)
+    return run
+
+
+def read_records(records: Path, campaign: str) -> list[Run]:
+    """Read every record of a campaign, by name.
+
+    Raises:
+        RecordError: one of them does not verify.
+    """
+    return [read_record(path) for path in sorted((records / campaign).glob("*.json"))]
+
+
+def recorded_campaigns(records: Path) -> list[str]:
+    """Return the campaigns that have records."""
+    return sorted({path.parent.name for path in records.glob("*/*.json")})
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Spell a record in the one way in which it is hashed and stored."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a record without its own digest."""
+    content = canonical({key: values[key] for key in values if key != "sha256"})
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[str, Any]]:
+    """Return a curve's rows as metrics.jsonl has them."""
+    columns = [curve.get(key) for key in _CURVE]
+    if not all(isinstance(column, list) for column in columns):
+        raise ReportError(f"{path} holds no curve: {', '.join(_CURVE)} must be lists")
+    try:
+        rows = [dict(zip(_CURVE, values, strict=True)) for values in zip(*columns, strict=True)]
+    except ValueError:
+        raise ReportError(f"{path} holds a curve whose columns differ in length") from None
+
+    for row in rows:
+        row["tokens"] = row["step"] * config.train.tokens_per_step
+        if row["val/loss"] is None:
+            del row["val/loss"]
+    return rows

@@ -1,0 +1,213 @@
+"""Which test to use, chosen by simulation: error rates, power and coverage under known truth.
+
+Losses are drawn from the layout that `significance` assumes, and from layouts that break its
+assumptions (variants of unequal noise, heavy tails), at true means that hold equal pairs, pairs a
+margin apart and pairs further apart. Every candidate judges the same draws.
+
+Shapes: D draws, S seeds, V variants, P pairs, F sign flips.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from rope_exp.evidence.significance import ALPHA, MARGIN, holm, not_equivalent, two_sided
+
+Array = NDArray[np.float64]
+
+NUM_VARIANTS = 9
+NUM_SEEDS = (3, 5, 8, 12)
+# More sign flips than these are drawn, not listed.
+MOST_FLIPS = 1024
+
+# True means, in margins. Spread: three are equal, one each a half, one, two and four margins away,
+# and two far away are equal again.
+TRUTHS: Mapping[str, Array] = {
+    "equal": np.zeros(NUM_VARIANTS),
+    "spread": np.array([0, 0, 0, 0.5, 1, 2, 4, 8, 8]),
+}
+GAPS = (0.5, 1.0, 2.0, 4.0)  # margins
+
+
+def normal(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Draw equal, normal noise of deviation 1: what the pooled test assumes."""
+    return random.normal(size=shape)
+
+
+def unequal(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Draw normal noise whose deviation goes from a half to twice over the variants; its mean
+    square is 1.
+    """
+    deviations = np.geomspace(0.5, 2.0, shape[-1])
+    scale_V: Array = deviations / np.sqrt(np.mean(deviations**2))
+    return scale_V * random.normal(size=shape)
+
+
+def heavy(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Draw Student's t of 4 degrees, of deviation 1: now and then a run that went astray."""
+    drawn: Array = random.standard_t(4, size=shape)
+    return drawn / math.sqrt(2)
+
+
+NOISES: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = {
+    "normal": normal,
+    "unequal": unequal,
+    "heavy": heavy,
+}
+
+
+def simulate(deviation: float, num_draws: int = 1000, seed: int = 0) -> pd.DataFrame:
+    """Return a row for each noise, number of seeds and test.
+
+    Args:
+        deviation: of `e` in the layout, in nats: of a run's loss within a seed. Two runs'
+            difference deviates by sqrt(2) times that.
+    Returns:
+        family_error: how often any pair of equal variants is called different; power_X: how often
+        a pair X margins apart is; false_equal: how often any pair of a margin or more is called
+        equivalent; equal_power: how often an equal pair is; coverage: of a contrast's 95 %
+        interval; family_coverage: of all 36 wide intervals at once.
+    """
+    random = np.random.default_rng(seed)
+    rows = []
+    for truth, (noise, draw), count in itertools.product(TRUTHS, NOISES.items(), NUM_SEEDS):
+        e_DSV = deviation * draw(random, (num_draws, count, NUM_VARIANTS))
+        means_V = TRUTHS[truth] * MARGIN
+        for test, judged in _candidates(e_DSV + means_V).items():
+            row = {"truth": truth, "noise": noise, "seeds": count, "test": test}
+            rows.append(row | _rates(judged, means_V))
+    return pd.DataFrame(rows)
+
+
+class _Judged(NamedTuple):
+    """What a test says, [D, P] each."""
+
+    delta: Array  # estimated, which all tests share
+    p: Array  # adjusted
+    equal: Array | None = None  # adjusted, of a difference past the margin
+    half: Array | None = None  # of a contrast's own interval
+    wide: Array | None = None  # of the family's intervals
+
+
+def _candidates(loss_DSV: Array) -> dict[str, _Judged]:
+    """Return what each test says of the same draws."""
+    a, b = pairs()
+    d_DSP = loss_DSV[:, :, b] - loss_DSV[:, :, a]
+    delta_DP = d_DSP.mean(axis=1)
+    num_seeds = d_DSP.shape[1]
+
+    # Paired: each contrast knows its own deviation alone.
+    paired_DP = d_DSP.std(axis=1, ddof=1) / np.sqrt(num_seeds)
+    paired = _t_tests(delta_DP, paired_DP, num_seeds - 1)
+
+    # Pooled: the residual of the layout, one number for all contrasts of a draw.
+    residual_DSV = loss_DSV - loss_DSV.mean(1, keepdims=True) - loss_DSV.mean(2, keepdims=True)
+    residual_DSV += loss_DSV.mean((1, 2), keepdims=True)
+    df = (num_seeds - 1) * (NUM_VARIANTS - 1)
+    variance_D = (residual_DSV**2).sum((1, 2)) / df
+    pooled_DP = np.sqrt(2 * variance_D / num_seeds)[:, None] * np.ones_like(delta_DP)
+    pooled = _t_tests(delta_DP, pooled_DP, df)
+
+    # The rule that looks first: pooled, unless the noise of variants is seen to differ.
+    spread_DSV = np.abs(residual_DSV - np.median(residual_DSV, axis=1, keepdims=True))
+    p_D = stats.f_oneway(*np.moveaxis(spread_DSV, 2, 0), axis=1).pvalue
+    looked = _Judged(*map(partial(np.where, (p_D < ALPHA)[:, None]), paired, pooled))
+
+    # The same, by the distribution of the largest of all differences.
+    critical = stats.studentized_range.ppf(1 - ALPHA, NUM_VARIANTS, df) / np.sqrt(2)
+    beyond_DP = np.abs(delta_DP) / pooled_DP > critical
+    tukey_DP = np.where(beyond_DP, 0.0, 1.0)
+
+    flips_FS = _flips(num_seeds)
+    flipped = [_flip_tests(d_SP, flips_FS) for d_SP in d_DSP]
+    return {
+        "paired t, Holm": paired,
+        "pooled t, Holm": pooled,
+        "pooled if equal, Holm": looked,
+        "pooled, Tukey": _Judged(delta_DP, tukey_DP, wide=critical * pooled_DP),
+        "sign flip, Holm": _Judged(delta_DP, np.array([p_P for p_P, _ in flipped])),
+        "step-down maximum": _Judged(delta_DP, np.array([p_P for _, p_P in flipped])),
+    }
+
+
+def pairs() -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the first and the second variant of every pair."""
+    return np.triu_indices(NUM_VARIANTS, 1)
+
+
+def _t_tests(delta_DP: Array, error_DP: Array, df: int) -> _Judged:
+    """Return what `significance.judge` says where the standard errors are these."""
+    num_pairs = delta_DP.shape[1]
+    p_DP = holm(two_sided(delta_DP / error_DP, df))
+    equal_DP = holm(not_equivalent(delta_DP, error_DP, df, MARGIN))
+    half_DP = stats.t.ppf(1 - ALPHA / 2, df) * error_DP
+    wide_DP = stats.t.ppf(1 - ALPHA / 2 / num_pairs, df) * error_DP
+    return _Judged(delta_DP, p_DP, equal_DP, half_DP, wide_DP)
+
+
+def _flips(num_seeds: int) -> Array:
+    """Return every choice of signs, a seed each, that of the data first; or many of them."""
+    if 2**num_seeds <= MOST_FLIPS:
+        return np.array(list(itertools.product([1.0, -1.0], repeat=num_seeds)))
+    drawn = np.random.default_rng(0).choice([1.0, -1.0], size=(MOST_FLIPS, num_seeds))
+    drawn[0] = 1.0
+    return drawn
+
+
+def _flip_tests(d_SP: Array, flips_FS: Array) -> tuple[Array, Array]:
+    """Return adjusted p-values of one draw: Holm over pairs, and Westfall and Young's step-down.
+
+    Both flip the signs of whole seeds. The statistic is Student's t, whose sum of squares no flip
+    changes.
+    """
+    num_seeds, num_pairs = d_SP.shape
+    mean_FP = flips_FS @ d_SP / num_seeds
+    spread_FP = (d_SP**2).sum(axis=0) / num_seeds - mean_FP**2
+    t_FP = np.abs(mean_FP) / np.sqrt(np.maximum(spread_FP, 1e-300))
+
+    # Not below the data's own by rounding.
+    at_least_FP = t_FP >= t_FP[0] * (1 - 1e-9)
+    by_holm_P = holm(at_least_FP.mean(axis=0))
+
+    # From the smallest statistic up: the maximum over those that are not yet rejected.
+    order = np.argsort(t_FP[0])
+    largest_FP = np.maximum.accumulate(t_FP[:, order], axis=1)
+    p_P = (largest_FP >= t_FP[0, order] * (1 - 1e-9)).mean(axis=0)
+    stepped_P = np.maximum.accumulate(p_P[::-1])[::-1]
+    by_maximum_P = np.empty(num_pairs)
+    by_maximum_P[order] = stepped_P
+    return by_holm_P, by_maximum_P
+
+
+def _rates(judged: _Judged, means_V: Array) -> dict[str, float]:
+    """Return how often a test erred and how often it found what was there."""
+    a, b = pairs()
+    true_P = means_V[b] - means_V[a]
+    gap_P = np.abs(true_P) / MARGIN
+    same_P = gap_P == 0
+    past_P = gap_P > 1 - 1e-9
+    found_DP = judged.p < ALPHA
+    off_DP = np.abs(judged.delta - true_P)
+
+    rates = {"family_error": found_DP[:, same_P].any(axis=1).mean()}
+    for gap in GAPS:
+        apart_P = np.isclose(gap_P, gap)
+        if apart_P.any():
+            rates[f"power_{gap:g}"] = found_DP[:, apart_P].mean()
+
+    if judged.equal is not None:
+        called_equal_DP = judged.equal < ALPHA
+        rates["false_equal"] = called_equal_DP[:, past_P].any(axis=1).mean()
+        rates["equal_power"] = called_equal_DP[:, same_P].mean()
+    if judged.half is not None:
+        rates["coverage"] = (off_DP <= judged.half).mean()
+    if judged.wide is not None:
+        rates["family_coverage"] = (off_DP <= judged.wide).all(axis=1).mean()
+    return {key: float(rate) for key, rate in rates.items()}

@@ -1,0 +1,235 @@
+"""Which differences are real: the test of docs/protocol.md, its families, and what it says.
+
+Losses form a two-way layout, seed x variant, with holes where a variant has fewer seeds:
+
+    loss_sv = mean_v + block_s + e_sv.
+
+A contrast of two variants is the mean of their differences within the seeds that both have. Its
+standard error is s sqrt(2/n), with s^2 the residual variance of the layout, pooled over variants
+(`pooled`), or the deviation of these differences alone (`paired`). Plain float64.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from rope_exp.evidence.contrasts import Losses
+
+ALPHA = 0.05
+# In nats: the source calls 0.007 "≈" and 0.012 ">".
+MARGIN = 0.01
+POWER = 0.8
+# More seeds than these are not worth a number.
+MOST_SEEDS = 200
+
+Method = Literal["pooled", "paired"]
+# Of a pair (a, b): is a better, worse, as good as b within the margin, or not to be told yet.
+Verdict = Literal["better", "worse", "equivalent", "open"]
+SIGNS: Mapping[Verdict, str] = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the runs say of one pair of rows (a, b). Differences are in nats, b's loss minus a's.
+
+    Attributes:
+        num_seeds: that both have.
+        error: the standard error of `delta`.
+        low, high: of the 95 % interval of this contrast alone.
+        wide_low, wide_high: of the interval that holds for the whole family (Bonferroni).
+        p: of no difference, two-sided, of this contrast alone; p_adjusted: by Holm over the family.
+        p_equivalent: of a difference past the margin (two one-sided tests), by Holm likewise.
+        seeds_needed: how many seeds in all would settle an open pair, with the power `POWER` if the
+            difference is what it is now; None: it is settled, or more than `MOST_SEEDS`.
+    """
+
+    a: str
+    b: str
+    num_seeds: int
+    delta: float
+    error: float
+    df: int
+    low: float
+    high: float
+    wide_low: float
+    wide_high: float
+    p: float
+    p_adjusted: float
+    p_equivalent: float
+    verdict: Verdict
+    seeds_needed: int | None
+
+    @property
+    def sign(self) -> str:
+        """How the pair is written: a > b where a is better."""
+        return SIGNS[self.verdict]
+
+
+def judge(
+    losses: Mapping[str, Losses],
+    family: Sequence[tuple[str, str]],
+    *,
+    method: Method,
+    margin: float = MARGIN,
+) -> list[Judged]:
+    """Judge the pairs of a family together.
+
+    Args:
+        losses: by the rows' labels; all rows help to know the residual where it is pooled.
+        family: pairs of labels; those without two shared seeds are left out.
+        method: how the standard error is known.
+    """
+    table = pd.DataFrame(losses, dtype=float).sort_index()
+    variance, pooled_df = residual_variance(table.to_numpy())
+
+    pairs = []
+    for a, b in family:
+        if a not in table or b not in table:
+            continue
+        differences = (table[b] - table[a]).dropna().to_numpy()
+        count = len(differences)
+        if count < 2 or (method == "pooled" and pooled_df < 1):
+            continue
+        if method == "pooled":
+            error = math.sqrt(2 * variance / count)
+            df = pooled_df
+        else:
+            error = float(differences.std(ddof=1)) / math.sqrt(count)
+            df = count - 1
+        pairs.append(_alone(a, b, float(differences.mean()), error, df, count, margin))
+    return _together(pairs, margin)
+
+
+def all_pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """Return every pair once, in the order of the labels."""
+    return list(itertools.combinations(labels, 2))
+
+
+def residual_variance(table_SV: Array) -> tuple[float, int]:
+    """Return the residual variance of the additive layout, seed x variant, and its degrees.
+
+    Of a whole table s^2 = sum (x_sv - x_s. - x_.v + x_..)^2 / ((S - 1)(V - 1)); where cells are
+    missing (NaN), the least-squares fit of the same model.
+    """
+    seed_N, variant_N = np.nonzero(~np.isnan(table_SV))
+    if not len(seed_N):
+        return math.nan, 0
+
+    num_seeds, num_variants = table_SV.shape
+    design = np.hstack([np.eye(num_seeds)[seed_N], np.eye(num_variants)[variant_N]])
+    loss_N = table_SV[seed_N, variant_N]
+    fitted, _, rank, _ = np.linalg.lstsq(design, loss_N, rcond=None)
+    df = len(loss_N) - int(rank)
+    if df < 1:
+        return math.nan, 0
+    return float(np.sum((loss_N - design @ fitted) ** 2)) / df, df
+
+
+def holm(p: Array) -> Array:
+    """Return p-values adjusted by Holm's step-down rule, over the last axis."""
+    count = p.shape[-1]
+    order = np.argsort(p, axis=-1)
+    ordered = np.take_along_axis(p, order, axis=-1) * np.arange(count, 0, -1)
+    stepped = np.minimum(np.maximum.accumulate(ordered, axis=-1), 1.0)
+    adjusted = np.empty_like(p)
+    np.put_along_axis(adjusted, order, stepped, axis=-1)
+    return adjusted
+
+
+def two_sided(t: Array, df: int) -> Array:
+    """Return the p-value of no difference."""
+    return np.asarray(2 * stats.t.sf(np.abs(t), df))
+
+
+def not_equivalent(delta: Array, error: Array, df: int, margin: float) -> Array:
+    """Return the p-value of a difference of at least the margin: the larger of two one-sided."""
+    return np.asarray(stats.t.sf((margin - np.abs(delta)) / error, df))
+
+
+# -- one pair --------------------------------------------------------------------------------------
+
+
+def _alone(
+    a: str, b: str, delta: float, error: float, df: int, count: int, margin: float
+) -> Judged:
+    # Equal to the last digit, in every seed: no test is needed, and none could be made.
+    tiny = max(error, np.finfo(float).tiny)
+    half = float(stats.t.ppf(1 - ALPHA / 2, df)) * error
+    return Judged(
+        a=a,
+        b=b,
+        num_seeds=count,
+        delta=delta,
+        error=error,
+        df=df,
+        low=delta - half,
+        high=delta + half,
+        wide_low=math.nan,
+        wide_high=math.nan,
+        p=float(two_sided(np.array(delta / tiny), df)),
+        p_adjusted=math.nan,
+        p_equivalent=float(not_equivalent(np.array(delta), np.array(tiny), df, margin)),
+        verdict="open",
+        seeds_needed=None,
+    )
+
+
+def _together(pairs: Sequence[Judged], margin: float) -> list[Judged]:
+    """Adjust for the family, and say the verdicts."""
+    adjusted = holm(np.array([pair.p for pair in pairs]))
+    equivalent = holm(np.array([pair.p_equivalent for pair in pairs]))
+
+    judged = []
+    for pair, p, p_equivalent in zip(pairs, adjusted, equivalent, strict=True):
+        half = float(stats.t.ppf(1 - ALPHA / 2 / len(pairs), pair.df)) * pair.error
+        verdict: Verdict = "open"
+        # A difference that is real and smaller than the margin is none that matters.
+        if p_equivalent < ALPHA:
+            verdict = "equivalent"
+        elif p < ALPHA:
+            verdict = "better" if pair.delta > 0 else "worse"
+        needed = _seeds_needed(pair, len(pairs), margin) if verdict == "open" else None
+        judged.append(
+            replace(
+                pair,
+                wide_low=pair.delta - half,
+                wide_high=pair.delta + half,
+                p_adjusted=float(p),
+                p_equivalent=float(p_equivalent),
+                verdict=verdict,
+                seeds_needed=needed,
+            )
+        )
+    return judged
+
+
+def _seeds_needed(pair: Judged, family_size: int, margin: float) -> int | None:
+    """Return the smallest number of seeds that would settle the pair, as a difference or as none.
+
+    At the level that Holm's rule asks of its first step, so it errs on the side of more.
+    """
+    deviation = pair.error * math.sqrt(pair.num_seeds)
+    # Degrees of freedom grow with the seeds, as they did so far.
+    df_per_seed = pair.df / max(pair.num_seeds - 1, 1)
+    for count in range(pair.num_seeds + 1, MOST_SEEDS + 1):
+        error = deviation / math.sqrt(count)
+        df = round(df_per_seed * (count - 1))
+        critical = float(stats.t.ppf(1 - ALPHA / 2 / family_size, df))
+        critical_equivalent = float(stats.t.ppf(1 - ALPHA / family_size, df))
+
+        detected = stats.nct.sf(critical, df, abs(pair.delta) / error)
+        # Both one-sided tests must reject.
+        above = (margin - pair.delta) / error - critical_equivalent
+        below = (margin + pair.delta) / error - critical_equivalent
+        shown_equal = stats.norm.cdf(above) + stats.norm.cdf(below) - 1
+        if max(detected, shown_equal) >= POWER:
+            return count
+    return None

@@ -31,6 +31,8 @@ def report(words: list[str]) -> int:
     Nothing is written unless every run may share the table; the same runs give the same bytes.
     """
     from rope_exp.evidence.published import REFERENCE
+    from rope_exp.evidence.records import DEFAULT_RECORDS
+    from rope_exp.report.command import write, write_campaigns
 
     parser = Parser("report", "Compile run folders into the table and its figures.")
     parser.add_argument(
@@ -48,12 +50,23 @@ def report(words: list[str]) -> int:
         metavar="KEY",
         help="what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *",
     )
-    asked = vars(parser.parse_args(words))
-    asked["factors"] = tuple(asked["factors"])
+    parser.add_argument(
+        "--campaign",
+        metavar="NAME",
+        help="the records of one campaign, or of `all`, instead of runs",
+    )
+    parser.add_argument(
+        "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
+    )
+    asked = parser.parse_args(words)
 
-    from rope_exp.report.command import write
+    if asked.campaign is not None:
+        name = None if asked.campaign == "all" else asked.campaign
+        print("\n".join(write_campaigns(asked.records, name, asked.out)))
+        return 0
 
-    print("\n".join(write(**asked)))
+    lines = write(asked.runs, asked.group, asked.out, asked.reference, tuple(asked.factors))
+    print("\n".join(lines))
     return 0
 
 

@@ -29,6 +29,8 @@ from rope_exp.config.schema import Name, convert, has_aliases, unknown_key
 from rope_exp.system.errors import ConfigError, first_line, show
 
 FOLDER = "campaign"
+# The campaign that measures noise, whose report is of its own.
+PILOT = "noise"
 
 # A block is what has these in common.
 SEEDS = ("seed", "data.seed")

@@ -16,6 +16,18 @@ SOURCE_SHORT = "Su Jianlin, 18 April 2025, spaces.ac.cn/archives/10862"  # for f
 # ">" is the source's word for better, "≈" for too close to tell.
 ORDER = "QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O"
 
+# The same, pair by pair: what stands between the neighbours of that order.
+RELATIONS = (
+    ("qk_rope", "≈", "qkvo_rope"),
+    ("qkvo_rope", ">", "k_rope"),
+    ("k_rope", "≈", "vo_rope"),
+    ("vo_rope", ">", "qkv_rope"),
+    ("qkv_rope", ">", "nope"),
+    ("nope", ">", "o_rope"),
+    ("nope", ">", "q_rope"),
+    ("nope", ">", "v_rope"),
+)
+
 # The variant that differences are against, unless told otherwise: the standard one.
 REFERENCE = "qk_rope"
 

@@ -6,7 +6,8 @@ Losses form a two-way layout, seed x variant, with holes where a variant has few
 
 A contrast of two variants is the mean of their differences within the seeds that both have. Its
 standard error is s sqrt(2/n), with s^2 the residual variance of the layout, pooled over variants
-(`pooled`), or the deviation of these differences alone (`paired`). Plain float64.
+(`pooled`), or the deviation of these differences alone (`paired`). Which of the two is looked up in
+the runs themselves: pooled, unless variants are seen to be unequally noisy. Plain float64.
 """
 
 import itertools
@@ -53,6 +54,7 @@ class Judged:
 
     a: str
     b: str
+    margin: float
     num_seeds: int
     delta: float
     error: float
@@ -72,12 +74,25 @@ class Judged:
         """How the pair is written: a > b where a is better."""
         return SIGNS[self.verdict]
 
+    def outcome(self, published: str) -> str:
+        """Return what the runs say of a published relation between a and b, ">" or "≈".
+
+        "a > b" is contradicted where b is better or both are equivalent; "a ≈ b" where the family's
+        interval lies beyond the margin.
+        """
+        if self.sign == published:
+            return "confirmed"
+        contradicted = self.verdict in ("worse", "equivalent")
+        if published == SIGNS["equivalent"]:
+            contradicted = self.wide_low > self.margin or self.wide_high < -self.margin
+        return "contradicted" if contradicted else "open"
+
 
 def judge(
     losses: Mapping[str, Losses],
     family: Sequence[tuple[str, str]],
     *,
-    method: Method,
+    method: Method | None = None,
     margin: float = MARGIN,
 ) -> list[Judged]:
     """Judge the pairs of a family together.
@@ -85,9 +100,11 @@ def judge(
     Args:
         losses: by the rows' labels; all rows help to know the residual where it is pooled.
         family: pairs of labels; those without two shared seeds are left out.
-        method: how the standard error is known.
+        method: how the standard error is known; None: as `choose_method` says.
+        margin: in nats; differences below it do not matter.
     """
     table = pd.DataFrame(losses, dtype=float).sort_index()
+    method = method or choose_method(losses)
     variance, pooled_df = residual_variance(table.to_numpy())
 
     pairs = []
@@ -96,16 +113,21 @@ def judge(
             continue
         differences = (table[b] - table[a]).dropna().to_numpy()
         count = len(differences)
-        if count < 2 or (method == "pooled" and pooled_df < 1):
+        if count < 2:
             continue
-        if method == "pooled":
-            error = math.sqrt(2 * variance / count)
-            df = pooled_df
-        else:
+        error = math.sqrt(2 * variance / count)
+        df = pooled_df
+        if method == "paired":
             error = float(differences.std(ddof=1)) / math.sqrt(count)
             df = count - 1
         pairs.append(_alone(a, b, float(differences.mean()), error, df, count, margin))
-    return _together(pairs, margin)
+    return _together(pairs)
+
+
+def choose_method(losses: Mapping[str, Losses]) -> Method:
+    """Return how standard errors are known: pooled, unless rows are seen to be unequally noisy."""
+    p = unequal_noise(pd.DataFrame(losses, dtype=float).sort_index().to_numpy())
+    return "paired" if p is not None and p < ALPHA else "pooled"
 
 
 def all_pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
@@ -113,24 +135,67 @@ def all_pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
     return list(itertools.combinations(labels, 2))
 
 
-def residual_variance(table_SV: Array) -> tuple[float, int]:
-    """Return the residual variance of the additive layout, seed x variant, and its degrees.
+def residuals(table_SV: Array) -> tuple[Array, int]:
+    """Return e of the additive layout, seed x variant, by least squares, and its degrees.
 
-    Of a whole table s^2 = sum (x_sv - x_s. - x_.v + x_..)^2 / ((S - 1)(V - 1)); where cells are
-    missing (NaN), the least-squares fit of the same model.
+    Of a whole table e_sv = x_sv - x_s. - x_.v + x_.. with (S - 1)(V - 1) degrees of freedom; where
+    a loss is missing (NaN), so is its residual.
     """
+    residual_SV = np.full(table_SV.shape, np.nan)
     seed_N, variant_N = np.nonzero(~np.isnan(table_SV))
     if not len(seed_N):
-        return math.nan, 0
+        return residual_SV, 0
 
     num_seeds, num_variants = table_SV.shape
     design = np.hstack([np.eye(num_seeds)[seed_N], np.eye(num_variants)[variant_N]])
     loss_N = table_SV[seed_N, variant_N]
     fitted, _, rank, _ = np.linalg.lstsq(design, loss_N, rcond=None)
-    df = len(loss_N) - int(rank)
+    residual_SV[seed_N, variant_N] = loss_N - design @ fitted
+    return residual_SV, len(loss_N) - int(rank)
+
+
+def residual_variance(table_SV: Array) -> tuple[float, int]:
+    """Return the residual variance s^2 of the layout and its degrees; NaN where it has none."""
+    residual_SV, df = residuals(table_SV)
     if df < 1:
         return math.nan, 0
-    return float(np.sum((loss_N - design @ fitted) ** 2)) / df, df
+    return float(np.nansum(residual_SV**2)) / df, df
+
+
+def unequal_noise(table_SV: Array) -> float | None:
+    """Return the p-value that variants are equally noisy: Bartlett's test of the residuals.
+
+    Heavy tails make it small, too, which is as good a reason not to pool. None where not every
+    variant has two seeds.
+    """
+    residual_SV, df = residuals(table_SV)
+    counts_V = np.sum(~np.isnan(residual_SV), axis=0)
+    if df < 1 or counts_V.min() < 2:
+        return None
+    return float(bartlett(np.nanvar(residual_SV, axis=0, ddof=1), counts_V))
+
+
+def bartlett(variance_V: Array, counts_V: Array | int) -> Array:
+    """Return the p-value of Bartlett's test that samples of some sizes have equal variances.
+
+    With n_v values of variance s_v^2, N = sum n_v, and s^2 their pooled variance:
+
+        T = ((N - V) ln s^2 - sum (n_v - 1) ln s_v^2) / C,
+        C = 1 + (sum 1/(n_v - 1) - 1/(N - V)) / (3 (V - 1)),
+
+    and T follows chi-squared with V - 1 degrees of freedom. Over the last axis; scipy has it for
+    samples alone, one set at a time.
+    """
+    df_V = np.broadcast_to(np.asarray(counts_V, dtype=float) - 1, variance_V.shape)
+    total = df_V.sum(axis=-1)
+    groups = variance_V.shape[-1]
+
+    # A variance of 0, of rows that agree to the last digit, is as unequal as can be.
+    variance_V = np.maximum(variance_V, np.finfo(float).tiny)
+    pooled = (df_V * variance_V).sum(axis=-1) / total
+    statistic = total * np.log(pooled) - (df_V * np.log(variance_V)).sum(axis=-1)
+    correction = 1 + ((1 / df_V).sum(axis=-1) - 1 / total) / (3 * (groups - 1))
+    return np.asarray(stats.chi2.sf(statistic / correction, groups - 1))
 
 
 def holm(p: Array) -> Array:
@@ -166,6 +231,7 @@ def _alone(
     return Judged(
         a=a,
         b=b,
+        margin=margin,
         num_seeds=count,
         delta=delta,
         error=error,
@@ -182,7 +248,7 @@ def _alone(
     )
 
 
-def _together(pairs: Sequence[Judged], margin: float) -> list[Judged]:
+def _together(pairs: Sequence[Judged]) -> list[Judged]:
     """Adjust for the family, and say the verdicts."""
     adjusted = holm(np.array([pair.p for pair in pairs]))
     equivalent = holm(np.array([pair.p_equivalent for pair in pairs]))
@@ -196,7 +262,7 @@ def _together(pairs: Sequence[Judged], margin: float) -> list[Judged]:
             verdict = "equivalent"
         elif p < ALPHA:
             verdict = "better" if pair.delta > 0 else "worse"
-        needed = _seeds_needed(pair, len(pairs), margin) if verdict == "open" else None
+        needed = _seeds_needed(pair, len(pairs)) if verdict == "open" else None
         judged.append(
             replace(
                 pair,
@@ -211,7 +277,7 @@ def _together(pairs: Sequence[Judged], margin: float) -> list[Judged]:
     return judged
 
 
-def _seeds_needed(pair: Judged, family_size: int, margin: float) -> int | None:
+def _seeds_needed(pair: Judged, family_size: int) -> int | None:
     """Return the smallest number of seeds that would settle the pair, as a difference or as none.
 
     At the level that Holm's rule asks of its first step, so it errs on the side of more.
@@ -227,8 +293,8 @@ def _seeds_needed(pair: Judged, family_size: int, margin: float) -> int | None:
 
         detected = stats.nct.sf(critical, df, abs(pair.delta) / error)
         # Both one-sided tests must reject.
-        above = (margin - pair.delta) / error - critical_equivalent
-        below = (margin + pair.delta) / error - critical_equivalent
+        above = (pair.margin - pair.delta) / error - critical_equivalent
+        below = (pair.margin + pair.delta) / error - critical_equivalent
         shown_equal = stats.norm.cdf(above) + stats.norm.cdf(below) - 1
         if max(detected, shown_equal) >= POWER:
             return count

@@ -1,17 +1,25 @@
-"""What the command `report` does: run folders in, the table and its figures out.
+"""What the command `report` does: run folders or records in, tables and figures out.
 
 The same runs give the same bytes.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rope_exp.evidence.runs import find_groups, read_runs
-from rope_exp.report.content import build
+from rope_exp.config.campaign import PILOT
+from rope_exp.evidence.comparable import spelled
+from rope_exp.evidence.records import read_records, recorded_campaigns
+from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
+from rope_exp.report.content import Report, build
 from rope_exp.report.figures import against_published, loss_curves
+from rope_exp.report.noise import noise_files
 from rope_exp.report.sentences import summary
-from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
+from rope_exp.report.tables import csv_table, markdown, pairs_table, plain_table, tex_table
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import write_atomically
+
+# What a campaign's table is never split by: what a block is, and what a row says.
+SEEDS = ("seed", "data.seed")
 
 
 def write(
@@ -43,17 +51,73 @@ def write(
 
     keys = [factor for factor in factors if factor != "seed"]
     report = build(found, keys, reference, left_out)
+    files = _table_files(report)
+    _write_all(out, files)
+    return [plain_table(report), summary(report), "", *(str(out / name) for name in files)]
+
+
+def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
+    """Make a campaign's files again from its records, in <out>/<name>.
+
+    Args:
+        records: where the records of all campaigns lie.
+        name: of the campaign; None: each that has records.
+    Returns:
+        The lines to print.
+    Raises:
+        RecordError: a record does not verify, or there is none; nothing is written.
+        OSError: the disk would not have it.
+    """
+    names = recorded_campaigns(records)
+    if name is not None and name not in names:
+        there = ", ".join(names) or "none"
+        raise ReportError(f"{records} holds no record of a campaign {name}; it holds {there}")
+
+    # All are made before the first is written.
+    made = {
+        each: _campaign_files(read_records(records, each)) for each in names if name in (None, each)
+    }
+    lines = []
+    for each, files in made.items():
+        _write_all(out / each, files)
+        lines += [str(out / each / file) for file in files]
+    return lines
+
+
+def _campaign_files(runs: Sequence[Run]) -> dict[str, bytes]:
+    """Return a campaign's files: a table for each choice of its factors but variant and seeds."""
+    if runs[0].group == PILOT:
+        return noise_files(runs)
+
+    levels: dict[str, list[Run]] = {}
+    for run in runs:
+        keys = [key for key in run.factors if key not in SEEDS]
+        level = "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
+        levels.setdefault(level, []).append(run)
+
+    files = {}
+    for level, found in sorted(levels.items()):
+        for name, content in _table_files(build(found, ["pe"])).items():
+            files[f"{level}/{name}" if level else name] = content
+    return files
+
+
+def _table_files(report: Report) -> dict[str, bytes]:
     files = {
         "table.md": markdown(report).encode(),
         "table.csv": csv_table(report).encode(),
         "table.tex": tex_table(report).encode(),
         "figures/loss_curves.png": loss_curves(report),
     }
+    if report.pairs:
+        files["pairs.csv"] = pairs_table(report).encode()
     if report.of_variants:
         files["figures/against_published.png"] = against_published(report)
+    return files
 
+
+def _write_all(out: Path, files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
-    return [plain_table(report), summary(report), "", *(str(out / name) for name in files)]

@@ -1,12 +1,24 @@
 """What a report shows: a comparison, the reference, and what the losses say beside it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import pandas as pd
 
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import Row, comparable
 from rope_exp.evidence.contrasts import Contrast, Losses, compare
 from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.evidence.significance import (
+    Judged,
+    Method,
+    all_pairs,
+    choose_method,
+    judge,
+    residual_variance,
+    unequal_noise,
+)
 
 
 @dataclass(frozen=True)
@@ -18,6 +30,33 @@ class Line(Row):
 
 
 @dataclass(frozen=True)
+class Noise:
+    """What the layout, seed x row, leaves unexplained.
+
+    Attributes:
+        deviation: of the residual, in nats; two runs' difference within a seed deviates by sqrt(2)
+            times that.
+        df: its degrees of freedom.
+        p_equal: that rows are equally noisy (Bartlett); None where it cannot be told.
+        method: how standard errors are known, by what `p_equal` is.
+    """
+
+    deviation: float
+    df: int
+    p_equal: float | None
+    method: Method
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A published relation between two rows, and what the runs say of it."""
+
+    published: str  # > or ≈
+    judged: Judged
+    outcome: str  # confirmed, contradicted or open
+
+
+@dataclass(frozen=True)
 class Report:
     """All that tables, sentences and figures are made from."""
 
@@ -25,6 +64,10 @@ class Report:
     rows: Mapping[str, Line]  # by label, best first
     reference: Row  # without runs where the comparison has none of it
     left_out: Sequence[str]  # folders that hold no run
+    noise: Noise | None  # None with fewer than two seeds
+    against: Mapping[str, Judged]  # of each other row: (reference, row), judged as one family
+    pairs: Mapping[tuple[str, str], Judged]  # all of them, judged as one family, the better first
+    relations: Sequence[Relation]  # the published ones, judged as one family
 
     @property
     def runs(self) -> list[Run]:
@@ -75,4 +118,32 @@ def build(
         for each, ours in compare({each: rows[each].losses for each in rows}, label).items()
     }
     nothing = Row(label, label, 0, [])
-    return Report(keys, lines, rows.get(label, nothing), left_out)
+    losses = {each: lines[each].losses for each in lines if lines[each].losses}
+    contrasts = [(label, each) for each in losses if each != label]
+    return Report(
+        keys,
+        lines,
+        rows.get(label, nothing),
+        left_out,
+        noise=_noise(losses),
+        against={pair.b: pair for pair in judge(losses, contrasts)},
+        pairs={(pair.a, pair.b): pair for pair in judge(losses, all_pairs(list(losses)))},
+        relations=_relations(losses) if list(keys) == ["pe"] else [],
+    )
+
+
+def _noise(losses: Mapping[str, Losses]) -> Noise | None:
+    table_SV = pd.DataFrame(losses, dtype=float).to_numpy()
+    variance, df = residual_variance(table_SV)
+    if not df:
+        return None
+    return Noise(math.sqrt(variance), df, unequal_noise(table_SV), choose_method(losses))
+
+
+def _relations(losses: Mapping[str, Losses]) -> list[Relation]:
+    """Judge what is published of the rows that are here."""
+    signs = {(a, b): sign for a, sign, b in published.RELATIONS}
+    return [
+        Relation(signs[pair.a, pair.b], pair, pair.outcome(signs[pair.a, pair.b]))
+        for pair in judge(losses, list(signs))
+    ]

@@ -1,10 +1,11 @@
 """The sentences around the table: caption, summary, notes and assumptions.
 
-Nothing here says more than the runs do: without tests of significance the order of the means is
-called just that.
+Nothing here says more than the runs do: a difference is called one where the test of
+docs/protocol.md finds it.
 """
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
@@ -13,7 +14,8 @@ from rope_exp.evidence import published
 from rope_exp.evidence.comparable import differing_surroundings
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.runs import Run
-from rope_exp.report.content import Report
+from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.content import Line, Noise, Report
 from rope_exp.system.errors import show
 
 # The sections of a config that a table's reader is told, and what each is of; but what rows say.
@@ -78,13 +80,22 @@ def summary(report: Report) -> str:
             f"{agreement}."
         )
 
-    names = ", ".join(row.name for row in ranked)
-    deviations = [row.ours.loss_sd for row in ranked if row.ours.loss_sd is not None]
+    if report.noise is None:
+        return f"No two rows share two seeds, so nothing can be tested{agreement}."
+    seeds = _span(counts, "d")
     return (
-        f"{_span(counts, 'd')} seeds, significance not yet tested, so no difference here is "
-        f"called real; order by mean loss over the seeds that all share: {names}; sd over seeds "
-        f"{_span(deviations, '.4f')} nats{agreement}."
+        f'{_order(report, ranked)} ({seeds} seeds; ">": better, "≈": equal within {MARGIN:g} nats, '
+        f'"?": not settled; all {len(report.pairs)} pairs tested together{agreement}).'
     )
+
+
+def _order(report: Report, ranked: Sequence[Line]) -> str:
+    """Return the order of the means, and between neighbours what the tests say."""
+    order = ranked[0].name
+    for first, second in itertools.pairwise(ranked):
+        pair = report.pairs.get((first.label, second.label))
+        order += f" {pair.sign if pair else '?'} {second.name}"
+    return order
 
 
 def _tau(report: Report) -> str:
@@ -106,6 +117,8 @@ def notes(report: Report) -> list[str]:
         ]
     if not report.reference.losses:
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ.")
+
+    said += _noise_notes(report.noise)
 
     for run in report.runs:
         said += _run_notes(run)
@@ -159,6 +172,24 @@ def _choices(config: RunConfig, section: str) -> str:
 
 
 # -- words -----------------------------------------------------------------------------------------
+
+
+def _noise_notes(noise: Noise | None) -> list[str]:
+    if noise is None:
+        return []
+    look = ""
+    if noise.p_equal is not None:
+        look = f"; equal noise of rows: p = {spell_p(noise.p_equal)} (Bartlett)"
+    how = "pooled over rows" if noise.method == "pooled" else "each pair's own, for rows differ"
+    return [
+        f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} nats ({noise.df} "
+        f"degrees of freedom{look}); standard errors: {how}. Tests: docs/protocol.md."
+    ]
+
+
+def spell_p(p: float) -> str:
+    """Return a p-value for a reader."""
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 def _seed_notes(report: Report) -> list[str]:

@@ -5,16 +5,26 @@ word, never a number.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from rope_exp.evidence.comparable import spelled
+from rope_exp.evidence.significance import Verdict
 from rope_exp.report.content import Line, Report
-from rope_exp.report.sentences import assumptions, caption, notes, summary
+from rope_exp.report.sentences import assumptions, caption, notes, spell_p, summary
 
 DASH = "—"
+# Of a row against the reference.
+WORDS: Mapping[Verdict, str] = {
+    "better": "worse",
+    "worse": "better",
+    "equivalent": "equivalent",
+    "open": "open",
+}
+_JUDGED = ("95 % interval", "p (Holm)", "verdict")
+_FAMILY = ("p_adjusted", "family", "delta_wide_low", "delta_wide_high", "seeds_needed")
 Value = str | float | None
 
 
@@ -59,18 +69,106 @@ def cells(report: Report, row: Line) -> list[Cell]:
         Cell("", "loss (mean)", row.verdict or ours.loss_mean, ".4f"),
         Cell("loss_sd", "sd over seeds", ours.loss_sd, ".4f"),
         Cell("delta", delta, ours.delta, "+.4f"),
-        # No significance is tested yet: these stand empty.
-        Cell("delta_ci_low", "", None),
-        Cell("delta_ci_high", "", None),
-        Cell("p_holm", "", None),
-        Cell("verdict", "", row.verdict),
+        *_judged_cells(report, row),
         Cell("published_loss", "published loss", theirs.loss_mean, ".3f"),
         Cell("published_delta", f"published {delta}", theirs.delta, "+.3f"),
         Cell("", "rank", ours.rank, "d"),
         Cell("", "published rank", theirs.rank, "d"),
+        *_family_cells(report, row),
     ]
     # A factor that no contracted column of table.csv holds stands behind them.
     return shown + [Cell(key, "", spelled(run.config, key)) for key in report.keys if key != "pe"]
+
+
+def _judged_cells(report: Report, row: Line) -> list[Cell]:
+    """Return what the contrast with the reference says of a row, among the eight of its kind."""
+    judged = report.against.get(row.label)
+    if judged is None:
+        return [
+            Cell("delta_ci_low", "", None),
+            Cell("delta_ci_high", "", None),
+            Cell("p_holm", "", None),
+            Cell("verdict", "", row.verdict),
+            *(Cell("", header, None) for header in _JUDGED if report.noise),
+        ]
+    word = WORDS[judged.verdict]
+    interval = f"{judged.low:+.4f} to {judged.high:+.4f}"
+    for_readers = zip(_JUDGED, (interval, spell_p(judged.p_adjusted), word), strict=True)
+    return [
+        Cell("delta_ci_low", "", judged.low, "+.4f"),
+        Cell("delta_ci_high", "", judged.high, "+.4f"),
+        Cell("p_holm", "", judged.p_adjusted, ".4f"),
+        Cell("verdict", "", word),
+        *(Cell("", header, said) for header, said in for_readers),
+    ]
+
+
+def _family_cells(report: Report, row: Line) -> list[Cell]:
+    """Return what the same contrast says among all pairs, and what would settle it."""
+    label = row.label
+    reference = report.reference.label
+    family = f"{len(report.pairs)} pairs" if report.pairs else ""
+    judged = report.pairs.get((label, reference)) or report.pairs.get((reference, label))
+    if judged is None:
+        return [Cell(name, "", None) for name in _FAMILY]
+
+    # A pair stands there once, the better first; the table's Δ is the row's minus the reference's.
+    sign = 1 if judged.b == label else -1
+    wide = sorted((sign * judged.wide_low, sign * judged.wide_high))
+    needed = report.against[label].seeds_needed
+    return [
+        Cell("p_adjusted", "", judged.p_adjusted, ".4f"),
+        Cell("family", "", family),
+        Cell("delta_wide_low", "", wide[0], "+.4f"),
+        Cell("delta_wide_high", "", wide[1], "+.4f"),
+        Cell("seeds_needed", "", needed, "d"),
+    ]
+
+
+def pairs_table(report: Report) -> str:
+    """Return pairs.csv: every pair of rows, the better first, judged together."""
+    lines = []
+    for pair in report.pairs.values():
+        lines.append(
+            {
+                "better": pair.a,
+                "sign": pair.sign,
+                "worse": pair.b,
+                "num_seeds": pair.num_seeds,
+                "delta": f"{pair.delta:.6f}",
+                "delta_ci_low": f"{pair.low:.6f}",
+                "delta_ci_high": f"{pair.high:.6f}",
+                "delta_wide_low": f"{pair.wide_low:.6f}",
+                "delta_wide_high": f"{pair.wide_high:.6f}",
+                "p": f"{pair.p:.6f}",
+                "p_adjusted": f"{pair.p_adjusted:.6f}",
+                "p_equivalent": f"{pair.p_equivalent:.6f}",
+                "seeds_needed": pair.seeds_needed or "",
+            }
+        )
+    return pd.DataFrame(lines).to_csv(index=False)
+
+
+def relations_table(report: Report) -> str:
+    """Return the published relations, one by one, as a table in Markdown."""
+    lines = [
+        "| published | ours | Δ | 95 % interval | p (Holm) | seeds | outcome |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for relation in report.relations:
+        pair = relation.judged
+        a = report.rows[pair.a].name
+        b = report.rows[pair.b].name
+        outcome = relation.outcome
+        if outcome == "open":
+            needed = pair.seeds_needed
+            outcome += f", about {needed} seeds would settle it" if needed else ""
+        lines.append(
+            f"| {a} {relation.published} {b} | {a} {pair.sign} {b} | {pair.delta:+.4f} "
+            f"| {pair.low:+.4f} to {pair.high:+.4f} | {spell_p(pair.p_adjusted)} "
+            f"| {pair.num_seeds} | {outcome} |"
+        )
+    return "\n".join(lines)
 
 
 # -- spellings -------------------------------------------------------------------------------------
@@ -93,10 +191,18 @@ def markdown(report: Report) -> str:
     if report.of_variants:
         pictures.append("![Against the published losses](figures/against_published.png)")
 
+    relations = []
+    if report.relations:
+        relations = [
+            "The published relations, one by one (Δ: the second's loss minus the first's):",
+            relations_table(report),
+        ]
+
     parts = [
         f"**{caption(report)}**",
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
         summary(report),
+        *relations,
         "\n".join(pictures),
         "Notes:",
         _bullets(notes(report)),

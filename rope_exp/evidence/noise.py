@@ -1,0 +1,157 @@
+"""How far losses differ where nothing is compared: the pilot, before the protocol.
+
+Its cells are one variant each under seeds of initial weights and of order that vary alone or
+together, and under changes of how the same numbers are computed. Plain float64, nats.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rope_exp.evidence.runs import Run
+from rope_exp.system.errors import show
+
+Array = NDArray[np.float64]
+
+SEEDS = ("seed", "data.seed")
+# A document of the English corpus fills some nine of the windows that are spread over it.
+WINDOWS_OF_A_BLOCK = 8
+NUM_BOOTSTRAPS = 10_000
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far losses and differences deviate when one thing varies.
+
+    Attributes:
+        what: varies.
+        count: how many values it took.
+        losses: deviation of a row's loss, by row.
+        paired: deviation of two rows' difference at the same value, by pair.
+        unpaired: the same of two rows at different values.
+    """
+
+    what: str
+    count: int
+    losses: Mapping[str, float]
+    paired: Mapping[tuple[str, str], float]
+    unpaired: Mapping[tuple[str, str], float]
+
+    @property
+    def ratio(self) -> float:
+        """The paired deviation over the unpaired, root mean squares over pairs."""
+        return _rms(list(self.paired.values())) / _rms(list(self.unpaired.values()))
+
+
+def spreads(runs: Sequence[Run]) -> list[Spread]:
+    """Return the deviations under initial weights, order, and both.
+
+    Raises:
+        ValueError: fewer than two values of one of them.
+    """
+    plain = [run for run in runs if not changes(run)]
+    first = min(run.config.seed for run in plain)
+    kinds: dict[str, Callable[[int, int], bool]] = {
+        "initial weights": lambda seed, order: order == first,
+        "order of batches": lambda seed, order: seed == first,
+        "both": lambda seed, order: seed == order,
+    }
+    return [_spread(what, plain, chosen) for what, chosen in kinds.items()]
+
+
+def changes(run: Run) -> dict[str, Any]:
+    """Return what a cell does otherwise than the plain ones: its factors but for seeds."""
+    return {key: value for key, value in run.factors.items() if key not in SEEDS}
+
+
+def rounding(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the change of each row's loss, and of pairs' differences, by what is done otherwise.
+
+    A row for each change, against the plain cell of the same seeds; columns are rows and pairs.
+    """
+    plain = {(run.row, _seeds(run)): run.loss for run in runs if not changes(run)}
+    found: dict[str, dict[str, float]] = {}
+    for run in runs:
+        if changes(run) and run.loss is not None:
+            what = ", ".join(f"{key}={show(value)}" for key, value in changes(run).items())
+            before = plain[run.row, _seeds(run)]
+            assert before is not None
+            found.setdefault(what, {})[run.row] = run.loss - before
+
+    table = pd.DataFrame(found).T
+    for a, b in itertools.combinations(list(table.columns), 2):
+        table[f"{b} - {a}"] = table[b] - table[a]
+    return table
+
+
+def window_errors(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the standard error that held-out windows leave in each pair's difference.
+
+    By the bootstrap, over windows alone and over blocks of neighbours, of the differences of the
+    plain runs averaged over the seeds that vary together: the windows are one draw for all seeds.
+    `spread`: of a window's averaged difference, so that N windows leave spread / sqrt(N).
+    """
+    both = [run for run in runs if not changes(run) and len(set(_seeds(run))) == 1]
+    losses: dict[str, list[Array]] = {}
+    for run in sorted(both, key=_seeds):
+        losses.setdefault(run.row, []).append(np.array(run.probes["windows"]["loss"]))
+
+    rows = []
+    for a, b in itertools.combinations(losses, 2):
+        differences_N = np.mean(losses[b], axis=0) - np.mean(losses[a], axis=0)
+        rows.append(
+            {
+                "pair": f"{b} - {a}",
+                "windows": len(differences_N),
+                "delta": float(differences_N.mean()),
+                "spread": float(differences_N.std(ddof=1)),
+                "error": bootstrap_error(differences_N, 1),
+                "error_of_blocks": bootstrap_error(differences_N, WINDOWS_OF_A_BLOCK),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def bootstrap_error(values_N: Array, block: int, seed: int = 0) -> float:
+    """Return the standard error of a mean, by resampling blocks of neighbouring values.
+
+    The last values that fill no block are left out.
+    """
+    means_M = values_N[: len(values_N) // block * block].reshape(-1, block).mean(axis=1)
+    random = np.random.default_rng(seed)
+    drawn = random.integers(len(means_M), size=(NUM_BOOTSTRAPS, len(means_M)))
+    return float(means_M[drawn].mean(axis=1).std(ddof=1))
+
+
+def _seeds(run: Run) -> tuple[int, int]:
+    return run.config.seed, run.config.order_seed
+
+
+def _spread(what: str, runs: Sequence[Run], chosen: Callable[[int, int], bool]) -> Spread:
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for run in runs:
+        if chosen(*_seeds(run)) and run.loss is not None:
+            found.setdefault(run.row, {})[_seeds(run)] = run.loss
+    table = pd.DataFrame(found).sort_index().dropna()
+    if len(table) < 2:
+        raise ValueError(f"{what}: fewer than two values that all rows have")
+
+    paired = {}
+    unpaired = {}
+    for a, b in itertools.combinations(table.columns, 2):
+        # Every pair of different values: the variance of the difference is then the sum of both.
+        variance = table[a].var() + table[b].var()
+        paired[a, b] = float((table[b] - table[a]).std())
+        unpaired[a, b] = math.sqrt(variance)
+    deviations = {row: float(table[row].std()) for row in table.columns}
+    return Spread(what, len(table), deviations, paired, unpaired)
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))

@@ -1,0 +1,85 @@
+"""What the pilot says: deviations, what pairing takes away, rounding, and the windows' share."""
+
+import itertools
+from collections.abc import Sequence
+
+import pandas as pd
+
+from rope_exp.evidence.noise import Spread, rounding, spreads, window_errors
+from rope_exp.evidence.runs import Run
+from rope_exp.evidence.significance import MARGIN
+
+# The share of the margin that the held-out windows may take.
+WINDOWS_SHARE = 1 / 3
+
+
+def noise_files(runs: Sequence[Run]) -> dict[str, bytes]:
+    """Return the pilot's files by name."""
+    found = spreads(runs)
+    changed = rounding(runs)
+    windows = window_errors(runs)
+    files = {
+        "noise.md": _markdown(runs, found, changed, windows),
+        "spreads.csv": _spreads_csv(found),
+        "rounding.csv": changed.to_csv(index_label="change", float_format="%.6f"),
+        "windows.csv": windows.to_csv(index=False, float_format="%.6f"),
+    }
+    return {name: text.encode() for name, text in files.items()}
+
+
+def _markdown(
+    runs: Sequence[Run], found: Sequence[Spread], changed: pd.DataFrame, windows: pd.DataFrame
+) -> str:
+    train = runs[0].config.train
+    hours = sum(run.result["wall_s"] for run in runs) / 3600
+    allowed = MARGIN * WINDOWS_SHARE
+    needed = int((windows["spread"].max() / allowed) ** 2) + 1
+    parts = [
+        f"**The pilot's noise: {len(runs)} runs of {train.num_tokens:,} tokens each "
+        f"({hours:.1f} hours), corpus {runs[0].config.data.name}; nats per token.**",
+        "How far losses deviate when one thing varies, and two rows' difference: at the same value "
+        "of it (paired) and at different ones (unpaired).",
+        _spreads_table(found),
+        "How much the loss changes when the same run is computed otherwise, and how much the "
+        "differences of rows do:",
+        _table(changed.reset_index(names="change"), "+.4f"),
+        "The standard error that the held-out windows leave in a difference averaged over seeds, "
+        "by the bootstrap over windows and over blocks of eight neighbours:",
+        _table(windows, ".4f"),
+        f"A third of the margin is {allowed:.4f} nats: the widest pair needs {needed} windows.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _spreads_table(found: Sequence[Spread]) -> str:
+    lines = []
+    for spread in found:
+        cells: dict[str, object] = {"what varies": spread.what, "values": spread.count}
+        cells |= {f"sd {row}": value for row, value in spread.losses.items()}
+        for a, b in spread.paired:
+            cells[f"sd {b} - {a}, paired"] = spread.paired[a, b]
+            cells[f"{b} - {a}, unpaired"] = spread.unpaired[a, b]
+        cells["paired / unpaired"] = spread.ratio
+        lines.append(cells)
+    return _table(pd.DataFrame(lines), ".4f")
+
+
+def _spreads_csv(found: Sequence[Spread]) -> str:
+    lines = []
+    for spread in found:
+        for row, value in spread.losses.items():
+            lines.append((spread.what, spread.count, row, "loss", value))
+        for (a, b), value in spread.paired.items():
+            lines.append((spread.what, spread.count, f"{b} - {a}", "paired", value))
+            unpaired = spread.unpaired[a, b]
+            lines.append((spread.what, spread.count, f"{b} - {a}", "unpaired", unpaired))
+    columns = ["what", "values", "of", "kind", "sd"]
+    return pd.DataFrame(lines, columns=columns).to_csv(index=False, float_format="%.6f")
+
+
+def _table(frame: pd.DataFrame, form: str) -> str:
+    """Spell a frame in Markdown, its fractions by `form`."""
+    rows = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
+    for values in frame.itertuples(index=False):
+        rows.append([format(x, form) if isinstance(x, float) else str(x) for x in values])
+    return "\n".join(f"| {' | '.join(row)} |" for row in itertools.chain(rows))

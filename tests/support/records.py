@@ -1,0 +1,98 @@
+"""Records of campaigns as runs leave them, made without a run."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from rope_exp.config.campaign import Cell
+from rope_exp.evidence.published import LOSSES
+from rope_exp.evidence.records import record_path, write_record
+from rope_exp.run.folder import read_config
+from rope_exp.system.files import write_json
+from support.reports import make_run
+
+ENV = {
+    "device": "a CPU",
+    "cpu": "a kind",
+    "torch": "2.13.0",
+    "num_threads": 1,
+    "world_size": 1,
+    "git": {"commit": "0123456789abcdef", "dirty": False},
+    "python": "3.11.7",
+    "corpus": {"tokens": {"train": 45_000_000, "validation": 500_000}},
+}
+
+
+def nine_losses(row: str, seed: int) -> float:
+    """Losses in the published order, 4 times as far apart, each cell with noise of 0.003."""
+    place = list(LOSSES).index(row)
+    noise = np.random.default_rng([place, seed]).normal(scale=0.003)
+    return float(4.0 + 4 * (LOSSES[row] - 2.712) + 0.01 * seed + noise)
+
+
+def make_records(
+    records: Path,
+    campaign: str,
+    *,
+    rows: Iterable[str] = tuple(LOSSES),
+    seeds: Iterable[int] = (0, 1, 2, 3, 4),
+    loss: Callable[[str, int], float] = nine_losses,
+    factors: Mapping[str, Sequence[Any]] | None = None,
+) -> None:
+    """Make the record of each row, seed and choice of factors.
+
+    Args:
+        records: the folder of all campaigns' records.
+        rows: choices of configs/pe.
+        loss: of a row and a seed, in nats.
+        factors: values by key, such as {"train.num_steps": [500, 1000]}; None: nothing but seeds.
+    """
+    factors = factors or {}
+    with TemporaryDirectory() as folder:
+        for values in itertools.product(*factors.values()):
+            chosen = dict(zip(factors, values, strict=True))
+            for row, seed in itertools.product(rows, seeds):
+                name = "-".join([row, *(f"{key}={x}" for key, x in chosen.items()), f"s{seed}"])
+                overrides = [f"{key}={value}" for key, value in chosen.items()]
+                run = make_run(
+                    Path(folder) / name,
+                    pe=row,
+                    seed=seed,
+                    loss=loss(row, seed),
+                    overrides=overrides,
+                    env=ENV,
+                )
+                config = read_config(run)
+                write_json(run / "probes.json", _probes(row, seed, loss(row, seed)))
+                cell = Cell(name, row, {"seed": seed, **chosen}, config)
+                write_record(record_path(records, campaign, name), campaign, cell, run)
+
+
+def _probes(row: str, seed: int, loss: float) -> dict[str, Any]:
+    """Answers of the right shape: absolute variants pay for a shift, and all for an ablation."""
+    random = np.random.default_rng([len(row), seed])
+    is_absolute = row in ("q_rope", "k_rope", "v_rope", "o_rope", "qkv_rope")
+    edges = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+    by_position = [loss + 2.0 / (1 + edge) for edge in edges[:-1]]
+    windows = loss + random.normal(scale=0.3, size=64)
+    windows += loss - windows.mean()
+    sites = sorted(set(row.removesuffix("_rope")) & set("qkvo")) if row != "nope" else []
+    return {
+        "windows": {"loss": [round(float(x), 6) for x in windows]},
+        "positions": {
+            "num_windows": 64,
+            "edges": edges,
+            "loss": by_position,
+            "lengths": [256, 512, 1024, 2048],
+            "loss_at_length": [loss, loss + 0.01, loss + 0.05, loss + 0.2],
+        },
+        "shift": {
+            "start": [0, 64, 256, 1024, 4096],
+            "loss": [loss + 0.1 * is_absolute * place for place in range(5)],
+        },
+        "ablation": {"without": ["", *sites], "loss": [loss, *(loss + 0.3 for _ in sites)]},
+    }

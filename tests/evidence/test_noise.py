@@ -1,0 +1,106 @@
+"""The pilot's arithmetic, on losses that are sums of known parts."""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.records import make_records
+
+from rope_exp.evidence.noise import bootstrap_error, changes, rounding, spreads, window_errors
+from rope_exp.evidence.records import read_records
+from rope_exp.evidence.runs import Run
+
+ROWS = ("qk_rope", "vo_rope", "nope")
+# What a seed adds to every row's loss, and to one row's alone.
+OF_WEIGHTS = {100: 0.0, 101: 0.04, 102: -0.02, 103: 0.01}
+OF_ORDER = {100: 0.0, 101: -0.01, 102: 0.03, 103: 0.02}
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Run:
+    make_records(tmp_path, "noise", rows=["qk_rope"], seeds=[100])
+    return read_records(tmp_path, "noise")[0]
+
+
+def cell(plain: Run, row: str, seed: int, order: int, **factors: Any) -> Run:
+    """A run whose loss is the row's, plus what its seeds add, plus a little of the row's own."""
+    own = 0.001 * ROWS.index(row) * (seed - 100)
+    loss = 3.0 + ROWS.index(row) + OF_WEIGHTS[seed] + OF_ORDER[order] + own
+    loss += 0.002 * len(factors)
+    config = plain.config.replace("data", seed=order)
+    return replace(
+        plain,
+        config=replace(config, seed=seed),
+        row=row,
+        factors={"seed": seed, "data.seed": order, **factors},
+        result=plain.result | {"val/loss": loss},
+    )
+
+
+def pilot(plain: Run) -> list[Run]:
+    runs = []
+    for row, (seed, order) in itertools.product(ROWS, itertools.product(OF_WEIGHTS, OF_ORDER)):
+        if 100 in (seed, order) or seed == order:
+            runs.append(cell(plain, row, seed, order))
+    return runs
+
+
+def test_spreads_are_the_deviations_of_what_varies(plain: Run) -> None:
+    weights, order, both = spreads(pilot(plain))
+    assert [weights.count, order.count, both.count] == [4, 4, 4]
+    assert weights.losses["qk_rope"] == pytest.approx(np.std(list(OF_WEIGHTS.values()), ddof=1))
+    assert order.losses["nope"] == pytest.approx(np.std(list(OF_ORDER.values()), ddof=1))
+    sums = [OF_WEIGHTS[seed] + OF_ORDER[seed] for seed in OF_WEIGHTS]
+    assert both.losses["qk_rope"] == pytest.approx(np.std(sums, ddof=1))
+
+
+def test_pairing_takes_away_what_rows_share(plain: Run) -> None:
+    """Of order nothing is left; of weights the part that is a row's own."""
+    weights, order, _ = spreads(pilot(plain))
+    assert order.ratio == pytest.approx(0, abs=1e-9)
+    own = np.std([0.001 * place for place in range(4)], ddof=1)
+    assert weights.paired["qk_rope", "vo_rope"] == pytest.approx(own)
+    a, b = weights.losses["qk_rope"], weights.losses["vo_rope"]
+    assert weights.unpaired["qk_rope", "vo_rope"] == pytest.approx(math.hypot(a, b))
+
+
+def test_rounding_is_held_against_the_same_seeds(plain: Run) -> None:
+    runs = pilot(plain) + [
+        cell(plain, row, 100, 100, **{"train.compile": False}) for row in ROWS[:2]
+    ]
+    assert changes(runs[-1]) == {"train.compile": False}
+    table = rounding(runs)
+    assert list(table.index) == ["train.compile=false"]
+    assert table.loc["train.compile=false", "qk_rope"] == pytest.approx(0.002)
+    assert table.loc["train.compile=false", "vo_rope - qk_rope"] == pytest.approx(0, abs=1e-12)
+
+
+def test_the_bootstrap_finds_the_error_of_a_mean() -> None:
+    values = np.random.default_rng(0).normal(size=512)
+    assert bootstrap_error(values, 1) == pytest.approx(values.std(ddof=1) / 512**0.5, rel=0.03)
+
+
+def test_blocks_see_what_neighbours_share() -> None:
+    """Eight equal neighbours are one value: the error is sqrt(8) times that of windows apart."""
+    values = np.repeat(np.random.default_rng(0).normal(size=64), 8)
+    alone = bootstrap_error(values, 1)
+    assert bootstrap_error(values, 8) == pytest.approx(8**0.5 * alone, rel=0.05)
+
+
+def test_window_errors_are_of_differences_averaged_over_seeds(plain: Run) -> None:
+    runs = []
+    random = np.random.default_rng(0)
+    shared = random.normal(scale=0.5, size=64)
+    own = random.normal(scale=0.05, size=64)
+    for row, seed in itertools.product(ROWS[:2], OF_WEIGHTS):
+        windows = shared + own * ROWS.index(row) + OF_WEIGHTS[seed]
+        run = cell(plain, row, seed, seed)
+        runs.append(replace(run, probes={"windows": {"loss": windows.tolist()}}))
+    [found] = window_errors(runs).to_dict("records")
+    assert found["windows"] == 64
+    assert found["spread"] == pytest.approx(own.std(ddof=1))
+    assert found["error"] == pytest.approx(own.std(ddof=1) / 8, rel=0.05)

@@ -1,0 +1,206 @@
+"""The tests of significance, held against scipy, closed forms and simulated truth."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from rope_exp.evidence.contrasts import Losses
+from rope_exp.evidence.significance import (
+    ALPHA,
+    Judged,
+    all_pairs,
+    bartlett,
+    choose_method,
+    holm,
+    judge,
+    residual_variance,
+    residuals,
+)
+
+ROWS = "abcdefghi"
+
+
+def drawn(
+    means: dict[str, float], seeds: int, deviation: float, seed: int = 0
+) -> dict[str, Losses]:
+    """Losses of a layout: a mean a row, an effect a seed, and noise."""
+    random = np.random.default_rng(seed)
+    effects = random.normal(scale=0.05, size=seeds)
+    losses: dict[str, Losses] = {}
+    for row, mean in means.items():
+        noise = random.normal(scale=deviation, size=seeds)
+        losses[row] = {k: float(mean + effects[k] + noise[k]) for k in range(seeds)}
+    return losses
+
+
+def column(losses: Losses) -> list[float]:
+    return [losses[seed] for seed in sorted(losses)]
+
+
+def test_paired_is_the_paired_t_of_scipy() -> None:
+    losses = drawn({"a": 3.0, "b": 3.02, "c": 3.1}, seeds=6, deviation=0.01)
+    for pair in judge(losses, all_pairs(list(losses)), method="paired"):
+        theirs = stats.ttest_rel(column(losses[pair.b]), column(losses[pair.a]))
+        interval = theirs.confidence_interval(1 - ALPHA)
+        assert pair.p == pytest.approx(theirs.pvalue)
+        assert (pair.low, pair.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_equivalence_is_two_one_sided_tests() -> None:
+    """Of one pair, where nothing is adjusted: the larger of scipy's two one-sided p-values."""
+    losses = drawn({"a": 3.0, "b": 3.004}, seeds=8, deviation=0.004)
+    [pair] = judge(losses, [("a", "b")], method="paired", margin=0.01)
+    differences = np.subtract(column(losses["b"]), column(losses["a"]))
+    above = stats.ttest_1samp(differences, 0.01, alternative="less").pvalue
+    below = stats.ttest_1samp(differences, -0.01, alternative="greater").pvalue
+    assert pair.p_equivalent == pytest.approx(max(above, below))
+
+
+def test_residual_of_a_whole_table_is_the_closed_form() -> None:
+    table = np.random.default_rng(1).normal(size=(5, 9))
+    by_hand = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+    variance, df = residual_variance(table)
+    assert df == 4 * 8
+    assert variance == pytest.approx(np.sum(by_hand**2) / 32)
+
+
+def test_residual_of_a_table_with_holes_is_least_squares() -> None:
+    """The fit found by alternating means, until nothing moves, has the same residuals."""
+    table = np.random.default_rng(2).normal(size=(8, 9))
+    table[5:, :5] = np.nan
+    fitted = np.zeros_like(table)
+    for _ in range(2000):
+        fitted += np.nanmean(table - fitted, axis=0, keepdims=True)
+        fitted += np.nanmean(table - fitted, axis=1, keepdims=True)
+    found, df = residuals(table)
+    assert df == np.sum(~np.isnan(table)) - (8 + 9 - 1)
+    np.testing.assert_allclose(found, table - fitted, atol=1e-10)
+
+
+def test_bartlett_is_that_of_scipy() -> None:
+    random = np.random.default_rng(3)
+    samples = [random.normal(scale=scale, size=7) for scale in (1, 2, 5)]
+    variances = np.array([sample.var(ddof=1) for sample in samples])
+    assert float(bartlett(variances, 7)) == pytest.approx(stats.bartlett(*samples).pvalue)
+
+
+def test_holm_by_hand() -> None:
+    """0.01 x 4, 0.02 x 3, 0.03 x 2, then 0.04 x 1, which may not fall below its predecessor."""
+    adjusted = holm(np.array([0.04, 0.01, 0.03, 0.02]))
+    np.testing.assert_allclose(adjusted, [0.06, 0.04, 0.06, 0.06])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_lies_between_p_and_bonferroni(p: list[float]) -> None:
+    adjusted = holm(np.array(p))
+    assert np.all(adjusted >= np.array(p) - 1e-15)
+    assert np.all(adjusted <= np.minimum(np.array(p) * len(p), 1) + 1e-15)
+    assert adjusted.min() == pytest.approx(min(1, min(p) * len(p)))
+
+
+def test_pooled_knows_more_than_one_pair_does() -> None:
+    """Nine rows of five seeds: 32 degrees of freedom instead of 4, and the same estimate."""
+    losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.01)
+    [pooled] = judge(losses, [("a", "b")], method="pooled")
+    [paired] = judge(losses, [("a", "b")], method="paired")
+    assert (pooled.df, paired.df) == (32, 4)
+    assert pooled.delta == pytest.approx(paired.delta)
+    variance, _ = residual_variance(np.array([column(losses[row]) for row in ROWS]).T)
+    assert pooled.error == pytest.approx(math.sqrt(2 * variance / 5))
+
+
+def test_noise_that_differs_between_rows_is_not_pooled() -> None:
+    losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.01)
+    assert choose_method(losses) == "pooled"
+    losses["a"] = {seed: loss + 0.3 * (seed % 2) for seed, loss in losses["a"].items()}
+    assert choose_method(losses) == "paired"
+
+
+def test_seeds_that_one_row_lacks_are_left_out_of_its_pairs() -> None:
+    losses = drawn({"a": 3.0, "b": 3.1, "c": 3.2}, seeds=8, deviation=0.01)
+    losses["c"] = {seed: losses["c"][seed] for seed in range(5)}
+    pairs = {(pair.a, pair.b): pair for pair in judge(losses, all_pairs(list(losses)))}
+    assert [pairs["a", "b"].num_seeds, pairs["a", "c"].num_seeds] == [8, 5]
+    shared = [losses["c"][seed] - losses["a"][seed] for seed in range(5)]
+    assert pairs["a", "c"].delta == pytest.approx(np.mean(shared))
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict", "sign"),
+    [(0.2, "better", ">"), (-0.2, "worse", "<"), (0.0, "equivalent", "≈"), (0.012, "open", "?")],
+)
+def test_verdicts(gap: float, verdict: str, sign: str) -> None:
+    """A clear difference, none within the margin, and one at its edge."""
+    losses = drawn(dict.fromkeys(ROWS, 3.0) | {"b": 3.0 + gap}, seeds=8, deviation=0.002)
+    if verdict == "open":
+        losses = drawn({"a": 3.0, "b": 3.0 + gap}, seeds=3, deviation=0.02)
+    [pair] = judge(losses, [("a", "b")])
+    assert (pair.verdict, pair.sign) == (verdict, sign)
+    assert (pair.seeds_needed is None) == (verdict != "open")
+
+
+def test_a_real_difference_below_the_margin_is_none_that_matters() -> None:
+    losses = drawn(dict.fromkeys(ROWS, 3.0) | {"b": 3.004}, seeds=12, deviation=0.001)
+    [pair] = judge(losses, [("a", "b")])
+    assert pair.p < 1e-6
+    assert pair.verdict == "equivalent"
+
+
+def judged(**values: float | str) -> Judged:
+    losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.01)
+    [pair] = judge(losses, [("a", "b")])
+    return Judged(**{**vars(pair), **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "interval", "of_better", "of_equal"),
+    [
+        ("better", (0.02, 0.04), "confirmed", "contradicted"),
+        ("better", (0.005, 0.04), "confirmed", "open"),
+        ("equivalent", (-0.005, 0.005), "contradicted", "confirmed"),
+        ("worse", (-0.04, -0.02), "contradicted", "contradicted"),
+        ("open", (-0.01, 0.05), "open", "open"),
+    ],
+)
+def test_outcomes_of_published_relations(
+    verdict: str, interval: tuple[float, float], of_better: str, of_equal: str
+) -> None:
+    pair = judged(verdict=verdict, wide_low=interval[0], wide_high=interval[1])
+    assert (pair.outcome(">"), pair.outcome("≈")) == (of_better, of_equal)
+
+
+def test_equal_losses_are_equivalent_and_divide_by_nothing() -> None:
+    losses: dict[str, Losses] = {row: dict.fromkeys(range(3), 3.0) for row in "abc"}
+    for pair in judge(losses, all_pairs(list(losses))):
+        assert (pair.delta, pair.verdict) == (0.0, "equivalent")
+
+
+def test_fewer_than_two_shared_seeds_are_judged_nothing() -> None:
+    losses: dict[str, Losses] = {"a": {0: 3.0}, "b": {0: 3.1}, "c": {1: 3.0}}
+    assert judge(losses, all_pairs(list(losses))) == []
+    assert judge({}, []) == []
+
+
+def test_seeds_needed_are_what_settles_the_pair() -> None:
+    """With so many seeds, the rate at which such a pair is settled is the power that was asked."""
+    gap = 0.03
+    losses = drawn({"a": 3.0, "b": 3.0 + gap}, seeds=3, deviation=0.02, seed=5)
+    [pair] = judge(losses, [("a", "b")], method="paired")
+    assert pair.verdict == "open"
+    assert pair.seeds_needed is not None
+
+    random = np.random.default_rng(0)
+    deviation = pair.error * math.sqrt(pair.num_seeds)
+    settled = 0
+    for _ in range(400):
+        differences = pair.delta + random.normal(scale=deviation, size=pair.seeds_needed)
+        again: dict[str, Losses] = {
+            "a": dict.fromkeys(range(pair.seeds_needed), 0.0),
+            "b": dict(enumerate(map(float, differences))),
+        }
+        settled += judge(again, [("a", "b")], method="paired")[0].verdict != "open"
+    assert 0.7 < settled / 400 < 0.92

@@ -3,7 +3,7 @@
     about: what is asked
     python: 3.11.7              # where the embedded corpus is read, which is its source
     fixed: [data=files, ...]    # overrides of every cell
-    rows:                       # a name and its overrides
+    rows:                       # a name and its overrides; or a list of variants of configs/pe
       qk_rope: [pe=qk_rope]
     cells:                      # each: rows (all, unless it says which) x factors (every value with
       - seed: [0, 1, 2]         # every other), in the order of their seeds
@@ -156,9 +156,11 @@ def _read(name: str, config_dir: Path | None) -> dict[str, Any]:
 
 
 def _groups(values: Any, key: str) -> dict[str, tuple[str, ...]]:
-    """Return the overrides of each row by its name."""
+    """Return the overrides of each row by its name: of a list, the variants of configs/pe."""
+    if isinstance(values, list):
+        values = {name: [f"pe={name}"] for name in convert(tuple[Name, ...], values, key)}
     if not isinstance(values, dict) or not values:
-        raise ConfigError(key, values, "must give each row's name its overrides")
+        raise ConfigError(key, values, "must give each row's name its overrides, or list variants")
     rows = {}
     for name, words in values.items():
         convert(Name, name, key)

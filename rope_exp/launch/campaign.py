@@ -121,15 +121,13 @@ def run_campaign(
         return EXIT_DONE
 
     jobs = admit([resolved(cell.config) for cell in cells])
-    for job in jobs:
+    for job, cell in zip(jobs, cells, strict=True):
+        job.title = cell.name
         job.log = job.folder / LOG
         make_folder(job)
 
-    cell_of = {str(job.folder): cell for job, cell in zip(jobs, cells, strict=True)}
-
     def keep_records() -> None:
-        for job in jobs:
-            cell = cell_of[str(job.folder)]
+        for job, cell in zip(jobs, cells, strict=True):
             if job.status in DONE and cell.name not in progress.done:
                 _record(progress, cell, job)
                 _archive(progress, archive)

@@ -66,6 +66,7 @@ def campaign(words: list[str]) -> int:
     """
     from rope_exp.config.campaign import load_campaign
     from rope_exp.evidence.records import DEFAULT_RECORDS
+    from rope_exp.launch.as_rank import is_rank
     from rope_exp.launch.campaign import Progress, run_campaign
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
@@ -85,6 +86,10 @@ def campaign(words: list[str]) -> int:
     if asked.hours is not None and not 0 < asked.hours < 1e6:
         raise ConfigError("--hours", asked.hours, "must be a number above 0 and below 1,000,000")
 
+    if is_rank():
+        raise ConfigError(
+            "campaign", asked.name, "starts its own ranks; start it without a launcher"
+        )
     progress = Progress(load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT), asked.records)
     if asked.list:
         print("\n".join(progress.lines()))

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.campaign_file import FOLDER, read_campaign
+from rope_exp.config.campaign_file import read_campaign
 from rope_exp.config.compose import compose_jobs
+from rope_exp.config.overrides import CAMPAIGNS
 from rope_exp.config.resolve import operations
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import PlaceConfig
@@ -75,7 +76,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
         ConfigError: there is no such campaign, it is none, or a cell cannot be run as it says.
     """
     file = read_campaign(name, config_dir)
-    where = f"{FOLDER}/{name}"
+    where = f"{CAMPAIGNS}/{name}"
     if sum(entry.num_cells for entry in file.entries) > MAX_CELLS:
         raise ConfigError(f"{where}: cells", ..., f"are more than {MAX_CELLS:,}")
 

@@ -24,10 +24,10 @@ from typing import Any
 import yaml
 
 from rope_exp.config.compose import CONFIGS
+from rope_exp.config.overrides import CAMPAIGNS
 from rope_exp.config.schema import CONTROL, Name, Seed, convert, has_aliases, unknown_key
 from rope_exp.system.errors import ConfigError, first_line
 
-FOLDER = "campaign"
 KEYS = ("about", "python", "fixed", "rows", "cells")
 
 # A block is what has these in common.
@@ -85,7 +85,7 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
     """
     convert(Name, name, "campaign")
     values = _read(name, config_dir)
-    where = f"{FOLDER}/{name}"
+    where = f"{CAMPAIGNS}/{name}"
     for key in values:
         if key not in KEYS:
             raise unknown_key(key, KEYS)
@@ -107,7 +107,7 @@ def campaign_names(config_dir: Path | None = None) -> list[str]:
 
 def _folders(config_dir: Path | None) -> list[Path]:
     """Return the folders of campaigns, that of the user's own first."""
-    return [folder / FOLDER for folder in (config_dir, CONFIGS) if folder is not None]
+    return [folder / CAMPAIGNS for folder in (config_dir, CONFIGS) if folder is not None]
 
 
 def _read(name: str, config_dir: Path | None) -> dict[str, Any]:

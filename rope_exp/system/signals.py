@@ -121,7 +121,8 @@ def starting_runs(command: Callable[[], int]) -> int:
     try:
         return command()
     except KeyboardInterrupt:
-        os.write(2, BEFORE_ANY_RUN)
+        with contextlib.suppress(OSError):
+            os.write(2, BEFORE_ANY_RUN)
         return EXIT_STOPPED
     finally:
         # The rest is Python's own end, which a signal would only garble.

@@ -6,23 +6,19 @@ exit code: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with 
 same command goes on). This process never imports torch, unless it is itself a rank.
 """
 
-# Nothing slow may be imported here: a signal in the first second meets `_leave` only after this.
-import contextlib
+# Nothing slow may be imported here: a signal in the first second meets `leave` only after this.
 import os
-import signal
 import sys
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from rope_exp.system.errors import (
     EXIT_FAILED,
-    EXIT_STOPPED,
     EXIT_USAGE,
     ConfigError,
     DataError,
     RecordError,
 )
-from rope_exp.system.signals import STOP_SIGNALS
+from rope_exp.system.signals import interrupt, on_signal, starting_runs
 
 if TYPE_CHECKING:
     from rope_exp.config.run import RunConfig
@@ -80,8 +76,13 @@ def _run(command: str, words: list[str]) -> int:
         return 0
 
     if command == "train":
-        return train(words)
+        return starting_runs(lambda: train(words))
+    if command == "campaign":
+        return starting_runs(lambda: _other(command, words))
+    return _other(command, words)
 
+
+def _other(command: str, words: list[str]) -> int:
     from rope_exp import commands
 
     if command not in OTHERS:
@@ -94,31 +95,23 @@ def _run(command: str, words: list[str]) -> int:
 
 def train(words: list[str]) -> int:
     """Compose, check, dispatch; or print what --help, --cfg and --info ask for."""
-    _on_signal(_leave)
-    try:
-        from rope_exp.config.command import read_command, show
-        from rope_exp.config.compose import compose_jobs
-        from rope_exp.launch.as_rank import check_ranks
+    from rope_exp.config.command import read_command, show
+    from rope_exp.config.compose import compose_jobs
+    from rope_exp.launch.as_rank import check_ranks
 
-        check_ranks()
-        command = read_command(words)
-        if show(command):
-            return 0
-
-        jobs = compose_jobs(command.overrides, command.config_dir, multirun=command.multirun)
-        if not jobs.have_launcher:
-            return _dispatch(jobs.configs)
-
-        from rope_exp.launch.elsewhere import hand_over
-
-        hand_over(jobs, run_elsewhere)
+    check_ranks()
+    command = read_command(words)
+    if show(command):
         return 0
-    except KeyboardInterrupt:
-        os.write(2, b"stopped before any run was started\n")
-        return EXIT_STOPPED
-    finally:
-        # The rest is Python's own end, which a signal would only garble.
-        _on_signal(signal.SIG_IGN)
+
+    jobs = compose_jobs(command.overrides, command.config_dir, multirun=command.multirun)
+    if not jobs.have_launcher:
+        return _dispatch(jobs.configs)
+
+    from rope_exp.launch.elsewhere import hand_over
+
+    hand_over(jobs, run_elsewhere)
+    return 0
 
 
 def run_elsewhere(values: Any) -> None:
@@ -141,7 +134,7 @@ def _dispatch(configs: "list[RunConfig]") -> int:
     from rope_exp.launch.as_rank import is_rank, run_as_rank
 
     # Until the dispatcher or the worker takes over, what prepares data is unwound.
-    _on_signal(_interrupt)
+    on_signal(interrupt)
 
     if is_rank():
         if len(configs) > 1:
@@ -153,22 +146,3 @@ def _dispatch(configs: "list[RunConfig]") -> int:
         return run_as_rank(configs[0])
 
     return sweep.dispatch([resolved(config) for config in configs])
-
-
-def _on_signal(handler: Any) -> None:
-    for number in STOP_SIGNALS:
-        signal.signal(number, handler)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Leave before there is anything to save: an exception could be lost inside an import."""
-    # Nobody may be reading.
-    with contextlib.suppress(OSError):
-        os.write(2, b"stopped before any run was started\n")
-    os._exit(EXIT_STOPPED)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Unwind what prepares data; asked again, perhaps by one burst of signals, leave at once."""
-    _on_signal(_leave)
-    raise KeyboardInterrupt

@@ -9,6 +9,7 @@ from typing import NoReturn
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.system.errors import ConfigError, DataError, RecordError, first_line
 from rope_exp.system.files import try_lock
+from rope_exp.system.signals import interrupt, on_signal
 
 # What prepare says of each side, by its name in the corpus's record.
 COUNTED = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "tokens"}
@@ -78,6 +79,7 @@ def campaign(words: list[str]) -> int:
     """
     from rope_exp.config.campaign import load_campaign
     from rope_exp.evidence.records import DEFAULT_RECORDS
+    from rope_exp.launch.as_rank import is_rank
     from rope_exp.launch.campaign import Progress, run_campaign
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
@@ -95,12 +97,19 @@ def campaign(words: list[str]) -> int:
     )
     asked = parser.parse_args(words)
     if asked.hours is not None and not 0 < asked.hours < 1e6:
-        raise ConfigError("--hours", asked.hours, "must be a number above 0")
+        raise ConfigError("--hours", asked.hours, "must be a number above 0 and below 1,000,000")
 
+    if is_rank():
+        raise ConfigError(
+            "campaign", asked.name, "starts its own ranks; start it without a launcher"
+        )
     progress = Progress(load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT), asked.records)
     if asked.list:
         print("\n".join(progress.lines()))
         return 0
+
+    # Until its runs are started, what prepares data is unwound.
+    on_signal(interrupt)
     return run_campaign(progress, asked.hours, asked.archive)
 
 

@@ -12,6 +12,7 @@ from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
 from rope_exp.config.compose import CONFIGS, compose_jobs, config_loader, to_plain
+from rope_exp.config.overrides import CAMPAIGNS
 from rope_exp.system.errors import ConfigError
 
 HELP = """\
@@ -22,6 +23,7 @@ Train a small decoder with rotary position embedding on any subset of {q, k, v, 
   python train.py +experiment=nine                      the nine: a sweep of configs/experiment
   python train.py model=1b data=files data.path=TEXT    group=choice, then key=value
   python train.py --cfg job                             every key and its value
+  python -m rope_exp campaign NAME                      the runs of configs/campaign/NAME.yaml
   python scripts/plan.py model=1b                       what a config costs before it runs
   python scripts/report.py                              the table of the runs that are done
 
@@ -102,7 +104,7 @@ def _choices(config_dir: Path | None) -> str:
     configs = config_loader(config_dir).repository
     lines = ""
     for group in configs.get_group_options("", ObjectType.GROUP):
-        if group != "hydra":
+        if group not in ("hydra", CAMPAIGNS):
             lines += f"{group}: {', '.join(configs.get_group_options(group))}\n"
     return lines
 

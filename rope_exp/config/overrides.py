@@ -24,6 +24,8 @@ MAX_RUNS = 10_000
 OF_SLURM = "hydra.launcher.additional_parameters."
 # Of one override: where they nest, Python's stack is the limit.
 MAX_BRACKETS = 50
+# A folder of configs that holds none of a run.
+CAMPAIGNS = "campaign"
 
 
 def check_overrides(words: Sequence[str], loader: ConfigLoaderImpl) -> list[Override]:
@@ -44,6 +46,8 @@ def check_overrides(words: Sequence[str], loader: ConfigLoaderImpl) -> list[Over
         override = _parse(word, loader)
         _check_hydras(override)
         key = override.key_or_group
+        if key == CAMPAIGNS:
+            raise ConfigError(key, ..., "is no key of a run; `rope-exp campaign NAME` runs one")
         if override.is_delete():
             raise ConfigError(
                 key, ..., "nothing is taken out with ~; a key that is left out has its default"

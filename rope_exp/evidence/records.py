@@ -11,13 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from rope_exp.config.campaign import Cell
+from rope_exp.config.campaign import Cell, cell_name
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import Name, Sha256
-from rope_exp.evidence.runs import ReportError, Run, check_end, check_result, read_run
-from rope_exp.run.folder import PROBES, Result, checked
-from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import read_json, write_atomically
+from rope_exp.config.schema import Count, Name, Sha256
+from rope_exp.evidence.runs import (
+    ReportError,
+    Run,
+    check_end,
+    check_env,
+    check_identity,
+    read_run,
+)
+from rope_exp.run.folder import PROBES, check_result, checked
+from rope_exp.system.errors import ConfigError, show
+from rope_exp.system.files import read_json, readable, write_atomically
 
 DEFAULT_RECORDS = Path("results/records")
 FORMAT = 1
@@ -36,10 +43,13 @@ class _Record(TypedDict):
     factors: dict[str, Any]
     config: dict[str, Any]
     env: dict[str, Any]
-    result: Result
+    result: dict[str, Any]
     curve: dict[str, Any]
     probes: dict[str, Any]
     sha256: Sha256
+
+
+_Row = TypedDict("_Row", {"step": Count, "train/loss": float, "val/loss": float | None})
 
 
 def record_path(records: Path, campaign: str, cell: str) -> Path:
@@ -83,22 +93,7 @@ def read_record(path: Path) -> Run:
     Raises:
         RecordError: naming the file: it was changed since it was written, or contradicts itself.
     """
-    values = read_json(path)
-    stated = values.get("sha256")
-    found = digest(values)
-    if stated != found:
-        raise ReportError(
-            f"{path} was changed since it was written: its content has the SHA-256 {found:.12}, "
-            f"and it says {stated!s:.12}"
-        )
-
-    record = checked(path, values, _Record)
-    if record["format"] != FORMAT:
-        raise ReportError(f"{path} is of format {record['format']}, and this reads {FORMAT}")
-    if record["cell"] != path.stem or record["campaign"] != path.parent.name:
-        raise ReportError(
-            f"{path} is the record of {record['campaign']}/{record['cell']}: moved, or renamed"
-        )
+    record = _verified(path)
     try:
         config = RunConfig.from_dict(record["config"])
     except ConfigError as error:
@@ -107,7 +102,7 @@ def read_record(path: Path) -> Run:
     run = Run(
         folder=path,
         config=config,
-        result=record["result"],
+        result=check_result(path, record["result"]),
         metrics=_rows(path, record["curve"], config),
         env=record["env"],
         where=f"{record['campaign']}/{record['cell']}",
@@ -116,9 +111,34 @@ def read_record(path: Path) -> Run:
         factors=record["factors"],
         probes=record["probes"],
     )
-    check_result(run)
+    check_env(path, run.env)
+    check_identity(run)
     check_end(run)
+    _check_cell(run, record["cell"])
     return run
+
+
+def _verified(path: Path) -> dict[str, Any]:
+    """Return what a record's file holds, once its digest, its format and its place are right."""
+    values = read_json(path)
+    stated = values.get("sha256")
+    # JSON may hold numbers past a float's range, which Python reads as infinity.
+    with readable(path):
+        found = digest(values)
+    if stated != found:
+        raise ReportError(
+            f"{path} was changed since it was written: its content has the SHA-256 {found:.12}, "
+            f"and it says {stated!s:.12}"
+        )
+
+    if values.get("format") != FORMAT:
+        raise ReportError(f"{path} is of format {values.get('format')}, and this reads {FORMAT}")
+    record = checked(path, values, _Record)
+    if record["cell"] != path.stem or record["campaign"] != path.parent.name:
+        raise ReportError(
+            f"{path} is the record of {record['campaign']}/{record['cell']}: moved, or renamed"
+        )
+    return record
 
 
 def read_records(records: Path, campaign: str) -> list[Run]:
@@ -156,8 +176,29 @@ def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[
     except ValueError:
         raise ReportError(f"{path} holds a curve whose columns differ in length") from None
 
+    last_step = 0
     for row in rows:
-        row["tokens"] = row["step"] * config.train.tokens_per_step
+        checked(path, row, _Row)
+        if row["step"] <= last_step:
+            raise ReportError(f"{path} holds a curve in which step {row['step']} is out of order")
+        last_step = row["step"]
+        row["tokens"] = last_step * config.train.tokens_per_step
         if row["val/loss"] is None:
             del row["val/loss"]
     return rows
+
+
+def _check_cell(run: Run, cell: str) -> None:
+    """Refuse a record whose run is not what its cell's name says, or was not asked its probes."""
+    if cell != cell_name(run.row, run.factors) or run.factors.get("seed") != run.config.seed:
+        raise ReportError(
+            f"{run.folder} says that its row is {run.row} and its factors {show(run.factors)}, "
+            f"which are not those of {cell}, or not of its config"
+        )
+
+    asked = run.config.train.probes if run.status == "finished" else ()
+    if set(run.probes) != set(asked):
+        raise ReportError(
+            f"{run.folder} holds the probes {show(sorted(run.probes))}, and its config asks for "
+            f"{show(sorted(asked))}"
+        )

@@ -16,6 +16,7 @@ from rope_exp.run.folder import (
     CONFIG,
     ENV,
     RESULT,
+    Env,
     checked,
     read_as,
     read_config,
@@ -190,14 +191,13 @@ def read_run(folder: Path) -> Run:
         where="/".join(parts[-3:]),
         group=parts[-3],
     )
-    if "corpus" in run.env:
-        checked(folder / ENV, run.env, _OfCorpus)
+    check_env(folder / ENV, run.env)
     for row in run.metrics:
         # A row without an evaluation is checked as if it had one.
         checked(folder / f"{METRICS} step {row['step']}", {"val/loss": 0.0} | row, _Row)
 
     if run.result:
-        check_result(run)
+        check_identity(run)
         check_end(run)
 
         # The newest checkpoint, where one was kept, knows what the curve was when it was saved.
@@ -220,13 +220,21 @@ def _placed(run: Run) -> Run:
     return run
 
 
-def check_result(run: Run) -> None:
-    """result.json is of this very config."""
+def check_env(path: Path, env: dict[str, Any]) -> None:
+    """Of where a run was trained, what is read is of its type; {} is before its first start."""
+    if env:
+        checked(path, env, Env)
+    if "corpus" in env:
+        checked(path, env, _OfCorpus)
+
+
+def check_identity(run: Run) -> None:
+    """The result is of this very config."""
     for key, name in _FROM_CONFIG.items():
         value = attrgetter(name)(run.config)
         if run.result[key] != value:
             raise ReportError(
-                f"{_file(run, RESULT)} says {key}={run.result[key]!r}, and by its config.yaml it "
+                f"{_file(run, RESULT)} says {key}={run.result[key]!r}, and by its config it "
                 f"is {value!r}: one of them was edited, or is another run's"
             )
 

@@ -23,8 +23,8 @@ from rope_exp.launch.sweep import LOG, bring_to_end, sum_up
 from rope_exp.launch.view import SweepView
 from rope_exp.run.provenance import git_state
 from rope_exp.system.console import log
-from rope_exp.system.errors import EXIT_DONE, ConfigError
-from rope_exp.system.files import write_atomically
+from rope_exp.system.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, ConfigError, RecordError
+from rope_exp.system.files import is_full, write_atomically
 
 # How a run ended of which there is a result, and so a record.
 DONE = ("finished", "diverged")
@@ -59,7 +59,8 @@ class Progress:
 
     def seconds(self, cells: Sequence[Cell]) -> float | None:
         """Return what cells take, one after another, by what the recorded ones took."""
-        rates = [run.result["wall_s"] / operations(run.config) for run in self.done.values()]
+        finished = [run for run in self.done.values() if run.status == "finished"]
+        rates = [run.result["wall_s"] / operations(run.config) for run in finished]
         if not rates:
             return None
         total = sum(operations(cell.config) for cell in cells)
@@ -114,27 +115,25 @@ def run_campaign(
     started = time.monotonic()
     campaign = progress.campaign
     cells = progress.left
-    _check_here(campaign, cells)
+    # Also the first test of whether it can be written.
+    _archive(progress, archive)
+    log(progress.summary())
     if not cells:
-        log(progress.summary())
-        _archive(progress, archive)
         return EXIT_DONE
 
+    _check_here(campaign, cells)
     jobs = admit([resolved(cell.config) for cell in cells])
-    for job in jobs:
+    for job, cell in zip(jobs, cells, strict=True):
+        job.title = cell.name
         job.log = job.folder / LOG
         make_folder(job)
 
-    cell_of = {str(job.folder): cell for job, cell in zip(jobs, cells, strict=True)}
-
     def keep_records() -> None:
-        for job in jobs:
-            cell = cell_of[str(job.folder)]
+        for job, cell in zip(jobs, cells, strict=True):
             if job.status in DONE and cell.name not in progress.done:
                 _record(progress, cell, job)
                 _archive(progress, archive)
 
-    log(progress.summary())
     deadline = None if hours is None else started + 3600 * hours
     with SweepView(jobs) as view:
 
@@ -143,6 +142,7 @@ def run_campaign(
             view.refresh()
 
         bring_to_end(jobs, on_poll, deadline)
+        # Those that were done before it began.
         keep_records()
 
     log(progress.summary())
@@ -185,9 +185,14 @@ def _matching(run: Run, cell: Cell) -> Run:
 
 
 def _record(progress: Progress, cell: Cell, job: Job) -> None:
+    """Write a cell's record; where that fails its run has failed, and the others go on."""
     path = progress.path(cell)
-    write_record(path, progress.campaign.name, cell, job.folder)
-    progress.done[cell.name] = read_record(path)
+    try:
+        write_record(path, progress.campaign.name, cell, job.folder)
+        progress.done[cell.name] = _matching(read_record(path), cell)
+    except (ConfigError, RecordError, OSError) as error:
+        job.exit_code = EXIT_FAILED if isinstance(error, OSError) else EXIT_USAGE
+        job.reason = str(error)
 
 
 def _archive(progress: Progress, folder: Path | None) -> None:
@@ -195,6 +200,7 @@ def _archive(progress: Progress, folder: Path | None) -> None:
     if folder is None:
         return
 
+    name = f"{progress.campaign.name}.tar"
     buffer = BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for cell in progress.campaign.cells:
@@ -203,5 +209,12 @@ def _archive(progress: Progress, folder: Path | None) -> None:
                 entry = tarfile.TarInfo(f"{progress.campaign.name}/{cell.name}.json")
                 entry.size = len(content)
                 archive.addfile(entry, BytesIO(content))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f"{progress.campaign.name}.tar", buffer.getvalue())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, buffer.getvalue())
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise ConfigError(
+            "--archive", str(folder), f"cannot hold {name}: {error.strerror}"
+        ) from None

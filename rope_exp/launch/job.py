@@ -17,6 +17,7 @@ class Job:
         config: resolved for this machine.
         folder: of the run.
         checkpoint_bytes: what one checkpoint takes.
+        title: what a person calls it, where that is not its variant and seed.
         exit_code: None until the run has ended, or was found to be done.
         reason: of a failure, where what its ranks say is not enough.
         seen_elsewhere: when another dispatcher was last seen to run it, by the monotonic clock;
@@ -34,6 +35,7 @@ class Job:
     config: RunConfig
     folder: Path
     checkpoint_bytes: int = 0
+    title: str = ""
     exit_code: int | None = None
     reason: str = ""
     seen_elsewhere: float = 0.0
@@ -48,8 +50,8 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What a person calls it: by its folder, where that is not named after variant and seed."""
-        return self.config.name if self.config.run.dir is None else self.folder.name
+        """What a person calls it."""
+        return self.title or self.config.name
 
     @property
     def status(self) -> str:

@@ -97,8 +97,7 @@ def bring_to_end(
     with SignalRelay(jobs) as relay:
         while any(job.exit_code is None for job in jobs):
             if deadline is not None and time.monotonic() > deadline and not relay.requested:
-                relay.requested = True
-                relay.on_request()
+                relay.request()
 
             num_running = sum(job.status == "running" for job in jobs)
             for job in jobs:

@@ -100,7 +100,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim: int, pe: PeConfig) -> None:
         super().__init__()
         self.start = pe.start
-        self.dtype = torch.bfloat16 if pe.precision == "bf16" else torch.float32
+        self.in_bf16 = pe.precision == "bf16"
 
         theta_F = frequencies(pe.num_features(head_dim), pe.base)
         if pe.trainable:
@@ -110,6 +110,6 @@ class Rotary(nn.Module):
             self.register_buffer("inv_freq", theta_F, persistent=False)
 
     def forward(self, num_positions: int) -> Tables:
-        theta_F = self.inv_freq.to(self.dtype)
+        theta_F = self.inv_freq.bfloat16() if self.in_bf16 else self.inv_freq
         angle_TF = angles(theta_F, num_positions, self.start)
         return angle_TF.cos(), angle_TF.sin()

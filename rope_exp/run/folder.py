@@ -109,8 +109,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     path = folder / RESULT
     if not os.path.lexists(path):
         return None
-    result = read_as(path, Result)
-    return checked(path, result, _LOSS[result["status"]])
+    return check_result(path, read_json(path))
 
 
 def read_env(folder: Path) -> dict[str, Any]:
@@ -155,6 +154,16 @@ def checked(path: Path, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
     except ConfigError as error:
         raise RecordError(f"{path} was damaged or edited: {error}") from error
     return found
+
+
+def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands in `path` as a `Result`, whose losses are those of how the run ended.
+
+    Raises:
+        RecordError: see `checked`.
+    """
+    result = checked(path, values, Result)
+    return checked(path, result, _LOSS[result["status"]])
 
 
 def describe(result: Mapping[str, Any]) -> str:

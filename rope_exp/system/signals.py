@@ -9,14 +9,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any, NoReturn
 
 from rope_exp.system.errors import EXIT_STOPPED
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # Signals closer together are one: a scheduler sends its own to every process of a job.
 REPEAT_SECONDS = 2.0
+BEFORE_ANY_RUN = b"stopped before any run was started\n"
 
 
 def end_with_parent(parent: int) -> None:
@@ -74,11 +76,54 @@ class StopSignal:
         """Answer a second signal, which no longer waits for anything."""
         os._exit(EXIT_STOPPED)
 
+    def request(self) -> None:
+        """Ask to stop, as a first signal does."""
+        self.requested = True
+        self._requested_at = time.monotonic()
+        self.on_request()
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         if not self.requested:
-            self.requested = True
-            self._requested_at = now
-            self.on_request()
-        elif now - self._requested_at >= REPEAT_SECONDS:
+            self.request()
+        elif time.monotonic() - self._requested_at >= REPEAT_SECONDS:
             self.on_repeat()
+
+
+# -- before there is anything to save --------------------------------------------------------------
+
+
+def on_signal(handler: Any) -> None:
+    """Have `handler` hear every signal that asks to stop."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, handler)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Leave before there is anything to save: an exception could be lost inside an import."""
+    # Nobody may be reading.
+    with contextlib.suppress(OSError):
+        os.write(2, BEFORE_ANY_RUN)
+    os._exit(EXIT_STOPPED)
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind what prepares data; asked again, perhaps by one burst of signals, leave at once."""
+    on_signal(leave)
+    raise KeyboardInterrupt
+
+
+def starting_runs(command: Callable[[], int]) -> int:
+    """Return the exit code of a command that starts runs, which a signal may meet at any moment.
+
+    Until it has `interrupt` hear the signals, they end it at once.
+    """
+    on_signal(leave)
+    try:
+        return command()
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            os.write(2, BEFORE_ANY_RUN)
+        return EXIT_STOPPED
+    finally:
+        # The rest is Python's own end, which a signal would only garble.
+        on_signal(signal.SIG_IGN)

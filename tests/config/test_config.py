@@ -57,6 +57,7 @@ def test_any_subset_of_sites_names_itself(size: int) -> None:
 
 def test_a_departing_key_shows_in_the_label() -> None:
     assert run_config(["pe.base=500000"]).pe.label == "qk_rope-base500000"
+    assert run_config(["pe.precision=bf16"]).pe.label == "qk_rope-precisionbf16"
     assert (
         run_config(["pe.fraction=0.5", "pe.trainable=true"]).pe.label
         == "qk_rope-fraction0.5-trainable"

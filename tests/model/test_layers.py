@@ -6,10 +6,19 @@ from collections.abc import Collection
 
 import pytest
 import torch
-from support.models import SIZES, SUBSETS, make_tables, normal, rotation_matrix
+from support.models import (
+    SIZES,
+    SUBSETS,
+    make_decoder,
+    make_pe,
+    make_tables,
+    normal,
+    rotation_matrix,
+    tokens,
+)
 from torch import Tensor
 
-from rope_exp.model.layers import Attention
+from rope_exp.model.layers import Attention, Rotary
 
 
 def heads_of(attention: Attention, x_TD: Tensor) -> list[Tensor]:
@@ -80,3 +89,44 @@ def test_vo_with_identity_attention_is_nope() -> None:
     rotated.load_state_dict(plain.state_dict())
 
     assert torch.allclose(rotated(x_BTD, tables), plain(x_BTD, tables), rtol=0, atol=1e-12)
+
+
+# -- the tables' precision -------------------------------------------------------------------------
+
+
+def test_tables_in_bf16_hold_no_position_above_256() -> None:
+    """Eight bits of significand: 257 rounds to 256, so that the two positions turn alike, while
+    every position up to 256 has the angle of its own, rounded.
+    """
+    cos_TF, sin_TF = Rotary(8, make_pe("q", "k", precision="bf16"))(300)
+    assert (cos_TF.dtype, sin_TF.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert torch.equal(cos_TF[257], cos_TF[256])
+    assert torch.equal(sin_TF[257], sin_TF[256])
+
+    theta_F = torch.tensor([100.0 ** (-2 * f / 8) for f in range(4)]).bfloat16()
+    for position in (0, 1, 7, 100, 255, 256):
+        angle_F = (position * theta_F.double()).bfloat16()
+        assert torch.equal(cos_TF[position], angle_F.double().cos().bfloat16())
+        assert torch.equal(sin_TF[position], angle_F.double().sin().bfloat16())
+
+
+def test_tables_are_float32_unless_the_model_is_wider() -> None:
+    """A model in float64, as laws are measured and exports compared, has its tables in float64."""
+    rotary = Rotary(8, make_pe("q", "k"))
+    assert rotary(3)[0].dtype == torch.float32
+    assert rotary.double()(3)[0].dtype == torch.float64
+
+
+@torch.no_grad()
+def test_a_rotation_in_bf16_is_nearly_the_same_model() -> None:
+    """The same weights: other logits, by as much as an angle's rounding of 2^-9 allows; and none
+    where nothing rotates.
+    """
+    ids_BT = tokens(2, 30)
+    for rotate in ((), ("q", "k"), tuple("qkvo")):
+        exact = make_decoder(*rotate)(ids_BT)
+        rounded = make_decoder(*rotate, precision="bf16")(ids_BT)
+        assert rounded.dtype == torch.float32
+        difference = float((exact - rounded).abs().max() / exact.abs().max())
+        assert (difference == 0) == (rotate == ())
+        assert difference < 0.05

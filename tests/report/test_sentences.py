@@ -12,7 +12,7 @@ ASSUMPTIONS = (
     "Corpus: name stdlib, kind stdlib, holdout_fraction 0.05.",
     "Tokenizer: name bpe_2k, kind bpe, vocab_size 2048,",
     "Model: name nano, hidden_size 128,",
-    "Rotation: base 10000.0, fraction 1.0, trainable false, start 0.",
+    "Rotation: base 10000.0, fraction 1.0, trainable false, start 0, precision float32.",
     "Optimiser: name adamw, lr 0.003, betas [0.9, 0.95],",
     "Schedule: name cosine, warmup_fraction 0.05,",
     "global_batch_size 16, seq_len 256, eval_sequences 128, precision auto",

@@ -22,16 +22,16 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_only_code_makes_a_checkout_dirty(checkout: Path) -> None:
-    found = provenance._git()
+    found = provenance.git_state()
     assert found is not None
     assert len(found["commit"]) == 40
     assert found["dirty"] is False
 
     write(checkout / "results" / "table.md", "a sweep's own output")
     write(checkout / "README.md", "prose")
-    assert provenance._git() == found
+    assert provenance.git_state() == found
     write(checkout / "configs" / "pe" / "mine.yaml", "name: mine")
-    assert provenance._git() == found | {"dirty": True}
+    assert provenance.git_state() == found | {"dirty": True}
 
 
 def test_an_installed_copy_is_not_of_the_repository_around_it(
@@ -40,9 +40,9 @@ def test_an_installed_copy_is_not_of_the_repository_around_it(
     """Neither in an ignored folder of a project's checkout, nor where that project tracks it."""
     write(checkout / "venv" / "rope_exp" / "__init__.py", "")
     monkeypatch.setattr(provenance, "ROOT", checkout / "venv")
-    assert provenance._git() is None
+    assert provenance.git_state() is None
     subprocess.run(["git", "-C", str(checkout), "add", "venv"], check=True)
-    assert provenance._git() is None
+    assert provenance.git_state() is None
 
 
 def test_the_version_is_that_of_pyproject(checkout: Path) -> None:

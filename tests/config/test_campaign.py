@@ -1,0 +1,258 @@
+"""A campaign's file: the order of its cells, their names, and what is refused in one sentence."""
+
+import itertools
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.campaigns import FIXED, ROWS, load, names, write_campaign
+from support.refused import refused
+
+from rope_exp.config import campaign
+from rope_exp.config.campaign import cell_name, load_campaign
+from rope_exp.config.campaign_file import CampaignFile, Entry, campaign_names, read_campaign
+from rope_exp.config.compose import run_config
+from rope_exp.config.resolve import operations
+from rope_exp.system.errors import ConfigError
+
+RUNS = Path("results/runs")
+
+
+# -- the order -----------------------------------------------------------------------------------
+
+
+def test_every_beginning_is_balanced(tmp_path: Path) -> None:
+    """Stopped anywhere, a campaign holds whole blocks: no row is more than one seed ahead.
+
+    Within a seed the longer cells come first, so that the last to end is a short one; the seeds
+    come in the order in which they are listed, and cells of one length in that of the rows.
+    """
+    entry = {"seed": [7, 3], "train.num_steps": [2, 6]}
+    mine = load(tmp_path, cells=[entry])
+    assert names(mine) == [
+        "qk-train.num_steps=6-s7", "vo-train.num_steps=6-s7",
+        "qk-train.num_steps=2-s7", "vo-train.num_steps=2-s7",
+        "qk-train.num_steps=6-s3", "vo-train.num_steps=6-s3",
+        "qk-train.num_steps=2-s3", "vo-train.num_steps=2-s3",
+    ]  # fmt: skip
+
+    for length in range(len(mine.cells) + 1):
+        beginning = mine.cells[:length]
+        counts = Counter(cell.row for cell in beginning)
+        assert abs(counts["qk"] - counts["vo"]) <= 1
+
+    for _, block in itertools.groupby(mine.cells, key=lambda cell: cell.config.seed):
+        costs = [operations(cell.config) for cell in block]
+        assert costs == sorted(costs, reverse=True)
+
+
+def test_the_first_seeds_of_all_entries_come_first(tmp_path: Path) -> None:
+    """Each entry has an order of seeds; of pairs, the order of batches turns fastest."""
+    cells = [
+        {"rows": ["qk"], "seed": [1, 2]},
+        {"rows": ["vo"], "seed": [5, 6], "data.seed": [8, 9]},
+    ]
+    assert names(load(tmp_path, cells=cells)) == [
+        "qk-s1", "vo-data.seed=8-s5", "qk-s2", "vo-data.seed=9-s5",
+        "vo-data.seed=8-s6", "vo-data.seed=9-s6",
+    ]  # fmt: skip
+
+
+def test_a_cell_is_the_run_of_its_words(tmp_path: Path) -> None:
+    """What is fixed, then the row's words, then the factors: as if they stood on one line."""
+    cells = [{"rows": ["vo"], "seed": [4], "optim.lr": [0.01], "train.seq_len": [32]}]
+    [cell] = load(tmp_path, cells=cells).cells
+    words = [*FIXED, "pe=vo_rope", "seed=4", "optim.lr=0.01", "train.seq_len=32"]
+
+    assert cell.config.to_dict() | {"run": None} == run_config(words).to_dict() | {"run": None}
+    assert cell.factors == {"seed": 4, "optim.lr": 0.01, "train.seq_len": 32}
+    assert cell.config.folder == RUNS / "mine" / cell.name
+    assert cell.name == "vo-optim.lr=0.01-train.seq_len=32-s4"
+
+
+def test_a_factor_may_be_a_list_null_or_a_group(tmp_path: Path) -> None:
+    """Each is spelled as the command line spells it, and its cell's name is that of one file."""
+    cells = [
+        {"rows": ["qk"], "seed": [0], "train.probes": [[], ["windows", "shift"]]},
+        {"rows": ["qk"], "seed": [0], "data.seed": [None], "schedule": ["wsd"]},
+    ]
+    configs = {cell.name: cell.config for cell in load(tmp_path, cells=cells).cells}
+
+    listed = configs.pop("qk-train.probes=__windows_,__shift__-s0")
+    assert listed.train.probes == ("windows", "shift")
+    assert configs.pop("qk-train.probes=__-s0").train.probes == ()
+    other = configs.pop("qk-data.seed=null-schedule=wsd-s0")
+    assert (other.data.seed, other.schedule.name) == (None, "wsd")
+    assert not configs
+
+
+def test_a_name_is_one_of_a_file() -> None:
+    """Whatever a value holds, the name climbs nowhere, hides nowhere, and is one path's part."""
+    name = cell_name("a b", {"data.path": "../..//x\\y:*?", "seed": 0})
+    assert name == "a_b-data.path=.._..__x_y___-s0"
+    assert Path(name).name == name
+    assert not name.startswith(".")
+
+
+# -- where it is found ---------------------------------------------------------------------------
+
+
+def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
+    """As with every other group: its campaigns hide ours of the same name, and add to them."""
+    mine = load(tmp_path, "noise", about="my own", cells=[{"rows": ["vo"], "seed": [0]}])
+    assert (mine.about, names(mine)) == ("my own", ["vo-s0"])
+    write_campaign(tmp_path, "other")
+    assert {"noise", "other"} <= set(campaign_names(tmp_path))
+    assert "other" not in campaign_names()
+
+
+def test_a_row_may_name_a_choice_of_ones_own(tmp_path: Path) -> None:
+    choice = tmp_path / "pe" / "half.yaml"
+    choice.parent.mkdir()
+    choice.write_text("name: Half\nrotate: [q]\nfraction: 0.5\n")
+    [cell] = load(tmp_path, rows={"half": ["pe=half"]}).cells
+    assert cell.config.pe.fraction == 0.5
+
+
+@pytest.mark.parametrize("name", campaign_names())
+def test_the_projects_campaigns_load(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell of ours composes, and leaves nothing open; one cell an entry is composed here."""
+    file = read_campaign(name, None)
+    first = [
+        Entry(entry.key, entry.rows[:1], {k: v[:1] for k, v in entry.factors.items()})
+        for entry in file.entries
+    ]
+    short = CampaignFile(file.about, file.python, file.fixed, file.rows, first)
+    monkeypatch.setattr(campaign, "read_campaign", lambda *_: short)
+    assert len(load_campaign(name, None, RUNS).cells) == len(first)
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", ".", "../mine", "/etc/passwd", "a\nb", "é", "x" * 65])
+def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
+    with refused("campaign", "a name is 1 to 64", by=ConfigError):
+        load_campaign(name, tmp_path, RUNS)
+
+
+def test_no_such_campaign_names_those_that_there_are(tmp_path: Path) -> None:
+    write_campaign(tmp_path)
+    with refused("campaign=your", "there is mine, noise", by=ConfigError):
+        load_campaign("your", tmp_path, RUNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1, 2]", ["mine.yaml", "must be a group of keys"]),
+        ("", ["mine.yaml", "must be a group of keys"]),
+        ("1: 2", ["mine.yaml", "must be a group of keys"]),
+        ("rows: [", ["mine.yaml", "cannot be read"]),
+        ("about: \udcff", ["mine.yaml", "cannot be read"]),
+        ("about: 2026-99-99", ["mine.yaml", "cannot be read"]),
+        ("[" * 5000, ["mine.yaml", "cannot be read"]),
+        ("rows: &a {x: [pe=nope]}\ncells: [*a]", ["mine.yaml", "repeats an anchor"]),
+    ],
+)
+def test_a_file_that_is_no_campaign(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = write_campaign(tmp_path)
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with refused(*words, by=ConfigError):
+        load_campaign("mine", tmp_path, RUNS)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"about": 3}, ["campaign/mine: about=3"]),
+        ({"python": 3.11}, ["campaign/mine: python=3.11"]),
+        ({"fixed": "pe=nope"}, ["campaign/mine: fixed=pe=nope", "must be a list"]),
+        ({"fixed": [3]}, ["campaign/mine: fixed"]),
+        ({"rows": None}, ["campaign/mine: rows=null"]),
+        ({"rows": {"../x": []}}, ["campaign/mine: rows=../x", "a name is"]),
+        ({"rows": {3: []}}, ["campaign/mine: rows=3", "a name is"]),
+        ({"rows": {"x": {"pe": "nope"}}}, ["campaign/mine: rows.x", "must be a list"]),
+        ({"cells": {}}, ["campaign/mine: cells", "must be a list"]),
+        ({"cells": [3]}, ["cells[0]=3", "must be a group of keys"]),
+        ({"seeds": [0]}, ["seeds", "there is no such key"]),
+    ],
+)
+def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], words: list[str]) -> None:
+    with refused(*words, by=ConfigError):
+        load(tmp_path, **values)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"train.num_steps": [2]}, ["cells[0].seed: is missing"]),
+        ({"seed": []}, ["cells[0].seed=[]", "must be a list of values"]),
+        ({"seed": 0}, ["cells[0].seed=0", "must be a list of values"]),
+        ({"seed": [[0]]}, ["cells[0].seed"]),
+        ({"seed": ["../0"]}, ["cells[0].seed"]),
+        ({"seed": [-1]}, ["cells[0].seed"]),
+        ({"seed": [True]}, ["cells[0].seed"]),
+        ({"seed": [0], "data.seed": [[0]]}, ["cells[0].data.seed"]),
+        ({"seed": [0], 7: [0]}, ["cells[0]=7"]),
+        ({"seed": [0], "optim.lr": [{"a": 1}]}, ["cells[0].optim.lr", "must be true, false"]),
+        ({"seed": [0], "optim.lr": [float("nan")]}, ["cells[0].optim.lr", "finite"]),
+        ({"seed": [0], "data.path": ["a\nb"]}, ["cells[0].data.path"]),
+        ({"seed": [0], "data.path": ["x" * 300]}, ["is the name of a file, of at most 240 bytes"]),
+        ({"seed": [0], "rows": ["your"]}, ["cells[0].rows=your", "must be one of qk, vo"]),
+        ({"seed": [0], "rows": [["qk"]]}, ["cells[0].rows"]),
+        ({"seed": [0], "pe": ["nope"]}, ["cells[0].pe", "is what row qk says itself"]),
+        ({"seed": [0, 0]}, ["cells[0]=qk-s0: is listed twice"]),
+        ({"seed": [0], "rows": ["qk", "qk"]}, ["cells[0]=qk-s0: is listed twice"]),
+    ],
+)
+def test_a_cell_that_is_none(tmp_path: Path, entry: dict[Any, Any], words: list[str]) -> None:
+    with refused(*words, by=ConfigError):
+        load(tmp_path, cells=[entry])
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("train.precision=auto", "train.precision=auto: must be fixed"),
+        ("train.compile=auto", "train.compile=auto: must be fixed"),
+        ("train.deterministic=auto", "train.deterministic=auto: must be fixed"),
+        ("launch.device=auto", "launch.device=auto: must be fixed"),
+        ("launch.num_threads=auto", "launch.num_threads=auto: must be fixed"),
+        ("launch.max_parallel=auto", "launch.max_parallel=auto: must be fixed"),
+        ("launch.num_processes=all", "launch.num_processes=all: must be fixed"),
+        ("launch=inline", "launch=inline: is for one run"),
+        ("launch=slurm", "launch: must be on this machine"),
+        ("+experiment=subsets", "is a sweep of several runs, and a cell is one"),
+        ("optim.lr=1e-3,2e-3", "optim.lr: several values make a sweep"),
+        ("run.group=x", "run: is not for a cell"),
+        ("run.fresh=true", "run: is not for a cell"),
+        ("campaign=mine", "campaign: is no key of a run"),
+        ("optim.rate=1", "optim.rate: there is no such key; did you mean"),
+        ("data=fineweb_edu data.revision=main", "data.revision=main: must be a commit"),
+        ("data=stdlib data.path=null", "campaign/mine: python: is missing"),
+    ],
+)
+def test_a_cell_that_leaves_something_open(tmp_path: Path, word: str, words: str) -> None:
+    """The sentence names the entry and the cell, and what is wrong with it."""
+    where = "" if "python" in words else "campaign/mine: cells[0]: qk-s0"
+    rows = {"qk": [*ROWS["qk"], *shlex.split(word)]}
+    with refused(where, words, by=ConfigError):
+        load(tmp_path, rows=rows)
+
+
+def test_two_entries_may_not_list_one_cell(tmp_path: Path) -> None:
+    with refused("cells[1]=vo-s0: is listed twice", by=ConfigError):
+        load(tmp_path, cells=[{"seed": [0]}, {"seed": [0], "rows": ["vo"]}])
+
+
+def test_too_many_cells_are_refused_before_any_is_composed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compose takes a tenth of a second each."""
+    monkeypatch.setattr(campaign, "compose_jobs", lambda *_: pytest.fail("composed"))
+    entry = {"seed": list(range(101)), "data.seed": list(range(100))}
+    with refused("campaign/mine: cells: are more than 10,000", by=ConfigError):
+        load(tmp_path, cells=[entry])

@@ -1,0 +1,232 @@
+"""Probes against mathematics and plain loops: losses by window, position, shift and ablation."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.models import SUBSETS, VOCAB, make_decoder
+
+from rope_exp.config.sections import TrainConfig
+from rope_exp.data.batches import validation_ids
+from rope_exp.evaluation.held_out import held_out_loss
+from rope_exp.evaluation.probes import (
+    Questions,
+    Stopped,
+    attentions,
+    bin_edges,
+    switched_off,
+    token_nats,
+)
+from rope_exp.model.decoder import Decoder
+
+LENGTH = 16
+TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)
+HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
+# Micro-batches of four training lengths: 16 windows; 2 of eight lengths, one at a time; 4 windows
+# at five starts; 4 windows as trained and without either of two sites.
+NUM_BATCHES = {"windows": 4, "positions": 2, "shift": 5, "ablation": 3}
+NAMES = tuple(NUM_BATCHES)
+
+# Both of q and k turn or neither, and likewise v and o.
+RELATIVE = [subset for subset in SUBSETS if subset in ((), ("q", "k"), ("v", "o"), tuple("qkvo"))]
+
+
+def opinionated(*rotate: str, **changes: Any) -> Decoder:
+    """A decoder whose attention is far from uniform, so that positions matter to its loss."""
+    decoder = make_decoder(*rotate, **changes)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(12)
+    return decoder
+
+
+def ask(decoder: Decoder, name: str, *, at_once: int = 4, **changes: Any) -> dict[str, Any]:
+    questions = Questions(decoder, HELD_OUT, TRAIN, at_once, **changes)
+    return questions.ask([name])[name]
+
+
+def nats_by_hand(decoder: Decoder, ids: np.ndarray) -> list[float]:
+    """-log p of each token of one window but the first, summed in plain float64."""
+    with torch.no_grad():
+        logits_TV = decoder(torch.from_numpy(ids[None, :-1]))[0].tolist()
+    nats = []
+    for logits, target in zip(logits_TV, ids[1:], strict=True):
+        largest = max(logits)
+        total = sum(math.exp(logit - largest) for logit in logits)
+        nats.append(largest + math.log(total) - logits[target])
+    return nats
+
+
+# -- windows and positions -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 100])
+def test_the_mean_over_windows_is_the_held_out_loss(at_once: int) -> None:
+    """Of the same windows, and each window's own loss is that of a plain loop over its logits."""
+    decoder = opinionated("q", "k")
+    losses = ask(decoder, "windows", at_once=at_once)["loss"]
+
+    windows_NT = validation_ids(HELD_OUT, TRAIN.eval_sequences, LENGTH)
+    whole = held_out_loss(decoder, windows_NT, micro_batch_size=at_once, device=torch.device("cpu"))
+    assert len(losses) == len(windows_NT) == 16
+    assert np.mean(losses) == pytest.approx(whole, abs=1e-5)
+    for loss, ids in zip(losses, windows_NT, strict=True):
+        assert loss == pytest.approx(np.mean(nats_by_hand(decoder, ids)), abs=1e-5)
+
+
+def test_losses_by_position_are_those_of_a_plain_loop() -> None:
+    """Over whole windows of eight training lengths, cut where the text is; and what a length's
+    loss is needs nothing past that length, since the decoder is causal.
+    """
+    decoder = opinionated("q", "k", "v")
+    found = ask(decoder, "positions")
+
+    # 16 sequences of the training length are 2 of 8: the first and second of three windows, by
+    # n * 3 // 2.
+    long = 8 * LENGTH
+    windows = [HELD_OUT[start : start + long + 1] for start in (0, long)]
+    by_hand = np.mean([nats_by_hand(decoder, ids) for ids in windows], axis=0)
+    assert found["num_windows"] == 2
+
+    edges = found["edges"]
+    expected = [by_hand[first:last].mean() for first, last in itertools.pairwise(edges)]
+    assert (edges[0], edges[-1]) == (0, long)
+    assert found["loss"] == pytest.approx(expected, abs=1e-5)
+
+    assert found["lengths"] == [16, 32, 64, 128]
+    for length, loss in zip(found["lengths"], found["loss_at_length"], strict=True):
+        beginnings = [nats_by_hand(decoder, ids[: length + 1]) for ids in windows]
+        assert loss == pytest.approx(np.mean(beginnings), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "lengths"),
+    [
+        (17, [16]), (32, [16]), (33, [16, 32]), (100, [16, 32, 64]), (128, [16, 32, 64]),
+        (129, [16, 32, 64, 128]), (5000, [16, 32, 64, 128]),
+    ],
+)  # fmt: skip
+def test_a_short_held_out_set_has_shorter_windows(num_tokens: int, lengths: list[int]) -> None:
+    """A window of n predictions takes n + 1 tokens; a set that holds none of 8 lengths is read in
+    windows of 4, 2 or 1.
+    """
+    held_out = HELD_OUT[:num_tokens]
+    if num_tokens > len(HELD_OUT):
+        held_out = np.tile(HELD_OUT, 20)[:num_tokens]
+    found = Questions(opinionated("q"), held_out, TRAIN, 4).ask(["positions"])["positions"]
+    assert found["lengths"] == lengths
+    assert found["edges"][-1] == lengths[-1]
+    assert found["num_windows"] == min(16 // (lengths[-1] // 16), (num_tokens - 1) // lengths[-1])
+
+
+def test_bins_grow_by_half_an_octave() -> None:
+    assert bin_edges(16) == [0, 1, 2, 3, 4, 6, 8, 11, 16]
+    for length in range(1, 300):
+        edges = bin_edges(length)
+        assert (edges[0], edges[-1]) == (0, length)
+        assert all(first < last for first, last in itertools.pairwise(edges))
+        assert all(last <= max(2 * first, first + 1) for first, last in itertools.pairwise(edges))
+
+
+# -- shift ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rotate", SUBSETS, ids="".join)
+def test_only_absolute_variants_feel_a_shift(rotate: tuple[str, ...]) -> None:
+    """Where q and k turn together, and v with o, a shift cancels in every product: R_i^T R_j is a
+    function of j - i. Everywhere else an angle is left over, and the loss moves.
+    """
+    found = ask(opinionated(*rotate), "shift")
+    assert found["start"] == [0, 4, 16, 64, 256]
+    moved = max(abs(loss - found["loss"][0]) for loss in found["loss"])
+    if rotate in RELATIVE:
+        assert moved < 1e-4
+    else:
+        assert moved > 1e-3
+
+
+def test_a_shift_is_a_model_that_starts_there() -> None:
+    """The same weights in a decoder whose config says `start`, from where positions began."""
+    decoder = opinionated("k", "v", start=3)
+    found = ask(decoder, "shift")
+    for start, loss in zip(found["start"], found["loss"], strict=True):
+        other = opinionated("k", "v", start=3 + start)
+        assert ask(other, "shift")["loss"][0] == pytest.approx(loss, abs=1e-6)
+
+
+# -- ablation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rotate", [(), ("v",), ("q", "k"), tuple("qkvo")], ids="".join)
+def test_without_a_site_is_a_model_built_without(rotate: tuple[str, ...]) -> None:
+    """The variants have the same parameters, so that the weights of one load into the other."""
+    decoder = opinionated(*rotate)
+    found = ask(decoder, "ablation")
+    assert found["without"] == ["", *sorted(rotate)]
+
+    for site, loss in zip(found["without"], found["loss"], strict=True):
+        other = make_decoder(*(each for each in rotate if each != site), seed=9)
+        other.load_state_dict(decoder.state_dict())
+        windows_NT = validation_ids(HELD_OUT, TRAIN.eval_sequences // 4, LENGTH)
+        expected = held_out_loss(other, windows_NT, micro_batch_size=3, device=torch.device("cpu"))
+        assert loss == pytest.approx(expected, abs=1e-5)
+    assert len(set(found["loss"])) == len(found["loss"])
+
+
+# -- what is left behind -------------------------------------------------------------------------
+
+
+def breaks_at(number: int, error: type[Exception]) -> Callable[[], bool]:
+    """Answer that the run may go on, and at one micro-batch that it may not, or break."""
+    asked = itertools.count()
+
+    def should_stop() -> bool:
+        if next(asked) < number:
+            return False
+        if error is not Stopped:
+            raise error
+        return True
+
+    return should_stop
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("error", [Stopped, ZeroDivisionError])
+def test_a_probe_that_breaks_off_leaves_no_trace(name: str, error: type[Exception]) -> None:
+    """Asked to stop, or broken, in every micro-batch in turn: the decoder computes what it did."""
+    decoder = opinionated("q", "v")
+    ids = torch.from_numpy(HELD_OUT[None, :40])
+    before = token_nats(decoder, ids).detach()
+
+    for number in range(NUM_BATCHES[name]):
+        with pytest.raises(error):
+            ask(decoder, name, should_stop=breaks_at(number, error))
+        assert torch.equal(token_nats(decoder, ids).detach(), before)
+        assert {attention.sites for attention in attentions(decoder)} == {frozenset("qv")}
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_asks_before_every_micro_batch(name: str) -> None:
+    asked = 0
+
+    def should_stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    ask(opinionated("q", "v"), name, should_stop=should_stop)
+    assert asked == NUM_BATCHES[name]
+
+
+def test_a_site_that_is_off_is_on_again() -> None:
+    decoder = opinionated("q", "k")
+    with switched_off(decoder, "q"):
+        assert {attention.sites for attention in attentions(decoder)} == {frozenset("k")}
+    assert {attention.sites for attention in attentions(decoder)} == {frozenset("qk")}
+    assert all(parameter.grad is None for parameter in decoder.parameters())

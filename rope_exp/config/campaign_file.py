@@ -45,9 +45,9 @@ class Entry:
     """
 
     key: str
-    fixed: Sequence[str]
     rows: Sequence[str]
     factors: Mapping[str, Sequence[Any]]
+    fixed: Sequence[str] = ()
 
     @property
     def num_cells(self) -> int:
@@ -183,7 +183,7 @@ def _entry(values: Any, rows: Mapping[str, Sequence[str]], key: str) -> Entry:
         _check_values(listed, f"{key}.{name}")
     convert(tuple[Seed, ...], factors["seed"], f"{key}.seed")
     convert(tuple[Seed | None, ...], factors.get("data.seed", []), f"{key}.data.seed")
-    return Entry(key, fixed, chosen, factors)
+    return Entry(key, chosen, factors, fixed)
 
 
 def _check_values(values: Sequence[Any], key: str) -> None:

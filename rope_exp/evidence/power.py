@@ -20,7 +20,7 @@ from scipy import stats
 from rope_exp.evidence.significance import (
     ALPHA,
     MARGIN,
-    bartlett,
+    deviating,
     holm,
     not_equivalent,
     two_sided,
@@ -138,7 +138,8 @@ def _candidates(loss_DSV: Array) -> dict[str, _Judged]:
     pooled = _t_tests(delta_DP, pooled_DP, df)
 
     # The rule that looks first: pooled, unless the noise of variants is seen to differ.
-    is_unequal_D1 = (bartlett(residual_DSV.var(axis=1, ddof=1), num_seeds) < ALPHA)[:, None]
+    deviating_DP = deviating(d_DSP.var(axis=1, ddof=1), num_seeds - 1, variance_D[:, None], df)
+    is_unequal_D1 = holm(deviating_DP).min(axis=1, keepdims=True) < ALPHA
     looked = _Judged(*(np.where(is_unequal_D1, *said) for said in zip(paired, pooled, strict=True)))
 
     # The same, by the distribution of the largest of all differences.

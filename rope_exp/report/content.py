@@ -37,7 +37,7 @@ class Noise:
         deviation: of the residual, in nats; two runs' difference within a seed deviates by sqrt(2)
             times that.
         df: its degrees of freedom.
-        p_equal: that rows are equally noisy (Bartlett); None where it cannot be told.
+        p_equal: that rows are equally noisy; None where it cannot be told.
         method: how standard errors are known, by what `p_equal` is.
     """
 

@@ -179,7 +179,7 @@ def _noise_notes(noise: Noise | None) -> list[str]:
         return []
     look = ""
     if noise.p_equal is not None:
-        look = f"; equal noise of rows: p = {spell_p(noise.p_equal)} (Bartlett)"
+        look = f"; equal noise of rows: p = {spell_p(noise.p_equal)}"
     how = "pooled over rows" if noise.method == "pooled" else "each pair's own, for rows differ"
     return [
         f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} nats ({noise.df} "

@@ -121,7 +121,7 @@ def test_the_projects_campaigns_load(name: str, monkeypatch: pytest.MonkeyPatch)
     """Every cell of ours composes, and leaves nothing open; one cell an entry is composed here."""
     file = read_campaign(name, None)
     first = [
-        Entry(entry.key, entry.rows[:1], {k: v[:1] for k, v in entry.factors.items()})
+        Entry(entry.key, entry.rows[:1], {k: v[:1] for k, v in entry.factors.items()}, entry.fixed)
         for entry in file.entries
     ]
     short = CampaignFile(file.about, file.python, file.fixed, file.rows, first)
@@ -140,7 +140,7 @@ def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
 
 def test_no_such_campaign_names_those_that_there_are(tmp_path: Path) -> None:
     write_campaign(tmp_path)
-    with refused("campaign=your", "there is mine, noise", by=ConfigError):
+    with refused("campaign=your", "there is english, length, lr, mine,", by=ConfigError):
         load_campaign("your", tmp_path, RUNS)
 
 

@@ -4,16 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from support.reports import make_nine, make_run, report_of, table_rows
 
 from rope_exp.report.command import write
 from rope_exp.report.content import Report
-from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
+from rope_exp.report.tables import csv_table, markdown, pairs_table, plain_table, tex_table
 
 HEADER = (
     "group,pe,rotate,num_seeds,loss_mean,loss_sd,delta,delta_ci_low,delta_ci_high,p_holm,verdict,"
     "published_loss,published_delta"
 )
+BEHIND = ",p_adjusted,family,delta_wide_low,delta_wide_high,seeds_needed"
 
 
 @pytest.fixture
@@ -33,14 +35,14 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
             pe = "pe.rotate=[q,v]" if label == "qv_rope" else label
             make_run(tmp_path / "runs", pe=pe, seed=seed, loss=loss)
     write(tmp_path / "runs", None, tmp_path)
-    assert (tmp_path / "table.csv").read_text().splitlines()[0] == HEADER
+    assert (tmp_path / "table.csv").read_text().splitlines()[0] == HEADER + BEHIND
 
     rows = table_rows(tmp_path)
     assert list(rows) == ["qk_rope", "vo_rope", "qv_rope"]  # best first
     for label, losses in ours.items():
         row = rows[label]
         differences = np.array(losses) - np.array(ours["qk_rope"])
-        assert (row["group"], row["num_seeds"], row["verdict"]) == ("g", "3", "")
+        assert (row["group"], row["num_seeds"]) == ("g", "3")
         assert float(row["loss_mean"]) == pytest.approx(np.mean(losses), abs=5.1e-7)
         assert float(row["loss_sd"]) == pytest.approx(np.std(losses, ddof=1), abs=5.1e-7)
         assert float(row["delta"]) == pytest.approx(np.mean(differences), abs=5.1e-7)
@@ -54,18 +56,21 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
 
 def test_a_row_of_each_spelling(nine: Report) -> None:
     lines = {
-        csv_table: "g,vo_rope,vo,3,3.771000,0.001000,+0.058000,,,,,2.770000,+0.058000",
-        markdown: "| VO-RoPE | v o | 3 | 3.7710 | 0.0010 | +0.0580 | 2.770 | +0.058 | 4 | 4 |",
-        tex_table: r"VO-RoPE & v o & 3 & 3.7710 & 0.0010 & +0.0580 & 2.770 & +0.058 & 4 & 4 \\",
+        csv_table: "g,vo_rope,vo,3,3.771000,0.001000,+0.058000,+0.058000,+0.058000,0.000000,worse,"
+        "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,",
+        markdown: "| VO-RoPE | v o | 3 | 3.7710 | 0.0010 | +0.0580 | +0.0580 to +0.0580 | < 0.0001 "
+        "| worse | 2.770 | +0.058 | 4 | 4 |",
+        tex_table: r"VO-RoPE & v o & 3 & 3.7710 & 0.0010 & +0.0580 & +0.0580 to +0.0580 & < 0.0001 "
+        r"& worse & 2.770 & +0.058 & 4 & 4 \\",
     }
     for spelling, line in lines.items():
         assert line in spelling(nine).splitlines()
-    words = ["VO-RoPE", "v", "o", "3", "3.7710", "0.0010", "+0.0580", "2.770", "+0.058", "4", "4"]
-    assert words in [line.split() for line in plain_table(nine).splitlines()]
+    words = "VO-RoPE v o 3 3.7710 0.0010 +0.0580 +0.0580 to +0.0580 < 0.0001 worse 2.770 +0.058 4 4"
+    assert words.split() in [line.split() for line in plain_table(nine).splitlines()]
 
 
 def test_the_reference_differs_from_itself_by_an_unsigned_0(nine: Report) -> None:
-    line = "| QK-RoPE | q k | 3 | 3.7130 | 0.0010 | 0.0000 | 2.712 | 0.000 | 1 | 1 |"
+    line = "| QK-RoPE | q k | 3 | 3.7130 | 0.0010 | 0.0000 | — | — | — | 2.712 | 0.000 | 1 | 1 |"
     assert line in markdown(nine).splitlines()
 
 
@@ -75,9 +80,45 @@ def test_plain_columns_are_aligned(nine: Report) -> None:
     assert set(lines[1]) == {"-", " "}
 
 
-def test_nothing_is_claimed_but_the_published_order(nine: Report) -> None:
-    claims = [line for line in markdown(nine).splitlines() if " > " in line]
+def test_one_seed_claims_nothing_but_the_published_order(tmp_path: Path) -> None:
+    make_nine(tmp_path)
+    claims = [line for line in markdown(report_of(tmp_path)).splitlines() if " > " in line]
     assert claims == ['- Published order: QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O (">" is better).']
+
+
+def test_the_intervals_and_p_of_the_table_are_those_of_the_tests(tmp_path: Path) -> None:
+    """Of paired differences, by scipy, where one row is far noisier than the others."""
+    losses = {
+        "qk_rope": [3.50, 3.52, 3.49, 3.51, 3.53],
+        "vo_rope": [3.55, 3.56, 3.55, 3.55, 3.58],
+        "nope": [3.60, 4.10, 3.20, 3.90, 3.40],
+    }
+    for pe, of_seeds in losses.items():
+        for seed, loss in enumerate(of_seeds):
+            make_run(tmp_path / "runs", pe=pe, seed=seed, loss=loss)
+    write(tmp_path / "runs", None, tmp_path)
+    row = table_rows(tmp_path)["vo_rope"]
+
+    test = stats.ttest_rel(losses["vo_rope"], losses["qk_rope"])
+    interval = test.confidence_interval()
+    assert float(row["delta_ci_low"]) == pytest.approx(interval.low, abs=1e-6)
+    assert float(row["delta_ci_high"]) == pytest.approx(interval.high, abs=1e-6)
+    # The smaller of two p-values counts twice.
+    assert float(row["p_holm"]) == pytest.approx(2 * test.pvalue, abs=1e-6)
+    assert row["verdict"] == "worse"
+    assert table_rows(tmp_path)["nope"]["verdict"] == "open"
+
+
+def test_published_relations_stand_one_by_one(nine: Report) -> None:
+    text = markdown(nine)
+    assert text.count("| confirmed |") == 8
+    assert "| NoPE > V-RoPE | NoPE > V-RoPE | +0.0610 |" in text
+
+
+def test_every_pair_stands_once_in_pairs_csv(nine: Report) -> None:
+    lines = pairs_table(nine).splitlines()
+    assert len(lines) == 1 + 36
+    assert "k_rope,≈,vo_rope,3,0.001000,0.001000,0.001000," in "\n".join(lines)
 
 
 def test_names_are_escaped_for_latex(tmp_path: Path) -> None:
@@ -95,7 +136,7 @@ def test_a_departing_key_gives_a_name_and_no_published_loss(tmp_path: Path) -> N
     make_run(tmp_path, pe="pe.base=500000", loss=3.4)
     report = report_of(tmp_path)
     assert "| QK-RoPE base500000 | q k | 1 | 3.4000 | — | -0.1000 | — |" in markdown(report)
-    assert "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,\n" in csv_table(report)
+    assert "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,\n" in csv_table(report)
 
 
 def test_a_run_without_an_end_is_a_word_and_never_a_number(tmp_path: Path) -> None:
@@ -117,9 +158,9 @@ def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> No
         make_run(tmp_path, group=f"lr-{lr}", loss=loss, overrides=[f"optim.lr={lr}"])
     report = report_of(tmp_path, keys=("optim.lr",))
     header, best, worst = csv_table(report).splitlines()
-    assert header == f"{HEADER},optim.lr"
-    assert best == "lr-0.01,qk_rope,qk,1,3.500000,,-0.100000,,,,,,,0.01"
-    assert worst == "lr-0.001,qk_rope,qk,1,3.600000,,0.000000,,,,,,,0.001"
+    assert header == f"{HEADER}{BEHIND},optim.lr"
+    assert best == "lr-0.01,qk_rope,qk,1,3.500000,,-0.100000,,,,,,,,,,,,0.01"
+    assert worst == "lr-0.001,qk_rope,qk,1,3.600000,,0.000000,,,,,,,,,,,,0.001"
 
     text = markdown(report)
     assert "| optim.lr | rotates | seeds | loss (mean) |" in text

@@ -24,8 +24,8 @@ table: setup ## train the nine on the embedded corpus; table and figures in resu
 	$(BIN)/python train.py +experiment=nine run.group=table
 	$(BIN)/python scripts/report.py --group table
 
-report: setup ## the table and figures again, from the runs that are there
-	$(BIN)/python scripts/report.py
+report: setup ## every campaign's tables and figures again, from the committed records
+	$(BIN)/python scripts/report.py --campaign all
 
 test: setup-dev ## every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -40,6 +40,9 @@ class Row:
         return "" if best == "finished" else best
 
 
+# Of what surrounds a run (run/provenance.MARKED): the rest is marked, see docs/protocol.md.
+REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
+
 # What result.json says that must be equal in runs which agree in the keys that it follows from.
 _VOCABULARY = ("data", "tokenizer")
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len")
@@ -78,6 +81,31 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     for key, complaint, causes in _FACTS:
         _check_fact(ordered, key, complaint, causes)
     return rows
+
+
+def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
+    """Return of each seed whose runs differ in their surroundings what differs, by key."""
+    blocks: dict[int, list[Run]] = {}
+    for run in runs:
+        blocks.setdefault(run.config.seed, []).append(run)
+    found = {seed: differing_surroundings(block) for seed, block in sorted(blocks.items())}
+    return {seed: differing for seed, differing in found.items() if differing}
+
+
+def check_blocks(runs: Sequence[Run]) -> None:
+    """Refuse blocks that docs/protocol.md refuses: runs of one seed are computed alike.
+
+    Raises:
+        ReportError: naming the seed, and what differs within it.
+    """
+    for seed, differing in mixed_blocks(runs).items():
+        for key in REFUSED_WITHIN_A_BLOCK:
+            if key in differing:
+                values = " and ".join(differing[key])
+                raise ReportError(
+                    f"seed {seed} of {runs[0].group} has runs with {key} {values}, and a block has "
+                    "one (docs/protocol.md); make the records of one of them anew"
+                )
 
 
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rope_exp.config.campaign import PILOT
-from rope_exp.evidence.comparable import spelled
+from rope_exp.evidence.comparable import check_blocks, spelled
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.content import Report, build
@@ -89,6 +89,7 @@ def _campaign_files(runs: Sequence[Run]) -> dict[str, bytes]:
     if runs[0].group == PILOT:
         return noise_files(runs)
 
+    check_blocks(runs)
     levels: dict[str, list[Run]] = {}
     for run in runs:
         keys = [key for key in run.factors if key not in SEEDS]

@@ -11,7 +11,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
 from rope_exp.config.sections import INIT_STD
 from rope_exp.evidence import published
-from rope_exp.evidence.comparable import differing_surroundings
+from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
@@ -130,8 +130,13 @@ def notes(report: Report) -> list[str]:
                 f"{row.name} learns its frequencies: its initial weights hold them, and no hash "
                 "shows the rest to be the others'."
             )
+    mixed = mixed_blocks(report.runs)
+    for seed, differing in mixed.items():
+        for key, values in differing.items():
+            said.append(f"Runs of seed {seed} differ in {key}: {', '.join(values)}.")
     for key, values in differing_surroundings(report.runs).items():
-        said.append(f"Runs differ in {key}: {', '.join(values)}.")
+        if not any(key in differing for differing in mixed.values()):
+            said.append(f"Seeds differ in {key}: {', '.join(values)}.")
     for folder in report.left_out:
         said.append(f"{folder} holds no run <pe>/seed<k> and was left out.")
     return said

@@ -15,6 +15,7 @@ from rope_exp.run.folder import read_config
 from rope_exp.system.files import write_json
 from support.reports import make_run
 
+PROBES = "train.probes=[windows,positions,shift,ablation]"
 ENV = {
     "device": "a CPU",
     "cpu": "a kind",
@@ -57,7 +58,7 @@ def make_records(
             chosen = dict(zip(factors, values, strict=True))
             for row, seed in itertools.product(rows, seeds):
                 name = "-".join([row, *(f"{key}={x}" for key, x in chosen.items()), f"s{seed}"])
-                overrides = [f"{key}={value}" for key, value in chosen.items()]
+                overrides = [PROBES, *(f"{key}={value}" for key, value in chosen.items())]
                 run = make_run(
                     Path(folder) / name,
                     pe=row,

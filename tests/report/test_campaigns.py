@@ -1,0 +1,88 @@
+"""From records to files: a folder a campaign, a table a level, and what is refused."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.records import ENV, make_records, nine_losses
+from support.refused import refused
+from support.reports import table_rows
+
+from rope_exp.report.command import write_campaigns
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    make_records(tmp_path / "records", "english", seeds=(0, 1, 2))
+    for out in ("first", "second"):
+        write_campaigns(tmp_path / "records", None, tmp_path / out)
+    first = files_of(tmp_path / "first")
+    assert "english/table.md" in first
+    assert first == files_of(tmp_path / "second")
+
+
+def test_a_table_holds_the_means_of_the_records(tmp_path: Path) -> None:
+    make_records(tmp_path / "records", "english", seeds=(0, 1, 2))
+    write_campaigns(tmp_path / "records", "english", tmp_path)
+    rows = table_rows(tmp_path / "english")
+    assert len(rows) == 9
+    mean = sum(nine_losses("vo_rope", seed) for seed in range(3)) / 3
+    assert float(rows["vo_rope"]["loss_mean"]) == pytest.approx(mean, abs=1e-6)
+    assert rows["vo_rope"]["group"] == "english"
+
+
+def test_each_level_of_a_factor_has_a_table(tmp_path: Path) -> None:
+    rows = ("qk_rope", "vo_rope", "nope")
+    factors = {"train.num_steps": [500, 1000]}
+    make_records(tmp_path / "records", "tokens", rows=rows, seeds=(0,), factors=factors)
+    write_campaigns(tmp_path / "records", "tokens", tmp_path)
+    for steps in (500, 1000):
+        text = (tmp_path / "tokens" / f"train.num_steps={steps}" / "table.md").read_text()
+        assert f"{steps * 4096:,} tokens a run" in text
+
+
+def test_unequal_seeds_are_told(tmp_path: Path) -> None:
+    make_records(tmp_path / "records", "english")
+    make_records(tmp_path / "records", "english", rows=("qk_rope", "qkvo_rope"), seeds=(5, 6, 7))
+    write_campaigns(tmp_path / "records", None, tmp_path)
+    with (tmp_path / "english" / "pairs.csv").open(encoding="utf-8", newline="") as file:
+        pairs = {(row["better"], row["worse"]): row["num_seeds"] for row in csv.DictReader(file)}
+    assert pairs["qk_rope", "qkvo_rope"] == "8"
+    assert pairs["qk_rope", "vo_rope"] == "5"
+
+
+@pytest.mark.parametrize(("key", "other"), [("torch", "2.14.0"), ("num_threads", 2)])
+def test_a_block_that_was_computed_in_two_ways_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, other: Any
+) -> None:
+    make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0, 1))
+    monkeypatch.setitem(ENV, key, other)
+    make_records(tmp_path / "records", "english", rows=("vo_rope",), seeds=(1, 2))
+    with refused(f"seed 1 of english has runs with {key} ", str(other)):
+        write_campaigns(tmp_path / "records", None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_block_of_two_commits_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0, 1))
+    monkeypatch.setitem(ENV, "git", {"commit": "fedcba9876543210", "dirty": False})
+    make_records(tmp_path / "records", "english", rows=("vo_rope",), seeds=(0, 1))
+    write_campaigns(tmp_path / "records", None, tmp_path)
+    text = (tmp_path / "english" / "table.md").read_text()
+    assert "Runs of seed 1 differ in git: 0123456789, fedcba9876." in text
+
+
+def test_a_campaign_without_records_is_refused(tmp_path: Path) -> None:
+    make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0,))
+    with refused("holds no record of a campaign table; it holds english"):
+        write_campaigns(tmp_path / "records", "table", tmp_path / "out")
+    assert write_campaigns(tmp_path / "empty", None, tmp_path / "out") == []
+    assert not (tmp_path / "out").exists()

@@ -53,6 +53,17 @@ def whole(
 
 
 @pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Path:
+    """The folder of a campaign of two runs that nobody disturbed; no test changes it."""
+    from support.campaigns import make_home, run_campaign_command
+
+    folder = make_home(tmp_path_factory.mktemp("recorded"), corpus)
+    done = run_campaign_command(folder, ROPE_EXP_CACHE=str(cache))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
 def broken_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """faults/files.c, compiled: preloaded into a process it breaks the n-th file operation."""
     compiler = shutil.which("cc")

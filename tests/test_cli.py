@@ -23,6 +23,9 @@ def test_help_is_the_projects_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for words in ("python train.py pe=vo_rope", "pe: k_rope, mine, nope", "Exit codes: 0 done"):
         assert words in done.stdout
+    # It is no group of a run's config.
+    assert "rope_exp campaign NAME" in done.stdout
+    assert "\ncampaign: " not in done.stdout
 
 
 @pytest.mark.parametrize("name", ["plan", "prepare_data", "report", "mirror"])
@@ -48,12 +51,17 @@ def test_one_door_has_every_command(tmp_path: Path) -> None:
     assert "seed: 5" in run("train", "--cfg", "job", "seed=5").stdout
     assert_refused(run("trian"), "command=trian: must be one of train, campaign, report")
     assert_refused(run("report"), "results/runs")
+    assert "usage: rope-exp campaign" in run("campaign", "--help").stdout
+    assert_refused(run("campaign", "nosuch"), "campaign=nosuch: there is no such campaign")
     assert_refused(run("mirror", "nosuch"), "nosuch")
 
 
 def test_mistakes_exit_with_2(tmp_path: Path) -> None:
     assert_refused(command("--pe", "x", cwd=tmp_path), "--pe")
     assert_refused(command("--config-dir", "nosuch", cwd=tmp_path), "--config-dir=nosuch: ")
+    for word in ("+campaign=noise", "campaign=nosuch"):
+        refused = command(word, cwd=tmp_path)
+        assert_refused(refused, "campaign: is no key of a run; `rope-exp campaign NAME`")
     assert_refused(command("-m", "pe=glob(zz*)", cwd=tmp_path), "pe: the sweep is empty")
     assert list(tmp_path.iterdir()) == []
 

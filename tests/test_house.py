@@ -28,13 +28,16 @@ FLOORS = {
     "launch": 7,
 }
 LIGHT = (
+    "config.campaign",
     "config.compose",
     "config.costs",
     "config.resolve",
     "run.folder",
     "run.tracker",
     "data.prepare",
+    "evidence.records",
     "launch.admit",
+    "launch.campaign",
     "launch.sweep",
     "launch.view",
     "report.command",

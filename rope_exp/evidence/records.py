@@ -83,8 +83,11 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
         "curve": curve,
         "probes": probes,
     }
+    text = canonical({**record, "sha256": digest(record)})
+    # What could not be read back is not left lying as if the cell were done.
+    _read(path, json.loads(text))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, canonical({**record, "sha256": digest(record)}))
+    write_atomically(path, text)
 
 
 def read_record(path: Path) -> Run:
@@ -93,7 +96,12 @@ def read_record(path: Path) -> Run:
     Raises:
         RecordError: naming the file: it was changed since it was written, or contradicts itself.
     """
-    record = _verified(path)
+    return _read(path, read_json(path))
+
+
+def _read(path: Path, values: Mapping[str, Any]) -> Run:
+    """Return the run of which a file's values are the record."""
+    record = _verified(path, values)
     try:
         config = RunConfig.from_dict(record["config"])
     except ConfigError as error:
@@ -118,9 +126,8 @@ def read_record(path: Path) -> Run:
     return run
 
 
-def _verified(path: Path) -> dict[str, Any]:
-    """Return what a record's file holds, once its digest, its format and its place are right."""
-    values = read_json(path)
+def _verified(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record's values, once their digest, their format and their place are right."""
     stated = values.get("sha256")
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):

@@ -1,6 +1,8 @@
 """Small campaigns of a test's own, in a folder that --config-dir names."""
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,6 @@ import yaml
 from rope_exp.config.campaign import Campaign, load_campaign
 from rope_exp.system.files import read_json
 from support.configs import REPOSITORY, TINY
-from support.runs import Process, start
 
 # What a campaign may not leave to the machine.
 DECIDED = (
@@ -19,12 +20,15 @@ DECIDED = (
     "launch.num_threads=1",
     "launch.max_parallel=1",
 )
-FIXED = (*TINY, *DECIDED, "data.path=corpus")
+FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
+# Long enough that a run can be met in the middle.
+LONG = ("train.num_steps=60", "train.save_every=10", "train.eval_every=30")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
 OF_CLOCKS = ("tokens_per_s", "wall_s", "mfu")
 
 # The command as a person gives it, in a tree that counts as clean whatever is edited meanwhile.
 COMMAND = """
+import sys
 from rope_exp.launch import campaign
 campaign.git_state = lambda: None
 from rope_exp.cli import main
@@ -52,20 +56,53 @@ def names(campaign: Campaign) -> list[str]:
     return [cell.name for cell in campaign.cells]
 
 
-def start_campaign(folder: Path, *words: str) -> Process:
-    """Start `rope-exp campaign mine` in a folder, with that folder's own campaigns."""
-    words = ("mine", "--config-dir", str(folder), *words)
-    return start(*words, cwd=folder, launcher=("-c", COMMAND), PYTHONPATH=str(REPOSITORY))
+def start_campaign(
+    folder: Path, *words: str, prelude: str = "", **environment: str
+) -> "subprocess.Popen[str]":
+    """Start `rope-exp campaign mine` in a folder, with that folder's own campaigns.
+
+    Args:
+        prelude: code that the process runs first.
+    """
+    # Of threads the campaign's own word counts.
+    shared = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "2"}
+    return subprocess.Popen(
+        [sys.executable, "-c", prelude + COMMAND, "mine", "--config-dir", str(folder), *words],
+        cwd=folder,
+        env=os.environ | shared | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def run_campaign_command(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
+    """Make the folder in which a campaign of two longer runs is started."""
+    (folder / "corpus").symlink_to(corpus)
+    write_campaign(
+        folder,
+        fixed=[*FIXED, *LONG],
+        cells=[{"seed": [3], "train.probes": [["windows", "shift"]]}],
+        **values,
+    )
+    return folder
+
+
+def run_campaign_command(
+    folder: Path, *words: str, **environment: str
+) -> "subprocess.CompletedProcess[str]":
     """Run it to its end."""
-    process = start_campaign(folder, *words)
+    process = start_campaign(folder, *words, **environment)
     stdout, stderr = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def record_without_clock(path: Path) -> dict[str, Any]:
+def records_of(folder: Path) -> list[Path]:
+    """Return the records that lie in a campaign's folder, by name."""
+    return sorted((folder / "results/records/mine").glob("*.json"))
+
+
+def without_clock(path: Path) -> dict[str, Any]:
     """Return what a record holds but for times, and the digest that covers them."""
     record = read_json(path)
     del record["sha256"]

@@ -1,0 +1,230 @@
+"""Records: written from a real run, read back equal, refused where anything was changed."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.campaigns import records_of
+from support.refused import refused
+
+from rope_exp.config.campaign import Cell
+from rope_exp.evidence.records import (
+    canonical,
+    digest,
+    read_record,
+    read_records,
+    recorded_campaigns,
+    write_record,
+)
+from rope_exp.evidence.runs import read_run
+from rope_exp.system.errors import RecordError
+from rope_exp.system.files import read_json, read_text, write_json
+
+NAME = "vo-train.probes=__windows_,__shift__-s3"
+
+
+@pytest.fixture
+def record(recorded: Path, tmp_path: Path) -> Path:
+    """A record of a real run, to be harmed."""
+    path = tmp_path / "mine" / f"{NAME}.json"
+    path.parent.mkdir()
+    shutil.copy(recorded / "results/records/mine" / path.name, path)
+    return path
+
+
+def of_folder(recorded: Path) -> Path:
+    return recorded / "results/runs/mine" / NAME
+
+
+# -- written and read back -------------------------------------------------------------------------
+
+
+def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> None:
+    """Config, result, curve, environment and probes, number by number, from the files of the run
+    and from the one file of its record.
+    """
+    folder = of_folder(recorded)
+    run = read_run(folder)
+    found = read_record(record)
+
+    assert found.config.numeric_dict() == run.config.numeric_dict()
+    assert found.result == run.result
+    assert found.probes == read_json(folder / "probes.json")
+    env = read_json(folder / "env.json")
+    assert found.env == {key: env[key] for key in found.env}
+    assert {"torch", "cpu", "git", "num_threads", "corpus", "started"} <= found.env.keys()
+    assert (found.where, found.group, found.row) == (f"mine/{NAME}", "mine", "vo")
+    assert found.factors == {"seed": 3, "train.probes": ["windows", "shift"]}
+
+    assert len(found.metrics) == len(run.metrics) == 60
+    for ours, theirs in zip(found.metrics, run.metrics, strict=True):
+        assert ours == {key: theirs[key] for key in ours}
+        assert ("val/loss" in ours) == ("val/loss" in theirs)
+
+
+def test_a_record_says_nothing_of_where_it_was_run(record: Path) -> None:
+    """No path of the machine, nobody's name, no tracker: it is committed."""
+    values = read_json(record)
+    assert not {"run", "tracker"} & values["config"].keys()
+    assert str(Path.home()) not in read_text(record)
+    assert "/tmp" not in read_text(record)
+
+
+def test_the_same_folder_gives_the_same_bytes(recorded: Path, tmp_path: Path) -> None:
+    run = read_run(of_folder(recorded))
+    cell = Cell(NAME, "vo", {"seed": 3, "train.probes": ["windows", "shift"]}, run.config)
+    for name in ("one", "two"):
+        write_record(tmp_path / name / "mine" / f"{NAME}.json", "mine", cell, of_folder(recorded))
+    one, two = (tmp_path / name / "mine" / f"{NAME}.json" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    assert one.read_bytes() == (recorded / "results/records/mine" / one.name).read_bytes()
+
+
+def test_every_record_of_a_campaign_is_found(recorded: Path, tmp_path: Path) -> None:
+    records = recorded / "results/records"
+    assert recorded_campaigns(records) == ["mine"]
+    assert [run.row for run in read_records(records, "mine")] == ["qk", "vo"]
+    assert recorded_campaigns(tmp_path) == read_records(tmp_path, "mine") == []
+
+
+@pytest.mark.parametrize("harm", ["no result", "no metrics", "no probes"])
+def test_a_folder_that_is_not_whole_leaves_no_record(
+    recorded: Path, tmp_path: Path, harm: str
+) -> None:
+    """What cannot be read back is not left lying as if it were done."""
+    folder = tmp_path / NAME
+    shutil.copytree(of_folder(recorded), folder)
+    name = {"result": "result.json", "metrics": "metrics.jsonl", "probes": "probes.json"}
+    (folder / name[harm.split()[1]]).unlink()
+
+    factors = {"seed": 3, "train.probes": ["windows", "shift"]}
+    cell = Cell(NAME, "vo", factors, read_run(of_folder(recorded)).config)
+    path = tmp_path / "records/mine" / f"{NAME}.json"
+    with refused(NAME, harm.split()[1], by=RecordError):
+        write_record(path, "mine", cell, folder)
+    assert not path.exists()
+
+
+# -- one digit -------------------------------------------------------------------------------------
+
+PLACES = {
+    "config": r'"lr":0.00(3)',
+    "config, a key that changes no number": r'"log_every":(1)',
+    "env": r'"num_threads":(1)',
+    "result": r'"val/loss":\d\.\d(\d)',
+    "curve": r'"train/loss":\[\d\.\d(\d)',
+    "probe": r'"windows":\{"loss":\[\d\.\d(\d)',
+    "factors": r'"seed":(3),"train.probes"',
+    "digest": r'"sha256":"[0-9a-f]*?(\d)',
+    "format": r'"format":(1)',
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_one_digit_that_was_changed_is_found(record: Path, place: str) -> None:
+    text = record.read_text()
+    found = re.search(PLACES[place], text)
+    assert found is not None, place
+    digit = str((int(found[1]) + 1) % 10)
+    record.write_text(text[: found.start(1)] + digit + text[found.end(1) :])
+    with refused(str(record), "was changed since it was written"):
+        read_record(record)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "{", "\0", '{"a": NaN}', '{"a": 1e999}'])
+def test_a_file_that_is_no_record(record: Path, content: str) -> None:
+    record.write_text(content)
+    with refused(str(record)):
+        read_record(record)
+
+
+def test_a_record_of_another_name_or_place(record: Path) -> None:
+    """Copied for another cell or campaign, it would be counted twice, or for what it is not."""
+    renamed = record.with_name("qk-s3.json")
+    moved = record.parent.parent / "yours" / record.name
+    moved.parent.mkdir()
+    for path in (renamed, moved):
+        shutil.copy(record, path)
+        with refused(str(path), f"is the record of mine/{NAME}: moved, or renamed"):
+            read_record(path)
+
+
+# -- a digest that is right of content that is wrong -----------------------------------------------
+
+Edit = Callable[[dict[str, Any]], Any]
+
+
+def at(*keys: str | int, to: Any) -> Edit:
+    """An edit of one place."""
+
+    def edit(values: dict[str, Any]) -> None:
+        inner: Any = values
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = to
+
+    return edit
+
+
+CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
+    "another format": (at("format", to=2), "is of format 2, and this reads 1"),
+    "another rate": (at("config", "optim", "lr", to=0.5), "group_sha256"),
+    "another seed": (at("config", "seed", to=4), "seed=3"),
+    "a key of no version": (at("config", "optim", "rate", to=1), "holds no config"),
+    "a config that cannot be": (at("config", "model", "hidden_size", to=-1), "holds no config"),
+    "another loss": (at("result", "val/loss", to=1.5), "val/loss"),
+    "no loss": (at("result", "val/loss", to=None), "val/loss=null"),
+    "no end": (at("result", "status", to="done"), "status=done"),
+    "diverged, with a loss": (at("result", "status", to="diverged"), "val/loss"),
+    "a time that is text": (at("result", "wall_s", to="long"), "wall_s=long"),
+    "another last loss": (at("curve", "val/loss", -1, to=1.5), "ends with val/loss=1.5"),
+    "a step that is text": (at("curve", "step", 0, to="x"), "step=x"),
+    "a step twice": (at("curve", "step", 1, to=1), "step 1 is out of order"),
+    "a loss that is text": (at("curve", "train/loss", 0, to="x"), "train/loss=x"),
+    "a loss that is null": (at("curve", "train/loss", 0, to=None), "train/loss=null"),
+    "an evaluation that is true": (at("curve", "val/loss", 0, to=True), "val/loss=true"),
+    "a shorter column": (lambda values: values["curve"]["step"].pop(), "differ in length"),
+    "no column": (lambda values: values["curve"].pop("step"), "holds no curve"),
+    "an emptied curve": (
+        at("curve", to={"step": [], "train/loss": [], "val/loss": []}), "ends with train/loss=None"
+    ),
+    "a seed of another cell": (at("factors", "seed", to=4), "are not those of"),
+    "a factor of another cell": (at("factors", "optim.lr", to=4), "are not those of"),
+    "another row": (at("row", to="qk"), "are not those of"),
+    "a probe that is gone": (lambda values: values["probes"].pop("shift"), "asks for"),
+    "a probe more": (at("probes", "ablation", to={}), "asks for"),
+    "threads of no run": (at("env", "marks", to=3), "marks=3"),
+    "an empty corpus": (at("env", "corpus", "tokens", "train", to=0), "train=0"),
+    "no group": (at("env", to=[]), "env"),
+    "a key that is gone": (lambda values: values.pop("curve"), "curve: is missing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_record_that_contradicts_itself(record: Path, name: str) -> None:
+    """An edit whose author computed the digest anew: what else the record says gives it away."""
+    edit, words = CONTRADICTIONS[name]
+    values = read_json(record)
+    edit(values)
+    values["sha256"] = digest(values)
+    write_json(record, values)
+    with refused(str(record), words, by=RecordError):
+        read_record(record)
+
+
+def test_the_spelling_is_no_part_of_the_digest(record: Path) -> None:
+    """Of equal values: a file that git or an editor laid out anew still verifies."""
+    before = read_record(record)
+    record.write_text(json.dumps(read_json(record), indent=4))
+    assert read_record(record) == before
+    assert canonical({"b": 1, "a": [2, None]}) == '{"a":[2,null],"b":1}\n'
+
+
+def test_records_are_small(recorded: Path) -> None:
+    """They are committed by the hundred: their curve and their probes are most of it."""
+    for path in records_of(recorded):
+        assert path.stat().st_size < 20_000

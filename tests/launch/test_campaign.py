@@ -1,0 +1,332 @@
+"""A campaign run for real: done cells are skipped, what is stopped or killed goes on, and ends as
+one that nobody disturbed.
+"""
+
+import platform
+import re
+import shutil
+import signal
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.campaigns import (
+    FIXED,
+    load,
+    make_home,
+    records_of,
+    run_campaign_command,
+    start_campaign,
+    without_clock,
+    write_campaign,
+)
+from support.refused import refused
+from support.runs import num_rows, wait_for
+
+from rope_exp.commands import campaign as command
+from rope_exp.config.campaign import load_campaign
+from rope_exp.launch import campaign as campaigns
+from rope_exp.launch import sweep
+from rope_exp.launch.campaign import Progress, run_campaign
+from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.files import read_json
+
+RECORDS = Path("results/records")
+RUNS = Path("results/runs")
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a campaign is started: `recorded`, before it was run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROPE_EXP_CACHE", str(cache))
+    monkeypatch.setattr(campaigns, "git_state", lambda: None)
+    return make_home(tmp_path, corpus)
+
+
+@pytest.fixture
+def clone(home: Path, recorded: Path) -> Path:
+    """A fresh clone of the project in which the campaign was run: it has the records alone."""
+    shutil.copytree(recorded / RECORDS, home / RECORDS)
+    return home
+
+
+def progress(home: Path) -> Progress:
+    return Progress(load_campaign("mine", home, RUNS), RECORDS)
+
+
+def assert_same_records(home: Path, recorded: Path) -> None:
+    """They are those of the campaign that nobody disturbed, but for what a clock wrote."""
+    ours = records_of(home)
+    theirs = records_of(recorded)
+    assert [path.name for path in ours] == [path.name for path in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert without_clock(mine) == without_clock(other)
+
+
+# -- what is done --------------------------------------------------------------------------------
+
+
+def test_every_cell_leaves_a_record(recorded: Path) -> None:
+    """Of a run of the threads that the campaign says, whatever the environment says."""
+    assert [path.name[:2] for path in records_of(recorded)] == ["qk", "vo"]
+    for path in records_of(recorded):
+        env = read_json(recorded / RUNS / "mine" / path.stem / "env.json")
+        assert env["num_threads"] == read_json(path)["env"]["num_threads"] == 1
+
+
+def test_a_fresh_clone_with_all_records_runs_nothing(clone: Path, capsys: Capture) -> None:
+    """Nor does it look for the corpus, or mind code that was changed: there is nothing to run."""
+    (clone / "corpus").unlink()
+    assert run_campaign(progress(clone)) == 0
+    assert not (clone / RUNS).exists()
+    assert "mine: 2 of 2 cells have a record\n" in capsys.readouterr().err
+
+
+def test_a_run_without_a_record_is_not_run_again(
+    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between a run's end and its record: the record is made of what lies there, to the
+    same bytes.
+    """
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    monkeypatch.setattr(sweep, "_try_to_start", lambda *_: pytest.fail("started"))
+    assert run_campaign(progress(home)) == 0
+    for mine, other in zip(records_of(home), records_of(recorded), strict=True):
+        assert mine.read_bytes() == other.read_bytes()
+
+
+def test_one_cell_that_cannot_be_recorded_stops_no_other(
+    home: Path, recorded: Path, capsys: Capture
+) -> None:
+    """Its curve lost its end. It is named with its log, and is left."""
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    [metrics] = (home / RUNS).glob("mine/qk*/metrics.jsonl")
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
+
+    assert run_campaign(progress(home)) == 1
+    assert [path.name[:2] for path in records_of(home)] == ["vo"]
+    said = capsys.readouterr().err
+    assert re.search(
+        r"^qk-\S+: failed \(exit code 2\), see \S+/log.txt: .*metrics.jsonl", said, re.M
+    )
+    assert len(progress(home).left) == 1
+
+
+def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
+    """Of two equal runs, one of which took 90 s: the other will, too."""
+    half = progress(clone)
+    lines = half.lines()
+    assert len(lines) == 4
+    assert all(re.fullmatch(r"  \S+  finished \d\.\d{4}, \d+ s", line) for line in lines[1:3])
+
+    done = half.done.pop(half.campaign.cells[0].name)
+    half.done[half.campaign.cells[1].name].result["wall_s"] = 90.0
+    assert half.seconds(half.left) == pytest.approx(90.0)
+    assert "1 are left, about 0:01:30 with 1 at a time" in half.summary()
+    half.done = {}
+    assert "no estimate yet of the 2 that are left" in half.summary()
+    assert done.status == "finished"
+
+
+def test_an_archive_is_the_same_bytes_for_the_same_records(clone: Path, tmp_path: Path) -> None:
+    """Whatever the times of the files; it holds each record as it is."""
+    for name in ("one", "two"):
+        assert run_campaign(progress(clone), archive=tmp_path / name) == 0
+        for path in records_of(clone):
+            path.touch()
+    content = (tmp_path / "one/mine.tar").read_bytes()
+    assert content == (tmp_path / "two/mine.tar").read_bytes()
+
+    with tarfile.open(tmp_path / "one/mine.tar") as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    for path in records_of(clone):
+        assert (tmp_path / "out/mine" / path.name).read_bytes() == path.read_bytes()
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+def test_a_tree_whose_code_was_changed_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is written: a record names the commit that made it."""
+    monkeypatch.setattr(campaigns, "git_state", lambda: {"commit": "0" * 40, "dirty": True})
+    with refused("campaign=mine", "commit, or run it in a clean worktree", by=ConfigError):
+        run_campaign(progress(home))
+    assert not (home / "results").exists()
+
+
+def test_another_python_has_another_embedded_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That corpus is the source of Python's own library, which moves with the patch version."""
+    monkeypatch.setattr(campaigns, "git_state", lambda: None)
+    words = [word for word in FIXED if not word.startswith("data")]
+    mine = load(tmp_path, fixed=words, python="3.0.1")
+    here = platform.python_version()
+    with refused(f"python={here}", "reads the library of Python 3.0.1", by=ConfigError):
+        campaigns._check_here(mine, mine.cells)
+    same = load(tmp_path, fixed=words, python=here)
+    campaigns._check_here(same, same.cells)
+    campaigns._check_here(mine, [])
+
+
+def test_a_record_that_does_not_verify_is_refused_by_name(clone: Path) -> None:
+    path = records_of(clone)[1]
+    path.write_text(path.read_text().replace('"steps":60', '"steps":61'))
+    with refused(str(path.relative_to(clone)), "was changed since", by=RecordError):
+        progress(clone)
+
+
+def test_a_record_of_another_config_is_refused(clone: Path) -> None:
+    """The file was edited after its cells were run: they are no longer what it asks for."""
+    path = clone / "campaign" / "mine.yaml"
+    path.write_text(path.read_text().replace("- train.num_steps=60", "- train.num_steps=61"))
+    with refused("results/records/mine/qk", "is a record of another config", by=ConfigError):
+        progress(clone)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "usage: the following arguments are required: NAME"),
+        (["mine", "--hours", "0"], "--hours=0.0: must be a number above 0"),
+        (["mine", "--hours", "nan"], "--hours"),
+        (["mine", "--hours", "soon"], "usage: argument --hours"),
+        (["yours"], "campaign=yours: there is no such campaign"),
+        (["../mine"], "campaign=../mine: a name is"),
+        (["mine", "--archive", "corpus/document00.txt"], "cannot hold mine.tar"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_of_the_command_line(home: Path, words: list[str], said: str) -> None:
+    with refused(said, by=ConfigError):
+        command([*words, "--config-dir", str(home)])
+    assert not (home / "results").exists()
+
+
+def test_ranks_of_a_launcher_run_no_campaign(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with refused("start it without a launcher", by=ConfigError):
+        command(["mine", "--config-dir", str(home)])
+
+
+def test_list_prints_every_cell_and_runs_none(clone: Path, capsys: Capture) -> None:
+    records_of(clone)[0].unlink()
+    assert command(["mine", "--config-dir", str(clone), "--list"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^  qk-\S+ +left$", said, re.M)
+    assert re.search(r"^  vo-\S+ +finished \d", said, re.M)
+    assert "1 of 2 cells have a record" in said
+    assert not (clone / RUNS).exists()
+
+
+# -- what is stopped -----------------------------------------------------------------------------
+
+
+def test_a_deadline_stops_it_and_the_same_command_goes_on(
+    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """It is reached in the middle of the first run: 75, with a checkpoint; what was not begun is
+    not begun. The second start ends with the records of a campaign without a deadline.
+    """
+    first = progress(home).campaign.cells[0].config.folder
+
+    def monotonic() -> float:
+        hours_passed = 2 if num_rows(first) >= 15 else 0
+        return time.monotonic() + 3600 * hours_passed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+        assert run_campaign(progress(home), hours=1) == 75
+    assert "stopped; the same command goes on" in capsys.readouterr().err
+    assert list((first / "checkpoints").glob("step_*"))
+    assert records_of(home) == []
+    assert [path.name for path in (home / RUNS).glob("mine/vo*/*") if path.name[0] != "."] == []
+
+    assert run_campaign(progress(home), hours=1) == 0
+    assert_same_records(home, recorded)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="ranks die with their dispatcher on Linux alone"
+)
+def test_killed_and_started_again_it_loses_nothing(home: Path, recorded: Path) -> None:
+    """kill -9 of the whole campaign in the middle of a run. A record that stood, stands; the run
+    goes on from its checkpoint; and the records are those of an undisturbed campaign.
+    """
+    cells = progress(home).campaign.cells
+    shutil.copytree(recorded / RECORDS, home / RECORDS)
+    records_of(home)[1].unlink()
+    kept = records_of(home)[0].read_bytes()
+
+    process = start_campaign(home)
+    wait_for(lambda: num_rows(cells[1].config.folder) >= 15, process)
+    process.kill()
+    process.communicate()
+    assert not (cells[1].config.folder / "result.json").exists()
+
+    done = run_campaign_command(home)
+    assert done.returncode == 0, done.stderr
+    env = read_json(cells[1].config.folder / "env.json")
+    assert len(env["started"]) == 2
+    assert not cells[0].config.folder.exists()
+    assert records_of(home)[0].read_bytes() == kept
+    assert_same_records(home, recorded)
+
+
+# Stand still where a campaign composes its cells, or prepares what they read.
+WAITS = """
+import sys, time
+def wait(*_):
+    print("there", flush=True)
+    time.sleep(60)
+import rope_exp.config.campaign, rope_exp.launch.campaign
+rope_exp.{module}.campaign.{name} = wait
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("config", "load_campaign"), ("launch", "admit")], ids=["compose", "data"]
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_any_run(
+    home: Path, module: str, name: str, number: signal.Signals
+) -> None:
+    """It ends as `train` does: exit 75, one sentence, no traceback."""
+    process = start_campaign(home, prelude=WAITS.format(module=module, name=name))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 75, stderr
+    lines = [line for line in stderr.splitlines() if "cells have a record" not in line]
+    assert lines == ["stopped before any run was started"]
+
+
+def test_a_signal_after_the_deadline_kills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline was the first request: one that follows at once is no second."""
+    asked = []
+    killed = []
+    with sweep.SignalRelay([]) as relay:
+        monkeypatch.setattr(relay, "on_request", lambda: asked.append(1))
+        monkeypatch.setattr(relay, "on_repeat", lambda: killed.append(1))
+        relay.request()
+        signal.raise_signal(signal.SIGTERM)
+    assert (asked, killed) == ([1], [])
+
+
+def test_a_campaign_may_share_its_name_with_a_folder_of_runs(home: Path) -> None:
+    """A folder that is no run is refused by name, and nothing in it is touched."""
+    write_campaign(home, cells=[{"rows": ["qk"], "seed": [0]}])
+    other = home / RUNS / "mine" / "qk-s0" / "notes.txt"
+    other.parent.mkdir(parents=True)
+    other.write_text("mine")
+    with refused("run.dir=results/runs/mine/qk-s0", "holds files that are no run", by=ConfigError):
+        run_campaign(progress(home))
+    assert other.read_text() == "mine"

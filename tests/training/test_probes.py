@@ -1,0 +1,92 @@
+"""A run asks its probes at its end: before its result, and stoppable like all else."""
+
+import itertools
+import statistics
+
+import pytest
+import torch
+from support.trainers import Make, losses, same, snapshot
+
+from rope_exp.evaluation import probes
+from rope_exp.system.files import read_json
+from rope_exp.training import record
+
+ASKED = ("train.probes=[windows,shift,positions]", "train.micro_batch_size=1")
+
+
+def test_probes_are_written_before_the_result(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run with a result has been asked; the mean over windows is its own held-out loss."""
+    trainer = make("run", *ASKED)
+    there = []
+    write_json = record.write_json
+    monkeypatch.setattr(
+        record,
+        "write_json",
+        lambda path, values: (
+            there.append((trainer.folder / "probes.json").exists()),
+            write_json(path, values),
+        ),
+    )
+    assert trainer.train() == "finished"
+    assert there == [True]
+
+    found = read_json(trainer.folder / "probes.json")
+    result = read_json(trainer.folder / "result.json")
+    assert list(found) == ["windows", "shift", "positions"]
+    assert statistics.mean(found["windows"]["loss"]) == pytest.approx(result["val/loss"], abs=1e-5)
+
+
+def test_probes_change_no_number_of_the_run(make: Make) -> None:
+    asked = make("asked", *ASKED)
+    plain = make("plain", ASKED[1])
+    assert (asked.train(), plain.train()) == ("finished", "finished")
+    assert losses(asked) == losses(plain)
+    assert same(snapshot(asked), snapshot(plain))
+    assert asked.config.config_sha256 == plain.config.config_sha256
+    assert not (plain.folder / "probes.json").exists()
+
+
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_a_run_stopped_in_its_probes_goes_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """It has no result and no answers yet; the same command asks anew, trains no step, and ends
+    with what an undisturbed run ends with.
+    """
+    whole = make("whole", *ASKED)
+    assert whole.train() == "finished"
+
+    stopped = make("run", *ASKED)
+    asked = itertools.count()
+    token_nats = probes.token_nats
+
+    def stopping(*arguments: object) -> torch.Tensor:
+        stopped.stop.requested |= next(asked) >= at
+        return token_nats(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(probes, "token_nats", stopping)
+        assert stopped.train() == "stopped"
+    assert next(asked) == at + 1
+    assert not (stopped.folder / "probes.json").exists()
+    assert not (stopped.folder / "result.json").exists()
+
+    again = make("run", *ASKED)
+    assert again.step == again.config.train.num_steps
+    assert again.train() == "finished"
+    assert losses(again) == losses(whole)
+    for name in ("probes.json", "result.json"):
+        ours = read_json(again.folder / name)
+        theirs = read_json(whole.folder / name)
+        for key in ("tokens_per_s", "mfu", "wall_s"):
+            ours.pop(key, None)
+            theirs.pop(key, None)
+        assert ours == theirs
+
+
+def test_a_run_that_diverged_is_asked_nothing(make: Make) -> None:
+    trainer = make("run", *ASKED)
+    trainer.decoder.lm_head.weight.register_hook(lambda gradient: gradient * torch.inf)
+    assert trainer.train() == "diverged"
+    assert (trainer.folder / "result.json").exists()
+    assert not (trainer.folder / "probes.json").exists()

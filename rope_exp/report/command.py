@@ -13,6 +13,7 @@ from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.content import Report, build
 from rope_exp.report.figures import against_published, loss_curves
 from rope_exp.report.noise import noise_files
+from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown, pairs_table, plain_table, tex_table
 from rope_exp.system.errors import RecordError
@@ -78,6 +79,9 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
         each: _campaign_files(read_records(records, each)) for each in names if name in (None, each)
     }
     lines = []
+    if name is None:
+        ladders = [run for each in LADDERS for run in read_records(records, each)]
+        made["scaling"] = scaling_files(ladders)
     for each, files in made.items():
         _write_all(out / each, files)
         lines += [str(out / each / file) for file in files]

@@ -1,6 +1,5 @@
 """What the pilot says: deviations, what pairing takes away, rounding, and the windows' share."""
 
-import itertools
 from collections.abc import Sequence
 
 import pandas as pd
@@ -8,6 +7,7 @@ import pandas as pd
 from rope_exp.evidence.noise import Spread, rounding, spreads, window_errors
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.spelling import markdown_table
 
 # The share of the margin that the held-out windows may take.
 WINDOWS_SHARE = 1 / 3
@@ -42,10 +42,10 @@ def _markdown(
         _spreads_table(found),
         "How much the loss changes when the same run is computed otherwise, and how much the "
         "differences of rows do:",
-        _table(changed.reset_index(names="change"), "+.4f"),
+        markdown_table(changed.reset_index(names="change"), "+.4f"),
         "The standard error that the held-out windows leave in a difference averaged over seeds, "
         "by the bootstrap over windows and over blocks of eight neighbours:",
-        _table(windows, ".4f"),
+        markdown_table(windows, ".4f"),
         f"A third of the margin is {allowed:.4f} nats: the widest pair needs {needed} windows.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -61,7 +61,7 @@ def _spreads_table(found: Sequence[Spread]) -> str:
             cells[f"{b} - {a}, unpaired"] = spread.unpaired[a, b]
         cells["paired / unpaired"] = spread.ratio
         lines.append(cells)
-    return _table(pd.DataFrame(lines), ".4f")
+    return markdown_table(pd.DataFrame(lines), ".4f")
 
 
 def _spreads_csv(found: Sequence[Spread]) -> str:
@@ -75,11 +75,3 @@ def _spreads_csv(found: Sequence[Spread]) -> str:
             lines.append((spread.what, spread.count, f"{b} - {a}", "unpaired", unpaired))
     columns = ["what", "values", "of", "kind", "sd"]
     return pd.DataFrame(lines, columns=columns).to_csv(index=False, float_format="%.6f")
-
-
-def _table(frame: pd.DataFrame, form: str) -> str:
-    """Spell a frame in Markdown, its fractions by `form`."""
-    rows = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
-    for values in frame.itertuples(index=False):
-        rows.append([format(x, form) if isinstance(x, float) else str(x) for x in values])
-    return "\n".join(f"| {' | '.join(row)} |" for row in itertools.chain(rows))

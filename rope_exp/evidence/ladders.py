@@ -1,0 +1,121 @@
+"""How a difference moves with size, tokens and length, and what that says of larger runs: little.
+
+Of each variant, the differences to the reference within a seed are fitted by
+
+    delta = a + b log2(parameters) + c log2(tokens) + d log2(length),
+
+by ordinary least squares over the cells that were run, one row a run. What did not vary is left
+out of the fit, and nothing is then said of it. The interval at another size is that of a
+prediction; it holds if the line goes on, which nobody knows. Plain float64, nats.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from rope_exp.evidence.runs import Run
+
+AXES = ("parameters", "tokens", "length")
+LEVEL = 0.95
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A variant's difference as a line in logarithms.
+
+    Attributes:
+        axes: those that varied, in the order of `slopes`.
+        slopes: nats a doubling.
+        deviation: of the residual.
+        df: its degrees of freedom.
+        ranges: the least and the greatest value that was run, by axis.
+    """
+
+    axes: tuple[str, ...]
+    slopes: tuple[float, ...]
+    deviation: float
+    df: int
+    ranges: Mapping[str, tuple[float, float]]
+    _center: Array
+    _mean: float
+    _inverse: Array
+    _count: int
+
+    def predict(self, at: Mapping[str, float]) -> tuple[float, float, float]:
+        """Return the difference at a place, and the ends of its 95 % prediction interval."""
+        x_A = np.array([np.log2(at[axis]) for axis in self.axes]) - self._center
+        value = self._mean + float(x_A @ np.array(self.slopes))
+        leverage = 1 / self._count + float(x_A @ self._inverse @ x_A)
+        half = stats.t.ppf((1 + LEVEL) / 2, self.df) * self.deviation * np.sqrt(1 + leverage)
+        return value, value - float(half), value + float(half)
+
+
+def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
+    """Return a row for each run whose block has the reference: variant, seed, axes, difference.
+
+    A block is the runs of one seed at one size, budget and length.
+    """
+    rows = []
+    for run in runs:
+        if run.loss is not None:
+            rows.append(
+                {
+                    "pe": run.config.pe.label,
+                    "seed": run.config.seed,
+                    "parameters": run.result["params"],
+                    "tokens": run.config.train.num_tokens,
+                    "length": run.config.train.seq_len,
+                    "loss": run.loss,
+                }
+            )
+    columns = ["pe", "seed", *AXES, "loss"]
+    table = pd.DataFrame(rows, columns=columns)
+    block = ["seed", *AXES]
+    zero = table[table["pe"] == reference].set_index(block)["loss"].rename("reference")
+    joined = table[table["pe"] != reference].join(zero, on=block, how="inner")
+    joined["delta"] = joined["loss"] - joined["reference"]
+    return joined.drop(columns=["loss", "reference"]).reset_index(drop=True)
+
+
+def fit(table: pd.DataFrame) -> Fit | None:
+    """Fit one variant's differences; None where there are too few to know a deviation."""
+    axes = tuple(axis for axis in AXES if table[axis].nunique() > 1)
+    x_NA = np.log2(table[list(axes)].to_numpy(dtype=float))
+    y_N = table["delta"].to_numpy(dtype=float)
+    df = len(y_N) - len(axes) - 1
+    if df < 1:
+        return None
+
+    center_A = x_NA.mean(axis=0)
+    centered_NA = x_NA - center_A
+    slopes_A, _, rank, _ = np.linalg.lstsq(centered_NA, y_N - y_N.mean(), rcond=None)
+    if rank < len(axes):
+        return None
+    residual_N = y_N - y_N.mean() - centered_NA @ slopes_A
+    return Fit(
+        axes=axes,
+        slopes=tuple(map(float, slopes_A)),
+        deviation=float(np.sqrt(np.sum(residual_N**2) / df)),
+        df=df,
+        ranges={axis: (float(table[axis].min()), float(table[axis].max())) for axis in AXES},
+        _center=center_A,
+        _mean=float(y_N.mean()),
+        _inverse=np.linalg.inv(centered_NA.T @ centered_NA),
+        _count=len(y_N),
+    )
+
+
+def fits(runs: Sequence[Run], reference: str) -> dict[str, Fit]:
+    """Return each variant's fit, by label, where there is one."""
+    table = differences(runs, reference)
+    found = {}
+    for label, of_variant in table.groupby("pe", sort=True):
+        fitted = fit(of_variant)
+        if fitted is not None:
+            found[str(label)] = fitted
+    return found

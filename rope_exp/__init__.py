@@ -1,13 +1,17 @@
-"""Where in attention should a rotation go? See README.md; `load_run` opens a run's model."""
+"""Where in attention should a rotation go? See README.md.
+
+`load_run` opens a run's model; `load_runs`, `load_metrics` and `load_table` give frames.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rope_exp.evaluation.load import load_run
+    from rope_exp.evidence.frames import load_metrics, load_runs, load_table
 
     __version__: str
 
-__all__ = ["__version__", "load_run"]
+__all__ = ["__version__", "load_metrics", "load_run", "load_runs", "load_table"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from rope_exp.evaluation.load import load_run
 
         return load_run
+    if name in ("load_metrics", "load_runs", "load_table"):
+        from rope_exp.evidence import frames
+
+        return getattr(frames, name)
     if name == "__version__":
         from rope_exp.run.provenance import own_version
 

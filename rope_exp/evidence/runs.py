@@ -125,7 +125,7 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
     groups = [
         group.name
         for group in _folders(runs)
-        if any(_is_run(folder) for pe in _folders(group) for folder in _folders(pe))
+        if any(is_run(folder) for pe in _folders(group) for folder in _folders(pe))
     ]
     if not groups:
         raise ReportError(
@@ -157,7 +157,7 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], list[str]]:
     for group in groups:
         for pe in _folders(group):
             for folder in _folders(pe) or [pe]:
-                if folder != pe and _is_run(folder):
+                if folder != pe and is_run(folder):
                     runs.append(_placed(read_run(folder)))
                 else:
                     left_out.append(str(folder.relative_to(group.parent)))
@@ -170,7 +170,8 @@ def _folders(parent: Path) -> list[Path]:
     return [path for path in inside if path.is_dir() and not path.name.startswith(".")]
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, whole or damaged."""
     return any((folder / name).exists() for name in (CONFIG, METRICS, RESULT))
 
 

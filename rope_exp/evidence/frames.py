@@ -1,0 +1,134 @@
+"""Runs, curves and tables as pandas frames, for notebooks. No torch.
+
+from rope_exp import load_metrics, load_runs, load_table
+
+runs = load_runs("results/records/english")
+runs.pivot(index="seed", columns="pe", values="val/loss")
+"""
+
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rope_exp.config.run import DEFAULT_OUTPUT
+from rope_exp.evidence.records import read_record
+from rope_exp.evidence.runs import ReportError, Run, is_run, read_run
+
+# Of config.yaml, by the keys of the command line; factors of a campaign stand under theirs, too.
+_OF_CONFIG = (
+    "seed",
+    "data.name",
+    "data.seed",
+    "model.name",
+    "model.hidden_size",
+    "optim.lr",
+    "train.num_steps",
+    "train.seq_len",
+    "train.precision",
+)
+_OF_RESULT = (
+    "val/loss",
+    "train/loss_last",
+    "params",
+    "tokens",
+    "steps",
+    "tokens_per_s",
+    "mfu",
+    "wall_s",
+    "init_sha256",
+    "data_sha256",
+    "order_sha256",
+    "config_sha256",
+    "group_sha256",
+)
+_OF_ENV = ("device", "torch", "num_threads")
+
+
+def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
+    """Return a frame with one line a run.
+
+    Args:
+        where: a folder at or above run folders, or at or above records.
+    Returns:
+        By the keys of result.json and of the command line; `where` names the run, and is the index.
+        A run that is not done has no loss.
+    Raises:
+        RecordError: a run or a record cannot be read, or there is none.
+    """
+    return pd.DataFrame(map(_line, _runs(Path(where)))).set_index("where", drop=False)
+
+
+def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
+    """Return a frame with one line a row of a run's metrics: step, tokens, losses, and the run's.
+
+    Args, Raises: as `load_runs`.
+    """
+    frames = []
+    for run in _runs(Path(where)):
+        frame = pd.DataFrame(run.metrics)
+        told: dict[str, Any] = {
+            "where": run.where,
+            "pe": run.config.pe.label,
+            "seed": run.config.seed,
+            **run.factors,
+        }
+        for key, value in told.items():
+            frame[key] = value
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def load_table(path: str | PathLike[str]) -> pd.DataFrame:
+    """Return a table.csv, by `pe`.
+
+    Args:
+        path: of the file, or of its folder.
+    Raises:
+        ReportError: there is no such table.
+    """
+    file = Path(path)
+    file = file / "table.csv" if file.is_dir() else file
+    try:
+        return pd.read_csv(file, keep_default_na=True).set_index("pe", drop=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ReportError(f"{file} is no table.csv: {error}") from error
+
+
+def _runs(folder: Path) -> Iterator[Run]:
+    """Yield every run at or below a folder, or every record, by path.
+
+    Raises:
+        RecordError: one cannot be read, or there is none.
+    """
+    folders = [folder, *sorted(path for path in folder.rglob("*") if path.is_dir())]
+    found = [read_run(path) for path in folders if is_run(path)]
+    if not found:
+        found = [read_record(path) for path in sorted(folder.rglob("*.json"))]
+    if not found:
+        raise ReportError(f"{folder} holds neither runs nor records")
+    yield from found
+
+
+def _line(run: Run) -> dict[str, Any]:
+    config = run.config.to_dict()
+    line: dict[str, Any] = {
+        "where": run.where,
+        "group": run.group,
+        "row": run.row,
+        "pe": run.config.pe.label,
+        "variant": run.variant_name,
+        "rotate": "".join(run.config.pe.rotate),
+        "status": run.status,
+    }
+    for key in _OF_CONFIG:
+        section, _, name = key.partition(".")
+        line[key] = config[section][name] if name else config[section]
+    line |= run.factors
+    line |= {key: run.result.get(key) for key in _OF_RESULT}
+    line |= {key: run.env.get(key) for key in _OF_ENV}
+    git = run.env.get("git")
+    line["commit"] = git.get("commit") if git else None
+    return line

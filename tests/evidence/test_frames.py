@@ -1,0 +1,82 @@
+"""Frames hold what records and run folders say; the examples of docs/notebooks run on them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.configs import REPOSITORY
+from support.records import make_records, nine_losses
+from support.refused import refused
+from support.reports import make_nine, make_run
+
+from rope_exp import load_metrics, load_runs, load_table
+from rope_exp.report.command import write
+
+ROWS = ("qk_rope", "vo_rope", "nope")
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    make_records(tmp_path, "english", rows=ROWS, seeds=(0, 1))
+    return tmp_path
+
+
+def test_a_line_is_a_run(records: Path) -> None:
+    for where in (records, records / "english"):
+        runs = load_runs(where)
+        assert len(runs) == 6
+        line = runs.loc["english/vo_rope-s1"]
+        assert (line["pe"], line["seed"], line["status"]) == ("vo_rope", 1, "finished")
+        assert line["val/loss"] == nine_losses("vo_rope", 1)
+        assert line["commit"] == "0123456789abcdef"
+
+
+def test_run_folders_and_their_records_give_the_same_curves(tmp_path: Path) -> None:
+    make_nine(tmp_path / "runs")
+    of_runs = load_metrics(tmp_path / "runs")
+    make_records(tmp_path / "records", "english", seeds=(0,), loss=lambda row, _: 3.5)
+    of_records = load_metrics(tmp_path / "records")
+    assert len(of_runs) == len(of_records) == 9 * 50
+    assert of_runs["tokens"].equals(of_records["tokens"])
+    assert of_records.dropna(subset=["val/loss"])["step"].unique().tolist() == list(
+        range(50, 501, 50)
+    )
+
+
+def test_a_run_that_is_not_done_has_no_loss(tmp_path: Path) -> None:
+    make_run(tmp_path, loss=None, steps=20)
+    [line] = load_runs(tmp_path).to_dict("records")
+    assert (line["status"], line["val/loss"]) == ("unfinished", None)
+
+
+def test_a_table_is_by_variant(tmp_path: Path) -> None:
+    make_nine(tmp_path / "runs", seeds=(0, 1))
+    write(tmp_path / "runs", None, tmp_path)
+    for where in (tmp_path, tmp_path / "table.csv"):
+        table = load_table(where)
+        assert table.loc["vo_rope", "delta"] == pytest.approx(0.058)
+        assert table.loc["vo_rope", "verdict"] == "worse"
+
+
+def test_what_is_none_is_refused(tmp_path: Path) -> None:
+    with refused("holds neither runs nor records"):
+        load_runs(tmp_path)
+    with refused("is no table.csv"):
+        load_table(tmp_path)
+
+
+def test_frames_load_no_torch(records: Path) -> None:
+    script = f"import sys; from rope_exp import load_runs; load_runs({str(records)!r})"
+    script += "; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("name", ["differences", "curves", "probes"])
+def test_an_example_runs(records: Path, name: str) -> None:
+    script = REPOSITORY / "docs" / "notebooks" / f"{name}.py"
+    command = [sys.executable, "-W", "error", str(script), str(records / "english")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "vo_rope" in done.stdout

@@ -63,6 +63,26 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
     return folder
 
 
+@pytest.fixture
+def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a campaign is started: `recorded`, before it was run."""
+    from support.campaigns import make_home
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROPE_EXP_CACHE", str(cache))
+    monkeypatch.setattr("rope_exp.launch.campaign.git_state", lambda: None)
+    return make_home(tmp_path, corpus)
+
+
+@pytest.fixture
+def clone(home: Path, recorded: Path) -> Path:
+    """A fresh clone of the project in which the campaign was run: it has the records alone."""
+    from support.campaigns import RECORDS
+
+    shutil.copytree(recorded / RECORDS, home / RECORDS)
+    return home
+
+
 @pytest.fixture(scope="session")
 def broken_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """faults/files.c, compiled: preloaded into a process it breaks the n-th file operation."""

@@ -60,7 +60,7 @@ def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> 
     assert (found.where, found.group, found.row) == (f"mine/{NAME}", "mine", "vo")
     assert found.factors == {"seed": 3, "train.probes": ["windows", "shift"]}
 
-    assert len(found.metrics) == len(run.metrics) == 60
+    assert len(found.metrics) == len(run.metrics) == 200
     for ours, theirs in zip(found.metrics, run.metrics, strict=True):
         assert ours == {key: theirs[key] for key in ours}
         assert ("val/loss" in ours) == ("val/loss" in theirs)

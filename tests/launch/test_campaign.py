@@ -1,71 +1,30 @@
-"""A campaign run for real: done cells are skipped, what is stopped or killed goes on, and ends as
-one that nobody disturbed.
-"""
+"""A campaign: what is done is not run again, what it says, what it refuses."""
 
 import platform
 import re
 import shutil
-import signal
-import sys
 import tarfile
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.campaigns import (
     FIXED,
+    RUNS,
     load,
-    make_home,
+    progress,
     records_of,
-    run_campaign_command,
-    start_campaign,
-    without_clock,
     write_campaign,
 )
 from support.refused import refused
-from support.runs import num_rows, wait_for
 
 from rope_exp.commands import campaign as command
-from rope_exp.config.campaign import load_campaign
 from rope_exp.launch import campaign as campaigns
 from rope_exp.launch import sweep
-from rope_exp.launch.campaign import Progress, run_campaign
+from rope_exp.launch.campaign import run_campaign
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json
 
-RECORDS = Path("results/records")
-RUNS = Path("results/runs")
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which a campaign is started: `recorded`, before it was run."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ROPE_EXP_CACHE", str(cache))
-    monkeypatch.setattr(campaigns, "git_state", lambda: None)
-    return make_home(tmp_path, corpus)
-
-
-@pytest.fixture
-def clone(home: Path, recorded: Path) -> Path:
-    """A fresh clone of the project in which the campaign was run: it has the records alone."""
-    shutil.copytree(recorded / RECORDS, home / RECORDS)
-    return home
-
-
-def progress(home: Path) -> Progress:
-    return Progress(load_campaign("mine", home, RUNS), RECORDS)
-
-
-def assert_same_records(home: Path, recorded: Path) -> None:
-    """They are those of the campaign that nobody disturbed, but for what a clock wrote."""
-    ours = records_of(home)
-    theirs = records_of(recorded)
-    assert [path.name for path in ours] == [path.name for path in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        assert without_clock(mine) == without_clock(other)
 
 
 # -- what is done --------------------------------------------------------------------------------
@@ -178,7 +137,7 @@ def test_another_python_has_another_embedded_corpus(
 
 def test_a_record_that_does_not_verify_is_refused_by_name(clone: Path) -> None:
     path = records_of(clone)[1]
-    path.write_text(path.read_text().replace('"steps":60', '"steps":61'))
+    path.write_text(path.read_text().replace('"steps":200', '"steps":201'))
     with refused(str(path.relative_to(clone)), "was changed since", by=RecordError):
         progress(clone)
 
@@ -186,7 +145,7 @@ def test_a_record_that_does_not_verify_is_refused_by_name(clone: Path) -> None:
 def test_a_record_of_another_config_is_refused(clone: Path) -> None:
     """The file was edited after its cells were run: they are no longer what it asks for."""
     path = clone / "campaign" / "mine.yaml"
-    path.write_text(path.read_text().replace("- train.num_steps=60", "- train.num_steps=61"))
+    path.write_text(path.read_text().replace("- train.num_steps=200", "- train.num_steps=201"))
     with refused("results/records/mine/qk", "is a record of another config", by=ConfigError):
         progress(clone)
 
@@ -224,101 +183,6 @@ def test_list_prints_every_cell_and_runs_none(clone: Path, capsys: Capture) -> N
     assert re.search(r"^  vo-\S+ +finished \d", said, re.M)
     assert "1 of 2 cells have a record" in said
     assert not (clone / RUNS).exists()
-
-
-# -- what is stopped -----------------------------------------------------------------------------
-
-
-def test_a_deadline_stops_it_and_the_same_command_goes_on(
-    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    """It is reached in the middle of the first run: 75, with a checkpoint; what was not begun is
-    not begun. The second start ends with the records of a campaign without a deadline.
-    """
-    first = progress(home).campaign.cells[0].config.folder
-
-    def monotonic() -> float:
-        hours_passed = 2 if num_rows(first) >= 15 else 0
-        return time.monotonic() + 3600 * hours_passed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sweep, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
-        assert run_campaign(progress(home), hours=1) == 75
-    assert "stopped; the same command goes on" in capsys.readouterr().err
-    assert list((first / "checkpoints").glob("step_*"))
-    assert records_of(home) == []
-    assert [path.name for path in (home / RUNS).glob("mine/vo*/*") if path.name[0] != "."] == []
-
-    assert run_campaign(progress(home), hours=1) == 0
-    assert_same_records(home, recorded)
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="ranks die with their dispatcher on Linux alone"
-)
-def test_killed_and_started_again_it_loses_nothing(home: Path, recorded: Path) -> None:
-    """kill -9 of the whole campaign in the middle of a run. A record that stood, stands; the run
-    goes on from its checkpoint; and the records are those of an undisturbed campaign.
-    """
-    cells = progress(home).campaign.cells
-    shutil.copytree(recorded / RECORDS, home / RECORDS)
-    records_of(home)[1].unlink()
-    kept = records_of(home)[0].read_bytes()
-
-    process = start_campaign(home)
-    wait_for(lambda: num_rows(cells[1].config.folder) >= 15, process)
-    process.kill()
-    process.communicate()
-    assert not (cells[1].config.folder / "result.json").exists()
-
-    done = run_campaign_command(home)
-    assert done.returncode == 0, done.stderr
-    env = read_json(cells[1].config.folder / "env.json")
-    assert len(env["started"]) == 2
-    assert not cells[0].config.folder.exists()
-    assert records_of(home)[0].read_bytes() == kept
-    assert_same_records(home, recorded)
-
-
-# Stand still where a campaign composes its cells, or prepares what they read.
-WAITS = """
-import sys, time
-def wait(*_):
-    print("there", flush=True)
-    time.sleep(60)
-import rope_exp.config.campaign, rope_exp.launch.campaign
-rope_exp.{module}.campaign.{name} = wait
-"""
-
-
-@pytest.mark.parametrize(
-    ("module", "name"), [("config", "load_campaign"), ("launch", "admit")], ids=["compose", "data"]
-)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_any_run(
-    home: Path, module: str, name: str, number: signal.Signals
-) -> None:
-    """It ends as `train` does: exit 75, one sentence, no traceback."""
-    process = start_campaign(home, prelude=WAITS.format(module=module, name=name))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "there\n"
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 75, stderr
-    lines = [line for line in stderr.splitlines() if "cells have a record" not in line]
-    assert lines == ["stopped before any run was started"]
-
-
-def test_a_signal_after_the_deadline_kills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline was the first request: one that follows at once is no second."""
-    asked = []
-    killed = []
-    with sweep.SignalRelay([]) as relay:
-        monkeypatch.setattr(relay, "on_request", lambda: asked.append(1))
-        monkeypatch.setattr(relay, "on_repeat", lambda: killed.append(1))
-        relay.request()
-        signal.raise_signal(signal.SIGTERM)
-    assert (asked, killed) == ([1], [])
 
 
 def test_a_campaign_may_share_its_name_with_a_folder_of_runs(home: Path) -> None:

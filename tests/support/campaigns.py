@@ -9,8 +9,12 @@ from typing import Any
 import yaml
 
 from rope_exp.config.campaign import Campaign, load_campaign
+from rope_exp.launch.campaign import Progress
 from rope_exp.system.files import read_json
 from support.configs import REPOSITORY, TINY
+
+RECORDS = Path("results/records")
+RUNS = Path("results/runs")
 
 # What a campaign may not leave to the machine.
 DECIDED = (
@@ -22,7 +26,7 @@ DECIDED = (
 )
 FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
 # Long enough that a run can be met in the middle.
-LONG = ("train.num_steps=60", "train.save_every=10", "train.eval_every=30")
+LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
 OF_CLOCKS = ("tokens_per_s", "wall_s", "mfu")
 
@@ -48,7 +52,7 @@ def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:
 def load(folder: Path, name: str = "mine", **values: Any) -> Campaign:
     """Write a campaign, and load it."""
     write_campaign(folder, name, **values)
-    return load_campaign(name, folder, Path("results/runs"))
+    return load_campaign(name, folder, RUNS)
 
 
 def names(campaign: Campaign) -> list[str]:
@@ -99,7 +103,7 @@ def run_campaign_command(
 
 def records_of(folder: Path) -> list[Path]:
     """Return the records that lie in a campaign's folder, by name."""
-    return sorted((folder / "results/records/mine").glob("*.json"))
+    return sorted((folder / RECORDS / "mine").glob("*.json"))
 
 
 def without_clock(path: Path) -> dict[str, Any]:
@@ -111,3 +115,17 @@ def without_clock(path: Path) -> dict[str, Any]:
     for key in ("started", "marks"):
         del record["env"][key]
     return record
+
+
+def progress(home: Path) -> Progress:
+    """Return how far the campaign of a folder is."""
+    return Progress(load_campaign("mine", home, RUNS), RECORDS)
+
+
+def assert_same_records(home: Path, recorded: Path) -> None:
+    """They are those of the campaign that nobody disturbed, but for what a clock wrote."""
+    ours = records_of(home)
+    theirs = records_of(recorded)
+    assert [path.name for path in ours] == [path.name for path in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert without_clock(mine) == without_clock(other)

@@ -222,7 +222,8 @@ def tex_table(report: Report) -> str:
     aligned = sides.replace("<", "l").replace(">", "r")
     frame = pd.DataFrame(lines[1:], columns=lines[0])
     table = frame.to_latex(index=False, escape=True, column_format=aligned)
-    table = table.replace("Δ", r"$\Delta$").replace(DASH, "---")
+    for sign, in_tex in (("Δ", r"$\Delta$"), (DASH, "---"), ("< ", "$<$ ")):
+        table = table.replace(sign, in_tex)
     return f"% {caption(report)} Needs \\usepackage{{booktabs}}.\n{table}"
 
 

@@ -62,8 +62,8 @@ def test_a_row_of_each_spelling(nine: Report) -> None:
         "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,",
         markdown: "| VO-RoPE | v o | 3 | 3.7710 | 0.0010 | +0.0580 | +0.0580 to +0.0580 | < 0.0001 "
         "| worse | 2.770 | +0.058 | 4 | 4 |",
-        tex_table: r"VO-RoPE & v o & 3 & 3.7710 & 0.0010 & +0.0580 & +0.0580 to +0.0580 & $<$ 0.0001 "
-        r"& worse & 2.770 & +0.058 & 4 & 4 \\",
+        tex_table: r"VO-RoPE & v o & 3 & 3.7710 & 0.0010 & +0.0580 & +0.0580 to +0.0580 "
+        r"& $<$ 0.0001 & worse & 2.770 & +0.058 & 4 & 4 \\",
     }
     for spelling, line in lines.items():
         assert line in spelling(nine).splitlines()

@@ -77,7 +77,7 @@ class Progress:
         seconds = self.seconds(self.left)
         if seconds is None:
             return f"{words}; no estimate yet of the {len(self.left)} that are left"
-        parallel = int(self.left[0].config.launch.max_parallel)
+        parallel = max(int(cell.config.launch.max_parallel) for cell in self.left)
         left = timedelta(seconds=round(seconds / parallel))
         return (
             f"{words}, {spent / 3600:.1f} hours of runs; {len(self.left)} are left, about {left} "

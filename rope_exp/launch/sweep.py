@@ -99,7 +99,6 @@ def bring_to_end(
             if deadline is not None and time.monotonic() > deadline and not relay.requested:
                 relay.request()
 
-            num_running = sum(job.status == "running" for job in jobs)
             for job in jobs:
                 if job.status == "running":
                     _collect(job)
@@ -107,27 +106,32 @@ def bring_to_end(
                     continue
                 elif relay.requested:
                     job.exit_code = EXIT_STOPPED
-                elif num_running < int(job.config.launch.max_parallel):
-                    num_running += _try_to_start(job, relay)
+                elif _has_place(job, jobs):
+                    _try_to_start(job, relay)
             on_poll()
             time.sleep(POLL_SECONDS)
 
 
-def _try_to_start(job: Job, relay: SignalRelay) -> bool:
+def _has_place(job: Job, jobs: Sequence[Job]) -> bool:
+    """Whether a run may start beside those that are running: so many at a time as each allows."""
+    running = [each for each in jobs if each.status == "running"]
+    return len(running) < min(int(each.config.launch.max_parallel) for each in [job, *running])
+
+
+def _try_to_start(job: Job, relay: SignalRelay) -> None:
     """Start a run, if a GPU is free and no other dispatcher is running it."""
     if time.monotonic() - job.seen_elsewhere < WAIT_SECONDS or not _lease(job):
-        return False
+        return
     try:
         if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
             relay.start(job)
-            return True
+            return
     except (ConfigError, RecordError, OSError) as error:
         # Of this run alone; the others go on.
         job.exit_code = EXIT_FAILED if isinstance(error, OSError) else EXIT_USAGE
         job.reason = str(error)
         ranks.kill(job)
     job.release()
-    return False
 
 
 def _lease(job: Job) -> bool:

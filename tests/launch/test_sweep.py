@@ -1,0 +1,41 @@
+"""Which run may start beside which."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rope_exp.config.compose import run_config
+from rope_exp.launch.job import Job
+from rope_exp.launch.sweep import _has_place
+
+CONFIG = run_config(["launch.device=cpu"])
+
+
+def job(max_parallel: int, *, is_running: bool = False) -> Job:
+    ranks: list[Any] = [object()] if is_running else []
+    return Job(CONFIG.replace("launch", max_parallel=max_parallel), Path("run"), ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("mine", "running", "may_start"),
+    [(2, [], True), (2, [2], True), (2, [2, 2], False), (1, [2], False), (2, [1], False)],
+)
+def test_as_many_run_as_each_of_them_allows(mine: int, running: list[int], may_start: bool) -> None:
+    waiting = job(mine)
+    jobs = [waiting, *(job(each, is_running=True) for each in running)]
+    assert _has_place(waiting, jobs) == may_start
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=8))
+def test_no_order_of_starts_breaks_any_limit(limits: list[int]) -> None:
+    jobs = [job(limit) for limit in limits]
+    started: list[Job] = []
+    for each in jobs:
+        if _has_place(each, jobs):
+            each.ranks = [object()]  # type: ignore[list-item]
+            started.append(each)
+    assert started
+    assert all(len(started) <= int(each.config.launch.max_parallel) for each in started)

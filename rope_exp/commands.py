@@ -33,7 +33,6 @@ def report(words: list[str]) -> int:
     """
     from rope_exp.evidence.published import REFERENCE
     from rope_exp.evidence.records import DEFAULT_RECORDS
-    from rope_exp.report.command import write, write_campaigns
 
     parser = Parser("report", "Compile run folders into the table and its figures.")
     parser.add_argument(
@@ -60,6 +59,9 @@ def report(words: list[str]) -> int:
         "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
     )
     asked = parser.parse_args(words)
+
+    # Not before: figures take a second to import.
+    from rope_exp.report.command import write, write_campaigns
 
     if asked.campaign is not None:
         name = None if asked.campaign == "all" else asked.campaign

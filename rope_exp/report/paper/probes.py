@@ -139,7 +139,7 @@ def _draw_ablation(axes: Axes, report: Report, answers: dict[str, _Answer]) -> N
     for place, site in enumerate(SITES):
         asked = [label for label in answers if site in answers[label].of]
         # Side by side, so that equal ones stay visible.
-        offsets = np.linspace(-0.3, 0.3, len(asked)) if len(asked) > 1 else [0.0]
+        offsets = np.linspace(-0.3, 0.3, len(asked)) if len(asked) > 1 else np.zeros(len(asked))
         for label, offset in zip(asked, offsets, strict=True):
             answer = answers[label]
             losses = dict(zip(answer.of, answer.loss, strict=True))

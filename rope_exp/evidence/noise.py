@@ -50,11 +50,7 @@ class Spread:
 
 
 def spreads(runs: Sequence[Run]) -> list[Spread]:
-    """Return the deviations under initial weights, order, and both.
-
-    Raises:
-        ValueError: fewer than two values of one of them.
-    """
+    """Return the deviations under initial weights, order, and both: of what took two values."""
     plain = [run for run in runs if not changes(run)]
     first = min(run.config.seed for run in plain)
     kinds: dict[str, Callable[[int, int], bool]] = {
@@ -62,7 +58,8 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
         "order of batches": lambda seed, order: seed == first,
         "both": lambda seed, order: seed == order,
     }
-    return [_spread(what, plain, chosen) for what, chosen in kinds.items()]
+    found = [_spread(what, plain, chosen) for what, chosen in kinds.items()]
+    return [spread for spread in found if spread is not None]
 
 
 def changes(run: Run) -> dict[str, Any]:
@@ -133,14 +130,14 @@ def _seeds(run: Run) -> tuple[int, int]:
     return run.config.seed, run.config.order_seed
 
 
-def _spread(what: str, runs: Sequence[Run], chosen: Callable[[int, int], bool]) -> Spread:
+def _spread(what: str, runs: Sequence[Run], chosen: Callable[[int, int], bool]) -> Spread | None:
     found: dict[str, dict[tuple[int, int], float]] = {}
     for run in runs:
         if chosen(*_seeds(run)) and run.loss is not None:
             found.setdefault(run.row, {})[_seeds(run)] = run.loss
     table = pd.DataFrame(found).sort_index().dropna()
     if len(table) < 2:
-        raise ValueError(f"{what}: fewer than two values that all rows have")
+        return None
 
     paired = {}
     unpaired = {}

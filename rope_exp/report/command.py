@@ -13,6 +13,7 @@ from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.content import Report, build
 from rope_exp.report.figures import against_published, loss_curves
 from rope_exp.report.noise import noise_files
+from rope_exp.report.paper.gather import of_campaign, of_report
 from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown, pairs_table, plain_table, tex_table
@@ -74,13 +75,15 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
         there = ", ".join(names) or "none"
         raise ReportError(f"{records} holds no record of a campaign {name}; it holds {there}")
 
-    # All are made before the first is written.
-    made = {
-        each: _campaign_files(read_records(records, each)) for each in names if name in (None, each)
-    }
+    # All are made before the first is written; one campaign's ladder may stand on another's runs.
+    read = {each: read_records(records, each) for each in names}
+    made = {}
+    for each in names if name is None else [name]:
+        others = [run for other in names if other != each for run in read[other]]
+        made[each] = _campaign_files(read[each], others)
     lines = []
     if name is None:
-        ladders = [run for each in LADDERS for run in read_records(records, each)]
+        ladders = [run for each in LADDERS for run in read.get(each, [])]
         made["scaling"] = scaling_files(ladders)
     for each, files in made.items():
         _write_all(out / each, files)
@@ -88,8 +91,13 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     return lines
 
 
-def _campaign_files(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return a campaign's files: a table for each choice of its factors but variant and seeds."""
+def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
+    """Return a campaign's files: a table for each choice of its factors but variant and seeds.
+
+    Args:
+        runs: of the campaign.
+        others: of the other campaigns.
+    """
     if runs[0].group == PILOT:
         return noise_files(runs)
 
@@ -100,7 +108,7 @@ def _campaign_files(runs: Sequence[Run]) -> dict[str, bytes]:
         level = "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
         levels.setdefault(level, []).append(run)
 
-    files = {}
+    files = of_campaign(runs, others)
     for level, found in sorted(levels.items()):
         for name, content in _table_files(build(found, ["pe"])).items():
             files[f"{level}/{name}" if level else name] = content
@@ -113,6 +121,7 @@ def _table_files(report: Report) -> dict[str, bytes]:
         "table.csv": csv_table(report).encode(),
         "table.tex": tex_table(report).encode(),
         "figures/loss_curves.png": loss_curves(report),
+        **of_report(report),
     }
     if report.pairs:
         files["pairs.csv"] = pairs_table(report).encode()

@@ -1,7 +1,8 @@
-"""How a variant is drawn: its colour, marker and line, keyed by its label alone.
+"""How a row is drawn: its colour, marker and line, keyed by its label alone.
 
-A variant looks the same in every figure. The nine have a colour each, the seven other subsets of
-the sites share them dashed, a user's own variants dotted.
+A variant looks the same in every figure. Of the 16 subsets the hue and the fill of the marker say
+which of Q and K rotate, the dash and the shape of the marker which of V and O: no two are alike in
+grey either. A user's own variants have other hues, markers and a dash of their own.
 """
 
 import hashlib
@@ -9,44 +10,77 @@ from typing import Any
 
 from rope_exp.config.variants import SUBSETS
 
-# Paul Tol's "muted" scheme, made for colour-blind readers.
-_NINE = {
-    "qk_rope": "#332288",
-    "qkvo_rope": "#88CCEE",
-    "k_rope": "#44AA99",
-    "vo_rope": "#CC6677",
-    "qkv_rope": "#117733",
-    "nope": "#777777",
-    "o_rope": "#DDCC77",
-    "q_rope": "#882255",
-    "v_rope": "#AA4499",
-}
-_COLOURS = tuple(_NINE.values())
-_MARKERS = "os^vD<>ph"
+# After Paul Tol's "high contrast" scheme: apart for colour-blind readers, and in grey.
+_HUES = {"": "#BB5566", "q": "#000000", "k": "#C8961E", "qk": "#004488"}
+# The side of the marker that is filled: the left for Q, the right for K.
+_FILLS = {"": "none", "q": "left", "k": "right", "qk": "full"}
+_DASHES = {"": "-", "v": "--", "o": "-.", "vo": ":"}
+_MARKERS = {"": "o", "v": "v", "o": "^", "vo": "D"}
 
-_SUBSETS = [f"{''.join(sites)}_rope" for sites in SUBSETS if sites]
-_OTHERS = [label for label in _SUBSETS if label not in _NINE]
+# Paul Tol's "muted" scheme, for what is no subset.
+_OTHER_HUES = (
+    "#332288",
+    "#88CCEE",
+    "#44AA99",
+    "#CC6677",
+    "#117733",
+    "#777777",
+    "#DDCC77",
+    "#882255",
+    "#AA4499",
+)
+_OTHER_MARKERS = "sP<>phX*d"
+_OWN_DASH = (0, (6, 1.2, 1.2, 1.2, 1.2, 1.2))
+
+_SITES = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBSETS}
 
 
 def look(label: str, number: int = 0) -> dict[str, Any]:
-    """Return the look of a row, in matplotlib's words.
+    """Return the look of a row, in the words of matplotlib's lines.
 
     Args:
         label: a variant's, which has one look everywhere; or one such as optim.lr=0.003.
         number: its place among the rows, by which those that are no variants are told apart.
     """
-    line = "-"
-    # Who shares a colour with one of the nine has another marker.
-    shift = 5
-    if label in _NINE:
-        number = list(_NINE).index(label)
-        shift = 0
-    elif label in _OTHERS:
-        number = _OTHERS.index(label)
-        line = "--"
-    elif "=" not in label:
-        number = int(hashlib.sha256(label.encode()).hexdigest(), 16)
-        line = ":"
+    if label in _SITES:
+        return _look_of_subset(label)
+    if "=" in label:
+        return _filled(_OTHER_HUES[number % 9], _OTHER_MARKERS[number % 9], "-", "full")
 
-    place = number % len(_COLOURS)
-    return {"color": _COLOURS[place], "marker": _MARKERS[place - shift], "linestyle": line}
+    # A hash of its own for each, so that hue and marker are not tied to one another.
+    place = int(hashlib.sha256(label.encode()).hexdigest(), 16)
+    marker = _OTHER_MARKERS[place // 9 % 9]
+    return _filled(_OTHER_HUES[place % 9], marker, _OWN_DASH, "full")
+
+
+def parts(label: str) -> tuple[str, str] | None:
+    """Return which of Q and K and which of V and O a subset rotates, such as ("qk", "v").
+
+    None for what is no subset of the sites.
+    """
+    if label not in _SITES:
+        return None
+    sites = _SITES[label]
+    scores = "".join(site for site in sites if site in "qk")
+    values = "".join(site for site in sites if site in "vo")
+    return scores, values
+
+
+def _look_of_subset(label: str) -> dict[str, Any]:
+    found = parts(label)
+    assert found is not None
+    scores, values = found
+    return _filled(_HUES[scores], _MARKERS[values], _DASHES[values], _FILLS[scores])
+
+
+def _filled(color: str, marker: str, linestyle: Any, fill: str) -> dict[str, Any]:
+    """Return a look; what is not filled of a marker is white, so that no line shines through."""
+    hollow = fill == "none"
+    return {
+        "color": color,
+        "marker": marker,
+        "linestyle": linestyle,
+        "fillstyle": "full" if hollow else fill,
+        "markerfacecolor": "white" if hollow else color,
+        "markerfacecoloralt": "white",
+    }

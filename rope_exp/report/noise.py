@@ -7,6 +7,7 @@ import pandas as pd
 from rope_exp.evidence.noise import Spread, rounding, spreads, window_errors
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.paper.gather import of_pilot
 from rope_exp.report.spelling import markdown_table
 
 # The share of the margin that the held-out windows may take.
@@ -24,7 +25,8 @@ def noise_files(runs: Sequence[Run]) -> dict[str, bytes]:
         "rounding.csv": changed.to_csv(index_label="change", float_format="%.6f"),
         "windows.csv": windows.to_csv(index=False, float_format="%.6f"),
     }
-    return {name: text.encode() for name, text in files.items()}
+    written = {name: text.encode() for name, text in files.items()}
+    return written | of_pilot(found, runs)
 
 
 def _markdown(

@@ -12,8 +12,14 @@ from support.reports import make_nine, make_run, sha256_of, table_rows
 from rope_exp.evidence.published import LOSSES
 from rope_exp.report.command import write
 
-FIGURES = ("figures/loss_curves.png", "figures/against_published.png")
-FILES = ("table.md", "table.csv", "table.tex", *FIGURES)
+FIGURES = ("figures/loss_curves.png", "figures/curves.png", "figures/curves.pdf")
+# Of variants alone.
+PUBLISHED = (
+    "figures/against_published.png",
+    *(f"figures/{name}.{kind}" for name in ("grid", "ranks") for kind in ("png", "pdf")),
+)
+TABLES = ("table.md", "table.csv", "table.tex")
+FILES = (*TABLES, *FIGURES, *PUBLISHED)
 
 
 def report(runs: Path, out: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -69,7 +75,7 @@ def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path) -> None:
     assert "Δ to optim.lr=0.01" in done.stdout
     assert "+0.1000" in done.stdout
     written = {str(path.relative_to(out)) for path in out.rglob("*.*")}
-    assert written == {*FILES} - {"figures/against_published.png"}
+    assert written == {*TABLES, *FIGURES}
 
 
 def test_a_group_is_chosen_by_name(tmp_path: Path) -> None:
@@ -104,7 +110,7 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
         for label, seed in order:
             make_run(runs, pe=label, seed=seed, loss=LOSSES[label] + 0.01 * seed)
         out = tmp_path / f"out{number}"
-        for _ in range(2):
+        for _ in range(1 + number):
             write(runs, None, out)
             written.append({name: (out / name).read_bytes() for name in FILES})
     assert all(files == written[0] for files in written)

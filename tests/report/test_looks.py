@@ -1,23 +1,56 @@
 """A variant looks the same in every figure, and unlike the others."""
 
+import numpy as np
+from matplotlib.colors import to_rgb
 from support.configs import NINE
 
 from rope_exp.config.variants import SUBSETS
-from rope_exp.report.looks import look
+from rope_exp.report.looks import look, parts
+
+LABELS = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBSETS}
 
 
-def test_all_sixteen_subsets_look_different() -> None:
-    labels = [f"{''.join(sites)}_rope" if sites else "nope" for sites in SUBSETS]
-    assert len({str(look(label)) for label in labels}) == 16
+def in_grey(label: str) -> str:
+    """What is left of a look without its hue: the dash, the marker, and which side is filled."""
+    style = look(label)
+    hollow = style["markerfacecolor"] == "white"
+    return str((style["linestyle"], style["marker"], style["fillstyle"], hollow))
 
 
-def test_the_nine_have_a_colour_each() -> None:
-    assert len({look(label)["color"] for label in NINE}) == 9
-    assert {look(label)["linestyle"] for label in NINE} == {"-"}
+def test_all_sixteen_subsets_look_different_in_grey() -> None:
+    assert len({in_grey(label) for label in LABELS}) == 16
+    assert len({in_grey(label) for label in NINE}) == 9
+
+
+def test_hue_says_q_and_k_and_the_dash_says_v_and_o() -> None:
+    """Each of the four parts has a hue and fill, or a dash and marker, of its own."""
+    for keys, part in ((("color", "fillstyle", "markerfacecolor"), "qk"), (("linestyle",), "vo")):
+        seen: dict[str, set[str]] = {}
+        for label, sites in LABELS.items():
+            of_part = "".join(site for site in sites if site in part)
+            seen.setdefault(of_part, set()).add(str([look(label)[key] for key in keys]))
+        assert all(len(looks) == 1 for looks in seen.values())
+        assert len(set.union(*seen.values())) == 4
+
+
+def test_the_hues_of_q_and_k_are_apart_in_grey() -> None:
+    """By relative luminance, each at least a fifteenth of the scale from the next."""
+    hues = {look(label)["color"] for label in NINE}
+    weights = np.array([0.2126, 0.7152, 0.0722])
+    greys = sorted(float(weights @ to_rgb(hue)) for hue in hues)
+    assert len(greys) == 4
+    assert min(np.diff(greys)) > 1 / 15
+
+
+def test_parts_of_a_subset() -> None:
+    assert parts("qkv_rope") == ("qk", "v")
+    assert parts("nope") == ("", "")
+    assert parts("qk_rope-base500000") is None
 
 
 def test_a_label_has_one_look() -> None:
     assert look("qk_rope-base500000") == look("qk_rope-base500000") != look("qk_rope")
+    assert str(look("qk_rope-base500000")) not in {str(look(label)) for label in LABELS}
 
 
 def test_rows_of_another_factor_look_different() -> None:

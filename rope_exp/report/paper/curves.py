@@ -1,0 +1,192 @@
+"""Figure 4: how losses go during training, against the reference's and by themselves."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rope_exp.evidence.comparable import Row
+from rope_exp.evidence.runs import Run
+from rope_exp.report.content import Report
+from rope_exp.report.looks import look
+from rope_exp.report.paper.labels import End, label_ends
+from rope_exp.report.paper.style import (
+    UNIT,
+    WIDTH,
+    Style,
+    close_up,
+    freeze,
+    limits,
+    small_print,
+    styled,
+    token_axis,
+    zero_line,
+)
+
+# Losses are shown after this share of the run: before it they fall too steeply to be read.
+_SHOWN_FROM = 0.2
+_LOSSES = {"val/loss": "validation loss", "train/loss": "training loss"}
+
+
+@styled
+def curves(report: Report) -> Figure | None:
+    """Draw differences to the reference, validation and training losses against tokens.
+
+    None where no run has an evaluation.
+    """
+    if not any("val/loss" in row for run in report.runs for row in run.metrics):
+        return None
+
+    # The running median of training losses: over a tenth of the longest run's rows.
+    window = max(1, max(len(run.metrics) for run in report.runs) // 10)
+    figure = Figure(figsize=(WIDTH, 4.0))
+    close_up(figure)
+    axes = figure.subplot_mosaic(
+        [["delta", "names", "val/loss"], ["delta", "names", "train/loss"]],
+        width_ratios=(10, 2.8, 6.4),
+    )
+    for key, title in _LOSSES.items():
+        _draw_losses(axes[key], report, key, title, window if key == "train/loss" else 1)
+    axes["val/loss"].tick_params(labelbottom=False)
+    token_axis(axes["train/loss"])
+    ends = _draw_differences(axes["delta"], report)
+
+    _fit_tokens(report, axes["delta"], axes["val/loss"], axes["train/loss"])
+    small_print(figure, *_print(report, window))
+    freeze(figure)
+    label_ends(axes["names"], axes["delta"], ends)
+    return figure
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+def _draw_differences(axes: Axes, report: Report) -> list[End]:
+    """Draw each row's mean difference and the band of its seeds; return the ends of the lines."""
+    ends = []
+    means: list[float] = []
+    edges: list[float] = []
+    for row, differences in _differences(report):
+        style = look(row.label, row.number)
+        mean = differences.mean(axis="columns")
+        axes.plot(mean, zorder=4, gid=f"{row.label} delta", **style)
+        ends.append(End(row.label, float(mean.iloc[-1]), _said(row)))
+
+        # One deviation over seeds to either side; nothing where there is one.
+        deviation = differences.std(axis="columns")
+        places = mean.index.to_numpy(dtype=float)
+        band: Style = {"color": style["color"], "alpha": 0.18, "linewidth": 0, "zorder": 2}
+        axes.fill_between(places, (mean - deviation).to_numpy(), mean + deviation, **band)
+
+        if row.verdict != "diverged":
+            means += _late(mean)
+            edges += [*_late((mean - deviation).dropna()), *_late((mean + deviation).dropna())]
+
+    axes.set_ylim(limits(means, edges))
+    axes.set_ylabel(f"validation loss minus {report.reference.name}'s ({UNIT})")
+    token_axis(axes)
+    zero_line(axes)
+    return ends
+
+
+def _differences(report: Report) -> Iterator[tuple[Row, pd.DataFrame]]:
+    """Yield each row with its differences to the reference: a column a seed, by tokens."""
+    reference = _table(report.reference.runs, "val/loss")
+    for row in report.rows.values():
+        losses = _table(_of_finished(row), "val/loss")
+        differences = losses.sub(reference).dropna(axis="columns", how="all").dropna()
+        if not differences.empty:
+            yield row, differences
+
+
+def _late(values: "pd.Series[float]") -> list[float]:
+    """Return what comes after the steep beginning."""
+    return [*values[values.index >= _SHOWN_FROM * values.index.max()]]
+
+
+def _of_finished(row: Row) -> Sequence[Run]:
+    """Return a row's finished runs; all, where none has finished."""
+    finished = [run for run in row.runs if run.status == "finished"]
+    return finished or row.runs
+
+
+def _said(row: Row) -> str:
+    """Return a row's name, and what stands in the place of its loss."""
+    return f"{row.name} ({row.verdict})" if row.verdict else row.name
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def _draw_losses(axes: Axes, report: Report, key: str, title: str, window: int) -> None:
+    """Draw the mean over finished seeds; a run that diverged ends in a cross."""
+    heights: list[float] = []
+    for row in report.rows.values():
+        style = look(row.label, row.number)
+        shown = _of_finished(row)
+        values = _table(shown, key, window).dropna()
+        if not values.empty:
+            mean = values.mean(axis="columns")
+            # A mark at every step that is logged would hide the line.
+            every = max(1, len(mean) // 8)
+            small: Style = {"linewidth": 0.9, "markersize": 3, "markevery": every}
+            axes.plot(mean, gid=f"{row.label} {key}", **style | small)
+            if shown[0].status != "diverged":
+                heights += _late(mean)
+
+    if heights:
+        pad = 0.06 * (max(heights) - min(heights)) or 0.1
+        axes.set_ylim(min(heights) - pad, max(heights) + pad)
+    for row in report.rows.values():
+        _cross_out(axes, row, key, window)
+    axes.set_ylabel(f"{title}\n({UNIT})")
+
+
+def _cross_out(axes: Axes, row: Row, key: str, window: int) -> None:
+    """Mark where diverged runs ended, moved to the edge if that lies outside."""
+    low, high = axes.get_ylim()
+    for run in row.runs:
+        values = _table([run], key, window)
+        if run.status == "diverged" and len(values):
+            place = values.index.to_numpy(dtype=float)[-1]
+            height = float(values.to_numpy()[-1, 0].clip(low, high))
+            style: Style = {"color": look(row.label, row.number)["color"], "zorder": 6}
+            axes.plot(place, height, "x", markersize=7, markeredgewidth=2, clip_on=False, **style)
+
+
+def _table(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
+    """Return one column a seed, by tokens: the running median over `window` rows with `key`."""
+    columns = {}
+    for run in runs:
+        per_step = run.config.train.tokens_per_step
+        values = {row["step"] * per_step: row[key] for row in run.metrics if key in row}
+        curve = pd.Series(values, dtype=float)
+        columns[run.config.seed] = curve.rolling(window, min_periods=1).median()
+    return pd.DataFrame(columns).sort_index()
+
+
+# -- around them -----------------------------------------------------------------------------------
+
+
+def _fit_tokens(report: Report, *several: Axes) -> None:
+    longest = max(run.config.train.num_tokens for run in report.runs)
+    for axes in several:
+        axes.set_xlim(0, 1.02 * longest)
+
+
+def _print(report: Report, window: int) -> list[str]:
+    num_seeds = len({run.config.seed for run in report.runs})
+    seeds = "one seed"
+    if num_seeds > 1:
+        seeds = f"means over up to {num_seeds} finished seeds, band: one deviation of a difference"
+    said = [
+        f"Group {report.groups}; {seeds}. Colour and fill of the marker: which of Q and K rotate; "
+        f"dash and shape: which of V and O. Training loss: running median over {window} logged "
+        "steps. Steep beginnings are cut off."
+    ]
+    if any(run.status == "diverged" for run in report.runs):
+        said.append("×: diverged.")
+    if not report.reference.runs:
+        said.append(f"Without {report.reference.name} there are no differences.")
+    return said

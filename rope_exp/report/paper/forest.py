@@ -1,0 +1,113 @@
+"""Figure 1: each row's paired difference to the reference, with its intervals and what they say."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.content import Line, Report
+from rope_exp.report.looks import look
+from rope_exp.report.paper.style import (
+    BAND,
+    GREY,
+    INK,
+    SMALL,
+    UNIT,
+    WIDTH,
+    limits,
+    small_print,
+    styled,
+)
+from rope_exp.report.tables import WORDS
+
+# Of the columns of words, in widths of their axes.
+_COLUMNS = {"Δ [95 % interval]": 0.0, "verdict": 0.53, "seeds": 0.72, "published": 0.84}
+
+
+@styled
+def forest(report: Report) -> Figure | None:
+    """Draw the differences to the reference; None where no row shares two seeds with it."""
+    if not report.against:
+        return None
+
+    rows = [row for row in report.rows.values() if row.label != report.reference.label]
+    figure = Figure(figsize=(WIDTH, 1.35 + 0.19 * len(rows)))
+    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.1))
+    _set_axes(axes, report, rows)
+    _set_words(words)
+    for place, row in enumerate(rows):
+        _draw(axes, report, row, place)
+        _say(words, report, row, place)
+
+    small_print(
+        figure,
+        f"Group {report.groups}. Thick: the 95 % interval of the paired difference; thin: the one "
+        f"that holds for all {len(report.against)} differences together (Bonferroni); an arrow: it "
+        f"goes on. Grey band: the margin of {MARGIN:g} nats, within which losses count as equal. "
+        "Verdicts: by Holm over the same family.",
+    )
+    return figure
+
+
+def _set_axes(axes: Axes, report: Report, rows: list[Line]) -> None:
+    """Set the scale of differences, the margin's band, and the rows' names."""
+    means = [row.ours.delta for row in rows if row.ours.delta is not None]
+    ends = [end for pair in report.against.values() for end in (pair.wide_low, pair.wide_high)]
+    axes.set_xlim(limits([*means, -MARGIN, MARGIN], ends))
+
+    axes.axvspan(-MARGIN, MARGIN, color=BAND, linewidth=0, zorder=0, gid="margin")
+    axes.axvline(0, color=INK, linewidth=0.8, zorder=1)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"loss minus {report.reference.name}'s ({UNIT}); right is worse")
+
+
+def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:
+    """Draw a row's mean and intervals; a mean of one seed alone has none."""
+    if row.ours.delta is None:
+        return
+    style = look(row.label, row.number) | {"linestyle": "none"}
+    axes.plot(row.ours.delta, place, zorder=4, gid=f"{row.label} delta", **style)
+
+    judged = report.against.get(row.label)
+    if judged is None:
+        return
+    color = style["color"]
+    ends = {
+        "family": (judged.wide_low, judged.wide_high, 0.8),
+        "interval": (judged.low, judged.high, 2.6),
+    }
+    for what, (low, high, width) in ends.items():
+        gid = f"{row.label} {what}"
+        axes.plot([low, high], [place, place], color=color, linewidth=width, zorder=3, gid=gid)
+
+    left, right = axes.get_xlim()
+    if judged.wide_low < left:
+        axes.plot(left, place, marker=4, color=color, zorder=4, clip_on=False)
+    if judged.wide_high > right:
+        axes.plot(right, place, marker=5, color=color, zorder=4, clip_on=False)
+
+
+def _set_words(axes: Axes) -> None:
+    axes.set_axis_off()
+    across = axes.get_xaxis_transform()
+    for header, at in _COLUMNS.items():
+        axes.text(at, 1.02, header, transform=across, va="bottom", color=GREY, fontsize=SMALL)
+
+
+def _say(axes: Axes, report: Report, row: Line, place: int) -> None:
+    """Write a row's numbers beside its interval."""
+    judged = report.against.get(row.label)
+    if judged is not None:
+        difference = f"{judged.delta:+.4f} [{judged.low:+.4f}, {judged.high:+.4f}]"
+        said = [difference, WORDS[judged.verdict], str(judged.num_seeds)]
+    elif row.ours.delta is not None:
+        said = [f"{row.ours.delta:+.4f}", "untested", "1"]
+    else:
+        said = ["", row.verdict, str(row.ours.num_seeds)]
+    said.append("" if row.theirs.delta is None else f"{row.theirs.delta:+.3f}")
+
+    for at, text in zip(_COLUMNS.values(), said, strict=True):
+        gid = f"{row.label} word"
+        axes.text(at, place, text, va="center_baseline", fontsize=SMALL, gid=gid)

@@ -1,0 +1,84 @@
+"""Which figures there are: of a report, of a campaign with factors, of the pilot."""
+
+from collections.abc import Iterable, Sequence
+
+from rope_exp.evidence.comparable import spelled
+from rope_exp.evidence.noise import SEEDS, Spread, changes
+from rope_exp.evidence.published import REFERENCE
+from rope_exp.evidence.runs import Run
+from rope_exp.report.content import Report, build
+from rope_exp.report.paper.curves import curves
+from rope_exp.report.paper.deviations import deviations
+from rope_exp.report.paper.forest import forest
+from rope_exp.report.paper.grid import grid
+from rope_exp.report.paper.ladder import ladder
+from rope_exp.report.paper.levels import family, ladders, neighbours
+from rope_exp.report.paper.probes import probes
+from rope_exp.report.paper.ranks import ranks
+from rope_exp.report.paper.rates import FACTOR, rates
+from rope_exp.report.paper.style import files_of
+
+# The factors that differences are drawn against, and the figures' names.
+_LADDERS = {
+    "train.num_steps": "ladder_tokens",
+    "model.hidden_size": "ladder_parameters",
+    "train.seq_len": "ladder_length",
+}
+
+
+def of_report(report: Report) -> dict[str, bytes]:
+    """Return the figures that a report's runs allow, by file."""
+    drawn = {"forest": forest(report), "curves": curves(report), "probes": probes(report)}
+    if report.of_variants:
+        drawn |= {"grid": grid(report), "ranks": ranks(report)}
+    files: dict[str, bytes] = {}
+    for name, figure in drawn.items():
+        files |= files_of(name, figure)
+    return files
+
+
+def of_campaign(runs: Sequence[Run], others: Iterable[Run]) -> dict[str, bytes]:
+    """Return the figures of a campaign's factors, by file.
+
+    Args:
+        runs: of the campaign.
+        others: of other campaigns, which stand beside them where they differ in the factor alone.
+    """
+    others = list(others)
+    factors = {key for run in runs for key in run.factors}
+    files: dict[str, bytes] = {}
+    if factors <= {*SEEDS} and all(run.config.pe.label != REFERENCE for run in runs):
+        files |= _beside(runs, others)
+    for factor in sorted(factors & {*_LADDERS, FACTOR}):
+        found = ladders(runs, others, factor)
+        for chosen in found:
+            name = _LADDERS.get(factor, "rates")
+            if len(found) > 1:
+                name = "-".join([name, *_level(chosen, factor)])
+            figure = rates(chosen) if factor == FACTOR else ladder(chosen, factor)
+            files |= files_of(name, figure)
+    return files
+
+
+def _beside(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
+    """Return the forest and the grid of a campaign without the reference, with other campaigns'."""
+    found = neighbours(runs, others)
+    if not found:
+        return {}
+    report = build([*runs, *found], ["pe"])
+    return files_of("forest", forest(report)) | files_of("grid", grid(report))
+
+
+def of_pilot(spreads: Sequence[Spread], runs: Iterable[Run]) -> dict[str, bytes]:
+    """Return the pilot's figure, by file."""
+    # Of the plain cells: others may rotate in bf16, and say so in their name.
+    names = {run.row: run.variant_name for run in runs if not changes(run)}
+    return files_of("deviations", deviations(spreads, names))
+
+
+def _level(runs: Sequence[Run], factor: str) -> list[str]:
+    """Return what tells a campaign's ladders apart: its factors that do not change along one."""
+    along = (*SEEDS, *family(factor))
+    keys = sorted({key for run in runs for key in run.factors})
+    kept = [key for key in keys if not any(f"{key}.".startswith(f"{each}.") for each in along)]
+    return [f"{key}={spelled(runs[0].config, key)}" for key in kept]

@@ -1,0 +1,123 @@
+"""Figure 2: the 16 subsets as a grid, rotation of Q and K against rotation of V and O."""
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from rope_exp.report.content import Line, Report
+from rope_exp.report.looks import parts
+from rope_exp.report.paper.style import GREY, INK, SMALL, UNIT, WIDTH, Style, small_print, styled
+from rope_exp.report.tables import WORDS
+
+_SCORES = ("", "q", "k", "qk")
+_VALUES = ("", "v", "o", "vo")
+# Its lightness falls steadily, so that grey says the same.
+_COLOURS = "YlGnBu"
+# A cell this dark, as a share of the scale, is written on in white.
+_DARK = 0.6
+
+
+@styled
+def grid(report: Report) -> Figure | None:
+    """Draw each subset's mean difference; None without the reference, or where none has one."""
+    cells = {}
+    for row in report.rows.values():
+        place = parts(row.label)
+        if place is not None:
+            cells[_SCORES.index(place[0]), _VALUES.index(place[1])] = row
+    deltas = np.full((4, 4), np.nan)
+    for where, row in cells.items():
+        deltas[where] = np.nan if row.ours.delta is None else row.ours.delta
+    if np.isnan(deltas).all():
+        return None
+
+    figure = Figure(figsize=(WIDTH, 3.6))
+    axes = figure.subplots()
+    mesh = _colour(axes, deltas)
+    bar = figure.colorbar(mesh, ax=axes, pad=0.02, aspect=30)
+    bar.set_label(f"loss minus {report.reference.name}'s ({UNIT})")
+    bar.outline.set_visible(False)
+
+    for i in range(4):
+        for j in range(4):
+            _write(axes, report, cells.get((i, j)), i, j, mesh)
+    _name(axes)
+    small_print(
+        figure,
+        f"Group {report.groups}. In a cell: the mean paired difference, half its 95 % interval and "
+        "the verdict where there are two seeds; in the corner, in italics, the published "
+        "difference. Hatched: not run.",
+    )
+    return figure
+
+
+def _colour(axes: Axes, deltas: np.ndarray) -> QuadMesh:
+    """Colour the cells that have a number; 0 is always on the scale."""
+    known = deltas[~np.isnan(deltas)]
+    low = min(0.0, float(known.min()))
+    high = max(0.0, float(known.max()), low + 1e-3)
+    return axes.pcolormesh(
+        np.ma.masked_invalid(deltas),
+        cmap=_COLOURS,
+        vmin=low,
+        # The darkest end of the scale is too dark for a reader's eye to tell apart.
+        vmax=low + 1.15 * (high - low),
+        edgecolors="white",
+        linewidth=2,
+        gid="cells",
+    )
+
+
+def _write(axes: Axes, report: Report, row: Line | None, i: int, j: int, mesh: QuadMesh) -> None:
+    """Write a cell's numbers, or show that there is none."""
+    if row is None:
+        empty = Rectangle((j + 0.02, i + 0.02), 0.96, 0.96, hatch="////", facecolor="white")
+        empty.set(edgecolor="#DDDDDD", linewidth=0)
+        axes.add_patch(empty)
+        return
+
+    delta = row.ours.delta
+    if delta is None:
+        word = row.verdict or "no shared seed"
+        axes.text(j + 0.5, i + 0.5, word, ha="center", va="center", color=GREY)
+    else:
+        low, high = mesh.get_clim()
+        ink = "white" if (delta - low) / (high - low) > _DARK else INK
+        number = f"{delta:+.4f}" if delta else "0"
+        gid = f"{row.label} delta"
+        axes.text(j + 0.5, i + 0.47, number, ha="center", va="center", color=ink, size=10, gid=gid)
+        _say(axes, report, row, i, j, ink)
+        _publish(axes, row, i, j, ink)
+
+
+def _say(axes: Axes, report: Report, row: Line, i: int, j: int, ink: str) -> None:
+    """Write what the test says below the number."""
+    judged = report.against.get(row.label)
+    said = "reference" if row.label == report.reference.label else ""
+    if judged is not None:
+        said = f"± {judged.high - judged.delta:.4f}  {WORDS[judged.verdict]}"
+    axes.text(j + 0.5, i + 0.75, said, ha="center", va="center", color=ink, fontsize=SMALL)
+
+
+def _publish(axes: Axes, row: Line, i: int, j: int, ink: str) -> None:
+    delta = row.theirs.delta
+    if delta is None or not delta:
+        return
+    style: Style = {"style": "italic", "fontsize": SMALL, "color": ink}
+    gid = f"{row.label} published"
+    axes.text(j + 0.95, i + 0.06, f"{delta:+.3f}", ha="right", va="top", gid=gid, **style)
+
+
+def _name(axes: Axes) -> None:
+    """Name rows and columns by what rotates."""
+    places = [place + 0.5 for place in range(4)]
+    axes.set_xticks(places, [site.upper() or "none" for site in _VALUES])
+    axes.set_yticks(places, [site.upper() or "none" for site in _SCORES])
+    axes.set(xlabel="rotated of V and O", ylabel="rotated of Q and K")
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.tick_params(length=0, labelsize=matplotlib.rcParams["font.size"])
+    axes.spines[:].set_visible(False)

@@ -1,0 +1,90 @@
+"""Labels at the ends of lines, moved apart where they would overlap."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from rope_exp.report.paper.style import GREY, INK, SMALL
+
+# Of a line of text, in its own height.
+_LEADING = 1.25
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a row's line: its height, and what is written beside it."""
+
+    label: str
+    height: float
+    text: str
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return heights near the wanted ones, in the same order, at least `gap` apart.
+
+    Neighbours that are too close are moved as one block around the mean of what they want (least
+    squares, by pooling adjacent violators). Within [low, high], where that has room.
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    blocks: list[list[float]] = []
+    for place, i in enumerate(order):
+        # With the gaps taken out, heights need only rise.
+        blocks.append([wanted[i] - place * gap])
+        while len(blocks) > 1 and _mean(blocks[-2]) > _mean(blocks[-1]):
+            last = blocks.pop()
+            blocks[-1] += last
+
+    heights = [_mean(block) for block in blocks for _ in block]
+    top = high - (len(wanted) - 1) * gap
+    placed = [0.0] * len(wanted)
+    for place, i in enumerate(order):
+        placed[i] = max(min(heights[place], top), low) + place * gap
+    return placed
+
+
+def label_ends(axes: Axes, lines: Axes, ends: Sequence[End]) -> None:
+    """Write a column of labels, each tied to the height of its line by a thin one.
+
+    Args:
+        axes: empty, to the right of the lines; both are frozen in place.
+        lines: the axes that the lines are in.
+    """
+    edge = lines.get_position()
+    beside = axes.get_position()
+    axes.set_position((edge.x1, edge.y0, beside.x1 - edge.x1, edge.height))
+    axes.set_ylim(lines.get_ylim())
+    axes.set_axis_off()
+
+    low, high = axes.get_ylim()
+    width, height = _points(axes)
+    gap = (high - low) * SMALL * _LEADING / height
+
+    inside = [min(max(end.height, low), high) for end in ends]
+    places = spread(inside, gap, low + gap / 2, high - gap / 2)
+    for end, begin, place in zip(ends, inside, places, strict=True):
+        _write(axes, end, begin, place, 1 / width)
+
+
+def _write(axes: Axes, end: End, begin: float, place: float, point: float) -> None:
+    """Write one label, and the line that ties it; `point` is one as a share of the width."""
+    across = axes.get_yaxis_transform()
+    tie = [2 * point, 12 * point]
+    axes.plot(tie, [begin, place], color=GREY, linewidth=0.5, transform=across, clip_on=False)
+
+    style: dict[str, Any] = {"fontsize": SMALL, "color": INK, "va": "center_baseline"}
+    axes.text(14 * point, place, end.text, transform=across, gid=f"{end.label} name", **style)
+
+
+def _points(axes: Axes) -> tuple[float, float]:
+    """Return the size of frozen axes, in points."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    box = axes.get_position()
+    width, height = figure.get_size_inches() * 72
+    return float(box.width * width), float(box.height * height)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,179 @@
+"""Figure 7: what finished models were asked: by position, by length, under shift and ablation."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+from numpy.typing import NDArray
+
+from rope_exp.config.variants import SITES
+from rope_exp.evidence.comparable import Row
+from rope_exp.report.content import Report
+from rope_exp.report.looks import look
+from rope_exp.report.paper.style import (
+    GREY,
+    UNIT,
+    WIDTH,
+    Style,
+    engineer,
+    log_axis,
+    seeds,
+    small_print,
+    styled,
+    zero_line,
+)
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A row's answer to one probe, averaged over its seeds: losses, and what each is of."""
+
+    of: Sequence[str | int]
+    loss: Array
+
+
+@styled
+def probes(report: Report) -> Figure | None:
+    """Draw four panels, a line or dot for each row; None where no run was probed."""
+    rows = [row for row in report.rows.values() if any(run.probes for run in row.runs)]
+    drawn = {
+        key: {row.label: answer for row in rows if (answer := _answer(row, probe, of, loss))}
+        for key, probe, of, loss in (
+            ("position", "positions", "edges", "loss"),
+            ("length", "positions", "lengths", "loss_at_length"),
+            ("shift", "shift", "start", "loss"),
+            ("ablation", "ablation", "without", "loss"),
+        )
+    }
+    if not any(drawn.values()):
+        return None
+
+    figure = Figure(figsize=(WIDTH, 5.4))
+    axes = figure.subplot_mosaic([["position", "length"], ["shift", "ablation"]])
+    _draw_positions(axes["position"], report, drawn["position"])
+    _draw_lengths(axes["length"], report, drawn["length"])
+    _draw_shift(axes["shift"], report, drawn["shift"])
+    _draw_ablation(axes["ablation"], report, drawn["ablation"])
+
+    handles = [
+        Line2D([], [], label=row.name, **look(row.label, row.number))
+        for row in rows
+        if any(row.label in answers for answers in drawn.values())
+    ]
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / 6))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+    small_print(figure, *_print(report, rows))
+    return figure
+
+
+def _answer(row: Row, probe: str, of: str, loss: str) -> _Answer | None:
+    """Return the mean over the row's runs that were asked the same; None where none was."""
+    found = [run.probes[probe] for run in row.runs if probe in run.probes]
+    same = [answer for answer in found if answer[of] == found[0][of]]
+    if not same:
+        return None
+    return _Answer(same[0][of], np.mean([answer[loss] for answer in same], axis=0))
+
+
+# -- the panels ------------------------------------------------------------------------------------
+
+
+def _draw_positions(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
+    """Draw losses by position minus the reference's; the losses themselves without one."""
+    reference = answers.get(report.reference.label)
+    for label, answer in answers.items():
+        edges = np.array(answer.of, dtype=float)
+        # A bin's middle on the log axis, positions counted from 1.
+        middles = np.sqrt((edges[:-1] + 1) * edges[1:])
+        heights = answer.loss
+        if reference is not None and reference.of == answer.of:
+            heights = heights - reference.loss
+        axes.plot(middles, heights, gid=f"{label} position", **_line(report, label))
+
+    axes.set_xscale("log")
+    trained = report.runs[0].config.train.seq_len
+    axes.axvline(trained, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineer(value)))
+    title = "by position"
+    if reference is not None:
+        title += f", minus {report.reference.name}'s"
+        zero_line(axes)
+    axes.set(title=title, xlabel="position (tokens)", ylabel=f"loss ({UNIT})")
+
+
+def _draw_lengths(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
+    trained = report.runs[0].config.train.seq_len
+    ticks: set[float] = set()
+    for label, answer in answers.items():
+        multiples = np.array(answer.of, dtype=float) / trained
+        ticks |= set(multiples.tolist())
+        axes.plot(multiples, answer.loss, gid=f"{label} length", **_line(report, label))
+    if ticks:
+        log_axis(axes, ticks, lambda multiple: f"{multiple:g}×")
+    xlabel = f"window (training lengths of {trained} tokens)"
+    axes.set(title="over whole windows", xlabel=xlabel, ylabel=f"loss ({UNIT})")
+
+
+def _draw_shift(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
+    """Draw what it costs that positions begin elsewhere, each start one step from the next."""
+    starts: Sequence[str | int] = []
+    for label, answer in answers.items():
+        starts = max(starts, answer.of, key=len)
+        cost = answer.loss - answer.loss[0]
+        axes.plot(range(len(cost)), cost, gid=f"{label} shift", **_line(report, label))
+    axes.set_xticks(range(len(starts)), [f"{start:,}" for start in starts])
+    _room_for_zero(axes)
+    axes.set(title="positions that begin elsewhere, minus at 0", xlabel="first position (tokens)")
+    axes.set_ylabel(f"added loss ({UNIT})")
+
+
+def _draw_ablation(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
+    """Draw what it costs to switch one site's rotation off: a column a site, a dot a row."""
+    for place, site in enumerate(SITES):
+        asked = [label for label in answers if site in answers[label].of]
+        # Side by side, so that equal ones stay visible.
+        offsets = np.linspace(-0.3, 0.3, len(asked)) if len(asked) > 1 else np.zeros(len(asked))
+        for label, offset in zip(asked, offsets, strict=True):
+            answer = answers[label]
+            losses = dict(zip(answer.of, answer.loss, strict=True))
+            cost = losses[site] - losses[""]
+            style = _line(report, label) | {"linestyle": "none", "markersize": 5}
+            axes.vlines(place + offset, 0, cost, color=style["color"], linewidth=0.7)
+            axes.plot(place + offset, cost, gid=f"{label} without {site}", **style)
+    axes.set_xticks(range(len(SITES)), [site.upper() for site in SITES])
+    axes.set_xlim(-0.5, len(SITES) - 0.5)
+    axes.grid(axis="x", visible=False)
+    _room_for_zero(axes)
+    axes.set(title="one site's rotation switched off, minus as trained", xlabel="site")
+    axes.set_ylabel(f"added loss ({UNIT})")
+
+
+# -- around them -----------------------------------------------------------------------------------
+
+
+def _line(report: Report, label: str) -> Style:
+    row = report.rows[label]
+    return look(label, row.number) | {"linewidth": 0.9, "markersize": 3.5}
+
+
+def _room_for_zero(axes: Axes) -> None:
+    """Show at least a hundredth of a nat: less is rounding, and must not fill the panel."""
+    zero_line(axes)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, -0.01), max(high, 0.01))
+
+
+def _print(report: Report, rows: Sequence[Row]) -> list[str]:
+    counts = [sum(bool(run.probes) for run in row.runs) for row in rows]
+    return [
+        f"Group {report.groups}; {seeds(counts)} a row. By position: bins of half an octave, "
+        "dots at their middles; dashed: the training length. A relative variant "
+        "cannot tell where positions begin."
+    ]

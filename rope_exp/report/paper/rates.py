@@ -1,0 +1,128 @@
+"""Figure 6: the loss against the learning rate, each variant's best and the common rate marked."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rope_exp.evidence.comparable import comparable
+from rope_exp.evidence.runs import Run
+from rope_exp.report.looks import look
+from rope_exp.report.paper.labels import End, label_ends
+from rope_exp.report.paper.style import (
+    GREY,
+    INK,
+    SMALL,
+    UNIT,
+    WIDTH,
+    Style,
+    close_up,
+    freeze,
+    groups,
+    log_axis,
+    seeds,
+    small_print,
+    styled,
+)
+
+FACTOR = "optim.lr"
+
+
+@styled
+def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
+    """Draw mean losses against optim.lr.
+
+    Args:
+        runs: equal but for variant, seed and rate.
+        common: the rate at which variants are compared; None: the one with the most runs,
+            and of several the one with the lowest mean.
+    Returns:
+        None where fewer than two rates have a loss.
+    Raises:
+        ReportError: the runs may not share a figure.
+    """
+    finished = [run for run in runs if run.loss is not None]
+    counts = Counter(run.config.optim.lr for run in finished)
+    if len(counts) < 2:
+        return None
+
+    tables = _tables(finished)
+    means = {label: _mean(table) for label, table in tables.items()}
+    if common is None:
+        together = pd.DataFrame(means).mean(axis="columns")
+        common = max(counts, key=lambda rate: (counts[rate], -together[rate]))
+
+    names = {run.config.pe.label: run.variant_name for run in finished}
+    figure = Figure(figsize=(WIDTH, 3.6))
+    close_up(figure)
+    axes, beside = figure.subplots(1, 2, sharey=True, width_ratios=(10, 2.6))
+    ends = []
+    for label, table in tables.items():
+        mean = means[label]
+        _draw(axes, label, table, mean)
+        ends.append(End(label, float(mean.iloc[-1]), names[label]))
+    log_axis(axes, counts, lambda rate: f"{rate:g}")
+    axes.set(xlabel="learning rate (peak)", ylabel=f"mean validation loss ({UNIT})")
+    _mark_common(axes, common)
+    small_print(figure, *_print(runs, tables))
+
+    freeze(figure)
+    label_ends(beside, axes, ends)
+    return figure
+
+
+def _tables(runs: Sequence[Run]) -> dict[str, pd.DataFrame]:
+    """Return each variant's losses: a column a rate, a line a seed."""
+    losses: dict[str, dict[float, Mapping[int, float]]] = {}
+    for row in comparable(runs, ["pe", FACTOR]).values():
+        config = row.runs[0].config
+        losses.setdefault(config.pe.label, {})[config.optim.lr] = row.losses
+    return {
+        label: pd.DataFrame(found, dtype=float).sort_index().sort_index(axis="columns")
+        for label, found in losses.items()
+    }
+
+
+def _mean(table: pd.DataFrame) -> "pd.Series[float]":
+    """Return the mean by rate over the seeds that all its rates have: others shift it.
+
+    Over whichever seeds there are, where no seed is shared.
+    """
+    shared = table.dropna()
+    return (table if shared.empty else shared).mean()
+
+
+def _draw(axes: Axes, label: str, table: pd.DataFrame, mean: "pd.Series[float]") -> None:
+    style = look(label)
+    axes.plot(mean, zorder=4, gid=f"{label} mean", **style)
+
+    # Each run, pale, where a mean hides more than one.
+    dots: Style = {"color": style["color"], "markersize": 2.5, "alpha": 0.5, "marker": "o"}
+    if len(table) > 1:
+        axes.plot(table.columns, table.T.to_numpy(), linestyle="", zorder=2, **dots)
+
+    ring: Style = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1}
+    best = mean[mean == mean.min()]
+    axes.plot(best, color=INK, zorder=5, linestyle="", gid=f"{label} best", **ring)
+
+
+def _mark_common(axes: Axes, common: float) -> None:
+    style: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3))}
+    axes.axvline(common, zorder=1, gid="common", **style)
+    words: Style = {"ha": "center", "va": "bottom", "color": GREY, "fontsize": SMALL}
+    above = axes.get_xaxis_transform()
+    axes.text(common, 1.01, f"common rate {common:g}", transform=above, **words)
+
+
+def _print(runs: Sequence[Run], tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    counts = [max(1, len(table.dropna())) for table in tables.values()]
+    said = [
+        f"{groups(runs)}. Lines: means over what all rates of a variant have ({seeds(counts)}); "
+        "pale dots: single runs; ring: a variant's best rate of these."
+    ]
+    lost = sum(run.status == "diverged" for run in runs)
+    if lost:
+        said.append(f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown.")
+    return said

@@ -1,0 +1,176 @@
+"""What all figures of a paper share: size, fonts, small print, and bytes that depend on runs alone.
+
+A figure is drawn by a function marked `styled`, and spelled by `files_of` as PDF and PNG.
+"""
+
+import functools
+import io
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+from rope_exp.evidence.runs import Run
+from rope_exp.evidence.significance import MARGIN
+
+WIDTH = 6.75
+INK = "#222222"
+GREY = "#666666"
+PALE = "#CCCCCC"
+BAND = "#E4E4E4"
+SMALL = 7.0
+UNIT = "nats per token"
+
+_DPI = 200
+_STYLE: dict[str, Any] = {
+    "font.size": 8.0,
+    "font.family": "DejaVu Sans",
+    "axes.titlesize": 8.0,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.0,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#EBEBEB",
+    "grid.linewidth": 0.5,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4.5,
+    "lines.markeredgewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": SMALL,
+    "legend.handlelength": 3.2,
+    "figure.constrained_layout.use": True,
+    # Type 42, TrueType: what journals ask for.
+    "pdf.fonttype": 42,
+}
+
+# Keywords of an artist.
+Style = dict[str, Any]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Let a function draw in the style of all figures, whatever the user's own is."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        with matplotlib.style.context(["default", _STYLE]):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+@styled
+def files_of(name: str, figure: Figure | None) -> dict[str, bytes]:
+    """Return figures/NAME.pdf and .png, without date or version; nothing where there is none."""
+    if figure is None:
+        return {}
+    pdf = io.BytesIO()
+    figure.savefig(
+        pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None}
+    )
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
+    return {f"figures/{name}.pdf": pdf.getvalue(), f"figures/{name}.png": png.getvalue()}
+
+
+def small_print(figure: Figure, *sentences: str) -> None:
+    """Write what a figure does not show below it."""
+    text = " ".join(sentence for sentence in sentences if sentence)
+    lines = textwrap.fill(text, width=126)
+    figure.supxlabel(lines, x=0.01, ha="left", fontsize=SMALL, color=GREY)
+
+
+def close_up(figure: Figure) -> None:
+    """Leave no room between axes side by side, where the second holds labels of the first."""
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(wspace=0, w_pad=0.02)
+
+
+def groups(runs: Iterable[Run]) -> str:
+    """Say which groups or campaigns runs are of."""
+    names = sorted({run.group for run in runs})
+    return f"Group{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def seeds(counts: Iterable[int]) -> str:
+    """Say how many seeds there are, where rows may differ in that."""
+    ends = sorted(counts)
+    if ends[0] == ends[-1] == 1:
+        return "one seed"
+    return " to ".join(dict.fromkeys((str(ends[0]), str(ends[-1])))) + " seeds"
+
+
+def freeze(figure: Figure) -> None:
+    """Lay the axes out for good, so that labels may be placed by where they are."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:
+    """Return the limits of an axis of differences: 0, every mean, and ends of intervals.
+
+    An interval may take as much of the axis as the means and the margin do, and no more: one noisy
+    row leaves the others readable, and its interval runs out of the picture.
+    """
+    shown = [0.0, *means]
+    low = min(shown)
+    high = max(shown)
+    span = max(high - low, 4 * MARGIN)
+
+    low = max(min([low, *ends]), low - span / 2)
+    high = min(max([high, *ends]), high + span / 2)
+    pad = 0.04 * max(high - low, span)
+    return low - pad, high + pad
+
+
+def zero_line(axes: Axes) -> None:
+    """Draw the reference's height."""
+    axes.axhline(0, color=INK, linewidth=0.8, zorder=1)
+
+
+def log_axis(axes: Axes, ticks: Iterable[float], form: Callable[[float], str]) -> None:
+    """Make the horizontal axis logarithmic, with these ticks and a little room at the ends."""
+    places = sorted(ticks)
+    axes.set_xscale("log")
+    axes.set_xticks(places, [form(place) for place in places])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    room = (places[-1] / places[0]) ** 0.05 if len(places) > 1 else 2.0
+    axes.set_xlim(places[0] / room, places[-1] * room)
+
+
+def engineer(value: float) -> str:
+    """Spell a number of tokens or parameters: 2.05M."""
+    places = max(0, 2 - int(np.log10(max(value, 1))) % 3)
+    formatter = EngFormatter(sep="", places=places)
+    formatter.ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "B"}
+    text = str(formatter(value))
+    digits = text.rstrip("kMB")
+    suffix = text[len(digits) :]
+    return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + suffix
+
+
+def token_axis(axes: Axes) -> None:
+    """Spell the ticks of a linear axis of tokens."""
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineer(value)))
+    axes.set_xlabel("training tokens")

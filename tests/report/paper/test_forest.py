@@ -1,0 +1,129 @@
+"""The forest and the grid show the numbers of the report."""
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from support.figures import artists, line, texts
+from support.reports import make_run, report_of
+
+from rope_exp.evidence.published import LOSSES
+from rope_exp.report.content import Report
+from rope_exp.report.paper.forest import forest
+from rope_exp.report.paper.grid import grid
+from rope_exp.report.tables import WORDS
+
+# By seed; VO is far noisier than the others, O has one seed, V diverged.
+OURS = {
+    "qk_rope": [3.500, 3.600, 3.700],
+    "qkvo_rope": [3.501, 3.602, 3.700],
+    "vo_rope": [3.9, 3.5, 3.4],
+    "k_rope": [3.6, 3.7005, 3.7995],
+    "o_rope": [3.7],
+    "pe.rotate=[q,v]": [3.45, 3.551, 3.652],
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    runs = tmp_path_factory.mktemp("runs")
+    for pe, losses in OURS.items():
+        for seed, loss in enumerate(losses):
+            make_run(runs, pe=pe, seed=seed, loss=loss)
+    make_run(runs, pe="v_rope", loss=None, steps=100, result={"steps": 100})
+    return report_of(runs)
+
+
+def drawn(figure: Figure | None) -> Figure:
+    assert figure is not None
+    return figure
+
+
+def test_the_forest_draws_what_was_judged(report: Report) -> None:
+    figure = drawn(forest(report))
+    assert set(report.against) == {"qkvo_rope", "vo_rope", "k_rope", "qv_rope"}
+    for label, judged in report.against.items():
+        assert line(figure, f"{label} delta")[0] == [judged.delta]
+        assert line(figure, f"{label} interval")[0] == [judged.low, judged.high]
+        assert line(figure, f"{label} family")[0] == [judged.wide_low, judged.wide_high]
+    margin = artists(figure)["margin"]
+    assert isinstance(margin, Rectangle)
+    assert (margin.get_x(), margin.get_width()) == (-0.01, 0.02)
+
+
+def test_the_forest_says_verdict_seeds_and_published(report: Report) -> None:
+    said = texts(drawn(forest(report)))
+    judged = report.against["k_rope"]
+    assert f"{judged.delta:+.4f} [{judged.low:+.4f}, {judged.high:+.4f}]" in said
+    assert {WORDS[each.verdict] for each in report.against.values()} <= set(said)
+    assert {"untested", "diverged", "3", "1", "0"} <= set(said)
+    assert f"{LOSSES['k_rope'] - LOSSES['qk_rope']:+.3f}" in said
+
+
+def test_a_row_without_an_interval_has_a_dot_or_a_word(report: Report) -> None:
+    shown = artists(drawn(forest(report)))
+    assert "o_rope delta" in shown
+    assert "o_rope interval" not in shown
+    assert "v_rope delta" not in shown
+
+
+def test_a_noisy_row_leaves_the_others_readable(report: Report) -> None:
+    """Its interval runs out of the axes, and an arrow says so."""
+    axes = drawn(forest(report)).axes[0]
+    low, high = axes.get_xlim()
+    judged = report.against["vo_rope"]
+    assert judged.wide_low < low
+    assert judged.wide_high > high
+    assert {4, 5} <= {each.get_marker() for each in axes.lines}
+
+
+def test_a_forest_needs_two_shared_seeds(tmp_path: Path) -> None:
+    for pe in ("qk_rope", "vo_rope"):
+        make_run(tmp_path, pe=pe)
+    assert forest(report_of(tmp_path)) is None
+
+
+# -- the grid --------------------------------------------------------------------------------------
+
+
+def text(figure: Figure, gid: str) -> Text:
+    found = artists(figure)[gid]
+    assert isinstance(found, Text)
+    return found
+
+
+def test_a_cell_holds_its_difference_and_the_published(report: Report) -> None:
+    figure = drawn(grid(report))
+    for label in ("qkvo_rope", "vo_rope", "k_rope", "o_rope", "qv_rope"):
+        delta = report.rows[label].ours.delta
+        assert text(figure, f"{label} delta").get_text() == f"{delta:+.4f}"
+        published = report.rows[label].theirs.delta
+        if published is None:
+            assert f"{label} published" not in artists(figure)
+        else:
+            assert text(figure, f"{label} published").get_text() == f"{published:+.3f}"
+    assert text(figure, "qk_rope delta").get_text() == "0"
+
+
+def test_a_cell_stands_where_its_sites_say(report: Report) -> None:
+    """Rows from the top: none, Q, K, QK; columns: none, V, O, VO."""
+    figure = drawn(grid(report))
+    assert figure.axes[0].yaxis_inverted()
+    places = {"vo_rope": (3, 0), "k_rope": (0, 2), "qv_rope": (1, 1), "qkvo_rope": (3, 3)}
+    for label, (column, row) in places.items():
+        x, y = text(figure, f"{label} delta").get_position()
+        assert (int(x), int(y)) == (column, row)
+
+
+def test_what_did_not_run_is_an_empty_cell(report: Report) -> None:
+    figure = drawn(grid(report))
+    hatched = [each for each in figure.axes[0].patches if each.get_hatch()]
+    assert len(hatched) == 16 - len(report.rows)
+    assert "diverged" in texts(figure)
+
+
+def test_a_grid_needs_the_reference(tmp_path: Path) -> None:
+    make_run(tmp_path, pe="vo_rope")
+    assert grid(report_of(tmp_path)) is None

@@ -1,0 +1,49 @@
+"""Which figures a campaign gets, and where they lie."""
+
+from pathlib import Path
+
+import pytest
+from support.records import make_records
+
+from rope_exp.evidence.records import read_records
+from rope_exp.report.command import write_campaigns
+from rope_exp.report.paper.gather import of_campaign
+
+STEPS = {"train.num_steps": [1000]}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two budgets as two campaigns, two rates, and a campaign without the reference."""
+    records = tmp_path_factory.mktemp("records")
+    make_records(records, "short", rows=("qk_rope", "nope"), seeds=(0, 1))
+    make_records(records, "long", rows=("qk_rope", "nope"), seeds=(0,), factors=STEPS)
+    make_records(records, "lr", rows=("nope",), seeds=(0,), factors={"optim.lr": [0.001, 0.002]})
+    make_records(records, "more", rows=("vo_rope",), seeds=(0, 1))
+    return records
+
+
+def stems(records: Path, campaign: str) -> set[str]:
+    others = [name for name in ("short", "long", "lr", "more") if name != campaign]
+    lent = [run for name in others for run in read_records(records, name)]
+    return {Path(name).stem for name in of_campaign(read_records(records, campaign), lent)}
+
+
+def test_factors_decide_which_figures_there_are(records: Path) -> None:
+    assert stems(records, "short") == set()
+    assert stems(records, "long") == {"ladder_tokens"}
+    assert stems(records, "lr") == {"rates"}
+
+
+def test_a_campaign_without_the_reference_stands_beside_others(records: Path) -> None:
+    assert stems(records, "more") == {"forest", "grid"}
+
+
+def test_a_ladder_lies_beside_the_levels(records: Path, tmp_path: Path) -> None:
+    """Which have figures of their own."""
+    write_campaigns(records, "long", tmp_path)
+    ladder = tmp_path / "long" / "figures" / "ladder_tokens.pdf"
+    level = tmp_path / "long" / "train.num_steps=1000" / "figures"
+    assert ladder.exists()
+    assert {path.stem for path in level.glob("*.pdf")} == {"curves", "grid", "probes", "ranks"}
+    assert not (tmp_path / "short").exists()

@@ -1,0 +1,28 @@
+"""Labels are moved apart, no further than they must, and never out of their order."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rope_exp.report.paper.labels import spread
+
+HEIGHTS = st.lists(st.floats(0, 1), min_size=1, max_size=16)
+
+
+def test_labels_that_are_apart_stay_where_they_are() -> None:
+    assert spread([0.9, 0.1, 0.5], 0.1, 0, 1) == pytest.approx([0.9, 0.1, 0.5])
+
+
+def test_two_at_one_height_share_the_way() -> None:
+    assert spread([0.5, 0.5], 0.1, 0, 1) == pytest.approx([0.45, 0.55])
+
+
+@given(HEIGHTS)
+def test_labels_keep_their_gap_their_order_and_the_axes(wanted: list[float]) -> None:
+    gap = 0.06
+    placed = spread(wanted, gap, 0, 1)
+    order = np.argsort(wanted, kind="stable")
+    assert np.diff(np.array(placed)[order]).min(initial=np.inf) >= gap - 1e-9
+    assert min(placed) >= -1e-9
+    assert max(placed) <= 1 + 1e-9

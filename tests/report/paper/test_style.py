@@ -1,0 +1,94 @@
+"""All figures: the same bytes again, no date, the size of a page, none where data are missing."""
+
+import re
+from pathlib import Path
+
+import matplotlib
+import pytest
+from support.records import make_records
+from support.reports import make_run, report_of
+
+from rope_exp.evidence.noise import Spread
+from rope_exp.evidence.records import read_records
+from rope_exp.evidence.runs import Run
+from rope_exp.report.content import build
+from rope_exp.report.paper.deviations import deviations
+from rope_exp.report.paper.gather import of_report
+from rope_exp.report.paper.ladder import ladder
+from rope_exp.report.paper.rates import rates
+from rope_exp.report.paper.style import WIDTH, engineer, files_of, limits, seeds
+
+ROWS = ("qk_rope", "vo_rope", "nope")
+SPREADS = [Spread("order", 3, {}, {("a", "b"): 0.004}, {("a", "b"): 0.012})]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    records = tmp_path_factory.mktemp("records")
+    make_records(records, "c", rows=ROWS, seeds=(0, 1))
+    return read_records(records, "c")
+
+
+def drawn(runs: list[Run]) -> dict[str, bytes]:
+    return of_report(build(runs, ["pe"])) | files_of("deviations", deviations(SPREADS))
+
+
+def test_files_have_the_same_bytes_again_and_no_date(runs: list[Run]) -> None:
+    """Whatever the order of the runs; PDF with TrueType fonts, 6.75 inches wide, beside PNG."""
+    files = drawn(runs)
+    assert files == drawn(runs[::-1])
+
+    names = {"forest", "curves", "probes", "grid", "ranks", "deviations"}
+    assert set(files) == {f"figures/{name}.{kind}" for name in names for kind in ("pdf", "png")}
+    for name, content in files.items():
+        if name.endswith("pdf"):
+            assert b"CreationDate" not in content
+            assert b"matplotlib" not in content.lower()
+            assert b"/FontFile2" in content
+            assert b"/Type3" not in content
+            box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", content)
+            assert box is not None
+            assert float(box[1]) == pytest.approx(72 * WIDTH, abs=0.1)
+        else:
+            assert content.startswith(b"\x89PNG")
+            assert b"Software" not in content
+
+
+def test_one_run_alone_leaves_out_what_it_cannot_show(tmp_path: Path) -> None:
+    make_run(tmp_path, pe="vo_rope")
+    assert {Path(name).stem for name in of_report(report_of(tmp_path))} == {"curves"}
+
+
+@pytest.mark.parametrize("steps", [0, 20])
+def test_a_run_that_has_hardly_begun_draws_nothing(tmp_path: Path, steps: int) -> None:
+    make_run(tmp_path, loss=None, steps=steps)
+    assert of_report(report_of(tmp_path)) == {}
+
+
+def test_no_figure_is_no_file() -> None:
+    assert files_of("x", None) == {}
+    assert ladder([], "train.num_steps") is None
+    assert rates([]) is None
+    assert deviations([]) is None
+
+
+def test_a_users_style_changes_nothing() -> None:
+    before = files_of("x", deviations(SPREADS))
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "pdf.fonttype": 3}):
+        assert files_of("x", deviations(SPREADS)) == before
+
+
+def test_limits_leave_the_means_readable_beside_a_wide_interval() -> None:
+    """Means take at least half of the axis; a narrow interval is shown whole."""
+    low, high = limits([0.1, 0.4], [-9.0, 9.0])
+    assert (0.4 - 0.0) / (high - low) > 0.45
+    low, high = limits([0.1, 0.4], [0.38, 0.42])
+    assert low < 0 < 0.42 < high < 0.45
+    low, high = limits([])
+    assert low < -0.001 < 0.001 < high
+
+
+def test_numbers_are_spelled_for_readers() -> None:
+    spelled = [engineer(value) for value in (1, 256, 1024, 2_048_000, 8_192_000, 26e6, 1.3e9)]
+    assert spelled == ["1", "256", "1.02k", "2.05M", "8.19M", "26M", "1.3B"]
+    assert [seeds([1, 1]), seeds([5, 1, 3]), seeds([2])] == ["one seed", "1 to 5 seeds", "2 seeds"]

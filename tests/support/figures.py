@@ -1,0 +1,41 @@
+"""What a figure shows, read from its artists."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+
+def artists(figure: Figure) -> dict[str, Artist]:
+    """Return what is drawn by its id, such as `vo_rope delta`."""
+    found = figure.findobj(lambda artist: artist.get_gid() is not None)
+    return {str(artist.get_gid()): artist for artist in found}
+
+
+def line(figure: Figure, gid: str) -> tuple[list[float], list[float]]:
+    """Return where the points of a line are."""
+    drawn = artists(figure)[gid]
+    assert isinstance(drawn, Line2D)
+    x, y = drawn.get_xdata(), drawn.get_ydata()
+    return np.asarray(x, dtype=float).tolist(), np.asarray(y, dtype=float).tolist()
+
+
+def texts(figure: Figure) -> list[str]:
+    """Return every text that says something, without line breaks."""
+    found: list[Any] = figure.findobj(Text)
+    return [" ".join(text.get_text().split()) for text in found if text.get_text().strip()]
+
+
+def overlapping(figure: Figure, ending: str) -> list[tuple[str, str]]:
+    """Return the pairs of texts whose boxes overlap, of those whose ids end so."""
+    found = [artist for artist in figure.findobj(Text) if str(artist.get_gid()).endswith(ending)]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in found]
+    return [
+        (one, other)
+        for place, (one, box) in enumerate(boxes)
+        for other, box_of_other in boxes[place + 1 :]
+        if box.overlaps(box_of_other)
+    ]

@@ -6,7 +6,7 @@ together, and under changes of how the same numbers are computed. Plain float64,
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from rope_exp.system.errors import show
 Array = NDArray[np.float64]
 
 SEEDS = ("seed", "data.seed")
+RATE = "optim.lr"
 # A document of the English corpus fills some nine of the windows that are spread over it.
 WINDOWS_OF_A_BLOCK = 8
 NUM_BOOTSTRAPS = 10_000
@@ -50,21 +51,37 @@ class Spread:
 
 
 def spreads(runs: Sequence[Run]) -> list[Spread]:
-    """Return the deviations under initial weights, order, and both: of what took two values."""
-    plain = [run for run in runs if not changes(run)]
-    first = min(run.config.seed for run in plain)
-    kinds: dict[str, Callable[[int, int], bool]] = {
-        "initial weights": lambda seed, order: order == first,
-        "order of batches": lambda seed, order: seed == first,
-        "both": lambda seed, order: seed == order,
-    }
-    found = [_spread(what, plain, chosen) for what, chosen in kinds.items()]
+    """Return the deviations under initial weights, order, and both: of what took two values.
+
+    At each learning rate by itself; all but the commonest is named.
+    """
+    found = []
+    rates = by_rate(runs)
+    for place, (rate, of_rate) in enumerate(rates.items()):
+        plain = [run for run in of_rate if not changes(run)]
+        first = min(run.config.seed for run in plain)
+        kinds = {
+            "initial weights": [run for run in plain if run.config.order_seed == first],
+            "order of batches": [run for run in plain if run.config.seed == first],
+            "both": [run for run in plain if run.config.seed == run.config.order_seed],
+        }
+        for what, varying in kinds.items():
+            name = f"{what}, at rate {show(rate)}" if place else what
+            found.append(_spread(name, varying))
     return [spread for spread in found if spread is not None]
 
 
+def by_rate(runs: Sequence[Run]) -> dict[float, list[Run]]:
+    """Return the runs of each learning rate, the rate of most runs first."""
+    found: dict[float, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.config.optim.lr, []).append(run)
+    return dict(sorted(found.items(), key=lambda each: -len(each[1])))
+
+
 def changes(run: Run) -> dict[str, Any]:
-    """Return what a cell does otherwise than the plain ones: its factors but for seeds."""
-    return {key: value for key, value in run.factors.items() if key not in SEEDS}
+    """Return what a cell computes otherwise than the plain ones: its factors but seeds and rate."""
+    return {key: value for key, value in run.factors.items() if key not in (*SEEDS, RATE)}
 
 
 def rounding(runs: Sequence[Run]) -> pd.DataFrame:
@@ -72,9 +89,10 @@ def rounding(runs: Sequence[Run]) -> pd.DataFrame:
 
     A row for each change, against the plain cell of the same seeds; columns are rows and pairs.
     """
-    plain = {(run.row, _seeds(run)): run.loss for run in runs if not changes(run)}
+    commonest = next(iter(by_rate(runs).values()))
+    plain = {(run.row, _seeds(run)): run.loss for run in commonest if not changes(run)}
     found: dict[str, dict[str, float]] = {}
-    for run in runs:
+    for run in commonest:
         if changes(run) and run.loss is not None:
             what = ", ".join(f"{key}={show(value)}" for key, value in changes(run).items())
             before = plain[run.row, _seeds(run)]
@@ -94,7 +112,8 @@ def window_errors(runs: Sequence[Run]) -> pd.DataFrame:
     plain runs averaged over the seeds that vary together: the windows are one draw for all seeds.
     `spread`: of a window's averaged difference, so that N windows leave spread / sqrt(N).
     """
-    both = [run for run in runs if not changes(run) and len(set(_seeds(run))) == 1]
+    commonest = next(iter(by_rate(runs).values()))
+    both = [run for run in commonest if not changes(run) and len(set(_seeds(run))) == 1]
     losses: dict[str, list[Array]] = {}
     for run in sorted(both, key=_seeds):
         losses.setdefault(run.row, []).append(np.array(run.probes["windows"]["loss"]))
@@ -130,10 +149,10 @@ def _seeds(run: Run) -> tuple[int, int]:
     return run.config.seed, run.config.order_seed
 
 
-def _spread(what: str, runs: Sequence[Run], chosen: Callable[[int, int], bool]) -> Spread | None:
+def _spread(what: str, runs: Sequence[Run]) -> Spread | None:
     found: dict[str, dict[tuple[int, int], float]] = {}
     for run in runs:
-        if chosen(*_seeds(run)) and run.loss is not None:
+        if run.loss is not None:
             found.setdefault(run.row, {})[_seeds(run)] = run.loss
     table = pd.DataFrame(found).sort_index().dropna()
     if len(table) < 2:

@@ -68,6 +68,23 @@ def test_pairing_takes_away_what_rows_share(plain: Run) -> None:
     assert weights.unpaired["qk_rope", "vo_rope"] == pytest.approx(math.hypot(a, b))
 
 
+def test_each_rate_is_a_pilot_of_its_own(plain: Run) -> None:
+    """Three times as far apart at another rate: that rate's deviations say so, and no other's."""
+    runs = pilot(plain)
+    for row, seed in itertools.product(ROWS, OF_WEIGHTS):
+        run = cell(plain, row, seed, seed)
+        loss = 5.0 + 3 * (OF_WEIGHTS[seed] + OF_ORDER[seed])
+        slower = run.config.replace("optim", lr=0.001)
+        factors = run.factors | {"optim.lr": 0.001}
+        result = run.result | {"val/loss": loss}
+        runs.append(replace(run, config=slower, factors=factors, result=result))
+    found = {spread.what: spread for spread in spreads(runs)}
+    assert list(found)[:3] == ["initial weights", "order of batches", "both"]
+    slower_spread = found["both, at rate 0.001"]
+    assert slower_spread.losses["qk_rope"] == pytest.approx(3 * found["both"].losses["qk_rope"])
+    assert len(rounding(runs)) == 0
+
+
 def test_rounding_is_held_against_the_same_seeds(plain: Run) -> None:
     runs = pilot(plain) + [
         cell(plain, row, 100, 100, **{"train.compile": False}) for row in ROWS[:2]

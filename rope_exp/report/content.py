@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -108,28 +108,51 @@ def build(
     first = published.REFERENCE if list(keys) == ["pe"] else next(iter(rows))
     label = reference or first
 
-    # Published once, as if by one seed.
-    source: dict[str, Losses] = {each: {} for each in rows}
-    source |= {variant: {0: loss} for variant, loss in published.LOSSES.items()}
-
-    theirs = compare(source, label)
-    lines = {
-        each: Line(**vars(rows[each]), ours=ours, theirs=theirs[each])
-        for each, ours in compare({each: rows[each].losses for each in rows}, label).items()
-    }
-    nothing = Row(label, label, 0, [])
-    losses = {each: lines[each].losses for each in lines if lines[each].losses}
-    contrasts = [(label, each) for each in losses if each != label]
+    lines = _lines(rows, label)
+    losses = _losses(lines)
     return Report(
         keys,
         lines,
-        rows.get(label, nothing),
+        lines.get(label, Row(label, label, 0, [])),
         left_out,
         noise=_noise(losses),
-        against={pair.b: pair for pair in judge(losses, contrasts)},
+        against=_against(losses, label),
         pairs={(pair.a, pair.b): pair for pair in judge(losses, all_pairs(list(losses)))},
         relations=_relations(losses) if list(keys) == ["pe"] else [],
     )
+
+
+def refer(report: Report, label: str) -> Report:
+    """Return the same report with its differences to another row, judged as `build` judges them.
+
+    What does not depend on the reference (noise, all pairs, the published relations) stays.
+    """
+    lines = _lines(report.rows, label)
+    against = _against(_losses(lines), label)
+    return replace(report, rows=lines, reference=lines[label], against=against)
+
+
+def _lines(rows: Mapping[str, Row], label: str) -> dict[str, Line]:
+    """Hold each row against one of them, best first."""
+    # Published once, as if by one seed.
+    source: dict[str, Losses] = {each: {} for each in rows}
+    source |= {variant: {0: loss} for variant, loss in published.LOSSES.items()}
+    theirs = compare(source, label)
+
+    lines = {}
+    for each, ours in compare({each: row.losses for each, row in rows.items()}, label).items():
+        row = rows[each]
+        lines[each] = Line(row.label, row.name, row.number, row.runs, ours, theirs[each])
+    return lines
+
+
+def _losses(lines: Mapping[str, Line]) -> dict[str, Losses]:
+    return {each: line.losses for each, line in lines.items() if line.losses}
+
+
+def _against(losses: Mapping[str, Losses], label: str) -> dict[str, Judged]:
+    contrasts = [(label, each) for each in losses if each != label]
+    return {pair.b: pair for pair in judge(losses, contrasts)}
 
 
 def _noise(losses: Mapping[str, Losses]) -> Noise | None:

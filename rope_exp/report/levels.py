@@ -1,0 +1,159 @@
+"""The levels of all campaigns: runs of one corpus, size, budget and length, which one table holds.
+
+A level is what a reader of the page chooses. It is told by facets: what every run has (campaign,
+corpus, size, tokens, length), and each factor of a campaign that these do not tell.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rope_exp.config.campaign import PILOT
+from rope_exp.config.run import RunConfig
+from rope_exp.evidence.comparable import spelled, value_of
+from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.report.content import Report, build
+
+# What a table is never split by: what a block is, and what a row says.
+_SEEDS = ("seed", "data.seed")
+_CAMPAIGN = "campaign"
+TITLES = {
+    _CAMPAIGN: "Campaign",
+    "corpus": "Corpus",
+    "size": "Size",
+    "tokens": "Training tokens",
+    "length": "Training length",
+    "optim.lr": "Learning rate",
+}
+
+
+class Choice(NamedTuple):
+    """One value of a facet: where it stands among the others, and how a reader sees it."""
+
+    order: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Level:
+    """Runs that stand in one table.
+
+    Attributes:
+        facets: what tells the level from the others, by key.
+        report: its rows, against the reference that `build` chooses or else its best row.
+        joined: the campaigns, where the level is of several.
+    """
+
+    facets: Mapping[str, Choice]
+    report: Report
+    joined: Sequence[str] = ()
+
+    @property
+    def num_losses(self) -> int:
+        """How many runs have a loss."""
+        return sum(len(row.losses) for row in self.report.rows.values())
+
+
+def find_levels(campaigns: Mapping[str, Sequence[Run]]) -> list[Level]:
+    """Return every level of the campaigns but the pilot, those of one campaign first.
+
+    Campaigns that have a level in common may hold different rows of it: where these may be
+    compared, a level more holds them together.
+
+    Raises:
+        ReportError: the runs of a campaign's level may not share a table.
+    """
+    asked = [run for name, runs in campaigns.items() if name != PILOT for run in runs]
+    others = _untold(asked)
+    groups: dict[tuple[Choice, ...], list[Run]] = {}
+    for run in asked:
+        groups.setdefault(tuple(_facets(run, others).values()), []).append(run)
+
+    levels = []
+    for _, runs in sorted(groups.items()):
+        levels.append(Level(_facets(runs[0], others), _report(runs)))
+    return levels + _joined(levels)
+
+
+def _facets(run: Run, others: Iterable[str]) -> dict[str, Choice]:
+    told = {_CAMPAIGN: Choice(0, run.group), **_base(run.config)}
+    return told | {key: _choice(run.config, key) for key in others}
+
+
+def _base(config: RunConfig) -> dict[str, Choice]:
+    """Return the facets that every run has beside its campaign."""
+    model = config.model
+    layers = model.num_hidden_layers
+    tokens = config.train.num_tokens
+    length = config.train.seq_len
+    size = f"{model.name}: {layers} layers of {model.hidden_size}"
+    return {
+        "corpus": Choice(0, str(config.data.name)),
+        "size": Choice(layers * model.hidden_size**2, size),
+        "tokens": Choice(tokens, f"{tokens:,} tokens"),
+        "length": Choice(length, f"{length:,} tokens"),
+    }
+
+
+def _choice(config: RunConfig, key: str) -> Choice:
+    value = value_of(config, key)
+    order = value if isinstance(value, int | float) else math.inf
+    return Choice(order, spelled(config, key))
+
+
+def _untold(runs: Sequence[Run]) -> list[str]:
+    """Return the factors of campaigns of which the facets of every run do not tell the value."""
+    factors = {key for run in runs for key in run.factors} - set(_SEEDS)
+    untold = set()
+    for key in factors:
+        told: dict[tuple[Choice, ...], Choice] = {}
+        for run in runs:
+            choice = _choice(run.config, key)
+            if told.setdefault(tuple(_base(run.config).values()), choice) != choice:
+                untold.add(key)
+    return sorted(untold)
+
+
+def _report(runs: Sequence[Run]) -> Report:
+    """Build the report; where the standard reference has no loss, against the best row."""
+    report = build(runs, ["pe"])
+    with_loss = [label for label, row in report.rows.items() if row.losses]
+    if report.reference.losses or not with_loss:
+        return report
+    return build(runs, ["pe"], with_loss[0])
+
+
+# -- levels of several campaigns -------------------------------------------------------------------
+
+
+def _joined(levels: Sequence[Level]) -> list[Level]:
+    """Return the levels that several campaigns have runs of, where these may be compared."""
+    alike: dict[tuple[Choice, ...], list[Level]] = {}
+    for level in levels:
+        _, *told = level.facets.values()
+        alike.setdefault(tuple(told), []).append(level)
+
+    joined = []
+    for parts in alike.values():
+        names = [part.facets[_CAMPAIGN].text for part in parts]
+        runs = _union(parts)
+        # Where one campaign holds all that the others do, there is nothing to join.
+        if len(runs) == max(len(part.report.runs) for part in parts):
+            continue
+        try:
+            report = _report(runs)
+        except ReportError:
+            continue
+        facets = {**parts[0].facets, _CAMPAIGN: Choice(1, " + ".join(names))}
+        joined.append(Level(facets, report, names))
+    return joined
+
+
+def _union(parts: Sequence[Level]) -> list[Run]:
+    """Return every run once: a cell that two campaigns ran is the first one's."""
+    found: dict[tuple[str, int], Run] = {}
+    for part in parts:
+        for run in part.report.runs:
+            found.setdefault((run.config.pe.label, run.config.seed), run)
+    return list(found.values())

@@ -1,0 +1,190 @@
+"""What the page embeds: every judgement of every level against every reference, as plain data.
+
+Nothing is left for a browser to compute but where a mark stands. A number is a number, a text is a
+text, and a table is columns and cells; each cell is what a reader sees and what it sorts by.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rope_exp.config.campaign import PILOT
+from rope_exp.config.variants import SITES, subset_name
+from rope_exp.evidence import published
+from rope_exp.evidence.comparable import Row
+from rope_exp.evidence.runs import Run
+from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.content import Line, Report, refer
+from rope_exp.report.levels import TITLES, Level, find_levels
+from rope_exp.report.looks import look
+from rope_exp.report.page_curves import DECIMALS, curves, differences
+from rope_exp.report.page_tables import noise_table, relations_table, runs_table, table_of_rows
+from rope_exp.report.sentences import assumptions, caption, notes, summary
+from rope_exp.report.tables import WORDS
+
+# Markers of matplotlib as paths in a square from -1 to 1, which charts and legends share.
+_CIRCLE = "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0Z"
+_PATHS = {
+    "o": _CIRCLE,
+    "s": "M-.85,-.85H.85V.85H-.85Z",
+    "^": "M0,-1L1,.8H-1Z",
+    "v": "M0,1L1,-.8H-1Z",
+    "<": "M-1,0L.8,-1V1Z",
+    ">": "M1,0L-.8,-1V1Z",
+    "D": "M0,-1L1,0L0,1L-1,0Z",
+    "p": "M0,-1L.95,-.31L.59,.81L-.59,.81L-.95,-.31Z",
+    "h": "M0,-1L.87,-.5V.5L0,1L-.87,.5V-.5Z",
+}
+_DASHES = {"-": [], "--": [7, 3], ":": [2, 3], "-.": [7, 3, 2, 3]}
+
+
+class Texts:
+    """Texts that stand in many places, each kept once."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def places(self, texts: Sequence[str]) -> list[int]:
+        """Return where each of the texts stands."""
+        return [self._places.setdefault(text, len(self._places)) for text in texts]
+
+    @property
+    def all(self) -> list[str]:
+        """Every text, by its place."""
+        return list(self._places)
+
+
+def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """Return all that the page shows.
+
+    Args:
+        campaigns: the runs of each, by its name.
+    Raises:
+        ReportError: the runs of a campaign's level may not share a table.
+    """
+    ordered = {
+        name: sorted(campaigns[name], key=lambda run: run.where) for name in sorted(campaigns)
+    }
+    runs = [run for each in ordered.values() for run in each]
+    levels = find_levels(ordered)
+    texts = Texts()
+    return {
+        "margin": MARGIN,
+        "source": published.SOURCE,
+        "facets": _facets(levels),
+        "levels": [_level(level, texts) for level in levels],
+        "start": _start(levels),
+        "texts": texts.all,
+        "runs": runs_table(runs),
+        "hours": round(sum(run.result.get("wall_s", 0) for run in runs) / 3600, 2),
+        "noise": noise_table(ordered.get(PILOT, [])),
+    }
+
+
+def _facets(levels: Sequence[Level]) -> list[dict[str, Any]]:
+    """Return what may be chosen: each facet, its title, and its values in their order."""
+    keys = dict.fromkeys(key for level in levels for key in level.facets)
+    found = []
+    for key in keys:
+        values = sorted({level.facets[key] for level in levels})
+        title = TITLES.get(key, key)
+        found.append({"key": key, "title": title, "values": [value.text for value in values]})
+    return found
+
+
+def _start(levels: Sequence[Level]) -> int:
+    """Return the level that is shown first: of one campaign, with the most losses."""
+    single = [level for level in levels if not level.joined]
+    most = max((level.num_losses for level in single), default=0)
+    return next((n for n, level in enumerate(levels) if level.num_losses == most), 0)
+
+
+# -- one level -------------------------------------------------------------------------------------
+
+
+def _level(level: Level, texts: Texts) -> dict[str, Any]:
+    report = level.report
+    drawn = curves(report.rows)
+    references = [label for label, row in report.rows.items() if row.losses]
+    against = {}
+    for label in references:
+        against[label] = _against(refer(report, label), drawn["tokens"], level, texts)
+
+    return {
+        "facets": {key: choice.text for key, choice in level.facets.items()},
+        "summary": summary(report),
+        "rows": [_row(row) for row in report.rows.values()],
+        "runs": [run.where for run in report.runs],
+        "curves": drawn,
+        "relations": relations_table(report),
+        "assumptions": texts.places(assumptions(report)),
+        "reference": report.reference.label if references else None,
+        "against": against,
+    }
+
+
+def _row(row: Line) -> dict[str, Any]:
+    """Return what is the same whatever the reference is: names, look, place in the grid."""
+    style = look(row.label, row.number)
+    pe = row.runs[0].config.pe
+    return {
+        "label": row.label,
+        "name": row.name,
+        "color": style["color"],
+        "path": _PATHS.get(style["marker"], _CIRCLE),
+        "dash": _DASHES.get(style["linestyle"], []),
+        "cell": _cell(row),
+        "rotate": " ".join(pe.rotate),
+        "loss": _rounded(row.ours.loss_mean),
+        "seeds": row.ours.num_seeds,
+        "verdict": row.verdict,
+        "published": row.theirs.loss_mean,
+    }
+
+
+def _cell(row: Row) -> list[str] | None:
+    """Return a row's place in the grid, Q/K part and V/O part; none for what is no plain subset."""
+    rotate = row.runs[0].config.pe.rotate
+    if row.name != subset_name(rotate):
+        return None
+    queries = "".join(site for site in SITES[:2] if site in rotate)
+    values = "".join(site for site in SITES[2:] if site in rotate)
+    return [queries, values]
+
+
+def _against(report: Report, tokens: Sequence[int], level: Level, texts: Texts) -> dict[str, Any]:
+    """Return what depends on the reference."""
+    said = notes(report)
+    if level.joined:
+        names = " and ".join(level.joined)
+        said.insert(
+            0,
+            f"Rows of the campaigns {names}, joined for this page: more rows are tested together "
+            "than in either's own table, so adjusted values differ from those.",
+        )
+    return {
+        "caption": caption(report),
+        "notes": texts.places(said),
+        "rows": {label: _difference(report, row) for label, row in report.rows.items()},
+        "differences": differences(report.rows, report.reference, tokens),
+        "table": table_of_rows(report),
+    }
+
+
+def _difference(report: Report, row: Line) -> dict[str, Any]:
+    """Return a row's difference to the reference, and what is judged of it."""
+    found = {"delta": _rounded(row.ours.delta), "published": _rounded(row.theirs.delta)}
+    judged = report.against.get(row.label)
+    if judged is None:
+        return found
+    return found | {
+        "low": _rounded(judged.low),
+        "high": _rounded(judged.high),
+        "wide_low": _rounded(judged.wide_low),
+        "wide_high": _rounded(judged.wide_high),
+        "word": WORDS[judged.verdict],
+        "needed": judged.seeds_needed,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DECIMALS)

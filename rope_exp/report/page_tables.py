@@ -1,0 +1,198 @@
+"""The tables of the page: columns, and cells that say what is seen and what it sorts by."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rope_exp.evidence.noise import Spread, spreads
+from rope_exp.evidence.runs import Run
+from rope_exp.report.content import Line, Report
+from rope_exp.report.sentences import spell_p
+from rope_exp.report.tables import DASH, cells
+from rope_exp.run.provenance import spelled
+
+Key = float | str | None
+Table = dict[str, Any]
+
+
+class Column(NamedTuple):
+    """A column's heading, and whether it holds text, numbers or code."""
+
+    title: str
+    kind: str = "text"
+
+
+class Shown(NamedTuple):
+    """A cell: what is seen, and what it sorts by; cells without a key come last."""
+
+    text: str
+    key: Key
+
+
+def _table(columns: Iterable[Column], rows: Mapping[str, Sequence[Shown]]) -> Table:
+    listed = []
+    for key, row in rows.items():
+        # A text that sorts by itself is kept once.
+        cells_of = [cell.text if cell.text == cell.key else list(cell) for cell in row]
+        listed.append({"id": key, "cells": cells_of})
+    return {"columns": [column._asdict() for column in columns], "rows": listed}
+
+
+def _number(value: float | None, form: str) -> Shown:
+    if value is None or math.isnan(value):
+        return Shown(DASH, None)
+    return Shown(format(value, form), value)
+
+
+def _text(value: object) -> Shown:
+    text = "" if value is None else str(value)
+    return Shown(text or DASH, text or None)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def table_of_rows(report: Report) -> Table:
+    """Return the table of table.md, whose texts sort by the numbers in them."""
+    columns: dict[str, Column] = {}
+    rows = {}
+    for label, row in report.rows.items():
+        shown = []
+        for cell in cells(report, row):
+            if not cell.header:
+                continue
+            columns[cell.header] = Column(cell.header, "number" if cell.format else "text")
+            key = _sort_keys(report, row).get(cell.header, cell.value)
+            shown.append(Shown(cell.spell(cell.format) or DASH, key))
+        rows[label] = shown
+    return _table(columns.values(), rows)
+
+
+def _sort_keys(report: Report, row: Line) -> dict[str, Key]:
+    """Return what a column sorts by, where that is not what a reader sees."""
+    # A verdict in a loss's place is no number, and stands last.
+    keys: dict[str, Key] = {"loss (mean)": row.ours.loss_mean}
+    judged = report.against.get(row.label)
+    if judged is not None:
+        keys |= {"95 % interval": judged.low, "p (Holm)": judged.p_adjusted}
+    return keys
+
+
+def relations_table(report: Report) -> Table:
+    """Return the published relations, one by one."""
+    columns = [
+        Column("published"),
+        Column("ours"),
+        Column("Δ", "number"),
+        Column("95 % interval", "number"),
+        Column("p (Holm)", "number"),
+        Column("seeds", "number"),
+        Column("outcome"),
+        Column("seeds needed", "number"),
+    ]
+    rows = {}
+    for relation in report.relations:
+        pair = relation.judged
+        a = report.rows[pair.a].name
+        b = report.rows[pair.b].name
+        needed = pair.seeds_needed if relation.outcome == "open" else None
+        rows[f"{pair.a} {pair.b}"] = [
+            _text(f"{a} {relation.published} {b}"),
+            _text(f"{a} {pair.sign} {b}"),
+            _number(pair.delta, "+.4f"),
+            Shown(f"{pair.low:+.4f} to {pair.high:+.4f}", pair.low),
+            Shown(spell_p(pair.p_adjusted), pair.p_adjusted),
+            _number(pair.num_seeds, "d"),
+            _text(relation.outcome),
+            _number(needed, "d"),
+        ]
+    return _table(columns, rows)
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def _env(key: str) -> Callable[[Run], Shown]:
+    return lambda run: _text(spelled(run.env[key]) if run.env.get(key) is not None else None)
+
+
+def _result(key: str) -> Callable[[Run], Shown]:
+    return lambda run: _text(run.result.get(key))
+
+
+def _value(key: str, form: str, per: float = 1) -> Callable[[Run], Shown]:
+    def shown(run: Run) -> Shown:
+        value = run.result.get(key)
+        return _number(None if value is None else value / per, form)
+
+    return shown
+
+
+def _started(run: Run) -> Shown:
+    return _text(", ".join(run.env.get("started", [])))
+
+
+_OF_RUNS: Mapping[Column, Callable[[Run], Shown]] = {
+    Column("run"): lambda run: _text(run.where),
+    Column("variant"): lambda run: _text(run.variant_name),
+    Column("seed", "number"): lambda run: _number(run.config.seed, "d"),
+    Column("status"): lambda run: _text(run.status),
+    Column("loss", "number"): _value("val/loss", ".4f"),
+    Column("tokens", "number"): _value("tokens", ",.0f"),
+    Column("parameters", "number"): _value("params", ",.0f"),
+    Column("wall time (min)", "number"): _value("wall_s", ".1f", per=60),
+    Column("device"): _env("device"),
+    Column("CPU kind"): _env("cpu"),
+    Column("threads", "number"): _env("num_threads"),
+    Column("torch"): _env("torch"),
+    Column("commit", "code"): _env("git"),
+    Column("started (UTC)"): _started,
+    Column("config", "code"): _result("config_sha256"),
+    Column("group", "code"): _result("group_sha256"),
+    Column("data", "code"): _result("data_sha256"),
+    Column("initial weights", "code"): _result("init_sha256"),
+    Column("order", "code"): _result("order_sha256"),
+}
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """Return every run, where it was trained and what its hashes are."""
+    rows = {run.where: [shown(run) for shown in _OF_RUNS.values()] for run in runs}
+    return _table(_OF_RUNS, rows)
+
+
+# -- the pilot -------------------------------------------------------------------------------------
+
+
+def noise_table(runs: Sequence[Run]) -> Table | None:
+    """Return the pilot's deviations; none while it has too few runs to know them."""
+    try:
+        found = spreads(runs)
+    except ValueError:
+        return None
+
+    columns: dict[str, Column] = {}
+    rows = {}
+    for spread in found:
+        cells_of = {"what varies": _text(spread.what), "values": _number(spread.count, "d")}
+        cells_of |= {f"sd {row}": _number(x, ".4f") for row, x in spread.losses.items()}
+        cells_of |= _pairs(spread)
+        columns |= {title: Column(title, "number") for title in cells_of}
+        rows[spread.what] = cells_of
+    columns["what varies"] = Column("what varies")
+
+    filled = {
+        what: [cells_of.get(title, Shown(DASH, None)) for title in columns]
+        for what, cells_of in rows.items()
+    }
+    return _table(columns.values(), filled)
+
+
+def _pairs(spread: Spread) -> dict[str, Shown]:
+    shown = {}
+    for (a, b), paired in spread.paired.items():
+        shown[f"sd {b} − {a}, paired"] = _number(paired, ".4f")
+        shown[f"sd {b} − {a}, unpaired"] = _number(spread.unpaired[a, b], ".4f")
+    if spread.paired:
+        shown["paired / unpaired"] = _number(spread.ratio, ".2f")
+    return shown

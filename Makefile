@@ -24,7 +24,7 @@ table: setup ## train the nine on the embedded corpus; table and figures in resu
 	$(BIN)/python train.py +experiment=nine run.group=table
 	$(BIN)/python scripts/report.py --group table
 
-report: setup ## every campaign's tables and figures again, from the committed records
+report: setup ## every campaign's tables and figures again, from its records; results/report.html
 	$(BIN)/python scripts/report.py --campaign all
 
 test: setup-dev ## every test

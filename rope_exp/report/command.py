@@ -13,6 +13,7 @@ from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.content import Report, build
 from rope_exp.report.figures import against_published, loss_curves
 from rope_exp.report.noise import noise_files
+from rope_exp.report.page import page
 from rope_exp.report.paper.gather import of_campaign, of_report
 from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
@@ -22,6 +23,7 @@ from rope_exp.system.files import write_atomically
 
 # What a campaign's table is never split by: what a block is, and what a row says.
 SEEDS = ("seed", "data.seed")
+PAGE = "report.html"
 
 
 def write(
@@ -63,7 +65,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
 
     Args:
         records: where the records of all campaigns lie.
-        name: of the campaign; None: each that has records.
+        name: of the campaign; None: each that has records, and the page of them all.
     Returns:
         The lines to print.
     Raises:
@@ -81,10 +83,13 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     for each in names if name is None else [name]:
         others = [run for other in names if other != each for run in read[other]]
         made[each] = _campaign_files(read[each], others)
-    lines = []
+
     if name is None:
         ladders = [run for each in LADDERS for run in read.get(each, [])]
         made["scaling"] = scaling_files(ladders)
+        made["."] = {PAGE: page(read)}
+
+    lines = []
     for each, files in made.items():
         _write_all(out / each, files)
         lines += [str(out / each / file) for file in files]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rope_exp.config.campaign import PILOT
 from rope_exp.config.run import RunConfig
-from rope_exp.evidence.comparable import spelled, value_of
+from rope_exp.evidence.comparable import check_blocks, spelled, value_of
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import Report, build
 
@@ -142,6 +142,7 @@ def _joined(levels: Sequence[Level]) -> list[Level]:
         if len(runs) == max(len(part.report.runs) for part in parts):
             continue
         try:
+            check_blocks(runs)
             report = _report(runs)
         except ReportError:
             continue

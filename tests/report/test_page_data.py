@@ -82,6 +82,10 @@ def test_what_may_not_be_compared_is_not_joined() -> None:
     ]
     assert len(find_levels({"nine": nine, "more": other})) == 2
 
+    # The protocol has one CPU kind in a block.
+    moved = [replace(run, env={**run.env, "cpu": "other"}) for run in more_runs(("qv_rope",))]
+    assert len(find_levels({"nine": nine, "more": moved})) == 2
+
 
 # -- judgements ------------------------------------------------------------------------------------
 

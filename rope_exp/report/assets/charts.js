@@ -1,0 +1,86 @@
+// Charts, by Vega-Lite. Their colours are variables of the style, so dark and print are its affair.
+
+// Expressions are interpreted: the page's policy forbids what makes code of text.
+const EMBED = {
+  mode: "vega-lite",
+  ast: true,
+  actions: false,
+  defaultStyle: false,
+  renderer: "svg",
+  tooltip: false,
+};
+const FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif";
+const CONFIG = {
+  font: FONT,
+  background: null,
+  view: { stroke: null },
+  axis: {
+    domainColor: "var(--line)",
+    gridColor: "var(--faint)",
+    tickColor: "var(--line)",
+    labelColor: "var(--muted)",
+    titleColor: "var(--muted)",
+    labelFontSize: 12,
+    titleFontSize: 12,
+    titleFontWeight: 400,
+    titlePadding: 10,
+    labelPadding: 6,
+  },
+};
+// A number of an axis with its sign; 0 has none.
+const SIGNED = "datum.value == 0 ? '0' : format(datum.value, '+~g')";
+
+// By the place's id: what stands there, and how often it was asked for.
+const drawn = new Map();
+
+/** Draw a chart in place of the one that is there. */
+async function draw(id, spec) {
+  const place = byId(id);
+  const turn = (drawn.get(id)?.turn ?? 0) + 1;
+  drawn.set(id, { ...drawn.get(id), turn });
+
+  const stage = make("div", "", "stage");
+  place.append(stage);
+  const result = await vegaEmbed(stage, { ...spec, config: CONFIG }, EMBED);
+  // Another choice was made while this one was drawn.
+  if (drawn.get(id).turn !== turn) {
+    result.finalize();
+    stage.remove();
+    return null;
+  }
+
+  drawn.get(id).result?.finalize();
+  for (const old of [...place.children]) {
+    if (old !== stage) old.remove();
+  }
+  drawn.set(id, { turn, result });
+  return result.view;
+}
+
+/** A row's colour, which dark paper lifts. */
+function rowColor(row) {
+  return `color-mix(in oklab, ${row.color}, white var(--lift))`;
+}
+
+/** Make the line and marker by which a row is known. */
+function swatch(row) {
+  const svg = makeSvg("svg", { viewBox: "-16 -6 32 12", class: "swatch", "aria-hidden": "true" });
+  const dashes = { "stroke-width": 2, "stroke-dasharray": row.dash.join(" ") };
+  const line = makeSvg("path", { d: "M-16 0H16", ...dashes });
+  const marker = makeSvg("path", { d: row.path, transform: "scale(4)" });
+  line.style.stroke = rowColor(row);
+  marker.style.fill = rowColor(row);
+  svg.append(line, marker);
+  return svg;
+}
+
+/** A mark's colour and nothing that is read aloud: what it shows is said elsewhere. */
+function silent(type, color, more = {}) {
+  return { type, color, aria: false, ...more };
+}
+
+/** A rule at one value of a scale, drawn once. */
+function ruleAt(name, channel, datum, color) {
+  const encoding = { [channel]: { datum, type: "quantitative" } };
+  return { name, data: { values: [{}] }, mark: silent("rule", color), encoding };
+}

@@ -1,0 +1,103 @@
+"""The page results/report.html: one file that shows every level of every campaign, offline.
+
+It holds the data, the chart library and its own script, and asks for nothing else: its policy
+(Content-Security-Policy) lets nothing in or out, and runs the two scripts whose hashes it names.
+The same records give the same bytes.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.report.page_data import page_data
+
+MAX_BYTES = 3_000_000
+SCRIPTS = ("state.js", "tables.js", "charts.js", "forest.js", "curves.js", "page.js")
+
+
+def page(campaigns: Mapping[str, Sequence[Run]]) -> bytes:
+    """Return the page of all campaigns.
+
+    Args:
+        campaigns: the runs of each, by its name.
+    Raises:
+        ReportError: runs may not share a table, or the page would be larger than `MAX_BYTES`.
+    """
+    return assemble(page_data(campaigns))
+
+
+def assemble(data: Mapping[str, Any]) -> bytes:
+    """Put data, library, script and style into one file.
+
+    Raises:
+        ReportError: it would be larger than `MAX_BYTES`.
+    """
+    style = _asset("page.css")
+    script = _closed("\n".join(_asset(name) for name in SCRIPTS))
+    library = chart_library()
+    parts = {
+        "@policy@": policy([library, script], style),
+        "@style@": style,
+        "@data@": embedded(data),
+        "@library@": library,
+        "@script@": script,
+    }
+
+    text = _asset("page.html")
+    for mark, part in parts.items():
+        before, after = text.split(mark)
+        text = before + part + after
+
+    content = text.encode()
+    if len(content) > MAX_BYTES:
+        raise ReportError(
+            f"report.html would have {len(content):,} bytes, and at most {MAX_BYTES:,} are "
+            "allowed: it holds too many runs"
+        )
+    return content
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """Return data as JSON that may stand within a script element: in ASCII, and without <."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def policy(scripts: Sequence[str], style: str) -> str:
+    """Return the policy: nothing may be loaded, sent or run but what has these hashes."""
+    allowed = " ".join(map(_source, scripts))
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src {_source(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def chart_library() -> str:
+    """Return vega, vega-lite and vega-embed as one script."""
+    # Loads a JavaScript engine, which nothing but this page needs.
+    from vl_convert import javascript_bundle
+
+    # As it would end the element that it stands in.
+    return _closed(javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace(
+        "</script", "<\\/script"
+    )
+
+
+def _closed(script: str) -> str:
+    """Keep a script's names to itself."""
+    return f'(() => {{\n"use strict";\n{script}\n}})();'
+
+
+def _source(content: str) -> str:
+    digest = hashlib.sha256(content.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _asset(name: str) -> str:
+    return files("rope_exp.report").joinpath("assets", name).read_text(encoding="utf-8")

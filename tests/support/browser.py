@@ -1,0 +1,212 @@
+"""Headless Chromium, spoken to over a pipe: its DevTools protocol, one JSON object a message.
+
+No port is opened and no package is needed: file descriptors 3 and 4 of the browser carry messages
+that end in a zero byte.
+"""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = (
+    "--headless=new",
+    "--remote-debugging-pipe",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+)
+SECONDS = 20.0
+
+
+def find_chromium() -> str | None:
+    """Return the command of the Chromium that is installed, or None."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """A browser with one page, and all that it asked for or complained of.
+
+    Attributes:
+        requests: the addresses that the page wanted, in order.
+        complaints: errors and warnings of its console, and exceptions.
+    """
+
+    def __init__(self, command: str, profile: Path) -> None:
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self._last_id = 0
+        self._unread = b""
+        self._session = ""
+
+        into_browser, self._write_end = os.pipe()
+        self._read_end, out_of_browser = os.pipe()
+        # The shell puts both where the browser expects them.
+        script = 'exec "$@" 3<&$IN 4>&$OUT'
+        words = [command, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        environment = {**os.environ, "IN": str(into_browser), "OUT": str(out_of_browser)}
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", f"eval '{script}'", "sh", *words],
+            env=environment,
+            pass_fds=(into_browser, out_of_browser),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(into_browser)
+        os.close(out_of_browser)
+        self._open_page()
+
+    def __enter__(self) -> "Browser":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.call("Browser.close", of_page=False)
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._write_end)
+        os.close(self._read_end)
+
+    def _open_page(self) -> None:
+        target = self.call("Target.createTarget", of_page=False, url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", of_page=False, targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, *, of_page: bool = True, **params: Any) -> dict[str, Any]:
+        """Call a method of the protocol, and return its result."""
+        self._last_id += 1
+        message: dict[str, Any] = {"id": self._last_id, "method": method, "params": params}
+        if of_page:
+            message["sessionId"] = self._session
+        os.write(self._write_end, json.dumps(message).encode() + b"\0")
+
+        while True:
+            answer = self._next_message()
+            if answer.get("id") == self._last_id:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._note(answer)
+
+    def _next_message(self) -> dict[str, Any]:
+        end = time.monotonic() + SECONDS
+        while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._read_end], [], [], end - time.monotonic())
+            assert ready, f"the browser said nothing for {SECONDS:.0f} s"
+            received = os.read(self._read_end, 1 << 20)
+            assert received, "the browser ended"
+            self._unread += received
+        message, _, self._unread = self._unread.partition(b"\0")
+        decoded: dict[str, Any] = json.loads(message)
+        return decoded
+
+    def _note(self, event: dict[str, Any]) -> None:
+        """Keep what a page should not do."""
+        params = event.get("params", {})
+        match event.get("method"):
+            case "Network.requestWillBeSent":
+                self.requests.append(params["request"]["url"])
+            case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning", "assert"):
+                self.complaints.append(str([each.get("value") for each in params["args"]]))
+            case "Runtime.exceptionThrown":
+                details = params["exceptionDetails"]
+                self.complaints.append(details.get("exception", details).get("description", ""))
+            case "Log.entryAdded":
+                self.complaints.append(params["entry"]["text"])
+
+    # -- what a reader does ------------------------------------------------------------------------
+
+    def open(self, page: Path, fragment: str = "") -> None:
+        """Load a file anew, and wait until it has drawn itself."""
+        # From one fragment to another, the browser would load nothing.
+        self.call("Page.navigate", url="about:blank")
+        self.requests.clear()
+        self.complaints.clear()
+        self.call("Page.navigate", url=page.as_uri() + fragment)
+        self.wait("document.body && document.body.dataset.drawn")
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of an expression, awaited."""
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait(self, condition: str) -> None:
+        """Wait until an expression is true."""
+        end = time.monotonic() + SECONDS
+        while not self.evaluate(f"Boolean({condition})"):
+            assert time.monotonic() < end, f"{condition} is not true"
+            assert not self.complaints, self.complaints
+            time.sleep(0.05)
+
+    def count(self, selector: str) -> int:
+        """Return how many elements a selector finds."""
+        return int(self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length"))
+
+    def text(self, selector: str) -> str:
+        """Return the text of the first element that a selector finds."""
+        return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+    def choose(self, control: str, value: str) -> None:
+        """Choose an option, and wait until the page shows it."""
+        select_ = f"document.getElementById({json.dumps('choose-' + control)})"
+        self.act(
+            f"{select_}.value = {json.dumps(value)};"
+            f"{select_}.dispatchEvent(new Event('change', {{bubbles: true}}));"
+        )
+
+    def act(self, script: str) -> None:
+        """Run a script that changes the address, and wait until the page has followed."""
+        self.evaluate(f"delete document.body.dataset.drawn; {script}")
+        self.wait("document.body.dataset.drawn === (location.hash || '#')")
+
+    def look(self, width: int, *, dark: bool = False) -> None:
+        """Show the page at a width, light or dark."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
+
+    def screenshot(self, path: Path, *, height: int | None = None) -> None:
+        """Write the page as PNG: all of it, or what a window of some height shows."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"]}
+        clip["height"] = min(height or size["height"], size["height"])
+        shot = self.call(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
+        )
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def pdf(self, path: Path) -> None:
+        """Write the page as it prints."""
+        printed = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
+        path.write_bytes(base64.b64decode(printed["data"]))

@@ -87,6 +87,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     if name is None:
         ladders = [run for each in LADDERS for run in read.get(each, [])]
         made["scaling"] = scaling_files(ladders)
+    if name is None and read:
         made["."] = {PAGE: page(read)}
 
     lines = []

@@ -17,24 +17,10 @@ from rope_exp.report.content import Line, Report, refer
 from rope_exp.report.levels import TITLES, Level, find_levels
 from rope_exp.report.looks import look
 from rope_exp.report.page_curves import DECIMALS, curves, differences
+from rope_exp.report.page_marks import dashes, filled, outline
 from rope_exp.report.page_tables import noise_table, relations_table, runs_table, table_of_rows
 from rope_exp.report.sentences import assumptions, caption, notes, summary
 from rope_exp.report.tables import WORDS
-
-# Markers of matplotlib as paths in a square from -1 to 1, which charts and legends share.
-_CIRCLE = "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0Z"
-_PATHS = {
-    "o": _CIRCLE,
-    "s": "M-.85,-.85H.85V.85H-.85Z",
-    "^": "M0,-1L1,.8H-1Z",
-    "v": "M0,1L1,-.8H-1Z",
-    "<": "M-1,0L.8,-1V1Z",
-    ">": "M1,0L-.8,-1V1Z",
-    "D": "M0,-1L1,0L0,1L-1,0Z",
-    "p": "M0,-1L.95,-.31L.59,.81L-.59,.81L-.95,-.31Z",
-    "h": "M0,-1L.87,-.5V.5L0,1L-.87,.5V-.5Z",
-}
-_DASHES = {"-": [], "--": [7, 3], ":": [2, 3], "-.": [7, 3, 2, 3]}
 
 
 class Texts:
@@ -130,8 +116,9 @@ def _row(row: Line) -> dict[str, Any]:
         "label": row.label,
         "name": row.name,
         "color": style["color"],
-        "path": _PATHS.get(style["marker"], _CIRCLE),
-        "dash": _DASHES.get(style["linestyle"], []),
+        "path": outline(style),
+        "fill": filled(style),
+        "dash": dashes(style),
         "cell": _cell(row),
         "rotate": " ".join(pe.rotate),
         "loss": _rounded(row.ours.loss_mean),

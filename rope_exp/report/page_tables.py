@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rope_exp.evidence.noise import Spread, spreads
+from rope_exp.evidence.noise import Spread, changes, spreads
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Line, Report
 from rope_exp.report.sentences import spell_p
@@ -166,9 +166,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 def noise_table(runs: Sequence[Run]) -> Table | None:
     """Return the pilot's deviations; none while it has too few runs to know them."""
-    try:
-        found = spreads(runs)
-    except ValueError:
+    found = spreads(runs) if any(not changes(run) for run in runs) else []
+    if not found:
         return None
 
     columns: dict[str, Column] = {}

@@ -9,7 +9,9 @@ from support.pages import make_campaigns, make_pilot, make_run, make_runs, rotat
 from rope_exp.evidence.noise import spreads
 from rope_exp.report.content import build, refer
 from rope_exp.report.levels import find_levels
+from rope_exp.report.looks import look
 from rope_exp.report.page_data import page_data
+from rope_exp.report.page_marks import dashes, filled, outline
 from rope_exp.report.page_tables import noise_table
 
 FEW = ("qk_rope", "vo_rope", "nope")
@@ -82,8 +84,8 @@ def test_what_may_not_be_compared_is_not_joined() -> None:
     ]
     assert len(find_levels({"nine": nine, "more": other})) == 2
 
-    # The protocol has one CPU kind in a block.
-    moved = [replace(run, env={**run.env, "cpu": "other"}) for run in more_runs(("qv_rope",))]
+    # The protocol has one torch in a block.
+    moved = [replace(run, env={**run.env, "torch": "9.0"}) for run in more_runs(("qv_rope",))]
     assert len(find_levels({"nine": nine, "more": moved})) == 2
 
 
@@ -138,6 +140,18 @@ def test_a_diverged_run_is_in_no_mean() -> None:
     assert None not in drawn["mean"]
 
 
+def test_a_look_is_that_of_the_figures() -> None:
+    """Half-filled markers have half a path; a hollow one has none; a dash in widths is known."""
+    for label in [*FEW, "q_rope", "k_rope", "kv_rope", "own"]:
+        style = look(label)
+        assert outline(style).endswith("Z")
+        is_half = style["fillstyle"] != "full"
+        assert (filled(style) not in (outline(style), "M0,0Z")) == is_half
+    assert filled(look("nope")) == "M0,0Z"
+    assert dashes(look("qk_rope")) == []
+    assert dashes(look("own")) == [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]
+
+
 # -- tables ----------------------------------------------------------------------------------------
 
 
@@ -170,4 +184,4 @@ def test_the_pilots_table_says_its_spreads() -> None:
         spread.losses["qk_rope"] for spread in spreads(make_pilot())
     ]
     assert noise_table([]) is None
-    assert noise_table(make_pilot()[:3]) is None
+    assert noise_table(make_pilot()[:1]) is None

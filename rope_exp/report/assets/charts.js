@@ -57,9 +57,12 @@ async function draw(id, spec) {
   return result.view;
 }
 
-/** A row's colour, which dark paper lifts. */
+/** A row's colour; dark paper lifts it, the darker the more. */
 function rowColor(row) {
-  return `color-mix(in oklab, ${row.color}, white var(--lift))`;
+  const parts = [1, 3, 5].map((at) => Number.parseInt(row.color.slice(at, at + 2), 16) / 255);
+  const light = (parts[0] + parts[1] + parts[2]) / 3;
+  const share = (1.6 - 1.2 * light).toFixed(2);
+  return `color-mix(in oklab, ${row.color}, white calc(var(--lift) * ${share}))`;
 }
 
 /** Make the line and marker by which a row is known. */
@@ -67,14 +70,17 @@ function swatch(row) {
   const svg = makeSvg("svg", { viewBox: "-16 -6 32 12", class: "swatch", "aria-hidden": "true" });
   const dashes = { "stroke-width": 2, "stroke-dasharray": row.dash.join(" ") };
   const line = makeSvg("path", { d: "M-16 0H16", ...dashes });
-  const marker = makeSvg("path", { d: row.path, transform: "scale(4)" });
+  const marker = makeSvg("path", { d: row.path, transform: "scale(4.5)", "stroke-width": 0.3 });
+  const filled = makeSvg("path", { d: row.fill, transform: "scale(4.5)" });
   line.style.stroke = rowColor(row);
-  marker.style.fill = rowColor(row);
-  svg.append(line, marker);
+  marker.style.stroke = rowColor(row);
+  marker.style.fill = "var(--paper)";
+  filled.style.fill = rowColor(row);
+  svg.append(line, marker, filled);
   return svg;
 }
 
-/** A mark's colour and nothing that is read aloud: what it shows is said elsewhere. */
+/** Return a mark that is not read aloud: what it shows is said elsewhere. */
 function silent(type, color, more = {}) {
   return { type, color, aria: false, ...more };
 }
@@ -83,4 +89,9 @@ function silent(type, color, more = {}) {
 function ruleAt(name, channel, datum, color) {
   const encoding = { [channel]: { datum, type: "quantitative" } };
   return { name, data: { values: [{}] }, mark: silent("rule", color), encoding };
+}
+
+/** Return an encoding that is what a field says, not a place on a scale. */
+function literal(field) {
+  return { field, type: "nominal", scale: null, legend: null };
 }

@@ -90,9 +90,16 @@ function curvesMarks(level, means, seeds, axes) {
     value: 0.08,
   });
 
-  const encoding = { ...axes, color: byRow(level.rows.map(rowColor)) };
+  const colors = byRow(level.rows.map(rowColor));
+  const encoding = { ...axes, color: colors };
   const strokeDash = byRow(level.rows.map((row) => (row.dash.length ? row.dash : [1, 0])));
-  const shape = byRow(level.rows.map((row) => row.path));
+  const rows = new Map(level.rows.map((row) => [row.label, row]));
+  const symbols = (name, path, mark, more) => ({
+    name,
+    data: { values: means.map((point) => ({ ...point, path: rows.get(point.row)[path] })) },
+    mark: { type: "point", clip: true, size: 56, aria: false, ...mark },
+    encoding: { ...axes, ...more, shape: literal("path"), opacity: opacity(1) },
+  });
   return [
     {
       name: "seeds",
@@ -106,12 +113,9 @@ function curvesMarks(level, means, seeds, axes) {
       mark: { type: "line", clip: true, strokeWidth: 2 },
       encoding: { ...encoding, strokeDash, strokeOpacity: opacity(1) },
     },
-    {
-      name: "marks",
-      data: { values: means },
-      mark: { type: "point", clip: true, filled: true, size: 46, aria: false },
-      encoding: { ...encoding, shape, opacity: opacity(1) },
-    },
+    // An outline, and what of it is filled.
+    symbols("marks", "path", { strokeWidth: 1.2, fill: "var(--paper)" }, { stroke: colors }),
+    symbols("filled", "fill", { stroke: null }, { fill: colors }),
   ];
 }
 

@@ -101,7 +101,6 @@ function forestMarks(values, x, y) {
     });
   }
 
-  const literal = (field) => ({ field, type: "nominal", scale: null, legend: null });
   marks.push({
     name: "ours",
     mark: { type: "point", size: 80, stroke: "var(--accent)", strokeWidth: 2, opacity: 1 },

@@ -1,0 +1,62 @@
+"""Looks of rows for the page: matplotlib's markers and dashes as paths and lengths of SVG.
+
+A marker lies in a square from -1 to 1. Charts and legends share its two paths: the outline, and
+what of it is filled.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_PATHS = {
+    "o": "M0,-1A1,1,0,0,1,0,1A1,1,0,0,1,0,-1Z",
+    "^": "M0,-1L1,.8L-1,.8Z",
+    "v": "M0,1L1,-.8L-1,-.8Z",
+    "D": "M0,-1.1L1.1,0L0,1.1L-1.1,0Z",
+    "d": "M0,-1.2L.7,0L0,1.2L-.7,0Z",
+    "s": "M-.85,-.85L.85,-.85L.85,.85L-.85,.85Z",
+    "<": "M-1,0L.8,-1L.8,1Z",
+    ">": "M1,0L-.8,-1L-.8,1Z",
+    "p": "M0,-1L.95,-.31L.59,.81L-.59,.81L-.95,-.31Z",
+    "h": "M0,-1L.87,-.5L.87,.5L0,1L-.87,.5L-.87,-.5Z",
+    "P": "M-.35,-1L.35,-1L.35,-.35L1,-.35L1,.35L.35,.35L.35,1L-.35,1L-.35,.35L-1,.35L-1,-.35"
+    "L-.35,-.35Z",
+    "X": "M0,-.5L.5,-1L1,-.5L.5,0L1,.5L.5,1L0,.5L-.5,1L-1,.5L-.5,0L-1,-.5L-.5,-1Z",
+    "*": "M0,-1.1L.26,-.36L1.05,-.34L.42,.14L.65,.89L0,.44L-.65,.89L-.42,.14L-1.05,-.34L-.26,-.36Z",
+}
+# The left and the right half of what the subsets are marked by.
+_HALVES = {
+    "o": ("M0,-1A1,1,0,0,0,0,1Z", "M0,-1A1,1,0,0,1,0,1Z"),
+    "^": ("M0,-1L0,.8L-1,.8Z", "M0,-1L0,.8L1,.8Z"),
+    "v": ("M0,1L0,-.8L-1,-.8Z", "M0,1L0,-.8L1,-.8Z"),
+    "D": ("M0,-1.1L0,1.1L-1.1,0Z", "M0,-1.1L0,1.1L1.1,0Z"),
+}
+_NOTHING = "M0,0Z"
+_DASHES = {"-": [], "--": [7, 3], ":": [2, 3], "-.": [7, 3, 2, 3]}
+_SIDES = ("left", "right")
+
+# As report.looks has it: what matplotlib's lines take.
+Style = Mapping[str, Any]
+
+
+def outline(style: Style) -> str:
+    """Return a marker's path; a circle where it is none of those that rows have."""
+    return _PATHS.get(style["marker"], _PATHS["o"])
+
+
+def filled(style: Style) -> str:
+    """Return the path of what is filled of a marker: all, nothing, or a half."""
+    fill = style.get("fillstyle", "full")
+    if fill in _SIDES and style["marker"] in _HALVES:
+        return _HALVES[style["marker"]][_SIDES.index(fill)]
+    hollow = fill == "none" or style.get("markerfacecolor") == "white"
+    return _NOTHING if hollow else outline(style)
+
+
+def dashes(style: Style) -> list[float]:
+    """Return the lengths of dashes and gaps; none of a line that is whole."""
+    line = style["linestyle"]
+    if isinstance(line, str):
+        return list(_DASHES.get(line, []))
+    # matplotlib's other spelling, in widths of a line of two pixels.
+    _, lengths = line
+    return [2.0 * length for length in lengths]

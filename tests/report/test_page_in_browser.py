@@ -244,6 +244,8 @@ def test_a_page_without_rows_says_so(browser: Browser, tmp_path: Path, pilot: li
     assert browser.evaluate("document.getElementById('of-level').hidden")
     assert not browser.evaluate("document.getElementById('nothing').hidden")
     assert browser.evaluate("document.getElementById('no-noise').hidden") == bool(pilot)
+    browser.act("document.querySelector('#runs th:nth-child(5) button').click()")
+    assert browser.count("#runs th[aria-sort=ascending]") == 1
     assert browser.count("#runs tbody tr") == len(pilot)
     assert browser.complaints == []
 

@@ -122,8 +122,7 @@ function showTables() {
 function showRuns() {
   const { level, all } = shown;
   const keep = level && !all ? new Set(level.runs) : null;
-  const options = level ? sorting("runs") : {};
-  const count = fillTable(byId("runs"), DATA.runs, { ...options, keep });
+  const count = fillTable(byId("runs"), DATA.runs, { ...sorting("runs"), keep });
   byId("all").checked = all || !level;
   byId("all-label").hidden = !level;
   byId("runs-count").textContent = `${count} of ${DATA.runs.rows.length} runs shown`;

@@ -49,7 +49,7 @@ function readState() {
 function address(state) {
   const said = new URLSearchParams();
   for (const { key, values } of DATA.facets) {
-    if (values.length > 1) said.set(key, state.level.facets[key]);
+    if (state.level && values.length > 1) said.set(key, state.level.facets[key]);
   }
   if (state.reference) said.set("reference", state.reference);
   for (const [id, sort] of Object.entries(state.sort)) said.set(`sort-${id}`, String(sort));

@@ -58,7 +58,8 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
-    return pd.DataFrame(map(_line, _runs(Path(where)))).set_index("where", drop=False)
+    lines = pd.DataFrame(map(_line, _runs(Path(where))))
+    return lines.set_index("where", drop=False).rename_axis(index=None)
 
 
 def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
@@ -92,7 +93,7 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
     file = Path(path)
     file = file / "table.csv" if file.is_dir() else file
     try:
-        return pd.read_csv(file, keep_default_na=True).set_index("pe", drop=False)
+        return pd.read_csv(file).set_index("pe", drop=False).rename_axis(index=None)
     except (OSError, ValueError, KeyError) as error:
         raise ReportError(f"{file} is no table.csv: {error}") from error
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
 from rope_exp.evidence.runs import Run
 from rope_exp.system.errors import show
@@ -24,6 +25,7 @@ RATE = "optim.lr"
 # A document of the English corpus fills some nine of the windows that are spread over it.
 WINDOWS_OF_A_BLOCK = 8
 NUM_BOOTSTRAPS = 10_000
+LEAST_VALUES = 3  # of which a deviation is told
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Spread:
     """How far losses and differences deviate when one thing varies.
 
     Attributes:
-        what: varies.
+        what: varies, and at which learning rate.
         count: how many values it took.
         losses: deviation of a row's loss, by row.
         paired: deviation of two rows' difference at the same value, by pair.
@@ -45,38 +47,46 @@ class Spread:
     unpaired: Mapping[tuple[str, str], float]
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> float | None:
         """The paired deviation over the unpaired, root mean squares over pairs."""
+        if not any(self.unpaired.values()):
+            return None
         return _rms(list(self.paired.values())) / _rms(list(self.unpaired.values()))
+
+    @property
+    def known_within(self) -> tuple[float, float]:
+        """By what a deviation of so many values is to be multiplied for its 95 % interval."""
+        df = self.count - 1
+        low = math.sqrt(df / float(stats.chi2.ppf(0.975, df)))
+        return low, math.sqrt(df / float(stats.chi2.ppf(0.025, df)))
 
 
 def spreads(runs: Sequence[Run]) -> list[Spread]:
-    """Return the deviations under initial weights, order, and both: of what took two values.
+    """Return the deviations under initial weights, order, and both, at each learning rate.
 
-    At each learning rate by itself; all but the commonest is named.
+    Of what took three values at least: two say nothing of a deviation.
     """
     found = []
-    rates = by_rate(runs)
-    for place, (rate, of_rate) in enumerate(rates.items()):
+    for rate, of_rate in by_rate(runs).items():
         plain = [run for run in of_rate if not changes(run)]
-        first = min(run.config.seed for run in plain)
+        first = min((run.config.seed for run in plain), default=0)
         kinds = {
             "initial weights": [run for run in plain if run.config.order_seed == first],
             "order of batches": [run for run in plain if run.config.seed == first],
             "both": [run for run in plain if run.config.seed == run.config.order_seed],
         }
         for what, varying in kinds.items():
-            name = f"{what}, at rate {show(rate)}" if place else what
-            found.append(_spread(name, varying))
+            found.append(_spread(f"{what}, at rate {show(rate)}", varying))
     return [spread for spread in found if spread is not None]
 
 
 def by_rate(runs: Sequence[Run]) -> dict[float, list[Run]]:
-    """Return the runs of each learning rate, the rate of most runs first."""
+    """Return the finished runs of each learning rate, in the order of rates."""
     found: dict[float, list[Run]] = {}
-    for run in runs:
-        found.setdefault(run.config.optim.lr, []).append(run)
-    return dict(sorted(found.items(), key=lambda each: -len(each[1])))
+    for run in sorted(runs, key=lambda run: run.config.optim.lr):
+        if run.loss is not None:
+            found.setdefault(run.config.optim.lr, []).append(run)
+    return found
 
 
 def changes(run: Run) -> dict[str, Any]:
@@ -87,20 +97,23 @@ def changes(run: Run) -> dict[str, Any]:
 def rounding(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the change of each row's loss, and of pairs' differences, by what is done otherwise.
 
-    A row for each change, against the plain cell of the same seeds; columns are rows and pairs.
+    A line for each rate and change, against the plain cell of the same seeds; columns are rows and
+    pairs, NaN where a cell is missing.
     """
-    commonest = next(iter(by_rate(runs).values()))
-    plain = {(run.row, _seeds(run)): run.loss for run in commonest if not changes(run)}
-    found: dict[str, dict[str, float]] = {}
-    for run in commonest:
-        if changes(run) and run.loss is not None:
-            what = ", ".join(f"{key}={show(value)}" for key, value in changes(run).items())
-            before = plain[run.row, _seeds(run)]
-            assert before is not None
-            found.setdefault(what, {})[run.row] = run.loss - before
+    lines = []
+    for rate, of_rate in by_rate(runs).items():
+        plain = {(run.row, _seeds(run)): _loss(run) for run in of_rate if not changes(run)}
+        found: dict[str, dict[str, float]] = {}
+        for run in of_rate:
+            before = plain.get((run.row, _seeds(run)))
+            if changes(run) and before is not None:
+                what = ", ".join(f"{key}={show(value)}" for key, value in changes(run).items())
+                found.setdefault(what, {})[run.row] = _loss(run) - before
+        lines += [{"rate": rate, "change": what, **of_rows} for what, of_rows in found.items()]
 
-    table = pd.DataFrame(found).T
-    for a, b in itertools.combinations(list(table.columns), 2):
+    table = pd.DataFrame(lines)
+    rows = [column for column in table.columns if column not in ("rate", "change")]
+    for a, b in itertools.combinations(rows, 2):
         table[f"{b} - {a}"] = table[b] - table[a]
     return table
 
@@ -110,27 +123,31 @@ def window_errors(runs: Sequence[Run]) -> pd.DataFrame:
 
     By the bootstrap, over windows alone and over blocks of neighbours, of the differences of the
     plain runs averaged over the seeds that vary together: the windows are one draw for all seeds.
-    `spread`: of a window's averaged difference, so that N windows leave spread / sqrt(N).
     """
-    commonest = next(iter(by_rate(runs).values()))
-    both = [run for run in commonest if not changes(run) and len(set(_seeds(run))) == 1]
-    losses: dict[str, list[Array]] = {}
-    for run in sorted(both, key=_seeds):
-        losses.setdefault(run.row, []).append(np.array(run.probes["windows"]["loss"]))
-
     rows = []
-    for a, b in itertools.combinations(losses, 2):
-        differences_N = np.mean(losses[b], axis=0) - np.mean(losses[a], axis=0)
-        rows.append(
-            {
-                "pair": f"{b} - {a}",
-                "windows": len(differences_N),
-                "delta": float(differences_N.mean()),
-                "spread": float(differences_N.std(ddof=1)),
-                "error": bootstrap_error(differences_N, 1),
-                "error_of_blocks": bootstrap_error(differences_N, WINDOWS_OF_A_BLOCK),
-            }
-        )
+    for rate, of_rate in by_rate(runs).items():
+        losses: dict[str, dict[tuple[int, int], Array]] = {}
+        for run in of_rate:
+            if not changes(run) and len(set(_seeds(run))) == 1 and "windows" in run.probes:
+                windows_N = np.array(run.probes["windows"]["loss"])
+                losses.setdefault(run.row, {})[_seeds(run)] = windows_N
+
+        for a, b in itertools.combinations(losses, 2):
+            shared = sorted(losses[a].keys() & losses[b].keys())
+            if not shared:
+                continue
+            differences_N = np.mean([losses[b][seed] - losses[a][seed] for seed in shared], axis=0)
+            rows.append(
+                {
+                    "rate": rate,
+                    "pair": f"{b} - {a}",
+                    "seeds": len(shared),
+                    "windows": len(differences_N),
+                    "delta": float(differences_N.mean()),
+                    "error": bootstrap_error(differences_N, 1),
+                    "error of blocks": bootstrap_error(differences_N, WINDOWS_OF_A_BLOCK),
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -145,6 +162,11 @@ def bootstrap_error(values_N: Array, block: int, seed: int = 0) -> float:
     return float(means_M[drawn].mean(axis=1).std(ddof=1))
 
 
+def _loss(run: Run) -> float:
+    assert run.loss is not None, run.where
+    return run.loss
+
+
 def _seeds(run: Run) -> tuple[int, int]:
     return run.config.seed, run.config.order_seed
 
@@ -155,7 +177,7 @@ def _spread(what: str, runs: Sequence[Run]) -> Spread | None:
         if run.loss is not None:
             found.setdefault(run.row, {})[_seeds(run)] = run.loss
     table = pd.DataFrame(found).sort_index().dropna()
-    if len(table) < 2:
+    if len(table) < LEAST_VALUES:
         return None
 
     paired = {}

@@ -91,8 +91,9 @@ def simulate(deviation: float, num_draws: int = 1000, seed: int = 0) -> pd.DataF
     Returns:
         family_error: how often any pair of equal variants is called different; power_X: how often
         a pair X margins apart is; false_equal: how often any pair of a margin or more is called
-        equivalent; equal_power: how often an equal pair is; coverage: of a contrast's 95 %
-        interval; family_coverage: of all 36 wide intervals at once.
+        equivalent; equal_power: how often an equal pair is; wrong_verdict: how often any pair has
+        one, of either kind or with the wrong sign; coverage: of a contrast's 95 % interval;
+        family_coverage: of all 36 wide intervals at once.
     """
     random = np.random.default_rng(seed)
     rows = []
@@ -225,9 +226,15 @@ def _rates(judged: _Judged, means_V: Array) -> dict[str, float]:
             rates[f"power_{gap:g}"] = found_DP[:, apart_P].mean()
 
     if judged.equal is not _NOTHING:
+        # As the report has it: equivalence first, and else a difference, which has a sign.
         called_equal_DP = judged.equal < ALPHA
-        rates["false_equal"] = called_equal_DP[:, past_P].any(axis=1).mean()
+        called_DP = found_DP & ~called_equal_DP
+        wrong_DP = called_DP & (np.sign(judged.delta) != np.sign(true_P))
+        wrong_DP |= called_equal_DP & past_P
+        rates["wrong_verdict"] = wrong_DP.any(axis=1).mean()
         rates["equal_power"] = called_equal_DP[:, same_P].mean()
+        if past_P.any():
+            rates["false_equal"] = called_equal_DP[:, past_P].any(axis=1).mean()
     if judged.half is not _NOTHING:
         rates["coverage"] = (off_DP <= judged.half).mean()
     if judged.wide is not _NOTHING:

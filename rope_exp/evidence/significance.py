@@ -77,15 +77,17 @@ class Judged:
     def outcome(self, published: str) -> str:
         """Return what the runs say of a published relation between a and b, ">" or "≈".
 
-        "a > b" is contradicted where b is better or both are equivalent; "a ≈ b" where the family's
-        interval lies beyond the margin.
+        "a > b" is contradicted where b is better, or where both are equivalent and a is not shown
+        to be better at all; "a ≈ b" where the family's interval lies beyond the margin.
         """
         if self.sign == published:
             return "confirmed"
-        contradicted = self.verdict in ("worse", "equivalent")
         if published == SIGNS["equivalent"]:
-            contradicted = self.wide_low > self.margin or self.wide_high < -self.margin
-        return "contradicted" if contradicted else "open"
+            is_outside = self.wide_low > self.margin or self.wide_high < -self.margin
+            return "contradicted" if is_outside else "open"
+        if self.verdict == "equivalent" and self.p_adjusted < ALPHA and self.delta > 0:
+            return "confirmed, by less than the margin"
+        return "contradicted" if self.verdict in ("worse", "equivalent") else "open"
 
 
 def judge(
@@ -120,8 +122,8 @@ def judge(
         if method == "paired":
             error = float(differences.std(ddof=1)) / math.sqrt(count)
             df = count - 1
-        pairs.append(_alone(a, b, float(differences.mean()), error, df, count, margin))
-    return _together(pairs)
+        pairs.append(_judge_one(a, b, float(differences.mean()), error, df, count, margin))
+    return _judge_family(pairs)
 
 
 def choose_method(losses: Mapping[str, Losses]) -> Method:
@@ -176,17 +178,26 @@ def unequal_noise(table_SV: Array) -> float | None:
     p = []
     for a, b in itertools.combinations(table_SV.T, 2):
         differences = (b - a)[~np.isnan(b - a)]
-        if len(differences) > 1:
+        # A rest must be left to hold the pair against.
+        if 1 < len(differences) <= df:
             own = np.array(differences.var(ddof=1))
             p.append(deviating(own, len(differences) - 1, np.array(variance), df))
     return float(holm(np.array(p)).min()) if len(p) > 1 else None
 
 
 def deviating(own: Array, own_df: int, variance: Array, df: int) -> Array:
-    """Return the two-sided p-value that a pair's variance is twice the layout's, by F."""
-    ratio = own / (2 * variance)
-    below = stats.f.cdf(ratio, own_df, df)
-    return np.asarray(2 * np.minimum(below, 1 - below))
+    """Return the two-sided p-value that a pair's variance is twice the layout's, by F.
+
+    A pair's differences hold `own_df` of the layout's degrees, and own_df * own / 2 of its sum of
+    squares. What is left of both is independent of them, so that own/2 over the rest's variance
+    follows F(own_df, df - own_df).
+    """
+    rest = df * variance - own_df * own / 2
+    rest_variance = np.maximum(rest, np.finfo(float).tiny) / (df - own_df)
+    ratio = own / 2 / rest_variance
+    below = stats.f.cdf(ratio, own_df, df - own_df)
+    above = stats.f.sf(ratio, own_df, df - own_df)
+    return np.asarray(2 * np.minimum(below, above))
 
 
 def holm(p: Array) -> Array:
@@ -213,7 +224,7 @@ def not_equivalent(delta: Array, error: Array, df: int, margin: float) -> Array:
 # -- one pair --------------------------------------------------------------------------------------
 
 
-def _alone(
+def _judge_one(
     a: str, b: str, delta: float, error: float, df: int, count: int, margin: float
 ) -> Judged:
     # Equal to the last digit, in every seed: no test is needed, and none could be made.
@@ -239,7 +250,7 @@ def _alone(
     )
 
 
-def _together(pairs: Sequence[Judged]) -> list[Judged]:
+def _judge_family(pairs: Sequence[Judged]) -> list[Judged]:
     """Adjust for the family, and say the verdicts."""
     adjusted = holm(np.array([pair.p for pair in pairs]))
     equivalent = holm(np.array([pair.p_equivalent for pair in pairs]))
@@ -273,20 +284,19 @@ def _seeds_needed(pair: Judged, family_size: int) -> int | None:
 
     At the level that Holm's rule asks of its first step, so it errs on the side of more.
     """
-    deviation = pair.error * math.sqrt(pair.num_seeds)
+    counts = np.arange(pair.num_seeds + 1, MOST_SEEDS + 1)
+    error = pair.error * np.sqrt(pair.num_seeds / counts)
     # Degrees of freedom grow with the seeds, as they did so far.
-    df_per_seed = pair.df / max(pair.num_seeds - 1, 1)
-    for count in range(pair.num_seeds + 1, MOST_SEEDS + 1):
-        error = deviation / math.sqrt(count)
-        df = round(df_per_seed * (count - 1))
-        critical = float(stats.t.ppf(1 - ALPHA / 2 / family_size, df))
-        critical_equivalent = float(stats.t.ppf(1 - ALPHA / family_size, df))
+    df = np.round(pair.df / max(pair.num_seeds - 1, 1) * (counts - 1))
 
-        detected = stats.nct.sf(critical, df, abs(pair.delta) / error)
-        # Both one-sided tests must reject.
-        above = (pair.margin - pair.delta) / error - critical_equivalent
-        below = (pair.margin + pair.delta) / error - critical_equivalent
-        shown_equal = stats.norm.cdf(above) + stats.norm.cdf(below) - 1
-        if max(detected, shown_equal) >= POWER:
-            return count
-    return None
+    critical = stats.t.ppf(1 - ALPHA / 2 / family_size, df)
+    detected = stats.nct.sf(critical, df, abs(pair.delta) / error)
+
+    # Both one-sided tests must reject.
+    critical = stats.t.ppf(1 - ALPHA / family_size, df)
+    above = stats.norm.cdf((pair.margin - pair.delta) / error - critical)
+    below = stats.norm.cdf((pair.margin + pair.delta) / error - critical)
+
+    # Far out in its tail the noncentral t gives no number.
+    settled = np.flatnonzero(np.fmax(detected, above + below - 1) >= POWER)
+    return int(counts[settled[0]]) if len(settled) else None

@@ -66,7 +66,7 @@ class Report:
     left_out: Sequence[str]  # folders that hold no run
     noise: Noise | None  # None with fewer than two seeds
     against: Mapping[str, Judged]  # of each other row: (reference, row), judged as one family
-    pairs: Mapping[tuple[str, str], Judged]  # all of them, judged as one family, the better first
+    pairs: Mapping[tuple[str, str], Judged]  # all of them, judged as one family
     relations: Sequence[Relation]  # the published ones, judged as one family
 
     @property

@@ -1,5 +1,6 @@
 """What the pilot says: deviations, what pairing takes away, rounding, and the windows' share."""
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -9,20 +10,21 @@ from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.paper.gather import of_pilot
 from rope_exp.report.spelling import markdown_table
+from rope_exp.system.errors import show
 
 # The share of the margin that the held-out windows may take.
 WINDOWS_SHARE = 1 / 3
 
 
 def noise_files(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return the pilot's files by name."""
+    """Return the pilot's files by name: of what its records allow."""
     found = spreads(runs)
     changed = rounding(runs)
     windows = window_errors(runs)
     files = {
         "noise.md": _markdown(runs, found, changed, windows),
         "spreads.csv": _spreads_csv(found),
-        "rounding.csv": changed.to_csv(index_label="change", float_format="%.6f"),
+        "rounding.csv": changed.to_csv(index=False, float_format="%.6f"),
         "windows.csv": windows.to_csv(index=False, float_format="%.6f"),
     }
     written = {name: text.encode() for name, text in files.items()}
@@ -33,37 +35,54 @@ def _markdown(
     runs: Sequence[Run], found: Sequence[Spread], changed: pd.DataFrame, windows: pd.DataFrame
 ) -> str:
     train = runs[0].config.train
-    hours = sum(run.result["wall_s"] for run in runs) / 3600
-    allowed = MARGIN * WINDOWS_SHARE
-    needed = int((windows["spread"].max() / allowed) ** 2) + 1
+    hours = sum(run.result["wall_s"] for run in runs if run.result) / 3600
     parts = [
         f"**The pilot's noise: {len(runs)} runs of {train.num_tokens:,} tokens each "
-        f"({hours:.1f} hours), corpus {runs[0].config.data.name}; nats per token.**",
-        "How far losses deviate when one thing varies, and two rows' difference: at the same value "
-        "of it (paired) and at different ones (unpaired).",
-        _spreads_table(found),
-        "How much the loss changes when the same run is computed otherwise, and how much the "
-        "differences of rows do:",
-        markdown_table(changed.reset_index(names="change"), "+.4f"),
-        "The standard error that the held-out windows leave in a difference averaged over seeds, "
-        "by the bootstrap over windows and over blocks of eight neighbours:",
-        markdown_table(windows, ".4f"),
-        f"A third of the margin is {allowed:.4f} nats: the widest pair needs {needed} windows.",
+        f"({hours:.1f} hours), corpus {runs[0].config.data.name}; nats per token.**"
     ]
+    if found:
+        parts += [
+            "How far losses deviate when one thing varies, and two rows' difference: at the same "
+            "value of it (paired) and at different ones (unpaired). The last column: by what a "
+            "deviation of so few values is to be multiplied for its 95 % interval.",
+            markdown_table(_spreads_table(found), ".4f"),
+        ]
+    if len(changed):
+        parts += [
+            "How much the loss changes when the same run is computed otherwise, and how much the "
+            "differences of rows do:",
+            markdown_table(changed.assign(rate=changed["rate"].map(show)), "+.4f"),
+        ]
+    if len(windows):
+        parts += [
+            "The standard error that the held-out windows leave in a difference averaged over "
+            "seeds, by the bootstrap over windows and over blocks of eight neighbours:",
+            markdown_table(windows.assign(rate=windows["rate"].map(show)), ".4f"),
+            _windows_needed(windows),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
-def _spreads_table(found: Sequence[Spread]) -> str:
+def _windows_needed(windows: pd.DataFrame) -> str:
+    allowed = MARGIN * WINDOWS_SHARE
+    errors = windows[["error", "error of blocks"]].max(axis="columns")
+    needed = math.ceil((windows["windows"] * (errors / allowed) ** 2).max())
+    return f"A third of the margin is {allowed:.4f} nats: the widest pair needs {needed} windows."
+
+
+def _spreads_table(found: Sequence[Spread]) -> pd.DataFrame:
     lines = []
     for spread in found:
         cells: dict[str, object] = {"what varies": spread.what, "values": spread.count}
         cells |= {f"sd {row}": value for row, value in spread.losses.items()}
         for a, b in spread.paired:
             cells[f"sd {b} - {a}, paired"] = spread.paired[a, b]
-            cells[f"{b} - {a}, unpaired"] = spread.unpaired[a, b]
+            cells[f"sd {b} - {a}, unpaired"] = spread.unpaired[a, b]
         cells["paired / unpaired"] = spread.ratio
+        low, high = spread.known_within
+        cells["times"] = f"{low:.2f} to {high:.2f}"
         lines.append(cells)
-    return markdown_table(pd.DataFrame(lines), ".4f")
+    return pd.DataFrame(lines)
 
 
 def _spreads_csv(found: Sequence[Spread]) -> str:

@@ -15,7 +15,7 @@ from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.content import Line, Noise, Report
+from rope_exp.report.content import Line, Report
 from rope_exp.system.errors import show
 
 # The sections of a config that a table's reader is told, and what each is of; but what rows say.
@@ -80,12 +80,15 @@ def summary(report: Report) -> str:
             f"{agreement}."
         )
 
-    if report.noise is None:
+    if not report.pairs:
         return f"No two rows share two seeds, so nothing can be tested{agreement}."
-    seeds = _span(counts, "d")
+    order = _order(report, ranked)
+    signs = '">": better, "≈": shown to differ by less than {margin:g} nats, "?": not settled'
+    if "<" in order:
+        signs += ', "<": worse over the seeds that both have'
     return (
-        f'{_order(report, ranked)} ({seeds} seeds; ">": better, "≈": equal within {MARGIN:g} nats, '
-        f'"?": not settled; all {len(report.pairs)} pairs tested together{agreement}).'
+        f"{order} ({_span(counts, 'd')} seeds; {signs.format(margin=MARGIN)}; all "
+        f"{len(report.pairs)} pairs tested together{agreement})."
     )
 
 
@@ -103,7 +106,7 @@ def _tau(report: Report) -> str:
     ranks = {row.label: row.ours.rank for row in report.rows.values() if row.ours.rank}
     tau, count = kendall_tau(ranks, published.LOSSES)
     value = "undefined" if tau is None else f"{tau:.3f}"
-    return f"Kendall's tau-b against the published order is {value} (n = {count})"
+    return f"Kendall's tau-b against the published losses is {value} (n = {count})"
 
 
 def notes(report: Report) -> list[str]:
@@ -118,7 +121,7 @@ def notes(report: Report) -> list[str]:
     if not report.reference.losses:
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ.")
 
-    said += _noise_notes(report.noise)
+    said += _test_notes(report)
 
     for run in report.runs:
         said += _run_notes(run)
@@ -179,22 +182,31 @@ def _choices(config: RunConfig, section: str) -> str:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _noise_notes(noise: Noise | None) -> list[str]:
+def _test_notes(report: Report) -> list[str]:
+    """Say what the tests rest on, and how their columns are to be read."""
+    noise = report.noise
     if noise is None:
         return []
     look = ""
     if noise.p_equal is not None:
-        look = f"; equal noise of rows: p = {spell_p(noise.p_equal)}"
-    how = "pooled over rows" if noise.method == "pooled" else "each pair's own, for rows differ"
+        look = f"; equal noise of rows: p {spell_p(noise.p_equal, sign=True)}"
+    how = "pooled over rows"
+    if noise.method == "paired":
+        how = "each pair's own, as rows look unequally noisy"
     return [
         f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} nats ({noise.df} "
-        f"degrees of freedom{look}); standard errors: {how}. Tests: docs/protocol.md."
+        f"degrees of freedom{look}); standard errors: {how}. Tests: docs/protocol.md.",
+        "Intervals are of each contrast alone; verdicts are adjusted over the "
+        f"{len(report.against)} contrasts with {report.reference.name} (differences and "
+        "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open.",
     ]
 
 
-def spell_p(p: float) -> str:
-    """Return a p-value for a reader."""
-    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
+def spell_p(p: float, *, sign: bool = False) -> str:
+    """Return a p-value for a reader; with its `sign`, to stand behind the letter."""
+    if p < 0.0001:
+        return "< 0.0001"
+    return f"= {p:.4f}" if sign else f"{p:.4f}"
 
 
 def _seed_notes(report: Report) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rope_exp.evidence.comparable import spelled
-from rope_exp.evidence.significance import Verdict
+from rope_exp.evidence.significance import MOST_SEEDS, Judged, Verdict
 from rope_exp.report.content import Line, Report
 from rope_exp.report.sentences import assumptions, caption, notes, spell_p, summary
 
@@ -24,7 +24,8 @@ WORDS: Mapping[Verdict, str] = {
     "open": "open",
 }
 _JUDGED = ("95 % interval", "p (Holm)", "verdict")
-_FAMILY = ("p_adjusted", "family", "delta_wide_low", "delta_wide_high", "seeds_needed")
+_FAMILY = ("p_adjusted", "family", "delta_wide_low", "delta_wide_high")
+_ALONE = ("p_equivalent", "seeds_needed")
 Value = str | float | None
 
 
@@ -75,6 +76,7 @@ def cells(report: Report, row: Line) -> list[Cell]:
         Cell("", "rank", ours.rank, "d"),
         Cell("", "published rank", theirs.rank, "d"),
         *_family_cells(report, row),
+        *_further_cells(report, row),
     ]
     # A factor that no contracted column of table.csv holds stands behind them.
     return shown + [Cell(key, "", spelled(run.config, key)) for key in report.keys if key != "pe"]
@@ -91,7 +93,8 @@ def _judged_cells(report: Report, row: Line) -> list[Cell]:
             Cell("verdict", "", row.verdict),
             *(Cell("", header, None) for header in _JUDGED if report.noise),
         ]
-    word = WORDS[judged.verdict]
+    num_diverged = sum(run.status == "diverged" for run in row.runs)
+    word = WORDS[judged.verdict] + (f" ({num_diverged} diverged)" if num_diverged else "")
     interval = f"{judged.low:+.4f} to {judged.high:+.4f}"
     for_readers = zip(_JUDGED, (interval, spell_p(judged.p_adjusted), word), strict=True)
     return [
@@ -104,7 +107,7 @@ def _judged_cells(report: Report, row: Line) -> list[Cell]:
 
 
 def _family_cells(report: Report, row: Line) -> list[Cell]:
-    """Return what the same contrast says among all pairs, and what would settle it."""
+    """Return what the same contrast says among all pairs."""
     label = row.label
     reference = report.reference.label
     family = f"{len(report.pairs)} pairs" if report.pairs else ""
@@ -115,25 +118,44 @@ def _family_cells(report: Report, row: Line) -> list[Cell]:
     # A pair stands there once, the better first; the table's Δ is the row's minus the reference's.
     sign = 1 if judged.b == label else -1
     wide = sorted((sign * judged.wide_low, sign * judged.wide_high))
-    needed = report.against[label].seeds_needed
     return [
         Cell("p_adjusted", "", judged.p_adjusted, ".4f"),
         Cell("family", "", family),
         Cell("delta_wide_low", "", wide[0], "+.4f"),
         Cell("delta_wide_high", "", wide[1], "+.4f"),
-        Cell("seeds_needed", "", needed, "d"),
+    ]
+
+
+def _settling(pair: Judged) -> str:
+    """Say what would settle a published relation that is open."""
+    if pair.verdict != "open":
+        return "there is a difference, which may be larger or smaller than the margin"
+    if pair.seeds_needed is None:
+        return f"more than {MOST_SEEDS} seeds would settle it"
+    further = pair.seeds_needed - pair.num_seeds
+    return f"about {further} more seeds would settle it in 4 of 5 cases"
+
+
+def _further_cells(report: Report, row: Line) -> list[Cell]:
+    """Return what else the contrast with the reference says, among those of its kind."""
+    judged = report.against.get(row.label)
+    if judged is None:
+        return [Cell(name, "", None) for name in _ALONE]
+    return [
+        Cell("p_equivalent", "", judged.p_equivalent, ".4f"),
+        Cell("seeds_needed", "", judged.seeds_needed, "d"),
     ]
 
 
 def pairs_table(report: Report) -> str:
-    """Return pairs.csv: every pair of rows, the better first, judged together."""
+    """Return pairs.csv: every pair of rows, judged together; delta is b's loss minus a's."""
     lines = []
     for pair in report.pairs.values():
         lines.append(
             {
-                "better": pair.a,
+                "a": pair.a,
                 "sign": pair.sign,
-                "worse": pair.b,
+                "b": pair.b,
                 "num_seeds": pair.num_seeds,
                 "delta": f"{pair.delta:.6f}",
                 "delta_ci_low": f"{pair.low:.6f}",
@@ -152,7 +174,7 @@ def pairs_table(report: Report) -> str:
 def relations_table(report: Report) -> str:
     """Return the published relations, one by one, as a table in Markdown."""
     lines = [
-        "| published | ours | Δ | 95 % interval | p (Holm) | seeds | outcome |",
+        "| published | ours | Δ | 95 % interval | p (Holm) | seeds | outcome at this setting |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for relation in report.relations:
@@ -161,8 +183,7 @@ def relations_table(report: Report) -> str:
         b = report.rows[pair.b].name
         outcome = relation.outcome
         if outcome == "open":
-            needed = pair.seeds_needed
-            outcome += f", about {needed} seeds would settle it" if needed else ""
+            outcome += f"; {_settling(pair)}"
         lines.append(
             f"| {a} {relation.published} {b} | {a} {pair.sign} {b} | {pair.delta:+.4f} "
             f"| {pair.low:+.4f} to {pair.high:+.4f} | {spell_p(pair.p_adjusted)} "

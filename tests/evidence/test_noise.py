@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 from support.records import make_records
 
-from rope_exp.evidence.noise import bootstrap_error, changes, rounding, spreads, window_errors
+from rope_exp.evidence.noise import (
+    Spread,
+    bootstrap_error,
+    changes,
+    rounding,
+    spreads,
+    window_errors,
+)
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
+from rope_exp.report.noise import noise_files
 
 ROWS = ("qk_rope", "vo_rope", "nope")
 # What a seed adds to every row's loss, and to one row's alone.
@@ -78,11 +86,39 @@ def test_each_rate_is_a_pilot_of_its_own(plain: Run) -> None:
         factors = run.factors | {"optim.lr": 0.001}
         result = run.result | {"val/loss": loss}
         runs.append(replace(run, config=slower, factors=factors, result=result))
-    found = {spread.what: spread for spread in spreads(runs)}
-    assert list(found)[:3] == ["initial weights", "order of batches", "both"]
-    slower_spread = found["both, at rate 0.001"]
-    assert slower_spread.losses["qk_rope"] == pytest.approx(3 * found["both"].losses["qk_rope"])
+    found = {spread.what: spread.losses["qk_rope"] for spread in spreads(runs)}
+    assert list(found) == [
+        "both, at rate 0.001",
+        "initial weights, at rate 0.003",
+        "order of batches, at rate 0.003",
+        "both, at rate 0.003",
+    ]
+    assert found["both, at rate 0.001"] == pytest.approx(3 * found["both, at rate 0.003"])
     assert len(rounding(runs)) == 0
+
+
+def test_two_values_say_nothing_of_a_deviation(plain: Run) -> None:
+    runs = [cell(plain, "qk_rope", seed, seed) for seed in (100, 101)]
+    assert spreads(runs) == []
+
+
+def test_a_deviation_of_five_is_known_within_a_factor(plain: Run) -> None:
+    """Of chi-squared with 4 degrees: from 0.60 to 2.87 times."""
+    spread = Spread("seeds", 5, {}, {}, {})
+    assert spread.known_within == pytest.approx((0.599, 2.874), abs=1e-3)
+    assert spread.ratio is None
+
+
+def test_an_unfinished_pilot_says_what_it_can(plain: Run) -> None:
+    """One run; a diverged one; a change without its plain cell; a row without the others' seeds."""
+    diverged = replace(
+        cell(plain, "vo_rope", 100, 100),
+        result={**plain.result, "status": "diverged", "val/loss": None},
+        probes={},
+    )
+    alone = cell(plain, "nope", 101, 101, **{"train.compile": False})
+    for runs in ([plain], [plain, diverged], [alone], [plain, diverged, alone]):
+        assert "noise.md" in noise_files(runs)
 
 
 def test_rounding_is_held_against_the_same_seeds(plain: Run) -> None:
@@ -91,9 +127,10 @@ def test_rounding_is_held_against_the_same_seeds(plain: Run) -> None:
     ]
     assert changes(runs[-1]) == {"train.compile": False}
     table = rounding(runs)
-    assert list(table.index) == ["train.compile=false"]
-    assert table.loc["train.compile=false", "qk_rope"] == pytest.approx(0.002)
-    assert table.loc["train.compile=false", "vo_rope - qk_rope"] == pytest.approx(0, abs=1e-12)
+    [line] = table.to_dict("records")
+    assert (line["rate"], line["change"]) == (0.003, "train.compile=false")
+    assert line["qk_rope"] == pytest.approx(0.002)
+    assert line["vo_rope - qk_rope"] == pytest.approx(0, abs=1e-12)
 
 
 def test_the_bootstrap_finds_the_error_of_a_mean() -> None:
@@ -119,5 +156,5 @@ def test_window_errors_are_of_differences_averaged_over_seeds(plain: Run) -> Non
         runs.append(replace(run, probes={"windows": {"loss": windows.tolist()}}))
     [found] = window_errors(runs).to_dict("records")
     assert found["windows"] == 64
-    assert found["spread"] == pytest.approx(own.std(ddof=1))
+    assert found["seeds"] == len(OF_WEIGHTS)
     assert found["error"] == pytest.approx(own.std(ddof=1) / 8, rel=0.05)

@@ -14,6 +14,7 @@ from rope_exp.evidence.significance import (
     Judged,
     all_pairs,
     choose_method,
+    deviating,
     holm,
     judge,
     residual_variance,
@@ -150,6 +151,34 @@ def test_a_real_difference_below_the_margin_is_none_that_matters() -> None:
     [pair] = judge(losses, [("a", "b")])
     assert pair.p < 1e-6
     assert pair.verdict == "equivalent"
+
+
+def test_a_pair_is_held_against_the_rest_by_an_exact_f() -> None:
+    """Of equal noise its p-value is uniform, also where three rows leave little rest."""
+    p = []
+    for seed in range(2000):
+        table = np.random.default_rng(seed).normal(size=(5, 3))
+        variance, df = residual_variance(table)
+        own = np.array((table[:, 1] - table[:, 0]).var(ddof=1))
+        p.append(float(deviating(own, 4, np.array(variance), df)))
+    assert stats.kstest(p, "uniform").pvalue > 0.001
+
+
+def test_a_late_run_is_seen_where_nothing_else_differs() -> None:
+    """One run in 45 lags by thirty deviations, as one of the pilot did."""
+    losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.02, seed=3)
+    losses["a"] = {**losses["a"], 1: losses["a"][1] + 0.6}
+    assert choose_method(losses) == "paired"
+
+
+def test_a_published_gap_below_the_margin_is_confirmed_as_such() -> None:
+    """The source's VO > QKV is one of 0.013: half of that is no contradiction."""
+    losses = drawn(dict.fromkeys(ROWS, 3.0) | {"b": 3.006}, seeds=12, deviation=0.001)
+    [pair] = judge(losses, [("a", "b")])
+    assert (pair.verdict, pair.outcome(">")) == (
+        "equivalent",
+        "confirmed, by less than the margin",
+    )
 
 
 def judged(**values: float | str) -> Judged:

@@ -54,7 +54,7 @@ def test_unequal_seeds_are_told(tmp_path: Path) -> None:
     make_records(tmp_path / "records", "english", rows=("qk_rope", "qkvo_rope"), seeds=(5, 6, 7))
     write_campaigns(tmp_path / "records", None, tmp_path)
     with (tmp_path / "english" / "pairs.csv").open(encoding="utf-8", newline="") as file:
-        pairs = {(row["better"], row["worse"]): row["num_seeds"] for row in csv.DictReader(file)}
+        pairs = {(row["a"], row["b"]): row["num_seeds"] for row in csv.DictReader(file)}
     assert pairs["qk_rope", "qkvo_rope"] == "8"
     assert pairs["qk_rope", "vo_rope"] == "5"
 

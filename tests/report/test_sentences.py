@@ -63,7 +63,7 @@ def test_one_seed_calls_no_difference_real(tmp_path: Path) -> None:
     make_nine(tmp_path)
     assert summary(report_of(tmp_path)) == (
         "One seed: no difference here can be called real; best QK-RoPE (3.7120), worst V-RoPE "
-        "(3.8560); Kendall's tau-b against the published order is 1.000 (n = 9)."
+        "(3.8560); Kendall's tau-b against the published losses is 1.000 (n = 9)."
     )
 
 

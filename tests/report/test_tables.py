@@ -17,7 +17,7 @@ HEADER = (
     "group,pe,rotate,num_seeds,loss_mean,loss_sd,delta,delta_ci_low,delta_ci_high,p_holm,verdict,"
     "published_loss,published_delta"
 )
-BEHIND = ",p_adjusted,family,delta_wide_low,delta_wide_high,seeds_needed"
+BEHIND = ",p_adjusted,family,delta_wide_low,delta_wide_high,p_equivalent,seeds_needed"
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
 def test_a_row_of_each_spelling(nine: Report) -> None:
     lines = {
         csv_table: "g,vo_rope,vo,3,3.771000,0.001000,+0.058000,+0.058000,+0.058000,0.000000,worse,"
-        "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,",
+        "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,1.000000,",
         markdown: "| VO-RoPE | v o | 3 | 3.7710 | 0.0010 | +0.0580 | +0.0580 to +0.0580 | < 0.0001 "
         "| worse | 2.770 | +0.058 | 4 | 4 |",
         tex_table: r"VO-RoPE & v o & 3 & 3.7710 & 0.0010 & +0.0580 & +0.0580 to +0.0580 "
@@ -117,6 +117,28 @@ def test_published_relations_stand_one_by_one(nine: Report) -> None:
     assert "| NoPE > V-RoPE | NoPE > V-RoPE | +0.0610 |" in text
 
 
+def test_a_row_that_lost_seeds_says_so_in_its_verdict(tmp_path: Path) -> None:
+    for seed in range(3):
+        make_run(tmp_path, seed=seed, loss=3.5 + 0.01 * seed)
+        make_run(tmp_path, pe="nope", seed=seed, loss=3.8 + 0.011 * seed)
+        lost = seed == 2
+        loss = None if lost else 3.6 + 0.01 * seed
+        result = {} if lost else None
+        make_run(
+            tmp_path, pe="vo_rope", seed=seed, loss=loss, steps=130 if lost else None, result=result
+        )
+    assert "| worse (1 diverged) |" in markdown(report_of(tmp_path))
+
+
+def test_an_open_relation_says_what_would_settle_it(tmp_path: Path) -> None:
+    for seed, (qk, qkvo) in enumerate([(3.50, 3.53), (3.51, 3.50), (3.52, 3.55)]):
+        make_run(tmp_path, seed=seed, loss=qk)
+        make_run(tmp_path, pe="qkvo_rope", seed=seed, loss=qkvo)
+    text = markdown(report_of(tmp_path))
+    assert "| QK-RoPE ≈ QKVO-RoPE | QK-RoPE ? QKVO-RoPE |" in text
+    assert "more seeds would settle it in 4 of 5 cases |" in text
+
+
 def test_every_pair_stands_once_in_pairs_csv(nine: Report) -> None:
     lines = pairs_table(nine).splitlines()
     assert len(lines) == 1 + 36
@@ -138,7 +160,7 @@ def test_a_departing_key_gives_a_name_and_no_published_loss(tmp_path: Path) -> N
     make_run(tmp_path, pe="pe.base=500000", loss=3.4)
     report = report_of(tmp_path)
     assert "| QK-RoPE base500000 | q k | 1 | 3.4000 | — | -0.1000 | — |" in markdown(report)
-    assert "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,\n" in csv_table(report)
+    assert "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,,\n" in csv_table(report)
 
 
 def test_a_run_without_an_end_is_a_word_and_never_a_number(tmp_path: Path) -> None:
@@ -161,8 +183,8 @@ def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> No
     report = report_of(tmp_path, keys=("optim.lr",))
     header, best, worst = csv_table(report).splitlines()
     assert header == f"{HEADER}{BEHIND},optim.lr"
-    assert best == "lr-0.01,qk_rope,qk,1,3.500000,,-0.100000,,,,,,,,,,,,0.01"
-    assert worst == "lr-0.001,qk_rope,qk,1,3.600000,,0.000000,,,,,,,,,,,,0.001"
+    assert best == "lr-0.01,qk_rope,qk,1,3.500000,,-0.100000,,,,,,,,,,,,,0.01"
+    assert worst == "lr-0.001,qk_rope,qk,1,3.600000,,0.000000,,,,,,,,,,,,,0.001"
 
     text = markdown(report)
     assert "| optim.lr | rotates | seeds | loss (mean) |" in text

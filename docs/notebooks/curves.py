@@ -13,11 +13,12 @@ curves = load_metrics(records)
 print(f"{len(curves):,} rows of {curves['where'].nunique()} runs")
 
 # %% [markdown]
-# Validation loss by tokens: the median over seeds, and how far the seeds lie apart.
+# Validation loss by tokens: the median over runs, and how far they lie apart; at each rate by
+# itself.
 
 # %%
 validation = curves.dropna(subset=["val/loss"])
-by_tokens = validation.groupby(["tokens", "pe"])["val/loss"]
+by_tokens = validation.groupby(["optim.lr", "tokens", "pe"])["val/loss"]
 print(by_tokens.median().unstack().round(3).to_string())
 spread = by_tokens.max() - by_tokens.min()
 print(spread.unstack().round(3).to_string())

@@ -13,7 +13,8 @@ import pandas as pd
 from rope_exp.evidence.records import read_records
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "results/records/noise")
-runs = read_records(folder.parent, folder.name)
+# A run that diverged was asked nothing.
+runs = [run for run in read_records(folder.parent, folder.name) if run.probes]
 
 # %% [markdown]
 # Loss at 1, 2, 4 and 8 times the training length, minus that at the training length.

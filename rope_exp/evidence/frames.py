@@ -28,6 +28,10 @@ _OF_CONFIG = (
     "train.num_steps",
     "train.seq_len",
     "train.precision",
+    "train.compile",
+    "train.micro_batch_size",
+    "pe.precision",
+    "launch.num_threads",
 )
 _OF_RESULT = (
     "val/loss",
@@ -74,6 +78,7 @@ def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
             "where": run.where,
             "pe": run.config.pe.label,
             "seed": run.config.seed,
+            "optim.lr": run.config.optim.lr,
             **run.factors,
         }
         for key, value in told.items():

@@ -83,12 +83,12 @@ def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
 
 
 def fit(table: pd.DataFrame) -> Fit | None:
-    """Fit one variant's differences; None where there are too few to know a deviation."""
+    """Fit one variant's differences; None where nothing varies, or too few tell a deviation."""
     axes = tuple(axis for axis in AXES if table[axis].nunique() > 1)
     x_NA = np.log2(table[list(axes)].to_numpy(dtype=float))
     y_N = table["delta"].to_numpy(dtype=float)
     df = len(y_N) - len(axes) - 1
-    if df < 1:
+    if not axes or df < 1:
         return None
 
     center_A = x_NA.mean(axis=0)

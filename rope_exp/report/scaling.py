@@ -26,8 +26,9 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
     axes = dict.fromkeys(axis for fitted in found.values() for axis in fitted.axes)
     ranges = [f"{axis} {_range(found, axis)}" for axis in AXES]
     parts = [
-        f"**The difference to {published.REFERENCE} as a line in logarithms, fitted to {len(runs)} "
-        f"runs: {', '.join(ranges)}.** Nats per token; slopes are nats a doubling.",
+        f"**The difference to {published.REFERENCE} as a line in logarithms, fitted to the "
+        f"differences within blocks of {', '.join(LADDERS)}: {', '.join(ranges)}.** Nats per "
+        "token; slopes are nats a doubling.",
         markdown_table(table),
         _weakness(list(axes)),
     ]
@@ -42,10 +43,11 @@ def _line(label: str, fitted: Fit) -> dict[str, str]:
     shown = {f"per doubling of {axis}": f"{slopes[axis]:+.4f}" for axis in slopes}
     return {
         "variant": label,
+        "differences": str(fitted.df + len(fitted.axes) + 1),
         **shown,
         "sd of residual (df)": f"{fitted.deviation:.4f} ({fitted.df})",
-        "line at 1B, 16B tokens, length 4096": f"{value:+.2f}",
-        "95 % interval": f"{low:+.2f} to {high:+.2f}",
+        "the line at 1B, 16B tokens, length 4096": f"{value:+.2f}",
+        "95 % prediction interval, if the line goes on": f"{low:+.2f} to {high:+.2f}",
         "published": "—" if theirs is None else f"{theirs - reference:+.3f}",
     }
 

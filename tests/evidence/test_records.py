@@ -24,7 +24,7 @@ from rope_exp.evidence.runs import read_run
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import read_json, read_text, write_json
 
-NAME = "vo-train.probes=__windows_,__shift__-s3"
+NAME = "vo-optim.betas=_0.9,_0.95_-s3"
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> 
     assert found.env == {key: env[key] for key in found.env}
     assert {"torch", "cpu", "git", "num_threads", "corpus", "started"} <= found.env.keys()
     assert (found.where, found.group, found.row) == (f"mine/{NAME}", "mine", "vo")
-    assert found.factors == {"seed": 3, "train.probes": ["windows", "shift"]}
+    assert found.factors == {"seed": 3, "optim.betas": [0.9, 0.95]}
 
     assert len(found.metrics) == len(run.metrics) == 200
     for ours, theirs in zip(found.metrics, run.metrics, strict=True):
@@ -76,7 +76,7 @@ def test_a_record_says_nothing_of_where_it_was_run(record: Path) -> None:
 
 def test_the_same_folder_gives_the_same_bytes(recorded: Path, tmp_path: Path) -> None:
     run = read_run(of_folder(recorded))
-    cell = Cell(NAME, "vo", {"seed": 3, "train.probes": ["windows", "shift"]}, run.config)
+    cell = Cell(NAME, "vo", {"seed": 3, "optim.betas": [0.9, 0.95]}, run.config)
     for name in ("one", "two"):
         write_record(tmp_path / name / "mine" / f"{NAME}.json", "mine", cell, of_folder(recorded))
     one, two = (tmp_path / name / "mine" / f"{NAME}.json" for name in ("one", "two"))
@@ -101,7 +101,7 @@ def test_a_folder_that_is_not_whole_leaves_no_record(
     name = {"result": "result.json", "metrics": "metrics.jsonl", "probes": "probes.json"}
     (folder / name[harm.split()[1]]).unlink()
 
-    factors = {"seed": 3, "train.probes": ["windows", "shift"]}
+    factors = {"seed": 3, "optim.betas": [0.9, 0.95]}
     cell = Cell(NAME, "vo", factors, read_run(of_folder(recorded)).config)
     path = tmp_path / "records/mine" / f"{NAME}.json"
     with refused(NAME, harm.split()[1], by=RecordError):
@@ -118,7 +118,7 @@ PLACES = {
     "result": r'"val/loss":\d\.\d(\d)',
     "curve": r'"train/loss":\[\d\.\d(\d)',
     "probe": r'"windows":\{"loss":\[\d\.\d(\d)',
-    "factors": r'"seed":(3),"train.probes"',
+    "factors": r'"factors":\{.*?"seed":(3)\}',
     "digest": r'"sha256":"[0-9a-f]*?(\d)',
     "format": r'"format":(1)',
 }

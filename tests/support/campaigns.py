@@ -85,8 +85,8 @@ def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
     (folder / "corpus").symlink_to(corpus)
     write_campaign(
         folder,
-        fixed=[*FIXED, *LONG],
-        cells=[{"seed": [3], "train.probes": [["windows", "shift"]]}],
+        fixed=[*FIXED, *LONG, "train.probes=[windows,shift]"],
+        cells=[{"seed": [3], "optim.betas": [[0.9, 0.95]]}],
         **values,
     )
     return folder

@@ -35,9 +35,7 @@ def report(words: list[str]) -> int:
     from rope_exp.evidence.records import DEFAULT_RECORDS
 
     parser = Parser("report", "Compile run folders into the table and its figures.")
-    parser.add_argument(
-        "--runs", type=Path, default=DEFAULT_OUTPUT, help="where groups of runs lie (%(default)s)"
-    )
+    parser.add_argument("--runs", type=Path, help=f"where groups of runs lie ({DEFAULT_OUTPUT})")
     parser.add_argument("--group", help="which of them; may be left out where there is one")
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUTPUT.parent, help="where to write (%(default)s)"
@@ -46,7 +44,6 @@ def report(words: list[str]) -> int:
     parser.add_argument(
         "--factors",
         nargs="+",
-        default=["pe"],
         metavar="KEY",
         help="what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *",
     )
@@ -60,6 +57,12 @@ def report(words: list[str]) -> int:
     )
     asked = parser.parse_args(words)
 
+    if asked.campaign is not None:
+        for flag in ("runs", "group", "reference", "factors"):
+            if getattr(asked, flag) is not None:
+                allowed = "is for the tables of runs, and --campaign takes records; leave one out"
+                raise ConfigError(f"--{flag}", ..., allowed)
+
     # Not before: figures take a second to import.
     from rope_exp.report.command import write, write_campaigns
 
@@ -68,7 +71,8 @@ def report(words: list[str]) -> int:
         print("\n".join(write_campaigns(asked.records, name, asked.out)))
         return 0
 
-    lines = write(asked.runs, asked.group, asked.out, asked.reference, tuple(asked.factors))
+    runs = asked.runs or DEFAULT_OUTPUT
+    lines = write(runs, asked.group, asked.out, asked.reference, tuple(asked.factors or ["pe"]))
     print("\n".join(lines))
     return 0
 

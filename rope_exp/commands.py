@@ -3,6 +3,7 @@
 import argparse
 import os
 import statistics
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -83,14 +84,20 @@ def campaign(words: list[str]) -> int:
     The campaigns are configs/campaign/*.yaml. Commit the records: a cell that has one is done on
     every machine.
     """
+    started = time.monotonic()
     from rope_exp.config.campaign import load_campaign
     from rope_exp.evidence.records import DEFAULT_RECORDS
     from rope_exp.launch.as_rank import is_rank
-    from rope_exp.launch.campaign import Progress, run_campaign
+    from rope_exp.launch.campaign import run_campaign
+    from rope_exp.launch.progress import Progress
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     parser.add_argument("name", metavar="NAME", help="of configs/campaign/NAME.yaml")
-    parser.add_argument("--hours", type=float, help="stop by then, with checkpoints")
+    parser.add_argument(
+        "--hours",
+        type=float,
+        help="begin to stop after so many; each run saves a checkpoint, a minute or so more",
+    )
     parser.add_argument("--list", action="store_true", help="print its cells, and run none")
     parser.add_argument(
         "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
@@ -116,7 +123,8 @@ def campaign(words: list[str]) -> int:
 
     # Until its runs are started, what prepares data is unwound.
     on_signal(interrupt)
-    return run_campaign(progress, asked.hours, asked.archive)
+    deadline = None if asked.hours is None else started + 3600 * asked.hours
+    return run_campaign(progress, deadline, asked.archive)
 
 
 def plan(words: list[str]) -> int:

@@ -3,7 +3,6 @@
 Nothing in it is left to the machine: where `auto` could mean two things, a cell is refused.
 """
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -170,7 +169,7 @@ def _check_decided(config: RunConfig, where: str) -> None:
         "tokenizer.path": config.tokenizer.path,
     }
     for key, path in places.items():
-        if path is not None and os.path.isabs(os.path.expanduser(path)):
+        if path is not None and Path(path).expanduser().is_absolute():
             raise ConfigError(f"{where}: {key}", path, "must be relative: records are committed")
 
     if config.launch.inline:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from rope_exp.config.campaign import Campaign, load_campaign
-from rope_exp.launch.campaign import Progress
+from rope_exp.launch.progress import Progress
 from rope_exp.system.files import read_json
 from support.configs import REPOSITORY, TINY
 
@@ -30,7 +30,7 @@ LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
 OF_CLOCKS = ("tokens_per_s", "wall_s", "mfu")
 
-# What a campaign and its ranks import from: a tree that counts as clean whatever is edited meanwhile.
+# Where a campaign and its ranks import from: they know no commit, whatever is being edited here.
 PYTHONPATH = os.pathsep.join([str(REPOSITORY / "tests/support/unversioned"), str(REPOSITORY)])
 
 # The command as a person gives it.

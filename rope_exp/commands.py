@@ -3,6 +3,7 @@
 import argparse
 import os
 import statistics
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,9 +36,7 @@ def report(words: list[str]) -> int:
     from rope_exp.evidence.records import DEFAULT_RECORDS
 
     parser = Parser("report", "Compile run folders into the table and its figures.")
-    parser.add_argument(
-        "--runs", type=Path, default=DEFAULT_OUTPUT, help="where groups of runs lie (%(default)s)"
-    )
+    parser.add_argument("--runs", type=Path, help=f"where groups of runs lie ({DEFAULT_OUTPUT})")
     parser.add_argument("--group", help="which of them; may be left out where there is one")
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUTPUT.parent, help="where to write (%(default)s)"
@@ -46,7 +45,6 @@ def report(words: list[str]) -> int:
     parser.add_argument(
         "--factors",
         nargs="+",
-        default=["pe"],
         metavar="KEY",
         help="what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *",
     )
@@ -60,6 +58,12 @@ def report(words: list[str]) -> int:
     )
     asked = parser.parse_args(words)
 
+    if asked.campaign is not None:
+        for flag in ("runs", "group", "reference", "factors"):
+            if getattr(asked, flag) is not None:
+                allowed = "is for the tables of runs, and --campaign takes records; leave one out"
+                raise ConfigError(f"--{flag}", ..., allowed)
+
     # Not before: figures take a second to import.
     from rope_exp.report.command import write, write_campaigns
 
@@ -68,7 +72,8 @@ def report(words: list[str]) -> int:
         print("\n".join(write_campaigns(asked.records, name, asked.out)))
         return 0
 
-    lines = write(asked.runs, asked.group, asked.out, asked.reference, tuple(asked.factors))
+    runs = asked.runs or DEFAULT_OUTPUT
+    lines = write(runs, asked.group, asked.out, asked.reference, tuple(asked.factors or ["pe"]))
     print("\n".join(lines))
     return 0
 
@@ -79,14 +84,20 @@ def campaign(words: list[str]) -> int:
     The campaigns are configs/campaign/*.yaml. Commit the records: a cell that has one is done on
     every machine.
     """
+    started = time.monotonic()
     from rope_exp.config.campaign import load_campaign
     from rope_exp.evidence.records import DEFAULT_RECORDS
     from rope_exp.launch.as_rank import is_rank
-    from rope_exp.launch.campaign import Progress, run_campaign
+    from rope_exp.launch.campaign import run_campaign
+    from rope_exp.launch.progress import Progress
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     parser.add_argument("name", metavar="NAME", help="of configs/campaign/NAME.yaml")
-    parser.add_argument("--hours", type=float, help="stop by then, with checkpoints")
+    parser.add_argument(
+        "--hours",
+        type=float,
+        help="begin to stop after so many; each run saves a checkpoint, a minute or so more",
+    )
     parser.add_argument("--list", action="store_true", help="print its cells, and run none")
     parser.add_argument(
         "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
@@ -112,7 +123,8 @@ def campaign(words: list[str]) -> int:
 
     # Until its runs are started, what prepares data is unwound.
     on_signal(interrupt)
-    return run_campaign(progress, asked.hours, asked.archive)
+    deadline = None if asked.hours is None else started + 3600 * asked.hours
+    return run_campaign(progress, deadline, asked.archive)
 
 
 def plan(words: list[str]) -> int:

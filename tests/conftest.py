@@ -66,9 +66,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
 @pytest.fixture
 def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which a campaign is started: `recorded`, before it was run."""
-    from support.campaigns import make_home
+    from support.campaigns import PYTHONPATH, make_home
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("ROPE_EXP_CACHE", str(cache))
     monkeypatch.setattr("rope_exp.launch.campaign.git_state", lambda: None)
     return make_home(tmp_path, corpus)

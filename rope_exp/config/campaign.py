@@ -19,7 +19,8 @@ from rope_exp.system.errors import ConfigError, show
 
 # The campaign that measures noise, whose report is of its own.
 PILOT = "noise"
-# What may not be left to the machine: it could change a number, or which cores a cell has.
+# What may not be left to the machine: it could change a number, or which cores a cell has. On a
+# GPU, which a run has to itself, as many may run at a time as there are.
 DECIDED = (
     "train.precision",
     "train.compile",
@@ -91,6 +92,8 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 cell = _cell(row, factors, words, entry.key, config_dir, runs / name)
                 if cell.name in cells:
                     raise ConfigError(entry.key, cell.name, "is listed twice")
+                if name != PILOT:
+                    _check_factors(cell, entry.key)
                 places[cell.name] = (seed_place, -operations(cell.config), len(cells))
                 cells[cell.name] = cell
 
@@ -154,13 +157,41 @@ def _check_decided(config: RunConfig, where: str) -> None:
     for key in DECIDED:
         section, _, name = key.partition(".")
         value = getattr(getattr(config, section), name)
-        if value in UNDECIDED:
+        may_vary = key == "launch.max_parallel" and config.launch.device == "cuda"
+        if value in UNDECIDED and not may_vary:
             raise ConfigError(f"{where}: {key}", value, "must be fixed, as all of a campaign is")
 
     revision = config.data.revision
     if config.data.kind == "hub" and not re.fullmatch("[0-9a-f]{40}", revision or ""):
         raise ConfigError(f"{where}: data.revision", revision, "must be a commit: a branch moves")
+    places = {
+        "data.path": config.data.path if config.data.kind == "files" else None,
+        "tokenizer.path": config.tokenizer.path,
+    }
+    for key, path in places.items():
+        if path is not None and Path(path).expanduser().is_absolute():
+            raise ConfigError(f"{where}: {key}", path, "must be relative: records are committed")
+
     if config.launch.inline:
         raise ConfigError(f"{where}: launch", "inline", "is for one run, and cells are several")
     if config.run != PlaceConfig():
         raise ConfigError(f"{where}: run", ..., "is not for a cell, whose folder has its name")
+
+
+def _check_factors(cell: Cell, key: str) -> None:
+    """Refuse factors by which a table could not tell rows apart; the pilot has no such table.
+
+    Args:
+        key: of the entry that lists the cell.
+    """
+    for factor in cell.factors:
+        if factor == "data.seed":
+            allowed = f"is a factor of campaign {PILOT} alone: here a block is the runs of one seed"
+            raise ConfigError(f"{key}.{factor}", ..., allowed)
+
+        values: Any = cell.config.numeric_dict()
+        for name in factor.split("."):
+            values = values.get(name, {}) if isinstance(values, dict) else {}
+        if values == {}:
+            allowed = "changes no number, and no table could tell by it; it belongs in `fixed`"
+            raise ConfigError(f"{key}.{factor}", ..., allowed)

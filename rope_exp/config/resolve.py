@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from rope_exp.config.costs import flops_per_token, memory_bytes
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import MIN_VOCAB_SIZE, TrainConfig
+from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig, TrainConfig
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.machine import (
     cpu_has_bf16,
@@ -89,12 +89,20 @@ def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
             "must be 1 for launch=inline, which starts no process",
         )
 
-    parallel = launch.max_parallel
-    if parallel == "auto":
-        parallel = max(num_gpus // processes, 1) if device == "cuda" else 1
-
     _check_batch(config.train, processes)
-    return config.replace("launch", device=device, num_processes=processes, max_parallel=parallel)
+    config = config.replace("launch", device=device, num_processes=processes)
+    return config.replace("launch", max_parallel=runs_at_a_time(config.launch))
+
+
+def runs_at_a_time(launch: LaunchConfig) -> int:
+    """Return `launch.max_parallel`; auto is as many runs as the GPUs allow, and one on a CPU.
+
+    Args:
+        launch: its device and its processes are resolved.
+    """
+    if launch.max_parallel != "auto":
+        return launch.max_parallel
+    return max(len(gpus()) // int(launch.num_processes), 1) if launch.device == "cuda" else 1
 
 
 def _check_batch(train: TrainConfig, num_processes: int) -> None:

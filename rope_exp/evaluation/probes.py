@@ -9,7 +9,8 @@ Each probe tells something that the mean over the held-out windows does not:
   tell, an absolute one can, and pays if it has learned to;
 - ablation: the loss where one site's rotation is switched off: what the model has come to need.
 
-Losses are mean nats per token, in the precision that the run trained in.
+Losses are mean nats per token, in the precision that the run trained in; null where one is not
+finite.
 
 Shapes: N windows, B of a micro-batch, T positions, D model width, C tokens of a chunk.
 """
@@ -193,6 +194,7 @@ def bin_edges(length: int) -> list[int]:
     return sorted(edges)
 
 
-def _rounded(losses: Sequence[Tensor] | Tensor) -> list[float]:
-    """Return losses with the six decimals that they are worth."""
-    return [round(float(loss), 6) for loss in losses]
+def _rounded(losses: Sequence[Tensor] | Tensor) -> list[float | None]:
+    """Return losses with the six decimals that they are worth; None for one that is not finite."""
+    numbers = [float(loss) for loss in losses]
+    return [round(number, 6) if math.isfinite(number) else None for number in numbers]

@@ -7,6 +7,7 @@ the digest itself. A record that does not verify, or contradicts itself, is refu
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -61,14 +62,19 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
     """Write a cell's record from its run's folder.
 
     Raises:
-        RecordError: the folder is no whole record of one run, or the run is not done.
-        DiskError: the disk is full.
+        ReportError: the folder is no whole record of one run, the run is not done, or it was
+            trained by code of no commit.
+        RecordError: a file of the folder cannot be read.
+        OSError: the disk would not have it.
     """
     run = read_run(folder)
     if not run.result:
         raise ReportError(f"{folder} holds no result: the run is not done")
+    _check_commit(run)
 
     config = run.config.to_dict()
+    # It says where blocks lie on one machine.
+    config["data"]["cache_dir"] = None
     curve = {key: [row.get(key) for row in run.metrics] for key in _CURVE}
     probes = read_json(folder / PROBES) if (folder / PROBES).exists() else {}
     record = {
@@ -94,7 +100,8 @@ def read_record(path: Path) -> Run:
     """Read one record, and make sure of it.
 
     Raises:
-        RecordError: naming the file: it was changed since it was written, or contradicts itself.
+        ReportError: naming the file: it was changed since it was written, or contradicts itself.
+        RecordError: it cannot be read.
     """
     return _read(path, read_json(path))
 
@@ -117,7 +124,7 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
         group=record["campaign"],
         row=record["row"],
         factors=record["factors"],
-        probes=record["probes"],
+        probes=_with_nan(record["probes"]),
     )
     check_env(path, run.env)
     check_identity(run)
@@ -152,7 +159,7 @@ def read_records(records: Path, campaign: str) -> list[Run]:
     """Read every record of a campaign, by name.
 
     Raises:
-        RecordError: one of them does not verify.
+        RecordError: one of them cannot be read, or, as a ReportError, does not verify.
     """
     return [read_record(path) for path in sorted((records / campaign).glob("*.json"))]
 
@@ -193,6 +200,27 @@ def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[
         if row["val/loss"] is None:
             del row["val/loss"]
     return rows
+
+
+def _with_nan(answers: Any) -> Any:
+    """Return a probe's answers with NaN for null, which stands for a loss that is not finite."""
+    if isinstance(answers, dict):
+        return {key: _with_nan(value) for key, value in answers.items()}
+    if isinstance(answers, list):
+        return [_with_nan(value) for value in answers]
+    return math.nan if answers is None else answers
+
+
+def _check_commit(run: Run) -> None:
+    """Refuse a run of which any start was by code that its commit does not hold."""
+    git = run.env.get("git") or {}
+    # A start before the last one is known by its mark alone, as provenance spells it.
+    earlier = [mark for mark in run.env.get("marks", ()) if mark.startswith("went on with git ")]
+    if git.get("dirty") or any("+" in mark for mark in earlier):
+        raise ReportError(
+            f"{run.folder} was trained by code that was changed since {git.get('commit')!s:.10}: "
+            "remove it, commit, and the campaign runs this cell anew"
+        )
 
 
 def _check_cell(run: Run, cell: str) -> None:

@@ -92,7 +92,7 @@ def bring_to_end(
 
     Args:
         on_poll: called after every look at them.
-        deadline: by the monotonic clock; what runs then is stopped with a checkpoint.
+        deadline: by the monotonic clock; what runs then is asked to stop, with a checkpoint.
     """
     with SignalRelay(jobs) as relay:
         while any(job.exit_code is None for job in jobs):

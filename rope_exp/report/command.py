@@ -73,8 +73,12 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
         OSError: the disk would not have it.
     """
     names = recorded_campaigns(records)
+    if not names:
+        raise ReportError(
+            f"{records} holds no record of any campaign; `rope-exp campaign NAME` makes them"
+        )
     if name is not None and name not in names:
-        there = ", ".join(names) or "none"
+        there = ", ".join(names)
         raise ReportError(f"{records} holds no record of a campaign {name}; it holds {there}")
 
     # All are made before the first is written; one campaign's ladder may stand on another's runs.
@@ -87,7 +91,6 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     if name is None:
         ladders = [run for each in LADDERS for run in read.get(each, [])]
         made["scaling"] = scaling_files(ladders)
-    if name is None and read:
         made["."] = {PAGE: page(read)}
 
     lines = []

@@ -78,8 +78,9 @@ class StopSignal:
 
     def request(self) -> None:
         """Ask to stop, as a first signal does."""
-        self.requested = True
+        # The time first: a signal between the two would count as a second one.
         self._requested_at = time.monotonic()
+        self.requested = True
         self.on_request()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from support.campaigns import FIXED, ROWS, load, names, write_campaign
 from support.refused import refused
 
 from rope_exp.config import campaign
-from rope_exp.config.campaign import cell_name, load_campaign
+from rope_exp.config.campaign import PILOT, cell_name, load_campaign
 from rope_exp.config.campaign_file import CampaignFile, Entry, campaign_names, read_campaign
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import operations
@@ -54,7 +54,7 @@ def test_the_first_seeds_of_all_entries_come_first(tmp_path: Path) -> None:
         {"rows": ["qk"], "seed": [1, 2]},
         {"rows": ["vo"], "seed": [5, 6], "data.seed": [8, 9]},
     ]
-    assert names(load(tmp_path, cells=cells)) == [
+    assert names(load(tmp_path, PILOT, cells=cells)) == [
         "qk-s1", "vo-data.seed=8-s5", "qk-s2", "vo-data.seed=9-s5",
         "vo-data.seed=8-s6", "vo-data.seed=9-s6",
     ]  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_factor_may_be_a_list_null_or_a_group(tmp_path: Path) -> None:
         {"rows": ["qk"], "seed": [0], "train.probes": [[], ["windows", "shift"]]},
         {"rows": ["qk"], "seed": [0], "data.seed": [None], "schedule": ["wsd"]},
     ]
-    configs = {cell.name: cell.config for cell in load(tmp_path, cells=cells).cells}
+    configs = {cell.name: cell.config for cell in load(tmp_path, PILOT, cells=cells).cells}
 
     listed = configs.pop("qk-train.probes=__windows_,__shift__-s0")
     assert listed.train.probes == ("windows", "shift")
@@ -206,6 +206,10 @@ def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], words: li
         ({"seed": [0], "pe": ["nope"]}, ["cells[0].pe", "is what row qk says itself"]),
         ({"seed": [0, 0]}, ["cells[0]=qk-s0: is listed twice"]),
         ({"seed": [0], "rows": ["qk", "qk"]}, ["cells[0]=qk-s0: is listed twice"]),
+        ({"seed": [0], "data.seed": [0, 1]}, ["cells[0].data.seed: is a factor of campaign noise"]),
+        ({"seed": [0], "launch.num_threads": [1]}, ["cells[0].launch.num_threads: changes no num"]),
+        ({"seed": [0], "train.probes": [["shift"]]}, ["cells[0].train.probes: changes no number"]),
+        ({"seed": [0], "launch": ["local"]}, ["cells[0].launch: changes no number"]),
     ],
 )
 def test_a_cell_that_is_none(tmp_path: Path, entry: dict[Any, Any], words: list[str]) -> None:
@@ -232,6 +236,12 @@ def test_a_cell_that_is_none(tmp_path: Path, entry: dict[Any, Any], words: list[
         ("campaign=mine", "campaign: is no key of a run"),
         ("optim.rate=1", "optim.rate: there is no such key; did you mean"),
         ("data=fineweb_edu data.revision=main", "data.revision=main: must be a commit"),
+        ("data.path=/a/corpus", "data.path=/a/corpus: must be relative: records are committed"),
+        ("\"data.path='~/corpus'\"", "data.path=~/corpus: must be relative"),
+        (
+            "tokenizer=pretrained tokenizer.path=/a/tokenizer",
+            "tokenizer.path=/a/tokenizer: must be relative",
+        ),
         ("data=stdlib data.path=null", "campaign/mine: python: is missing"),
     ],
 )
@@ -241,6 +251,20 @@ def test_a_cell_that_leaves_something_open(tmp_path: Path, word: str, words: str
     rows = {"qk": [*ROWS["qk"], *shlex.split(word)]}
     with refused(where, words, by=ConfigError):
         load(tmp_path, rows=rows)
+
+
+def test_on_a_gpu_as_many_may_run_as_there_are(tmp_path: Path) -> None:
+    """A run has its GPU to itself: how many run beside it changes no number of it."""
+    words = [*FIXED, "launch.device=cuda", "launch.max_parallel=auto"]
+    cells = load(tmp_path, fixed=words).cells
+    assert {cell.config.launch.max_parallel for cell in cells} == {"auto"}
+    assert run_config(["+experiment=on_gpu"]).launch.max_parallel == "auto"
+
+
+def test_the_pilot_may_vary_what_changes_no_number(tmp_path: Path) -> None:
+    """It asks whether that is so, and has a report of its own."""
+    cells = [{"rows": ["qk"], "seed": [0], "data.seed": [1], "launch.num_threads": [2]}]
+    assert names(load(tmp_path, PILOT, cells=cells)) == ["qk-data.seed=1-launch.num_threads=2-s0"]
 
 
 def test_two_entries_may_not_list_one_cell(tmp_path: Path) -> None:

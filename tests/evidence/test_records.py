@@ -1,6 +1,7 @@
 """Records: written from a real run, read back equal, refused where anything was changed."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -21,10 +22,11 @@ from rope_exp.evidence.records import (
     write_record,
 )
 from rope_exp.evidence.runs import read_run
+from rope_exp.run.folder import read_config, write_config
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import read_json, read_text, write_json
 
-NAME = "vo-train.probes=__windows_,__shift__-s3"
+NAME = "vo-optim.betas=_0.9,_0.95_-s3"
 
 
 @pytest.fixture
@@ -38,6 +40,18 @@ def record(recorded: Path, tmp_path: Path) -> Path:
 
 def of_folder(recorded: Path) -> Path:
     return recorded / "results/runs/mine" / NAME
+
+
+def copy_of(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of the run's folder, to be changed."""
+    folder = tmp_path / "runs" / "mine" / NAME
+    shutil.copytree(of_folder(recorded), folder)
+    return folder
+
+
+def cell_of(recorded: Path) -> Cell:
+    factors = {"seed": 3, "optim.betas": [0.9, 0.95]}
+    return Cell(NAME, "vo", factors, read_config(of_folder(recorded)))
 
 
 # -- written and read back -------------------------------------------------------------------------
@@ -58,7 +72,7 @@ def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> 
     assert found.env == {key: env[key] for key in found.env}
     assert {"torch", "cpu", "git", "num_threads", "corpus", "started"} <= found.env.keys()
     assert (found.where, found.group, found.row) == (f"mine/{NAME}", "mine", "vo")
-    assert found.factors == {"seed": 3, "train.probes": ["windows", "shift"]}
+    assert found.factors == {"seed": 3, "optim.betas": [0.9, 0.95]}
 
     assert len(found.metrics) == len(run.metrics) == 200
     for ours, theirs in zip(found.metrics, run.metrics, strict=True):
@@ -75,8 +89,7 @@ def test_a_record_says_nothing_of_where_it_was_run(record: Path) -> None:
 
 
 def test_the_same_folder_gives_the_same_bytes(recorded: Path, tmp_path: Path) -> None:
-    run = read_run(of_folder(recorded))
-    cell = Cell(NAME, "vo", {"seed": 3, "train.probes": ["windows", "shift"]}, run.config)
+    cell = cell_of(recorded)
     for name in ("one", "two"):
         write_record(tmp_path / name / "mine" / f"{NAME}.json", "mine", cell, of_folder(recorded))
     one, two = (tmp_path / name / "mine" / f"{NAME}.json" for name in ("one", "two"))
@@ -91,6 +104,55 @@ def test_every_record_of_a_campaign_is_found(recorded: Path, tmp_path: Path) -> 
     assert recorded_campaigns(tmp_path) == read_records(tmp_path, "mine") == []
 
 
+def test_a_record_holds_no_path_of_a_cache(recorded: Path, tmp_path: Path) -> None:
+    """Where blocks lie changes no number, and is of one machine."""
+    folder = copy_of(recorded, tmp_path)
+    write_config(folder, read_config(folder).replace("data", cache_dir="/a/cache"))
+    path = tmp_path / "mine" / f"{NAME}.json"
+    write_record(path, "mine", cell_of(recorded), folder)
+    assert "/a/cache" not in path.read_text()
+    assert read_record(path).config.data.cache_dir is None
+
+
+DIRTY = {"git": {"commit": "0123456789abcdef", "dirty": True}}
+RESUMED = {
+    "git": {"commit": "0123456789abcdef", "dirty": False},
+    "marks": ["went on with git 0123456789 after 0123456789+"],
+}
+
+
+@pytest.mark.parametrize("env", [DIRTY, RESUMED], ids=["at the end", "at an earlier start"])
+def test_code_of_no_commit_leaves_no_record(
+    recorded: Path, tmp_path: Path, env: dict[str, Any]
+) -> None:
+    """The tree was edited after the campaign had looked at it: each run reads it anew."""
+    folder = copy_of(recorded, tmp_path)
+    write_json(folder / "env.json", read_json(folder / "env.json") | env)
+    path = tmp_path / "mine" / f"{NAME}.json"
+    with refused(NAME, "code that was changed since 0123456789: remove it", by=RecordError):
+        write_record(path, "mine", cell_of(recorded), folder)
+    assert not path.exists()
+
+    clean = {"git": RESUMED["git"], "marks": ["went on with git 0123456789 after 9876543210"]}
+    write_json(folder / "env.json", read_json(folder / "env.json") | clean)
+    write_record(path, "mine", cell_of(recorded), folder)
+    assert read_record(path).env["git"] == RESUMED["git"]
+
+
+def test_a_probe_that_is_not_finite_is_null(recorded: Path, tmp_path: Path) -> None:
+    """In the record, as in JSON at all; whoever reads it gets NaN, which figures leave out."""
+    folder = copy_of(recorded, tmp_path)
+    probes = read_json(folder / "probes.json")
+    probes["shift"]["loss"][-1] = None
+    write_json(folder / "probes.json", probes)
+    path = tmp_path / "mine" / f"{NAME}.json"
+    write_record(path, "mine", cell_of(recorded), folder)
+    *finite, last = read_record(path).probes["shift"]["loss"]
+    assert finite == probes["shift"]["loss"][:-1]
+    assert math.isnan(last)
+    assert read_json(path)["probes"] == probes
+
+
 @pytest.mark.parametrize("harm", ["no result", "no metrics", "no probes"])
 def test_a_folder_that_is_not_whole_leaves_no_record(
     recorded: Path, tmp_path: Path, harm: str
@@ -101,11 +163,9 @@ def test_a_folder_that_is_not_whole_leaves_no_record(
     name = {"result": "result.json", "metrics": "metrics.jsonl", "probes": "probes.json"}
     (folder / name[harm.split()[1]]).unlink()
 
-    factors = {"seed": 3, "train.probes": ["windows", "shift"]}
-    cell = Cell(NAME, "vo", factors, read_run(of_folder(recorded)).config)
     path = tmp_path / "records/mine" / f"{NAME}.json"
     with refused(NAME, harm.split()[1], by=RecordError):
-        write_record(path, "mine", cell, folder)
+        write_record(path, "mine", cell_of(recorded), folder)
     assert not path.exists()
 
 
@@ -118,7 +178,7 @@ PLACES = {
     "result": r'"val/loss":\d\.\d(\d)',
     "curve": r'"train/loss":\[\d\.\d(\d)',
     "probe": r'"windows":\{"loss":\[\d\.\d(\d)',
-    "factors": r'"seed":(3),"train.probes"',
+    "factors": r'"factors":\{.*?"seed":(3)\}',
     "digest": r'"sha256":"[0-9a-f]*?(\d)',
     "format": r'"format":(1)',
 }

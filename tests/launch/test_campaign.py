@@ -1,28 +1,42 @@
 """A campaign: what is done is not run again, what it says, what it refuses."""
 
+import errno
+import itertools
 import platform
 import re
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 from support.campaigns import (
     FIXED,
+    RECORDS,
     RUNS,
     load,
     progress,
     records_of,
     write_campaign,
 )
+from support.configs import REPOSITORY
 from support.refused import refused
 
+from rope_exp import commands
 from rope_exp.commands import campaign as command
+from rope_exp.config import resolve
+from rope_exp.config.campaign import load_campaign
+from rope_exp.evidence.records import canonical, digest, recorded_campaigns
 from rope_exp.launch import campaign as campaigns
 from rope_exp.launch import sweep
+from rope_exp.launch.admit import admit
 from rope_exp.launch.campaign import run_campaign
+from rope_exp.launch.progress import Progress
 from rope_exp.system.errors import ConfigError, RecordError
-from rope_exp.system.files import read_json
+from rope_exp.system.files import read_json, write_atomically, write_json
 
 Capture = pytest.CaptureFixture[str]
 
@@ -76,6 +90,108 @@ def test_one_cell_that_cannot_be_recorded_stops_no_other(
     assert len(progress(home).left) == 1
 
 
+@pytest.mark.parametrize("moment", ["before it is begun", "while it is run"])
+def test_a_record_that_comes_meanwhile_stays(
+    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Another machine's, by a pull: its cell is not begun, and where it was, the first one stays.
+
+    The other machine took longer, so its record has other bytes.
+    """
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    theirs = {}
+    for path in records_of(recorded):
+        values = read_json(path)
+        values["result"]["wall_s"] += 1000.0
+        theirs[path.name] = canonical({**values, "sha256": digest(values)}).encode()
+    mine = progress(home)
+    if moment == "before it is begun":
+        shutil.rmtree(home / RUNS)
+
+    def pull(*arguments: Any) -> Any:
+        (home / RECORDS / "mine").mkdir(parents=True)
+        for name, content in theirs.items():
+            (home / RECORDS / "mine" / name).write_bytes(content)
+        return admit(*arguments)
+
+    monkeypatch.setattr(campaigns, "admit", pull)
+    monkeypatch.setattr(sweep, "_try_to_start", lambda *_: pytest.fail("started"))
+    assert run_campaign(mine) == 0
+    assert {path.name: path.read_bytes() for path in records_of(home)} == theirs
+    assert all(run.result["wall_s"] > 1000 for run in mine.done.values())
+
+
+def test_a_record_that_comes_unreadable_is_named(
+    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """It is not written over, nor is its cell begun."""
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    mine = progress(home)
+    path = home / RECORDS / "mine" / records_of(recorded)[0].name
+    path.parent.mkdir(parents=True)
+    path.write_text("<<<<<<< HEAD")
+    assert run_campaign(mine) == 1
+    assert path.read_text() == "<<<<<<< HEAD"
+    assert len(records_of(home)) == 2
+    assert re.search(r"^qk-\S+: failed .*cannot be read", capsys.readouterr().err, re.M)
+
+
+def test_a_cell_that_diverged_is_done(
+    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """It has its record: exit 0 the first time as every other time, and it is named each time."""
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    [result] = (home / RUNS).glob("mine/qk*/result.json")
+    values = read_json(result)
+    write_json(result, values | {"status": "diverged", "val/loss": None, "diverged_step": 201})
+    (result.parent / "probes.json").unlink()
+
+    for _ in range(2):
+        assert run_campaign(progress(home)) == 0
+        assert re.search(r"^(mine: diverged, .*)?qk-", capsys.readouterr().err, re.M)
+    assert "mine: diverged, and so done: qk-" in "\n".join(progress(home).lines())
+
+
+def test_records_of_no_cell_are_named(clone: Path, capsys: Capture) -> None:
+    """A row was renamed, and its old records are still read by reports; nothing is stopped."""
+    old, other = records_of(clone)
+    for name in ("old-s3.json", "older-s3.json"):
+        shutil.copy(old, old.with_name(name))
+    words = "holds what is of no cell of the campaign, and reports read it all the same: old-s3"
+    assert words in "\n".join(progress(clone).lines())
+    assert run_campaign(progress(clone)) == 0
+    assert f"{words}.json, older-s3.json\n" in capsys.readouterr().err
+    assert other.exists()
+
+
+def test_an_estimate_of_all_that_the_gpus_allow(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is left to them how many run at a time; --list asks on any machine."""
+    half = progress(clone)
+    cells = [
+        replace(cell, config=cell.config.replace("launch", device="cuda", max_parallel="auto"))
+        for cell in half.campaign.cells
+    ]
+    half.campaign = replace(half.campaign, cells=tuple(cells))
+    del half.done[cells[1].name]
+    monkeypatch.setattr(resolve, "gpus", lambda: [])
+    assert "with 1 at a time" in half.summary()
+    monkeypatch.setattr(resolve, "gpus", lambda: list("01234567"))
+    assert "with 8 at a time" in half.summary()
+
+
+def test_hours_count_from_the_commands_start(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compose hundreds of cells takes a minute, which is part of them."""
+    clock = iter([1000.0])
+    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    asked: list[Any] = []
+    monkeypatch.setattr(campaigns, "run_campaign", lambda *words: asked.append(words) or 0)
+    monkeypatch.setattr(commands, "on_signal", lambda _: None)
+    assert command(["mine", "--config-dir", str(clone), "--hours", "2"]) == 0
+    assert asked[0][1:] == (1000.0 + 7200.0, None)
+
+
 def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
     """Of two equal runs, one of which took 90 s: the other will, too."""
     half = progress(clone)
@@ -105,6 +221,25 @@ def test_an_archive_is_the_same_bytes_for_the_same_records(clone: Path, tmp_path
         archive.extractall(tmp_path / "out", filter="data")
     for path in records_of(clone):
         assert (tmp_path / "out/mine" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_an_archive_that_fails_is_tried_again(
+    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    """A share that is gone for a while ends no campaign; it could be written at the start."""
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    calls = itertools.count()
+
+    def failing(path: Path, content: bytes) -> None:
+        if next(calls) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_atomically(path, content)
+
+    monkeypatch.setattr(campaigns, "write_atomically", failing)
+    assert run_campaign(progress(home), archive=tmp_path / "kept") == 0
+    assert capsys.readouterr().err.count("mine: not archived, until the next record: ") == 1
+    with tarfile.open(tmp_path / "kept/mine.tar") as archive:
+        assert len(archive.getnames()) == 2
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -148,6 +283,31 @@ def test_a_record_of_another_config_is_refused(clone: Path) -> None:
     path.write_text(path.read_text().replace("- train.num_steps=200", "- train.num_steps=201"))
     with refused("results/records/mine/qk", "is a record of another config", by=ConfigError):
         progress(clone)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("launch.num_threads=2", "launch.num_threads: 1 -> 2"),
+        ("train.probes=[windows]", 'train.probes: ["windows", "shift"] -> ["windows"]'),
+    ],
+)
+def test_a_record_of_other_threads_or_probes(clone: Path, word: str, said: str) -> None:
+    """Rounding follows the threads, and a record holds its probes: neither is in the hash."""
+    path = clone / "campaign" / "mine.yaml"
+    values = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(values | {"fixed": [*values["fixed"], word]}))
+    with refused("mine/qk", "is a record of another config", said, by=ConfigError):
+        progress(clone)
+
+
+def test_the_projects_records_are_of_their_cells() -> None:
+    """Each verifies, has the config that its campaign's file gives its cell, and is of a cell."""
+    records = REPOSITORY / "results/records"
+    for name in recorded_campaigns(records):
+        found = Progress(load_campaign(name, None, RUNS), records)
+        assert len(found.done) == len(list((records / name).glob("*.json")))
+        assert not found.notes()
 
 
 @pytest.mark.parametrize(

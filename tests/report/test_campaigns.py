@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import records
 from support.records import ENV, make_records, nine_losses
 from support.refused import refused
 from support.reports import table_rows
@@ -80,9 +81,28 @@ def test_a_block_of_two_commits_is_marked(tmp_path: Path, monkeypatch: pytest.Mo
     assert "Runs of seed 1 differ in git: 0123456789, fedcba9876." in text
 
 
+def test_a_probe_that_was_not_finite_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one row's answer to one probe, which is null in its record."""
+    answers = records._probes
+
+    def overflowing(row: str, seed: int, loss: float) -> dict[str, Any]:
+        found = answers(row, seed, loss)
+        if row == "vo_rope":
+            found["shift"]["loss"][-1] = None
+        return found
+
+    monkeypatch.setattr(records, "_probes", overflowing)
+    make_records(tmp_path / "records", "english", rows=("qk_rope", "vo_rope"), seeds=(0,))
+    write_campaigns(tmp_path / "records", None, tmp_path / "out")
+    assert (tmp_path / "out/english/figures/probes.png").exists()
+
+
 def test_a_campaign_without_records_is_refused(tmp_path: Path) -> None:
     make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0,))
     with refused("holds no record of a campaign table; it holds english"):
         write_campaigns(tmp_path / "records", "table", tmp_path / "out")
-    assert write_campaigns(tmp_path / "empty", None, tmp_path / "out") == []
+    with refused("empty holds no record of any campaign"):
+        write_campaigns(tmp_path / "empty", None, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -9,8 +9,10 @@ from support.configs import NINE, REPOSITORY
 from support.refused import refused
 from support.reports import make_nine, make_run, sha256_of, table_rows
 
+from rope_exp.commands import report as command
 from rope_exp.evidence.published import LOSSES
 from rope_exp.report.command import write
+from rope_exp.system.errors import ConfigError
 
 FIGURES = ("figures/loss_curves.png", "figures/curves.png", "figures/curves.pdf")
 # Of variants alone.
@@ -48,6 +50,29 @@ def test_a_refusal_exits_2_and_writes_nothing(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words", ["--reference vo_rope", "--group mine", "--runs mine", "--factors pe optim.lr"]
+)
+def test_a_flag_of_runs_is_refused_beside_a_campaign(words: str) -> None:
+    """It was dropped in silence: the tables were others than one had asked for."""
+    with refused(words.split()[0], "and --campaign takes records", by=ConfigError):
+        command(["--campaign", "noise", *words.split()])
+
+
+def test_no_records_at_all_exit_2(tmp_path: Path) -> None:
+    """As a clone without records does: in one sentence, and nothing is written."""
+    out = tmp_path / "out"
+    script = str(REPOSITORY / "scripts" / "report.py")
+    words = ["--campaign", "all", "--records", str(tmp_path / "empty"), "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, script, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "holds no record of any campaign" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()
 
 
 def test_a_folder_that_cannot_be_written_exits_1(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from rope_exp.config.campaign import Campaign, load_campaign
-from rope_exp.launch.campaign import Progress
+from rope_exp.launch.progress import Progress
 from rope_exp.system.files import read_json
 from support.configs import REPOSITORY, TINY
 
@@ -30,11 +30,12 @@ LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
 OF_CLOCKS = ("tokens_per_s", "wall_s", "mfu")
 
-# The command as a person gives it, in a tree that counts as clean whatever is edited meanwhile.
+# Where a campaign and its ranks import from: they know no commit, whatever is being edited here.
+PYTHONPATH = os.pathsep.join([str(REPOSITORY / "tests/support/unversioned"), str(REPOSITORY)])
+
+# The command as a person gives it.
 COMMAND = """
 import sys
-from rope_exp.launch import campaign
-campaign.git_state = lambda: None
 from rope_exp.cli import main
 sys.exit(main("campaign"))
 """
@@ -69,7 +70,7 @@ def start_campaign(
         prelude: code that the process runs first.
     """
     # Of threads the campaign's own word counts.
-    shared = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "2"}
+    shared = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2"}
     return subprocess.Popen(
         [sys.executable, "-c", prelude + COMMAND, "mine", "--config-dir", str(folder), *words],
         cwd=folder,
@@ -85,8 +86,8 @@ def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
     (folder / "corpus").symlink_to(corpus)
     write_campaign(
         folder,
-        fixed=[*FIXED, *LONG],
-        cells=[{"seed": [3], "train.probes": [["windows", "shift"]]}],
+        fixed=[*FIXED, *LONG, "train.probes=[windows,shift]"],
+        cells=[{"seed": [3], "optim.betas": [[0.9, 0.95]]}],
         **values,
     )
     return folder

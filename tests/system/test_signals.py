@@ -42,3 +42,22 @@ def test_a_burst_of_signals_is_one_request(
     finally:
         heard.restore()
     assert signal.getsignal(number) is before
+
+
+class Interrupted(Heard):
+    """Meets a signal in the very moment in which it turns `requested`."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if (name, value) == ("requested", True) and not self.answers:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_within_a_request_is_no_second_one() -> None:
+    """A campaign's deadline asks without a signal, and one may come before it has done so."""
+    heard = Interrupted()
+    try:
+        heard.request()
+        assert heard.answers == ["request"]
+    finally:
+        heard.restore()

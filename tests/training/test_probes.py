@@ -46,6 +46,22 @@ def test_probes_change_no_number_of_the_run(make: Make) -> None:
     assert not (plain.folder / "probes.json").exists()
 
 
+def test_a_probe_that_is_not_finite_is_null(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far outside what it was trained on a loss may overflow: the run is finished all the same."""
+    trainer = make("run", *ASKED)
+    token_nats = probes.token_nats
+
+    def overflowing(*arguments: object) -> torch.Tensor:
+        nats_BT = token_nats(*arguments)  # type: ignore[arg-type]
+        return nats_BT * torch.inf if trainer.decoder.model.rotary_emb.start else nats_BT
+
+    monkeypatch.setattr(probes, "token_nats", overflowing)
+    assert trainer.train() == "finished"
+    found = read_json(trainer.folder / "probes.json")
+    assert found["shift"]["loss"] == [found["shift"]["loss"][0], None, None, None, None]
+    assert None not in found["windows"]["loss"]
+
+
 @pytest.mark.parametrize("at", [0, 3, 7])
 def test_a_run_stopped_in_its_probes_goes_on(
     make: Make, monkeypatch: pytest.MonkeyPatch, at: int

@@ -1,0 +1,129 @@
+"""How far a campaign is: which of its cells have a record, and what the others will take."""
+
+import statistics
+from collections.abc import Sequence
+from datetime import timedelta
+from operator import attrgetter
+from pathlib import Path
+
+from rope_exp.config.campaign import Campaign, Cell
+from rope_exp.config.resolve import operations, runs_at_a_time
+from rope_exp.config.run import differing_keys
+from rope_exp.evidence.records import read_record, record_path
+from rope_exp.evidence.runs import Run
+from rope_exp.system.errors import ConfigError, show
+
+# What a record's config must share with its cell beside what can change a number: on the threads
+# rounding depends, and the probes are part of what a record holds.
+SHARED = ("launch.num_threads", "train.probes")
+
+
+class Progress:
+    """Which cells of a campaign have a record, and what the others will take.
+
+    Args:
+        records: the folder of all campaigns' records.
+    Raises:
+        RecordError: a record cannot be read, or does not verify.
+        ConfigError: a record is of another config than its cell has today.
+    """
+
+    def __init__(self, campaign: Campaign, records: Path) -> None:
+        self.campaign = campaign
+        self.records = records
+        self.done: dict[str, Run] = {}
+        for cell in campaign.cells:
+            if self.path(cell).exists():
+                self.read(cell)
+
+    def path(self, cell: Cell) -> Path:
+        """Return where a cell's record lies."""
+        return record_path(self.records, self.campaign.name, cell.name)
+
+    def read(self, cell: Cell) -> None:
+        """Read a cell's record: the cell is done.
+
+        Raises:
+            RecordError, ConfigError: see the class.
+        """
+        self.done[cell.name] = _matching(read_record(self.path(cell)), cell)
+
+    @property
+    def left(self) -> list[Cell]:
+        """The cells without a record, in the order in which they are run."""
+        return [cell for cell in self.campaign.cells if cell.name not in self.done]
+
+    def notes(self) -> list[str]:
+        """Say what a person may want to know of the records: of no cell, or of no loss."""
+        notes = []
+        names = {cell.name for cell in self.campaign.cells}
+        folder = self.records / self.campaign.name
+        strangers = sorted(path.name for path in folder.glob("*.json") if path.stem not in names)
+        if strangers:
+            notes.append(
+                f"{folder} holds what is of no cell of the campaign, and reports read it all the "
+                f"same: {', '.join(strangers)}"
+            )
+
+        diverged = [name for name, run in self.done.items() if run.status == "diverged"]
+        if diverged:
+            notes.append(f"{self.campaign.name}: diverged, and so done: {', '.join(diverged)}")
+        return notes
+
+    def seconds(self, cells: Sequence[Cell]) -> float | None:
+        """Return what cells take, one after another, by what the recorded ones took."""
+        finished = [run for run in self.done.values() if run.status == "finished"]
+        rates = [run.result["wall_s"] / operations(run.config) for run in finished]
+        if not rates:
+            return None
+        total = sum(operations(cell.config) for cell in cells)
+        return float(statistics.median(rates)) * total
+
+    def summary(self) -> str:
+        """Say how far the campaign is, and what is left."""
+        count = len(self.campaign.cells)
+        words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
+        if not self.left:
+            return words
+
+        spent = sum(run.result["wall_s"] for run in self.done.values())
+        seconds = self.seconds(self.left)
+        if seconds is None:
+            return f"{words}; no estimate yet of the {len(self.left)} that are left"
+        parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
+        left = timedelta(seconds=round(seconds / parallel))
+        return (
+            f"{words}, {spent / 3600:.1f} hours of runs; {len(self.left)} are left, about {left} "
+            f"with {parallel} at a time"
+        )
+
+    def lines(self) -> list[str]:
+        """Return a line for each cell, and the summary."""
+        width = max(len(cell.name) for cell in self.campaign.cells)
+        lines = [self.campaign.about]
+        for cell in self.campaign.cells:
+            run = self.done.get(cell.name)
+            words = "left"
+            if run is not None:
+                loss = "" if run.loss is None else f" {run.loss:.4f}"
+                words = f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
+            lines.append(f"  {cell.name:{width}}  {words}")
+        return [*lines, *self.notes(), self.summary()]
+
+
+def _matching(run: Run, cell: Cell) -> Run:
+    """Refuse a record of another config than its cell has today."""
+    differing = [
+        f"{key}: {show(attrgetter(key)(run.config))} -> {show(attrgetter(key)(cell.config))}"
+        for key in SHARED
+        if attrgetter(key)(run.config) != attrgetter(key)(cell.config)
+    ]
+    differing += differing_keys(run.config.numeric_dict(), cell.config.numeric_dict())
+    if differing:
+        raise ConfigError(
+            run.where,
+            ...,
+            f"{run.folder} is a record of another config than the campaign's file gives this cell "
+            f"({'; '.join(differing)})",
+        )
+    return run

@@ -71,7 +71,7 @@ def _draw_differences(axes: Axes, report: Report) -> list[End]:
         style = look(row.label, row.number)
         mean = differences.mean(axis="columns")
         axes.plot(mean, zorder=4, gid=f"{row.label} delta", **style)
-        ends.append(End(row.label, float(mean.iloc[-1]), _said(row)))
+        ends.append(End(row.label, float(mean.iloc[-1]), _end_text(row)))
 
         # One deviation over seeds to either side; nothing where there is one.
         deviation = differences.std(axis="columns")
@@ -111,7 +111,7 @@ def _of_finished(row: Row) -> Sequence[Run]:
     return finished or row.runs
 
 
-def _said(row: Row) -> str:
+def _end_text(row: Row) -> str:
     """Return a row's name, and what stands in the place of its loss."""
     return f"{row.name} ({row.verdict})" if row.verdict else row.name
 

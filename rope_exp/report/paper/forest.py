@@ -36,7 +36,7 @@ def forest(report: Report) -> Figure | None:
     _set_words(words)
     for place, row in enumerate(rows):
         _draw(axes, report, row, place)
-        _say(words, report, row, place)
+        _write_words(words, report, row, place)
 
     small_print(
         figure,
@@ -96,7 +96,7 @@ def _set_words(axes: Axes) -> None:
         axes.text(at, 1.02, header, transform=across, va="bottom", color=GREY, fontsize=SMALL)
 
 
-def _say(axes: Axes, report: Report, row: Line, place: int) -> None:
+def _write_words(axes: Axes, report: Report, row: Line, place: int) -> None:
     """Write a row's numbers beside its interval."""
     judged = report.against.get(row.label)
     if judged is not None:

@@ -7,12 +7,12 @@ from rope_exp.evidence.noise import SEEDS, Spread, changes
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report, build
+from rope_exp.report.paper.along import keys_along, ladders, neighbours
 from rope_exp.report.paper.curves import curves
 from rope_exp.report.paper.deviations import deviations
 from rope_exp.report.paper.forest import forest
 from rope_exp.report.paper.grid import grid
 from rope_exp.report.paper.ladder import ladder
-from rope_exp.report.paper.levels import family, ladders, neighbours
 from rope_exp.report.paper.probes import probes
 from rope_exp.report.paper.ranks import ranks
 from rope_exp.report.paper.rates import FACTOR, rates
@@ -78,7 +78,7 @@ def of_pilot(spreads: Sequence[Spread], runs: Iterable[Run]) -> dict[str, bytes]
 
 def _level(runs: Sequence[Run], factor: str) -> list[str]:
     """Return what tells a campaign's ladders apart: its factors that do not change along one."""
-    along = (*SEEDS, *family(factor))
+    along = (*SEEDS, *keys_along(factor))
     keys = sorted({key for run in runs for key in run.factors})
     kept = [key for key in keys if not any(f"{key}.".startswith(f"{each}.") for each in along)]
     return [f"{key}={spelled(runs[0].config, key)}" for key in kept]

@@ -89,11 +89,11 @@ def _write(axes: Axes, report: Report, row: Line | None, i: int, j: int, mesh: Q
         number = f"{delta:+.4f}" if delta else "0"
         gid = f"{row.label} delta"
         axes.text(j + 0.5, i + 0.47, number, ha="center", va="center", color=ink, size=10, gid=gid)
-        _say(axes, report, row, i, j, ink)
+        _write_words(axes, report, row, i, j, ink)
         _publish(axes, row, i, j, ink)
 
 
-def _say(axes: Axes, report: Report, row: Line, i: int, j: int, ink: str) -> None:
+def _write_words(axes: Axes, report: Report, row: Line, i: int, j: int, ink: str) -> None:
     """Write what the test says below the number."""
     judged = report.against.get(row.label)
     said = "reference" if row.label == report.reference.label else ""

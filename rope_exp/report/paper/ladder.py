@@ -13,8 +13,8 @@ from rope_exp.evidence.comparable import value_of
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Line, Report, build
 from rope_exp.report.looks import look
+from rope_exp.report.paper.along import by_level, companions
 from rope_exp.report.paper.labels import End, label_ends
-from rope_exp.report.paper.levels import by_level, companions
 from rope_exp.report.paper.style import (
     GREY,
     INK,

@@ -137,10 +137,11 @@ def _draw_shift(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None
 def _draw_ablation(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
     """Draw what it costs to switch one site's rotation off: a column a site, a dot a row."""
     for place, site in enumerate(SITES):
-        asked = [label for label in answers if site in answers[label].of]
+        rows_with_site = [label for label in answers if site in answers[label].of]
         # Side by side, so that equal ones stay visible.
-        offsets = np.linspace(-0.3, 0.3, len(asked)) if len(asked) > 1 else np.zeros(len(asked))
-        for label, offset in zip(asked, offsets, strict=True):
+        count = len(rows_with_site)
+        offsets = np.linspace(-0.3, 0.3, count) if count > 1 else np.zeros(count)
+        for label, offset in zip(rows_with_site, offsets, strict=True):
             answer = answers[label]
             losses = dict(zip(answer.of, answer.loss, strict=True))
             cost = losses[site] - losses[""]

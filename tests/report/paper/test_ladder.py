@@ -12,8 +12,8 @@ from support.reports import TOKENS_PER_STEP, make_run
 from rope_exp.evidence.published import LOSSES
 from rope_exp.evidence.runs import Run, find_groups, read_runs
 from rope_exp.report.content import build
+from rope_exp.report.paper.along import by_level, companions, ladders
 from rope_exp.report.paper.ladder import ladder
-from rope_exp.report.paper.levels import by_level, companions, ladders
 from rope_exp.report.paper.rates import rates
 
 STEPS = "train.num_steps"

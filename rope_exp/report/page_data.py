@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rope_exp.config.campaign import PILOT
-from rope_exp.config.variants import SITES, subset_name
 from rope_exp.evidence import published
-from rope_exp.evidence.comparable import Row
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.by_tokens import SHOWN_FROM
 from rope_exp.report.content import Line, Report, refer
 from rope_exp.report.levels import TITLES, Level, find_levels
-from rope_exp.report.looks import look
+from rope_exp.report.looks import look, parts
 from rope_exp.report.page_curves import DECIMALS, curves, differences
 from rope_exp.report.page_marks import dashes, filled, outline
 from rope_exp.report.page_tables import noise_table, relations_table, runs_table, table_of_rows
@@ -55,6 +54,7 @@ def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     texts = Texts()
     return {
         "margin": MARGIN,
+        "shown_from": SHOWN_FROM,
         "source": published.SOURCE,
         "facets": _facets(levels),
         "levels": [_level(level, texts) for level in levels],
@@ -119,23 +119,13 @@ def _row(row: Line) -> dict[str, Any]:
         "path": outline(style),
         "fill": filled(style),
         "dash": dashes(style),
-        "cell": _cell(row),
+        "cell": parts(row.label),
         "rotate": " ".join(pe.rotate),
         "loss": _rounded(row.ours.loss_mean),
         "seeds": row.ours.num_seeds,
         "verdict": row.verdict,
         "published": row.theirs.loss_mean,
     }
-
-
-def _cell(row: Row) -> list[str] | None:
-    """Return a row's place in the grid, Q/K part and V/O part; none for what is no plain subset."""
-    rotate = row.runs[0].config.pe.rotate
-    if row.name != subset_name(rotate):
-        return None
-    queries = "".join(site for site in SITES[:2] if site in rotate)
-    values = "".join(site for site in SITES[2:] if site in rotate)
-    return [queries, values]
 
 
 def _against(report: Report, tokens: Sequence[int], level: Level, texts: Texts) -> dict[str, Any]:

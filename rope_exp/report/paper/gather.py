@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from rope_exp.evidence.comparable import spelled
-from rope_exp.evidence.noise import SEEDS, Spread, changes
+from rope_exp.config.campaign_file import SEEDS
+from rope_exp.evidence.noise import Spread, changes
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report, build
+from rope_exp.report.levels import level_name
 from rope_exp.report.paper.along import keys_along, ladders, neighbours
 from rope_exp.report.paper.curves import curves
 from rope_exp.report.paper.deviations import deviations
@@ -54,7 +55,7 @@ def of_campaign(runs: Sequence[Run], others: Iterable[Run]) -> dict[str, bytes]:
         for chosen in found:
             name = _LADDERS.get(factor, "rates")
             if len(found) > 1:
-                name = "-".join([name, *_level(chosen, factor)])
+                name = "-".join(filter(None, [name, _level(chosen, factor)]))
             figure = rates(chosen) if factor == FACTOR else ladder(chosen, factor)
             files |= files_of(name, figure)
     return files
@@ -76,9 +77,9 @@ def of_pilot(spreads: Sequence[Spread], runs: Iterable[Run]) -> dict[str, bytes]
     return files_of("deviations", deviations(spreads, names))
 
 
-def _level(runs: Sequence[Run], factor: str) -> list[str]:
+def _level(runs: Sequence[Run], factor: str) -> str:
     """Return what tells a campaign's ladders apart: its factors that do not change along one."""
     along = (*SEEDS, *keys_along(factor))
     keys = sorted({key for run in runs for key in run.factors})
     kept = [key for key in keys if not any(f"{key}.".startswith(f"{each}.") for each in along)]
-    return [f"{key}={spelled(runs[0].config, key)}" for key in kept]
+    return level_name(runs[0], kept)

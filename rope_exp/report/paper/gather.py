@@ -1,11 +1,13 @@
 """Which figures there are: of a report, of a campaign with factors, of the pilot."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from rope_exp.config.campaign_file import SEEDS
+from rope_exp.evidence.comparable import check_blocks
 from rope_exp.evidence.noise import Spread, changes
 from rope_exp.evidence.published import REFERENCE
-from rope_exp.evidence.runs import Run
+from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import Report, build
 from rope_exp.report.levels import level_name
 from rope_exp.report.paper.along import keys_along, ladders, neighbours
@@ -56,8 +58,10 @@ def of_campaign(runs: Sequence[Run], others: Iterable[Run]) -> dict[str, bytes]:
             name = _LADDERS.get(factor, "rates")
             if len(found) > 1:
                 name = "-".join(filter(None, [name, _level(chosen, factor)]))
-            figure = rates(chosen) if factor == FACTOR else ladder(chosen, factor)
-            files |= files_of(name, figure)
+            # Runs of other campaigns may not fit: there is no such figure then, and all others.
+            with suppress(ReportError):
+                figure = rates(chosen) if factor == FACTOR else ladder(chosen, factor)
+                files |= files_of(name, figure)
     return files
 
 
@@ -66,7 +70,13 @@ def _beside(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
     found = neighbours(runs, others)
     if not found:
         return {}
-    report = build([*runs, *found], ["pe"])
+    together = [*runs, *found]
+    try:
+        check_blocks(together)
+        report = build(together, ["pe"])
+    except ReportError:
+        # They may not share a table: each campaign stands alone.
+        return {}
     return files_of("forest", forest(report)) | files_of("grid", grid(report))
 
 

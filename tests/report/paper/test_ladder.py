@@ -73,7 +73,8 @@ def test_a_crossing_is_marked_and_said(figure: Figure) -> None:
     assert x == pytest.approx([expected], rel=1e-3)
     assert y == [0]
     assert any(
-        "×: crosses QK-RoPE" in said and "VO-RoPE at 2.58M" in said for said in texts(figure)
+        "×: where the means cross (untested;" in said and "QK-RoPE and VO-RoPE at 2.58M" in said
+        for said in texts(figure)
     )
     assert "nope crosses" not in artists(figure)
 

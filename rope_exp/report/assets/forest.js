@@ -47,8 +47,8 @@ function drawForest(level, reference) {
 
 function forestRow(row, difference, isReference) {
   const isSettled = difference.word && difference.word !== "open";
-  let word = isReference ? "reference" : difference.word ?? "not tested";
-  if (difference.needed) word += `, ${difference.needed} seeds`;
+  let word = marked(isReference ? "reference" : difference.word ?? "not tested", row);
+  if (difference.needed) word += `, ${difference.needed} seeds in all`;
 
   const number = isReference ? "" : signed(difference.delta);
   const ends = [signed(difference.low), signed(difference.high)];

@@ -265,13 +265,17 @@ def test_a_row_says_what_diverged_and_what_would_settle_it(
     path.write_bytes(assemble(data))
 
     browser.open(path)
-    assert "reference (1 diverged)" in forest(browser)
-    assert "open (1 diverged), 12 seeds in all" in forest(browser)
-    assert "open (1 diverged)" in browser.text("#grid")
+    assert "reference (1\u00a0diverged)" in forest(browser)
+    assert "open (1\u00a0diverged), 12 seeds in all" in forest(browser)
+    assert "12 seeds in all" in browser.text("#forest")
+    assert "open (1\u00a0diverged)" in browser.text("#grid")
     try:
         browser.look(400)
         browser.open(path)
         assert browser.evaluate("document.documentElement.scrollWidth") <= 400
+        # There is no room for more than the verdict, but in what is read aloud.
+        assert "12 seeds in all" not in browser.text("#forest")
+        assert "12 seeds in all" in forest(browser)
     finally:
         browser.look(1360)
     assert browser.complaints == []

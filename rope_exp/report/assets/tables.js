@@ -133,9 +133,9 @@ function corner() {
   return cell;
 }
 
-/** A verdict's word, and how many runs it is without. */
+/** A verdict's word, and how many runs it is without; no line breaks within the latter. */
 function marked(word, row) {
-  return row.mark ? `${word} ${row.mark}` : word;
+  return row.mark ? `${word} ${row.mark.replaceAll(" ", "\u00a0")}` : word;
 }
 
 function gridCell(row, difference, reference, largest) {

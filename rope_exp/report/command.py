@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rope_exp.config.campaign import PILOT
-from rope_exp.evidence.comparable import check_blocks, spelled
+from rope_exp.config.campaign_file import SEEDS
+from rope_exp.evidence.comparable import check_blocks
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.content import Report, build
 from rope_exp.report.figures import against_published, loss_curves
+from rope_exp.report.levels import level_name
 from rope_exp.report.noise import noise_files
 from rope_exp.report.page import page
 from rope_exp.report.paper.gather import of_campaign, of_report
@@ -21,8 +23,6 @@ from rope_exp.report.tables import csv_table, markdown, pairs_table, plain_table
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import write_atomically
 
-# What a campaign's table is never split by: what a block is, and what a row says.
-SEEDS = ("seed", "data.seed")
 PAGE = "report.html"
 
 
@@ -114,8 +114,7 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
     levels: dict[str, list[Run]] = {}
     for run in runs:
         keys = [key for key in run.factors if key not in SEEDS]
-        level = "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
-        levels.setdefault(level, []).append(run)
+        levels.setdefault(level_name(run, keys), []).append(run)
 
     files = of_campaign(runs, others)
     for level, found in sorted(levels.items()):

@@ -5,7 +5,6 @@ PNG bytes that depend on the runs alone.
 
 import io
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.style
@@ -18,7 +17,7 @@ from matplotlib.ticker import EngFormatter
 
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import Row
-from rope_exp.evidence.runs import Run
+from rope_exp.report.by_tokens import SHOWN_FROM, by_tokens, finished_or_all
 from rope_exp.report.content import Line, Report
 from rope_exp.report.looks import look
 
@@ -36,9 +35,6 @@ _STYLE: dict[str, Any] = {
 }
 _GREY = "#555555"
 
-# The axes fit the curves after this share of the run: before it they fall too steeply to read.
-_SHOWN_FROM = 0.2
-
 
 # -- loss curves -----------------------------------------------------------------------------------
 
@@ -51,12 +47,13 @@ def loss_curves(report: Report) -> bytes:
 
         # The running median of training losses: over a tenth of the longest run's rows.
         window = max(1, max(len(run.metrics) for run in report.runs) // 10)
-        reference = _curves(report.reference.runs, "val/loss")
+        # Runs of the reference that ended early would cut the others' curves.
+        reference = by_tokens(finished_or_all(report.reference), "val/loss")
         lines = []
         for row in report.rows.values():
-            validation = _curves(row.runs, "val/loss")
+            validation = by_tokens(row.runs, "val/loss")
             difference = validation.sub(reference).dropna(axis="columns", how="all")
-            _draw(losses, _curves(row.runs, "train/loss", window), row, pale=True)
+            _draw(losses, by_tokens(row.runs, "train/loss", window), row, pale=True)
             _draw(losses, validation, row)
             _draw(deltas, difference, row)
 
@@ -73,17 +70,6 @@ def loss_curves(report: Report) -> bytes:
 
         figure.legend(handles=lines, loc="outside right upper", fontsize=8, handlelength=3)
         return _png(figure, _small_print(report, window))
-
-
-def _curves(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
-    """Return one column a seed, by tokens: the running median over `window` rows with `key`."""
-    columns = {}
-    for run in runs:
-        per_step = run.config.train.tokens_per_step
-        values = {row["step"] * per_step: row[key] for row in run.metrics if key in row}
-        curve = pd.Series(values, dtype=float)
-        columns[run.config.seed] = curve.rolling(window, min_periods=1).median()
-    return pd.DataFrame(columns).sort_index()
 
 
 def _draw(axes: Axes, curves: pd.DataFrame, row: Row, *, pale: bool = False) -> None:
@@ -117,7 +103,7 @@ def _fit(axes: Axes) -> None:
     if not len(tokens):
         return
 
-    heights = heights[tokens >= _SHOWN_FROM * tokens.max()]
+    heights = heights[tokens >= SHOWN_FROM * tokens.max()]
     margin = 0.06 * float(np.ptp(heights)) or 0.1
     axes.set_ylim(heights.min() - margin, heights.max() + margin)
 
@@ -142,7 +128,7 @@ def _cross_out(axes: Axes, row: Row, window: int) -> None:
     """Mark where diverged runs ended, moved to the edge if that lies outside."""
     for run in row.runs:
         if run.status == "diverged" and run.metrics:
-            end = _curves([run], "train/loss", window)[-1:].clip(*axes.get_ylim())
+            end = by_tokens([run], "train/loss", window)[-1:].clip(*axes.get_ylim())
             color = look(row.label, row.number)["color"]
             axes.plot(end, "x", color=color, markersize=9, markeredgewidth=2.2, clip_on=False)
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rope_exp.config.campaign import PILOT
+from rope_exp.config.campaign_file import SEEDS
 from rope_exp.config.run import RunConfig
 from rope_exp.evidence.comparable import check_blocks, spelled, value_of
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import Report, build
 
-# What a table is never split by: what a block is, and what a row says.
-_SEEDS = ("seed", "data.seed")
 _CAMPAIGN = "campaign"
 TITLES = {
     _CAMPAIGN: "Campaign",
@@ -76,6 +75,11 @@ def find_levels(campaigns: Mapping[str, Sequence[Run]]) -> list[Level]:
     return levels + _joined(levels)
 
 
+def level_name(run: Run, keys: Iterable[str]) -> str:
+    """Return how files name a level, by the factors that tell it from a campaign's others."""
+    return "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
+
+
 def _facets(run: Run, others: Iterable[str]) -> dict[str, Choice]:
     told = {_CAMPAIGN: Choice(0, run.group), **_base(run.config)}
     return told | {key: _choice(run.config, key) for key in others}
@@ -104,7 +108,7 @@ def _choice(config: RunConfig, key: str) -> Choice:
 
 def _untold(runs: Sequence[Run]) -> list[str]:
     """Return the factors of campaigns of which the facets of every run do not tell the value."""
-    factors = {key for run in runs for key in run.factors} - set(_SEEDS)
+    factors = {key for run in runs for key in run.factors} - set(SEEDS)
     untold = set()
     for key in factors:
         told: dict[tuple[Choice, ...], Choice] = {}

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from rope_exp.evidence.comparable import Row
-from rope_exp.evidence.runs import Run
+from rope_exp.report.by_tokens import by_tokens
 
 # Of a loss in the page: ten times finer than any difference that is read from a curve.
 DECIMALS = 5
@@ -18,7 +18,7 @@ def curves(rows: Mapping[str, Row]) -> dict[str, Any]:
 
     `mean` is over finished seeds, where all of them have a value; `seeds` is each run's own.
     """
-    tables = {label: _losses(row.runs) for label, row in rows.items()}
+    tables = {label: by_tokens(row.runs, "val/loss") for label, row in rows.items()}
     tokens = sorted({int(at) for table in tables.values() for at in table.index})
 
     drawn = {}
@@ -36,10 +36,10 @@ def curves(rows: Mapping[str, Row]) -> dict[str, Any]:
 def differences(rows: Mapping[str, Row], reference: Row, tokens: Sequence[int]) -> dict[str, Any]:
     """Return the mean differences to the reference, over the finished seeds that both have."""
     found = {}
-    base = _losses(reference.runs).reindex(pd.Index(tokens))
+    base = by_tokens(reference.runs, "val/loss").reindex(pd.Index(tokens))
     for label, row in rows.items():
         shared = [seed for seed in row.losses if seed in reference.losses]
-        table = _losses(row.runs).reindex(pd.Index(tokens))
+        table = by_tokens(row.runs, "val/loss").reindex(pd.Index(tokens))
         found[label] = _mean(table[shared] - base[shared])
     return found
 
@@ -48,15 +48,6 @@ def numbers(values: "pd.Series[float]") -> Numbers:
     """Return numbers for JSON; none where there is none."""
     rounded = values.round(DECIMALS)
     return [None if pd.isna(value) else float(value) for value in rounded]
-
-
-def _losses(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return one column a seed, by tokens."""
-    columns = {}
-    for run in sorted(runs, key=lambda run: run.config.seed):
-        values = {row["tokens"]: row["val/loss"] for row in run.metrics if "val/loss" in row}
-        columns[run.config.seed] = pd.Series(values, dtype=float)
-    return pd.DataFrame(columns, dtype=float)
 
 
 def _mean(table_TS: pd.DataFrame) -> Numbers:

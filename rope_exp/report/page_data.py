@@ -8,19 +8,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rope_exp.config.campaign import PILOT
-from rope_exp.config.variants import SITES, subset_name
 from rope_exp.evidence import published
-from rope_exp.evidence.comparable import Row
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.by_tokens import SHOWN_FROM
 from rope_exp.report.content import Line, Report, refer
+from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.levels import TITLES, Level, find_levels
-from rope_exp.report.looks import look
-from rope_exp.report.page_curves import DECIMALS, curves, differences
+from rope_exp.report.looks import look, parts
+from rope_exp.report.page_curves import curves, differences
 from rope_exp.report.page_marks import dashes, filled, outline
 from rope_exp.report.page_tables import noise_table, relations_table, runs_table, table_of_rows
 from rope_exp.report.sentences import assumptions, caption, notes, summary
 from rope_exp.report.tables import WORDS
+
+# Of a view that docs/protocol.md has no family of tests for.
+EXPLORATION = (
+    "This view is exploration: docs/protocol.md plans differences to QK-RoPE within one campaign. "
+    "What another reference or joined campaigns show is a question for new runs, and no result."
+)
 
 
 class Texts:
@@ -55,6 +61,7 @@ def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     texts = Texts()
     return {
         "margin": MARGIN,
+        "shown_from": SHOWN_FROM,
         "source": published.SOURCE,
         "facets": _facets(levels),
         "levels": [_level(level, texts) for level in levels],
@@ -119,23 +126,14 @@ def _row(row: Line) -> dict[str, Any]:
         "path": outline(style),
         "fill": filled(style),
         "dash": dashes(style),
-        "cell": _cell(row),
+        "cell": parts(row.label),
         "rotate": " ".join(pe.rotate),
-        "loss": _rounded(row.ours.loss_mean),
+        "loss": row.ours.loss_mean,
         "seeds": row.ours.num_seeds,
         "verdict": row.verdict,
+        "mark": diverged_mark(row),
         "published": row.theirs.loss_mean,
     }
-
-
-def _cell(row: Row) -> list[str] | None:
-    """Return a row's place in the grid, Q/K part and V/O part; none for what is no plain subset."""
-    rotate = row.runs[0].config.pe.rotate
-    if row.name != subset_name(rotate):
-        return None
-    queries = "".join(site for site in SITES[:2] if site in rotate)
-    values = "".join(site for site in SITES[2:] if site in rotate)
-    return [queries, values]
 
 
 def _against(report: Report, tokens: Sequence[int], level: Level, texts: Texts) -> dict[str, Any]:
@@ -148,6 +146,8 @@ def _against(report: Report, tokens: Sequence[int], level: Level, texts: Texts) 
             f"Rows of the campaigns {names}, joined for this page: more rows are tested together "
             "than in either's own table, so adjusted values differ from those.",
         )
+    if level.joined or report.reference.label != published.REFERENCE:
+        said.insert(0, EXPLORATION)
     return {
         "caption": caption(report),
         "notes": texts.places(said),
@@ -159,19 +159,15 @@ def _against(report: Report, tokens: Sequence[int], level: Level, texts: Texts) 
 
 def _difference(report: Report, row: Line) -> dict[str, Any]:
     """Return a row's difference to the reference, and what is judged of it."""
-    found = {"delta": _rounded(row.ours.delta), "published": _rounded(row.theirs.delta)}
+    found = {"delta": row.ours.delta, "published": row.theirs.delta}
     judged = report.against.get(row.label)
     if judged is None:
         return found
     return found | {
-        "low": _rounded(judged.low),
-        "high": _rounded(judged.high),
-        "wide_low": _rounded(judged.wide_low),
-        "wide_high": _rounded(judged.wide_high),
+        "low": judged.low,
+        "high": judged.high,
+        "wide_low": judged.wide_low,
+        "wide_high": judged.wide_high,
         "word": WORDS[judged.verdict],
         "needed": judged.seeds_needed,
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, DECIMALS)

@@ -47,6 +47,14 @@ def test_the_page_refers_to_nothing_outside(text: str) -> None:
     assert "https://" not in markup
 
 
+def test_the_page_claims_no_more_than_the_tests(text: str) -> None:
+    assert "which differences the tests find" in " ".join(text.split())
+    assert "a difference, by the tests" in text
+    assert "whether or not the tests tell them apart" in text
+    markup = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r"\breal\b|\bbetter, orange", markup)
+
+
 def test_texts_of_records_are_no_markup(text: str) -> None:
     assert HOSTILE not in text
     assert text.count("</script>") == 3

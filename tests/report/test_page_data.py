@@ -10,7 +10,7 @@ from rope_exp.evidence.noise import spreads
 from rope_exp.report.content import build, refer
 from rope_exp.report.levels import find_levels
 from rope_exp.report.looks import look
-from rope_exp.report.page_data import page_data
+from rope_exp.report.page_data import EXPLORATION, page_data
 from rope_exp.report.page_marks import dashes, filled, outline
 from rope_exp.report.page_tables import noise_table
 
@@ -102,13 +102,32 @@ def test_another_reference_is_judged_as_by_build() -> None:
 def test_numbers_are_those_of_the_tables(data: dict[str, Any]) -> None:
     level = data["levels"][data["start"]]
     report = build(make_runs("nine"), ["pe"], "nope")
+    losses = {row["label"]: row["loss"] for row in level["rows"]}
     for label, judged in report.against.items():
+        # A browser rounds once, as a table does.
+        assert losses[label] == report.rows[label].ours.loss_mean
         row = level["against"]["nope"]["rows"][label]
         expected = [judged.delta, judged.low, judged.high, judged.wide_low, judged.wide_high]
         shown = [row[key] for key in ("delta", "low", "high", "wide_low", "wide_high")]
-        assert shown == pytest.approx(expected, abs=1e-5)
+        assert shown == expected
     assert level["against"]["nope"]["rows"]["qk_rope"]["word"] == "better"
     assert level["against"]["nope"]["rows"]["qk_rope"]["published"] == pytest.approx(-0.083)
+
+
+def test_other_views_than_the_protocols_are_exploration(data: dict[str, Any]) -> None:
+    """Another reference, and levels that several campaigns make up; not the planned one."""
+
+    def notes_of(page: dict[str, Any], level: dict[str, Any], reference: str) -> list[str]:
+        return [page["texts"][place] for place in level["against"][reference]["notes"]]
+
+    level = data["levels"][data["start"]]
+    assert EXPLORATION not in notes_of(data, level, "qk_rope")
+    assert EXPLORATION in notes_of(data, level, "nope")
+    joined = page_data({"nine": make_runs("nine", FEW), "more": more_runs(("qv_rope",))})
+    more, nine, both = joined["levels"]
+    assert EXPLORATION in notes_of(joined, more, "qv_rope")
+    assert EXPLORATION not in notes_of(joined, nine, "qk_rope")
+    assert EXPLORATION in notes_of(joined, both, "qk_rope")
 
 
 def test_one_seed_has_no_interval(data: dict[str, Any]) -> None:
@@ -134,6 +153,7 @@ def test_a_diverged_run_is_in_no_mean() -> None:
     last = {**runs[-1].result, "status": "diverged", "val/loss": None}
     runs[-1] = replace(runs[-1], result=last, metrics=runs[-1].metrics[:4])
     level = page_data({"nine": runs})["levels"][0]
+    assert [row["mark"] for row in level["rows"]] == ["", "", "(1 diverged)"]
     drawn = level["curves"]["rows"]["nope"]
     assert [one["status"] for one in drawn["seeds"]] == ["finished", "finished", "diverged"]
     assert drawn["seeds"][2]["loss"][4:] == [None] * 6

@@ -250,6 +250,37 @@ def test_a_page_without_rows_says_so(browser: Browser, tmp_path: Path, pilot: li
     assert browser.complaints == []
 
 
+def test_a_row_says_what_diverged_and_what_would_settle_it(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """In the forest and the grid, also of the reference; and fits a telephone."""
+    runs = make_runs("nine", ("qk_rope", "qkvo_rope", "nope"), (0, 1, 2))
+    lost = {"status": "diverged", "val/loss": None}
+    for place in (2, 5):
+        runs[place] = replace(runs[place], result={**runs[place].result, **lost})
+    data = page_data({"nine": runs})
+    found = data["levels"][0]["against"]["qk_rope"]["rows"]["qkvo_rope"]
+    found |= {"word": "open", "needed": 12}
+    path = tmp_path / "lost.html"
+    path.write_bytes(assemble(data))
+
+    browser.open(path)
+    assert "reference (1\u00a0diverged)" in forest(browser)
+    assert "open (1\u00a0diverged), 12 seeds in all" in forest(browser)
+    assert "12 seeds in all" in browser.text("#forest")
+    assert "open (1\u00a0diverged)" in browser.text("#grid")
+    try:
+        browser.look(400)
+        browser.open(path)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 400
+        # There is no room for more than the verdict, but in what is read aloud.
+        assert "12 seeds in all" not in browser.text("#forest")
+        assert "12 seeds in all" in forest(browser)
+    finally:
+        browser.look(1360)
+    assert browser.complaints == []
+
+
 def test_a_row_without_a_loss_is_no_mark(browser: Browser, tmp_path: Path) -> None:
     runs = make_runs("nine", ("qk_rope", "nope"), (0,))
     runs[1] = replace(runs[1], result={}, metrics=[])

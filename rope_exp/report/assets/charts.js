@@ -36,14 +36,14 @@ const drawn = new Map();
 /** Draw a chart in place of the one that is there. */
 async function draw(id, spec) {
   const place = byId(id);
-  const turn = (drawn.get(id)?.turn ?? 0) + 1;
-  drawn.set(id, { ...drawn.get(id), turn });
+  const request = (drawn.get(id)?.request ?? 0) + 1;
+  drawn.set(id, { ...drawn.get(id), request });
 
   const stage = make("div", "", "stage");
   place.append(stage);
   const result = await vegaEmbed(stage, { ...spec, config: CONFIG }, EMBED);
   // Another choice was made while this one was drawn.
-  if (drawn.get(id).turn !== turn) {
+  if (drawn.get(id).request !== request) {
     result.finalize();
     stage.remove();
     return null;
@@ -53,7 +53,7 @@ async function draw(id, spec) {
   for (const old of [...place.children]) {
     if (old !== stage) old.remove();
   }
-  drawn.set(id, { turn, result });
+  drawn.set(id, { request, result });
   return result.view;
 }
 

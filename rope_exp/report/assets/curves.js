@@ -1,7 +1,5 @@
 // Curves: validation losses, and differences to the reference, by training tokens.
 
-// The axes fit what follows this share of the tokens: before it, losses fall too steeply to read.
-const SHOWN_FROM = 0.2;
 // How far the axis of tokens goes beyond the last, so that the last marks are whole.
 const AIR = 1.02;
 
@@ -122,7 +120,7 @@ function curvesMarks(level, means, seeds, axes) {
 /** Return limits that hold the points after the steep beginning, with some air. */
 function fitted(values, last) {
   const heights = values
-    .filter((point) => point.tokens >= SHOWN_FROM * last)
+    .filter((point) => point.tokens >= DATA.shown_from * last)
     .map((point) => point.value);
   if (!heights.length) return [0, 1];
 

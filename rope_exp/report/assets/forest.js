@@ -47,8 +47,8 @@ function drawForest(level, reference) {
 
 function forestRow(row, difference, isReference) {
   const isSettled = difference.word && difference.word !== "open";
-  let word = isReference ? "reference" : difference.word ?? "not tested";
-  if (difference.needed) word += `, ${difference.needed} seeds`;
+  const verdict = marked(isReference ? "reference" : difference.word ?? "not tested", row);
+  const word = verdict + (difference.needed ? `, ${difference.needed} seeds in all` : "");
 
   const number = isReference ? "" : signed(difference.delta);
   const ends = [signed(difference.low), signed(difference.high)];
@@ -60,6 +60,7 @@ function forestRow(row, difference, isReference) {
     fill: isSettled ? "var(--accent)" : "var(--paper)",
     number,
     interval,
+    verdict,
     word,
     said: [row.name, number, interval, word].filter(Boolean).join(", "),
   };
@@ -122,7 +123,7 @@ function forestWords(y, width) {
     mark: silent("text", "var(--ink)", { align, dx, fontSize: 12.5 }),
     encoding: { x: { value: { expr: "width" } }, y, text: { field } },
   });
-  if (width < WITH_NUMBERS) return [column("words", "word", "left", 12)];
+  if (width < WITH_NUMBERS) return [column("words", "verdict", "left", 12)];
 
   const numbers = column("numbers", "number", "right", 72);
   if (width < WITH_INTERVALS) return [numbers, column("words", "word", "left", 86)];

@@ -221,6 +221,7 @@ function begin() {
   byId("num-runs").textContent = DATA.runs.rows.length;
   byId("hours").textContent = DATA.hours.toLocaleString("en");
   byId("margin").textContent = `±${DATA.margin}`;
+  byId("shown-from").textContent = `${100 * DATA.shown_from} %`;
   byId("source").textContent = DATA.source;
   byId("no-noise").hidden = DATA.noise !== null;
   if (DATA.noise) fillTable(byId("noise"), DATA.noise);

@@ -133,6 +133,11 @@ function corner() {
   return cell;
 }
 
+/** A verdict's word, and how many runs it is without; no line breaks within the latter. */
+function marked(word, row) {
+  return row.mark ? `${word} ${row.mark.replaceAll(" ", "\u00a0")}` : word;
+}
+
 function gridCell(row, difference, reference, largest) {
   if (!row) return make("td", "not run", "missing");
 
@@ -142,14 +147,14 @@ function gridCell(row, difference, reference, largest) {
   cell.append(make("span", row.name, "name"));
   if (row.label === reference) {
     cell.classList.add("is-reference");
-    cell.append(make("strong", spelledLoss(row.loss)), make("span", "reference", "word"));
+    cell.append(make("strong", spelledLoss(row.loss)), make("span", marked("reference", row), "word"));
     return cell;
   }
 
   const delta = difference?.delta ?? null;
   cell.append(make("strong", delta === null ? spelledLoss(row.loss) : signed(delta)));
   const word = row.verdict || (difference?.word ?? (delta === null ? "no Δ" : "not tested"));
-  cell.append(make("span", word, "word"));
+  cell.append(make("span", marked(word, row), "word"));
   if (delta !== null) {
     const share = Math.round((40 * Math.abs(delta)) / largest);
     cell.classList.add(delta < 0 ? "better" : "worse");

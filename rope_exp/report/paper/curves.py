@@ -1,13 +1,13 @@
 """Figure 4: how losses go during training, against the reference's and by themselves."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rope_exp.evidence.comparable import Row
-from rope_exp.evidence.runs import Run
+from rope_exp.report.by_tokens import SHOWN_FROM, by_tokens, finished_or_all
 from rope_exp.report.content import Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.labels import End, label_ends
@@ -24,8 +24,6 @@ from rope_exp.report.paper.style import (
     zero_line,
 )
 
-# Losses are shown after this share of the run: before it they fall too steeply to be read.
-_SHOWN_FROM = 0.2
 _LOSSES = {"val/loss": "validation loss", "train/loss": "training loss"}
 
 
@@ -71,7 +69,7 @@ def _draw_differences(axes: Axes, report: Report) -> list[End]:
         style = look(row.label, row.number)
         mean = differences.mean(axis="columns")
         axes.plot(mean, zorder=4, gid=f"{row.label} delta", **style)
-        ends.append(End(row.label, float(mean.iloc[-1]), _said(row)))
+        ends.append(End(row.label, float(mean.iloc[-1]), _end_text(row)))
 
         # One deviation over seeds to either side; nothing where there is one.
         deviation = differences.std(axis="columns")
@@ -92,9 +90,9 @@ def _draw_differences(axes: Axes, report: Report) -> list[End]:
 
 def _differences(report: Report) -> Iterator[tuple[Row, pd.DataFrame]]:
     """Yield each row with its differences to the reference: a column a seed, by tokens."""
-    reference = _table(report.reference.runs, "val/loss")
+    reference = by_tokens(finished_or_all(report.reference), "val/loss")
     for row in report.rows.values():
-        losses = _table(_of_finished(row), "val/loss")
+        losses = by_tokens(finished_or_all(row), "val/loss")
         differences = losses.sub(reference).dropna(axis="columns", how="all").dropna()
         if not differences.empty:
             yield row, differences
@@ -102,16 +100,10 @@ def _differences(report: Report) -> Iterator[tuple[Row, pd.DataFrame]]:
 
 def _late(values: "pd.Series[float]") -> list[float]:
     """Return what comes after the steep beginning."""
-    return [*values[values.index >= _SHOWN_FROM * values.index.max()]]
+    return [*values[values.index >= SHOWN_FROM * values.index.max()]]
 
 
-def _of_finished(row: Row) -> Sequence[Run]:
-    """Return a row's finished runs; all, where none has finished."""
-    finished = [run for run in row.runs if run.status == "finished"]
-    return finished or row.runs
-
-
-def _said(row: Row) -> str:
+def _end_text(row: Row) -> str:
     """Return a row's name, and what stands in the place of its loss."""
     return f"{row.name} ({row.verdict})" if row.verdict else row.name
 
@@ -124,8 +116,8 @@ def _draw_losses(axes: Axes, report: Report, key: str, title: str, window: int) 
     heights: list[float] = []
     for row in report.rows.values():
         style = look(row.label, row.number)
-        shown = _of_finished(row)
-        values = _table(shown, key, window).dropna()
+        shown = finished_or_all(row)
+        values = by_tokens(shown, key, window).dropna()
         if not values.empty:
             mean = values.mean(axis="columns")
             # A mark at every step that is logged would hide the line.
@@ -147,23 +139,12 @@ def _cross_out(axes: Axes, row: Row, key: str, window: int) -> None:
     """Mark where diverged runs ended, moved to the edge if that lies outside."""
     low, high = axes.get_ylim()
     for run in row.runs:
-        values = _table([run], key, window)
+        values = by_tokens([run], key, window)
         if run.status == "diverged" and len(values):
             place = values.index.to_numpy(dtype=float)[-1]
             height = float(values.to_numpy()[-1, 0].clip(low, high))
             style: Style = {"color": look(row.label, row.number)["color"], "zorder": 6}
             axes.plot(place, height, "x", markersize=7, markeredgewidth=2, clip_on=False, **style)
-
-
-def _table(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
-    """Return one column a seed, by tokens: the running median over `window` rows with `key`."""
-    columns = {}
-    for run in runs:
-        per_step = run.config.train.tokens_per_step
-        values = {row["step"] * per_step: row[key] for row in run.metrics if key in row}
-        curve = pd.Series(values, dtype=float)
-        columns[run.config.seed] = curve.rolling(window, min_periods=1).median()
-    return pd.DataFrame(columns).sort_index()
 
 
 # -- around them -----------------------------------------------------------------------------------

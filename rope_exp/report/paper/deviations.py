@@ -27,17 +27,21 @@ def deviations(spreads: Sequence[Spread], names: Mapping[str, str] | None = None
     Args:
         spreads: of the pilot.
         names: of rows, by their labels; None: the labels.
+    Returns:
+        None where no two rows share two values of anything.
     """
-    if not any(spread.paired for spread in spreads):
+    # A pilot that is not done may have one row alone under what varies.
+    shown = [spread for spread in spreads if spread.paired]
+    if not shown:
         return None
 
-    heights = [max(1, len(spread.paired)) for spread in spreads]
-    figure = Figure(figsize=(WIDTH, 1.3 + 0.21 * sum(heights) + 0.25 * len(spreads)))
+    heights = [len(spread.paired) for spread in shown]
+    figure = Figure(figsize=(WIDTH, 1.3 + 0.21 * sum(heights) + 0.25 * len(shown)))
     panels = figure.subplots(
-        len(spreads), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+        len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
     )
-    widest = max(max(*each.paired.values(), *each.unpaired.values()) for each in spreads)
-    for axes, spread in zip(panels[:, 0], spreads, strict=True):
+    widest = max(max(*each.paired.values(), *each.unpaired.values()) for each in shown)
+    for axes, spread in zip(panels[:, 0], shown, strict=True):
         axes.axvspan(0, MARGIN, color=BAND, linewidth=0, zorder=0)
         axes.set_xlim(0, 1.12 * max(widest, MARGIN))
         _draw(axes, spread, names or {})
@@ -52,7 +56,9 @@ def deviations(spreads: Sequence[Spread], names: Mapping[str, str] | None = None
 
 
 def _draw(axes: Axes, spread: Spread, names: Mapping[str, str]) -> None:
-    ratio = f"all pairs {spread.ratio:.2f}" if min(spread.unpaired.values()) > 0 else ""
+    ratio = ""
+    if min(spread.unpaired.values()) > 0 and spread.ratio is not None:
+        ratio = f"all pairs {spread.ratio:.2f}"
     axes.set_title(f"what varies: {spread.what} ({spread.count} values)", fontsize=8)
     axes.set_title(ratio, loc="right", fontsize=SMALL, color=GREY)
     pairs = list(spread.paired)

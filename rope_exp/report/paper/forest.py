@@ -1,10 +1,13 @@
 """Figure 1: each row's paired difference to the reference, with its intervals and what they say."""
 
+from dataclasses import dataclass
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report
+from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import (
     BAND,
@@ -19,8 +22,20 @@ from rope_exp.report.paper.style import (
 )
 from rope_exp.report.tables import WORDS
 
-# Of the columns of words, in widths of their axes.
-_COLUMNS = {"Δ [95 % interval]": 0.0, "verdict": 0.53, "seeds": 0.72, "published": 0.84}
+_HEADERS = ("Δ [95 % interval]", "verdict", "seeds", "published")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Columns of words: how wide all are, in widths of the chart, and where each begins in that."""
+
+    width: float
+    places: tuple[float, ...]
+
+
+_NARROW = _Columns(1.1, (0.0, 0.53, 0.72, 0.84))
+# With room for how many runs a verdict is without.
+_WIDE = _Columns(1.64, (0.0, 0.445, 0.765, 0.865))
 
 
 @styled
@@ -30,20 +45,23 @@ def forest(report: Report) -> Figure | None:
         return None
 
     rows = [row for row in report.rows.values() if row.label != report.reference.label]
+    columns = _WIDE if any(diverged_mark(row) for row in rows) else _NARROW
     figure = Figure(figsize=(WIDTH, 1.35 + 0.19 * len(rows)))
-    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.1))
+    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(1, columns.width))
     _set_axes(axes, report, rows)
-    _set_words(words)
+    _set_words(words, columns)
     for place, row in enumerate(rows):
         _draw(axes, report, row, place)
-        _say(words, report, row, place)
+        _write_words(words, report, row, place, columns)
 
+    mark = diverged_mark(report.reference)
     small_print(
         figure,
         f"Group {report.groups}. Thick: the 95 % interval of the paired difference; thin: the one "
         f"that holds for all {len(report.against)} differences together (Bonferroni); an arrow: it "
-        f"goes on. Grey band: the margin of {MARGIN:g} nats, within which losses count as equal. "
-        "Verdicts: by Holm over the same family.",
+        f"goes on. Grey band: the margin of {MARGIN:g} nats; a row is equivalent where the test "
+        "shows that its difference lies within. Verdicts: by Holm over the same family.",
+        f"The reference: {report.reference.name} {mark}." if mark else "",
     )
     return figure
 
@@ -89,25 +107,26 @@ def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:
         axes.plot(right, place, marker=5, color=color, zorder=4, clip_on=False)
 
 
-def _set_words(axes: Axes) -> None:
+def _set_words(axes: Axes, columns: _Columns) -> None:
     axes.set_axis_off()
     across = axes.get_xaxis_transform()
-    for header, at in _COLUMNS.items():
+    for header, at in zip(_HEADERS, columns.places, strict=True):
         axes.text(at, 1.02, header, transform=across, va="bottom", color=GREY, fontsize=SMALL)
 
 
-def _say(axes: Axes, report: Report, row: Line, place: int) -> None:
+def _write_words(axes: Axes, report: Report, row: Line, place: int, columns: _Columns) -> None:
     """Write a row's numbers beside its interval."""
     judged = report.against.get(row.label)
+    mark = diverged_mark(row)
     if judged is not None:
         difference = f"{judged.delta:+.4f} [{judged.low:+.4f}, {judged.high:+.4f}]"
-        said = [difference, WORDS[judged.verdict], str(judged.num_seeds)]
+        said = [difference, f"{WORDS[judged.verdict]} {mark}".rstrip(), str(judged.num_seeds)]
     elif row.ours.delta is not None:
-        said = [f"{row.ours.delta:+.4f}", "untested", "1"]
+        said = [f"{row.ours.delta:+.4f}", f"untested {mark}".rstrip(), "1"]
     else:
-        said = ["", row.verdict, str(row.ours.num_seeds)]
+        said = ["", row.verdict or mark, str(row.ours.num_seeds)]
     said.append("" if row.theirs.delta is None else f"{row.theirs.delta:+.3f}")
 
-    for at, text in zip(_COLUMNS.values(), said, strict=True):
+    for at, text in zip(columns.places, said, strict=True):
         gid = f"{row.label} word"
         axes.text(at, place, text, va="center_baseline", fontsize=SMALL, gid=gid)

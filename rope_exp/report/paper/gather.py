@@ -1,18 +1,21 @@
 """Which figures there are: of a report, of a campaign with factors, of the pilot."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
-from rope_exp.evidence.comparable import spelled
-from rope_exp.evidence.noise import SEEDS, Spread, changes
+from rope_exp.config.campaign_file import SEEDS
+from rope_exp.evidence.comparable import check_blocks
+from rope_exp.evidence.noise import Spread, changes
 from rope_exp.evidence.published import REFERENCE
-from rope_exp.evidence.runs import Run
+from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import Report, build
+from rope_exp.report.levels import level_name
+from rope_exp.report.paper.along import keys_along, ladders, neighbours
 from rope_exp.report.paper.curves import curves
 from rope_exp.report.paper.deviations import deviations
 from rope_exp.report.paper.forest import forest
 from rope_exp.report.paper.grid import grid
 from rope_exp.report.paper.ladder import ladder
-from rope_exp.report.paper.levels import family, ladders, neighbours
 from rope_exp.report.paper.probes import probes
 from rope_exp.report.paper.ranks import ranks
 from rope_exp.report.paper.rates import FACTOR, rates
@@ -54,9 +57,11 @@ def of_campaign(runs: Sequence[Run], others: Iterable[Run]) -> dict[str, bytes]:
         for chosen in found:
             name = _LADDERS.get(factor, "rates")
             if len(found) > 1:
-                name = "-".join([name, *_level(chosen, factor)])
-            figure = rates(chosen) if factor == FACTOR else ladder(chosen, factor)
-            files |= files_of(name, figure)
+                name = "-".join(filter(None, [name, _level(chosen, factor)]))
+            # Runs of other campaigns may not fit: there is no such figure then, and all others.
+            with suppress(ReportError):
+                figure = rates(chosen) if factor == FACTOR else ladder(chosen, factor)
+                files |= files_of(name, figure)
     return files
 
 
@@ -65,7 +70,13 @@ def _beside(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
     found = neighbours(runs, others)
     if not found:
         return {}
-    report = build([*runs, *found], ["pe"])
+    together = [*runs, *found]
+    try:
+        check_blocks(together)
+        report = build(together, ["pe"])
+    except ReportError:
+        # They may not share a table: each campaign stands alone.
+        return {}
     return files_of("forest", forest(report)) | files_of("grid", grid(report))
 
 
@@ -76,9 +87,9 @@ def of_pilot(spreads: Sequence[Spread], runs: Iterable[Run]) -> dict[str, bytes]
     return files_of("deviations", deviations(spreads, names))
 
 
-def _level(runs: Sequence[Run], factor: str) -> list[str]:
+def _level(runs: Sequence[Run], factor: str) -> str:
     """Return what tells a campaign's ladders apart: its factors that do not change along one."""
-    along = (*SEEDS, *family(factor))
+    along = (*SEEDS, *keys_along(factor))
     keys = sorted({key for run in runs for key in run.factors})
     kept = [key for key in keys if not any(f"{key}.".startswith(f"{each}.") for each in along)]
-    return [f"{key}={spelled(runs[0].config, key)}" for key in kept]
+    return level_name(runs[0], kept)

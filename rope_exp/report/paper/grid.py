@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from rope_exp.report.content import Line, Report
+from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.looks import parts
 from rope_exp.report.paper.style import GREY, INK, SMALL, UNIT, WIDTH, Style, small_print, styled
 from rope_exp.report.tables import WORDS
@@ -49,7 +50,7 @@ def grid(report: Report) -> Figure | None:
         figure,
         f"Group {report.groups}. In a cell: the mean paired difference, half its 95 % interval and "
         "the verdict where there are two seeds; in the corner, in italics, the published "
-        "difference. Hatched: not run.",
+        "difference. A verdict is by the runs that did not diverge. Hatched: not run.",
     )
     return figure
 
@@ -89,17 +90,20 @@ def _write(axes: Axes, report: Report, row: Line | None, i: int, j: int, mesh: Q
         number = f"{delta:+.4f}" if delta else "0"
         gid = f"{row.label} delta"
         axes.text(j + 0.5, i + 0.47, number, ha="center", va="center", color=ink, size=10, gid=gid)
-        _say(axes, report, row, i, j, ink)
+        _write_words(axes, report, row, i, j, ink)
         _publish(axes, row, i, j, ink)
 
 
-def _say(axes: Axes, report: Report, row: Line, i: int, j: int, ink: str) -> None:
+def _write_words(axes: Axes, report: Report, row: Line, i: int, j: int, ink: str) -> None:
     """Write what the test says below the number."""
     judged = report.against.get(row.label)
     said = "reference" if row.label == report.reference.label else ""
     if judged is not None:
         said = f"± {judged.high - judged.delta:.4f}  {WORDS[judged.verdict]}"
-    axes.text(j + 0.5, i + 0.75, said, ha="center", va="center", color=ink, fontsize=SMALL)
+    mark = diverged_mark(row)
+    if mark:
+        said = f"{said}\n{mark}".lstrip()
+    axes.text(j + 0.5, i + 0.77, said, ha="center", va="center", color=ink, fontsize=SMALL)
 
 
 def _publish(axes: Axes, row: Line, i: int, j: int, ink: str) -> None:

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rope_exp.evidence import published
-from rope_exp.evidence.comparable import value_of
+from rope_exp.evidence.comparable import check_blocks, value_of
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Line, Report, build
 from rope_exp.report.looks import look
+from rope_exp.report.paper.along import by_level, companions
 from rope_exp.report.paper.labels import End, label_ends
-from rope_exp.report.paper.levels import by_level, companions
 from rope_exp.report.paper.style import (
     GREY,
     INK,
@@ -94,7 +94,7 @@ def ladder(runs: Sequence[Run], factor: str) -> Figure | None:
     Returns:
         None where fewer than two levels have a difference.
     Raises:
-        ReportError: the runs of a level may not share a table.
+        ReportError: the runs of a level may not share a table or a block.
     """
     found = _arrange(runs, factor)
     if len({point.place for point in found.points}) < 2:
@@ -129,7 +129,10 @@ def ladder(runs: Sequence[Run], factor: str) -> Figure | None:
 
 
 def _arrange(runs: Sequence[Run], factor: str) -> _Ladder:
-    reports = [build(found, ["pe"]) for found in by_level(runs, factor).values()]
+    reports = []
+    for found in by_level(runs, factor).values():
+        check_blocks(found)
+        reports.append(build(found, ["pe"]))
     rows = {label: row for report in reports for label, row in report.rows.items()}
 
     lines: dict[str, list[_Point]] = {}
@@ -232,5 +235,8 @@ def _print(found: _Ladder, crossings: Sequence[tuple[float, str]]) -> list[str]:
         for place, label in crossings:
             names.setdefault(found.spell(place), []).append(found.rows[label].name)
         listed = "; ".join(f"{', '.join(names[at])} at {at}" for at in names)
-        said.append(f"×: crosses {found.reference} (straight on the log axis): {listed}.")
+        said.append(
+            f"×: where the means cross (untested; straight on the log axis), {found.reference} "
+            f"and {listed}."
+        )
     return said

@@ -1,7 +1,7 @@
 """Figure 7: what finished models were asked: by position, by length, under shift and ablation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,10 +33,22 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Answer:
-    """A row's answer to one probe, averaged over its seeds: losses, and what each is of."""
+    """A row's answers to one probe: what each of the losses is of, and the losses by seed."""
 
     of: Sequence[str | int]
-    loss: Array
+    losses: Mapping[int, Array]
+
+    @property
+    def loss(self) -> Array:
+        """The mean over seeds."""
+        return _mean(self.losses.values())
+
+    def minus(self, other: "_Answer") -> Array | None:
+        """Return the mean difference over the seeds that both have; None where there is none."""
+        shared = self.losses.keys() & other.losses.keys()
+        if self.of != other.of or not shared:
+            return None
+        return _mean(self.losses[seed] - other.losses[seed] for seed in sorted(shared))
 
 
 @styled
@@ -74,28 +86,36 @@ def probes(report: Report) -> Figure | None:
 
 
 def _answer(row: Row, probe: str, of: str, loss: str) -> _Answer | None:
-    """Return the mean over the row's runs that were asked the same; None where none was."""
-    found = [run.probes[probe] for run in row.runs if probe in run.probes]
-    same = [answer for answer in found if answer[of] == found[0][of]]
-    if not same:
+    """Return the answers of the row's runs that were asked the same; None where none was."""
+    found = {run.config.seed: run.probes[probe] for run in row.runs if probe in run.probes}
+    if not found:
         return None
-    return _Answer(same[0][of], np.mean([answer[loss] for answer in same], axis=0))
+
+    first = next(iter(found.values()))[of]
+    same = {seed: answer for seed, answer in found.items() if answer[of] == first}
+    return _Answer(first, {seed: np.array(answer[loss]) for seed, answer in same.items()})
+
+
+def _mean(values: Iterable[Array]) -> Array:
+    return np.asarray(np.mean(list(values), axis=0))
 
 
 # -- the panels ------------------------------------------------------------------------------------
 
 
 def _draw_positions(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
-    """Draw losses by position minus the reference's; the losses themselves without one."""
+    """Draw losses by position minus the reference's; the losses themselves without one.
+
+    Differences are within a seed: a row that shares none with the reference is left out.
+    """
     reference = answers.get(report.reference.label)
     for label, answer in answers.items():
         edges = np.array(answer.of, dtype=float)
         # A bin's middle on the log axis, positions counted from 1.
         middles = np.sqrt((edges[:-1] + 1) * edges[1:])
-        heights = answer.loss
-        if reference is not None and reference.of == answer.of:
-            heights = heights - reference.loss
-        axes.plot(middles, heights, gid=f"{label} position", **_line(report, label))
+        heights = answer.loss if reference is None else answer.minus(reference)
+        if heights is not None:
+            axes.plot(middles, heights, gid=f"{label} position", **_line(report, label))
 
     axes.set_xscale("log")
     trained = report.runs[0].config.train.seq_len
@@ -137,10 +157,11 @@ def _draw_shift(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None
 def _draw_ablation(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
     """Draw what it costs to switch one site's rotation off: a column a site, a dot a row."""
     for place, site in enumerate(SITES):
-        asked = [label for label in answers if site in answers[label].of]
+        rows_with_site = [label for label in answers if site in answers[label].of]
         # Side by side, so that equal ones stay visible.
-        offsets = np.linspace(-0.3, 0.3, len(asked)) if len(asked) > 1 else np.zeros(len(asked))
-        for label, offset in zip(asked, offsets, strict=True):
+        count = len(rows_with_site)
+        offsets = np.linspace(-0.3, 0.3, count) if count > 1 else np.zeros(count)
+        for label, offset in zip(rows_with_site, offsets, strict=True):
             answer = answers[label]
             losses = dict(zip(answer.of, answer.loss, strict=True))
             cost = losses[site] - losses[""]
@@ -174,6 +195,6 @@ def _print(report: Report, rows: Sequence[Row]) -> list[str]:
     counts = [sum(bool(run.probes) for run in row.runs) for row in rows]
     return [
         f"Group {report.groups}; {seeds(counts)} a row. By position: bins of half an octave, "
-        "dots at their middles; dashed: the training length. A relative variant "
-        "cannot tell where positions begin."
+        "dots at their middles, differences over the seeds that both have; dashed: the training "
+        "length. A relative variant cannot tell where positions begin."
     ]

@@ -171,11 +171,11 @@ def _join(
         axes.text(x + side * 0.02, (top + bottom) / 2, sign, ha=align, va="center", color=INK)
 
     begin = edge + side * (0.04 + _LANE * len(lanes))
-    turn = np.linspace(0, np.pi, 40)
+    arc = np.linspace(0, np.pi, 40)
     for members, sign in arcs:
         first, last = (ranked[label] for label in members)
-        out = side * 0.035 * (last - first) * np.sin(turn)
-        heights = (first + last) / 2 - (last - first) / 2 * np.cos(turn)
+        out = side * 0.035 * (last - first) * np.sin(arc)
+        heights = (first + last) / 2 - (last - first) / 2 * np.cos(arc)
         _draw(axes, begin + out, heights, members, sign, 0.8)
 
 

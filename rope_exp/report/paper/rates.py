@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rope_exp.evidence.comparable import comparable
+from rope_exp.evidence.comparable import check_blocks, comparable
 from rope_exp.evidence.runs import Run
 from rope_exp.report.looks import look
 from rope_exp.report.paper.labels import End, label_ends
@@ -41,8 +41,10 @@ def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
     Returns:
         None where fewer than two rates have a loss.
     Raises:
-        ReportError: the runs may not share a figure.
+        ReportError: the runs may not share a figure or a block.
     """
+    # Rates are held against each other within a seed, too.
+    check_blocks(runs)
     finished = [run for run in runs if run.loss is not None]
     counts = Counter(run.config.optim.lr for run in finished)
     if len(counts) < 2:

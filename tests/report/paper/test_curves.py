@@ -27,6 +27,22 @@ def test_curves_end_at_the_differences_of_the_report(tmp_path: Path) -> None:
         assert f"{label} train/loss" in artists(figure)
 
 
+def test_a_diverged_run_of_the_reference_cuts_no_curve(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        make_run(tmp_path, pe="vo_rope", seed=seed, loss=3.6 + 0.12 * seed)
+    for seed in (0, 1):
+        make_run(tmp_path, seed=seed, loss=3.5 + 0.1 * seed)
+    make_run(tmp_path, seed=2, loss=None, steps=100, result={"steps": 100})
+    report = report_of(tmp_path)
+    figure = curves(report)
+    assert figure is not None
+
+    row = report.rows["vo_rope"]
+    tokens, deltas = line(figure, "vo_rope delta")
+    assert tokens[-1] == row.runs[0].config.train.num_tokens
+    assert deltas[-1] == pytest.approx(row.ours.delta)
+
+
 def test_sixteen_rows_with_runs_that_blew_up_are_readable(tmp_path: Path) -> None:
     for place, sites in enumerate(SUBSETS):
         pe = f"pe.rotate=[{','.join(sites)}]"

@@ -1,12 +1,13 @@
 """The forest and the grid show the numbers of the report."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from support.figures import artists, line, texts
+from support.figures import artists, line, overlapping, texts
 from support.reports import make_run, report_of
 
 from rope_exp.evidence.published import LOSSES
@@ -83,6 +84,45 @@ def test_a_forest_needs_two_shared_seeds(tmp_path: Path) -> None:
     for pe in ("qk_rope", "vo_rope"):
         make_run(tmp_path, pe=pe)
     assert forest(report_of(tmp_path)) is None
+
+
+@pytest.fixture(scope="module")
+def partly(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Rows, and the reference, of whose seeds some diverged."""
+    runs = tmp_path_factory.mktemp("partly")
+    for pe, count in {"qk_rope": 3, "qkvo_rope": 4, "k_rope": 2, "vo_rope": 1}.items():
+        for seed in range(4):
+            loss = 3.5 + 0.1 * seed + 0.01 * len(pe) * (1 + 0.01 * (seed % 2))
+            finished: dict[str, Any] = {"loss": loss}
+            lost = {"loss": None, "steps": 100, "result": {"steps": 100}}
+            make_run(runs, pe=pe, seed=seed, **(finished if seed < count else lost))
+    return report_of(runs)
+
+
+def test_a_verdict_says_how_many_runs_it_is_without(partly: Report) -> None:
+    figure = drawn(forest(partly))
+    said = texts(figure)
+    word = WORDS[partly.against["k_rope"].verdict]
+    assert f"{word} (2 diverged)" in said
+    assert WORDS[partly.against["qkvo_rope"].verdict] in said
+    assert "untested (3 diverged)" in said
+    assert any("The reference: QK-RoPE (1 diverged)." in each for each in said)
+    figure.draw_without_rendering()
+    assert overlapping(figure, " word") == []
+
+
+def test_a_cell_says_how_many_runs_it_is_without(partly: Report) -> None:
+    said = texts(drawn(grid(partly)))
+    word = WORDS[partly.against["k_rope"].verdict]
+    assert any(each.startswith("± ") and each.endswith(f"{word} (2 diverged)") for each in said)
+    assert "reference (1 diverged)" in said
+    assert "(3 diverged)" in said
+
+
+def test_the_margin_alone_makes_no_row_equivalent(report: Report) -> None:
+    said = texts(drawn(forest(report)))
+    assert any("equivalent where the test shows" in each for each in said)
+    assert not any("count as equal" in each for each in said)
 
 
 # -- the grid --------------------------------------------------------------------------------------

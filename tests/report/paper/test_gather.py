@@ -1,5 +1,6 @@
 """Which figures a campaign gets, and where they lie."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,25 @@ def test_factors_decide_which_figures_there_are(records: Path) -> None:
 
 def test_a_campaign_without_the_reference_stands_beside_others(records: Path) -> None:
     assert stems(records, "more") == {"forest", "grid"}
+
+
+@pytest.mark.parametrize("campaign", ["long", "lr", "more"])
+@pytest.mark.parametrize("broken", ["blocks", "weights"])
+def test_runs_of_others_that_do_not_fit_take_the_figure_alone(
+    records: Path, campaign: str, broken: str
+) -> None:
+    """A block of two versions of torch, or of unlike initial weights, ends no report."""
+    lent = []
+    for name in ("short", "long", "lr", "more"):
+        for run in read_records(records, name) if name != campaign else []:
+            # One row of the lenders' two; where a campaign of rates borrows, the row that it has.
+            if run.config.pe.label != ("nope" if campaign == "lr" else "qk_rope"):
+                lent.append(run)
+            elif broken == "blocks":
+                lent.append(replace(run, env={**run.env, "torch": "9.0"}))
+            else:
+                lent.append(replace(run, result={**run.result, "init_sha256": "0" * 64}))
+    assert of_campaign(read_records(records, campaign), lent) == {}
 
 
 def test_a_ladder_lies_beside_the_levels(records: Path, tmp_path: Path) -> None:

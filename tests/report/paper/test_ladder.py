@@ -12,8 +12,8 @@ from support.reports import TOKENS_PER_STEP, make_run
 from rope_exp.evidence.published import LOSSES
 from rope_exp.evidence.runs import Run, find_groups, read_runs
 from rope_exp.report.content import build
+from rope_exp.report.paper.along import by_level, companions, ladders
 from rope_exp.report.paper.ladder import ladder
-from rope_exp.report.paper.levels import by_level, companions, ladders
 from rope_exp.report.paper.rates import rates
 
 STEPS = "train.num_steps"
@@ -73,7 +73,8 @@ def test_a_crossing_is_marked_and_said(figure: Figure) -> None:
     assert x == pytest.approx([expected], rel=1e-3)
     assert y == [0]
     assert any(
-        "×: crosses QK-RoPE" in said and "VO-RoPE at 2.58M" in said for said in texts(figure)
+        "×: where the means cross (untested;" in said and "QK-RoPE and VO-RoPE at 2.58M" in said
+        for said in texts(figure)
     )
     assert "nope crosses" not in artists(figure)
 

@@ -1,6 +1,7 @@
 """Four panels of what finished models said, and the pilot's deviations."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,26 @@ def test_without_the_reference_losses_by_position_are_absolute(runs: list[Run]) 
     assert min(line(figure, "nope position")[1]) > 3
 
 
+def test_differences_by_position_are_within_a_seed(tmp_path: Path) -> None:
+    """The reference has a seed more: at another level, it would shift a difference of means."""
+
+    def level(row: str, seed: int) -> float:
+        return nine_losses(row, seed) + (seed == 2)
+
+    make_records(tmp_path, "c", rows=("qk_rope", "nope"), seeds=(0, 1), loss=level)
+    make_records(tmp_path, "c", rows=("qk_rope",), seeds=(2,), loss=level)
+    make_records(tmp_path, "c", rows=("vo_rope",), seeds=(3,), loss=level)
+    figure = probes(build(read_records(tmp_path, "c"), ["pe"]))
+    assert figure is not None
+
+    differences = [nine_losses("nope", seed) - nine_losses("qk_rope", seed) for seed in (0, 1)]
+    heights = line(figure, "nope position")[1]
+    np.testing.assert_allclose(heights, np.mean(differences), atol=1e-9)
+    # It shares no seed with the reference.
+    assert "vo_rope position" not in artists(figure)
+    assert "vo_rope length" in artists(figure)
+
+
 def test_deviations_stand_side_by_side() -> None:
     pairs = {("qk", "vo"): 0.004, ("qk", "no"): 0.02}
     unpaired = {("qk", "vo"): 0.016, ("qk", "no"): 0.0}
@@ -69,3 +90,15 @@ def test_deviations_stand_side_by_side() -> None:
     assert line(figure, "qk vo unpaired")[0] == [0.016]
     said = texts(figure)
     assert {"0.25", "vo − QK-RoPE", "what varies: order (5 values)"} <= set(said)
+
+
+def test_a_spread_without_pairs_leaves_the_others() -> None:
+    """An incomplete pilot: one row alone has no pair, and no ratio."""
+    alone = Spread("order", 2, {"qk": 0.01}, {}, {})
+    paired = Spread("both", 2, {}, {("qk", "vo"): 0.004}, {("qk", "vo"): 0.016})
+    figure = deviations([alone, paired])
+    assert figure is not None
+    assert "what varies: both (2 values)" in texts(figure)
+    assert "all pairs 0.25" in texts(figure)
+    assert not any("order" in said for said in texts(figure))
+    assert deviations([alone]) is None

@@ -1,4 +1,4 @@
-"""Runs of several campaigns on one ladder: what a factor's levels are, and which runs stand there.
+"""Runs along a factor: which runs of several campaigns stand on its ladder, by the factor's value.
 
 A ladder is runs that are equal but for their variant, their seed, and one factor with what goes
 with it: a longer window takes fewer sequences for as many tokens.
@@ -12,7 +12,7 @@ from rope_exp.evidence.comparable import value_of
 from rope_exp.evidence.runs import Run
 
 # The keys that may change with a factor, or sections of keys.
-_FAMILIES: Mapping[str, Sequence[str]] = {
+_KEYS_ALONG: Mapping[str, Sequence[str]] = {
     "model.hidden_size": ("model",),
     "train.seq_len": (
         "train.seq_len",
@@ -24,9 +24,9 @@ _FAMILIES: Mapping[str, Sequence[str]] = {
 _OF_ROWS = ("pe", "seed")
 
 
-def family(factor: str) -> Sequence[str]:
+def keys_along(factor: str) -> Sequence[str]:
     """Return the keys that may differ along a factor's ladder."""
-    return _FAMILIES.get(factor, (factor,))
+    return _KEYS_ALONG.get(factor, (factor,))
 
 
 def by_level(runs: Iterable[Run], factor: str) -> dict[float, list[Run]]:
@@ -85,7 +85,7 @@ def _cell(run: Run, factor: str) -> tuple[Any, ...]:
 
 def _surroundings(run: Run, factor: str) -> str:
     """Spell all that must be equal on a ladder, the number of tokens at a longer window too."""
-    but = (*family(factor), *_OF_ROWS)
+    but = (*keys_along(factor), *_OF_ROWS)
     values = run.config.numeric_dict()
     kept = {key: value for key, value in _flat(values) if not _within(key, but)}
     kept["corpus"] = run.result.get("data_sha256")

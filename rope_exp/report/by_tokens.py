@@ -1,0 +1,28 @@
+"""Curves by training tokens, as every figure and the page draw them."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from rope_exp.evidence.comparable import Row
+from rope_exp.evidence.runs import Run
+
+# The axes fit the curves after this share of the run: before it they fall too steeply to read.
+SHOWN_FROM = 0.2
+
+
+def by_tokens(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
+    """Return one column a seed, by tokens: the running median over `window` rows with `key`."""
+    columns = {}
+    for run in sorted(runs, key=lambda run: run.config.seed):
+        per_step = run.config.train.tokens_per_step
+        values = {row["step"] * per_step: row[key] for row in run.metrics if key in row}
+        curve = pd.Series(values, dtype=float)
+        columns[run.config.seed] = curve.rolling(window, min_periods=1).median()
+    return pd.DataFrame(columns, dtype=float).sort_index()
+
+
+def finished_or_all(row: Row) -> Sequence[Run]:
+    """Return a row's finished runs; all, where none has finished."""
+    finished = [run for run in row.runs if run.status == "finished"]
+    return finished or row.runs

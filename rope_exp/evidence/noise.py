@@ -15,12 +15,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.runs import Run
 from rope_exp.system.errors import show
 
 Array = NDArray[np.float64]
 
-SEEDS = ("seed", "data.seed")
 RATE = "optim.lr"
 # A document of the English corpus fills some nine of the windows that are spread over it.
 WINDOWS_OF_A_BLOCK = 8

@@ -13,6 +13,7 @@ import pandas as pd
 from rope_exp.evidence.comparable import spelled
 from rope_exp.evidence.significance import MOST_SEEDS, Judged, Verdict
 from rope_exp.report.content import Line, Report
+from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.sentences import assumptions, caption, notes, spell_p, summary
 
 DASH = "—"
@@ -93,8 +94,7 @@ def _judged_cells(report: Report, row: Line) -> list[Cell]:
             Cell("verdict", "", row.verdict),
             *(Cell("", header, None) for header in _JUDGED if report.noise),
         ]
-    num_diverged = sum(run.status == "diverged" for run in row.runs)
-    word = WORDS[judged.verdict] + (f" ({num_diverged} diverged)" if num_diverged else "")
+    word = f"{WORDS[judged.verdict]} {diverged_mark(row)}".rstrip()
     interval = f"{judged.low:+.4f} to {judged.high:+.4f}"
     for_readers = zip(_JUDGED, (interval, spell_p(judged.p_adjusted), word), strict=True)
     return [

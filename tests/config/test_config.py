@@ -142,7 +142,7 @@ MISTAKES = [
         "data.cache_dir=${oc.env:HOME}",
         "may not read the environment",
     ),
-    ("+experiment=nosuch", "experiment=nosuch", "nine, seeds, subsets"),
+    ("+experiment=nosuch", "experiment=nosuch", "nine, on_cpu, on_gpu, seeds, subsets"),
     ("novalue", "override=novalue", "key=value"),
 ]
 

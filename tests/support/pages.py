@@ -106,7 +106,7 @@ def make_pilot() -> list[Run]:
     """A pilot of two rows whose initial weights and order vary."""
     found = []
     for row in ("qk_rope", "vo_rope"):
-        for seed, order in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        for seed, order in ((0, 0), (1, 0), (2, 0), (0, 1), (0, 2), (1, 1), (2, 2)):
             loss = nine_losses(row, seed) + 0.002 * order
             run = make_run("noise", rotation(row), seed, loss, factors={"data.seed": order})
             found.append(replace(run, config=run.config.replace("data", seed=order)))

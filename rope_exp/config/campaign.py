@@ -6,6 +6,7 @@ Nothing in it is left to the machine: where `auto` could mean two things, a cell
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +156,7 @@ def _cell(
 def _check_decided(config: RunConfig, where: str) -> None:
     """Refuse a cell that leaves open what can change a number, or says where it lies."""
     for key in DECIDED:
-        section, _, name = key.partition(".")
-        value = getattr(getattr(config, section), name)
+        value = attrgetter(key)(config)
         may_vary = key == "launch.max_parallel" and config.launch.device == "cuda"
         if value in UNDECIDED and not may_vary:
             raise ConfigError(f"{where}: {key}", value, "must be fixed, as all of a campaign is")

@@ -17,14 +17,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from rope_exp.evidence.significance import (
-    ALPHA,
-    MARGIN,
-    deviating,
-    holm,
-    not_equivalent,
-    two_sided,
-)
+from rope_exp.evidence.layout import ALPHA, deviating, holm
+from rope_exp.evidence.significance import MARGIN, not_equivalent, two_sided
 
 Array = NDArray[np.float64]
 

@@ -9,6 +9,7 @@ import pandas as pd
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import Row, comparable
 from rope_exp.evidence.contrasts import Contrast, Losses, compare
+from rope_exp.evidence.layout import residual_variance, unequal_noise
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.evidence.significance import (
     Judged,
@@ -16,8 +17,6 @@ from rope_exp.evidence.significance import (
     all_pairs,
     choose_method,
     judge,
-    residual_variance,
-    unequal_noise,
 )
 
 

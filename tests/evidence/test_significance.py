@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rope_exp.evidence.contrasts import Losses
-from rope_exp.evidence.significance import (
-    ALPHA,
-    Judged,
-    all_pairs,
-    choose_method,
-    deviating,
-    holm,
-    judge,
-    residual_variance,
-    residuals,
-)
+from rope_exp.evidence.layout import ALPHA, deviating, holm, residual_variance, residuals
+from rope_exp.evidence.significance import Judged, all_pairs, choose_method, judge
 
 ROWS = "abcdefghi"
 

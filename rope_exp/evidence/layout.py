@@ -1,0 +1,88 @@
+"""The layout of losses, seed x variant: its residual, and whether variants are equally noisy.
+
+What `significance` judges pairs by. Plain float64.
+"""
+
+import itertools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+ALPHA = 0.05
+Array = NDArray[np.float64]
+
+
+def residuals(table_SV: Array) -> tuple[Array, int]:
+    """Return e of the additive layout, seed x variant, by least squares, and its degrees.
+
+    Of a whole table e_sv = x_sv - x_s. - x_.v + x_.. with (S - 1)(V - 1) degrees of freedom; where
+    a loss is missing (NaN), so is its residual.
+    """
+    residual_SV = np.full(table_SV.shape, np.nan)
+    seed_N, variant_N = np.nonzero(~np.isnan(table_SV))
+    if not len(seed_N):
+        return residual_SV, 0
+
+    num_seeds, num_variants = table_SV.shape
+    design = np.hstack([np.eye(num_seeds)[seed_N], np.eye(num_variants)[variant_N]])
+    loss_N = table_SV[seed_N, variant_N]
+    fitted, _, rank, _ = np.linalg.lstsq(design, loss_N, rcond=None)
+    residual_SV[seed_N, variant_N] = loss_N - design @ fitted
+    return residual_SV, len(loss_N) - int(rank)
+
+
+def residual_variance(table_SV: Array) -> tuple[float, int]:
+    """Return the residual variance s^2 of the layout and its degrees; NaN where it has none."""
+    residual_SV, df = residuals(table_SV)
+    if df < 1:
+        return math.nan, 0
+    return float(np.nansum(residual_SV**2)) / df, df
+
+
+def unequal_noise(table_SV: Array) -> float | None:
+    """Return the p-value that rows are equally noisy; None where it cannot be told.
+
+    If they are, the deviation of each pair's differences is that of the residual, times sqrt(2).
+    The smallest p-value of any pair's F test of that, by Holm. Residuals by row would say less: a
+    noisy row is in the mean of its seed, and so in the residuals of all.
+    """
+    variance, df = residual_variance(table_SV)
+    if df < 1 or variance == 0:
+        return None
+
+    p = []
+    for a, b in itertools.combinations(table_SV.T, 2):
+        differences = (b - a)[~np.isnan(b - a)]
+        # A rest must be left to hold the pair against.
+        if 1 < len(differences) <= df:
+            own = np.array(differences.var(ddof=1))
+            p.append(deviating(own, len(differences) - 1, np.array(variance), df))
+    return float(holm(np.array(p)).min()) if len(p) > 1 else None
+
+
+def deviating(own: Array, own_df: int, variance: Array, df: int) -> Array:
+    """Return the two-sided p-value that a pair's variance is twice the layout's, by F.
+
+    A pair's differences hold `own_df` of the layout's degrees, and own_df * own / 2 of its sum of
+    squares. What is left of both is independent of them, so that own/2 over the rest's variance
+    follows F(own_df, df - own_df).
+    """
+    rest = df * variance - own_df * own / 2
+    rest_variance = np.maximum(rest, np.finfo(float).tiny) / (df - own_df)
+    ratio = own / 2 / rest_variance
+    below = stats.f.cdf(ratio, own_df, df - own_df)
+    above = stats.f.sf(ratio, own_df, df - own_df)
+    return np.asarray(2 * np.minimum(below, above))
+
+
+def holm(p: Array) -> Array:
+    """Return p-values adjusted by Holm's step-down rule, over the last axis."""
+    count = p.shape[-1]
+    order = np.argsort(p, axis=-1)
+    ordered = np.take_along_axis(p, order, axis=-1) * np.arange(count, 0, -1)
+    stepped = np.minimum(np.maximum.accumulate(ordered, axis=-1), 1.0)
+    adjusted = np.empty_like(p)
+    np.put_along_axis(adjusted, order, stepped, axis=-1)
+    return adjusted

@@ -189,9 +189,8 @@ def _check_factors(cell: Cell, key: str) -> None:
             allowed = f"is a factor of campaign {PILOT} alone: here a block is the runs of one seed"
             raise ConfigError(f"{key}.{factor}", ..., allowed)
 
-        values: Any = cell.config.numeric_dict()
-        for name in factor.split("."):
-            values = values.get(name, {}) if isinstance(values, dict) else {}
-        if values == {}:
+        try:
+            cell.config.numeric_value(factor)
+        except KeyError:
             allowed = "changes no number, and no table could tell by it; it belongs in `fixed`"
-            raise ConfigError(f"{key}.{factor}", ..., allowed)
+            raise ConfigError(f"{key}.{factor}", ..., allowed) from None

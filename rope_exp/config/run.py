@@ -9,6 +9,8 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,17 @@ class RunConfig:
     def numeric_dict(self) -> dict[str, Any]:
         """Return every value that can change a number of this run."""
         return numeric_values(self)
+
+    def numeric_value(self, key: str) -> Any:
+        """Return one of those values by its dotted key, or the values of a section.
+
+        Raises:
+            KeyError: no such key can change a number.
+        """
+        try:
+            return reduce(getitem, key.split("."), self.numeric_dict())
+        except TypeError:
+            raise KeyError(key) from None
 
 
 def differing_keys(

@@ -18,7 +18,7 @@ Shapes: N windows, B of a micro-batch, T positions, D model width, C tokens of a
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ SHARE = 4
 Probes = dict[str, Any]
 
 
-class Stopped(Exception):  # noqa: N818
+class _Stopped(Exception):  # noqa: N818
     """The run was asked to stop; the same command asks anew."""
 
 
@@ -69,15 +69,12 @@ class Questions:
         self.tokens_at_once = micro_batch_size * train.seq_len
         self.should_stop = should_stop
 
-    def ask(self, names: Sequence[str]) -> Probes:
-        """Return the answer of each probe by its name.
-
-        Raises:
-            Stopped: `should_stop` said so.
-        """
+    def ask(self, names: Sequence[str]) -> Probes | None:
+        """Return the answer of each probe by its name; None if asked to stop."""
         # Eager: a few batches do not pay for compiling another graph.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), suppress(_Stopped):
             return {name: getattr(self, name)() for name in names}
+        return None
 
     def windows(self) -> Probes:
         """Return the loss of each held-out window."""
@@ -145,7 +142,7 @@ class Questions:
         parts = []
         for ids_BT in torch.split(windows_NT, at_once):
             if self.should_stop():
-                raise Stopped
+                raise _Stopped
             parts.append(token_nats(self.decoder, ids_BT.to(device)).double().cpu())
         return torch.cat(parts)
 

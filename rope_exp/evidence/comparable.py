@@ -9,8 +9,6 @@ compared is refused in a `ReportError`, one sentence that names the folders. No 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from typing import Any, get_args
 
 from rope_exp.config.run import RunConfig, differing_keys
@@ -125,8 +123,8 @@ def value_of(config: RunConfig, factor: str) -> Any:
         ReportError: there is no such key.
     """
     try:
-        return reduce(getitem, factor.split("."), config.numeric_dict())
-    except (KeyError, TypeError):
+        return config.numeric_value(factor)
+    except KeyError:
         raise ReportError(
             f"--factors {factor}: there is no such key of a config that can change a number"
         ) from None

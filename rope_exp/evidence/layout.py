@@ -5,13 +5,53 @@ What `significance` judges pairs by. Plain float64.
 
 import itertools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from rope_exp.evidence.contrasts import Losses
+
 ALPHA = 0.05
 Array = NDArray[np.float64]
+Method = Literal["pooled", "paired"]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the layout, seed x row, leaves unexplained.
+
+    Attributes:
+        deviation: of the residual, in nats; two runs' difference within a seed deviates by sqrt(2)
+            times that.
+        df: its degrees of freedom.
+        p_equal: that rows are equally noisy; None where it cannot be told.
+        method: how standard errors are known: pooled, unless `p_equal` says that rows are not.
+    """
+
+    deviation: float
+    df: int
+    p_equal: float | None
+    method: Method
+
+
+def measure(losses: Mapping[str, Losses]) -> Noise | None:
+    """Return what rows' losses leave unexplained; None where they have no residual.
+
+    Args:
+        losses: by the rows' labels.
+    """
+    table_SV = pd.DataFrame(losses, dtype=float).sort_index().to_numpy()
+    variance, df = residual_variance(table_SV)
+    if not df:
+        return None
+    p_equal = unequal_noise(table_SV)
+    is_unequal = p_equal is not None and p_equal < ALPHA
+    return Noise(math.sqrt(variance), df, p_equal, "paired" if is_unequal else "pooled")
 
 
 def residuals(table_SV: Array) -> tuple[Array, int]:

@@ -6,8 +6,8 @@ Losses form a two-way layout, seed x variant, with holes where a variant has few
 
 A contrast of two variants is the mean of their differences within the seeds that both have. Its
 standard error is s sqrt(2/n), with s^2 the residual variance of the layout, pooled over variants
-(`pooled`), or the deviation of these differences alone (`paired`). Which of the two is looked up in
-the runs themselves: pooled, unless variants are seen to be unequally noisy. Plain float64.
+(`pooled`), or the deviation of these differences alone (`paired`), as `layout.measure` has found.
+Plain float64.
 """
 
 import itertools
@@ -21,7 +21,7 @@ import pandas as pd
 from scipy import stats
 
 from rope_exp.evidence.contrasts import Losses
-from rope_exp.evidence.layout import ALPHA, Array, holm, residual_variance, unequal_noise
+from rope_exp.evidence.layout import ALPHA, Array, Noise, holm
 
 # In nats: the source calls 0.007 "≈" and 0.012 ">".
 MARGIN = 0.01
@@ -29,7 +29,6 @@ POWER = 0.8
 # More seeds than these are not worth a number.
 MOST_SEEDS = 200
 
-Method = Literal["pooled", "paired"]
 # Of a pair (a, b): is a better, worse, as good as b within the margin, or not to be told yet.
 Verdict = Literal["better", "worse", "equivalent", "open"]
 SIGNS: Mapping[Verdict, str] = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
@@ -91,22 +90,18 @@ class Judged:
 def judge(
     losses: Mapping[str, Losses],
     family: Sequence[tuple[str, str]],
-    *,
-    method: Method | None = None,
+    noise: Noise | None,
     margin: float = MARGIN,
 ) -> list[Judged]:
     """Judge the pairs of a family together.
 
     Args:
-        losses: by the rows' labels; all rows help to know the residual where it is pooled.
+        losses: by the rows' labels.
         family: pairs of labels; those without two shared seeds are left out.
-        method: how the standard error is known; None: as `choose_method` says.
+        noise: of all rows together, as `layout.measure` has it.
         margin: in nats; differences below it do not matter.
     """
     table = pd.DataFrame(losses, dtype=float).sort_index()
-    method = method or choose_method(losses)
-    variance, pooled_df = residual_variance(table.to_numpy())
-
     pairs = []
     for a, b in family:
         if a not in table or b not in table:
@@ -115,19 +110,16 @@ def judge(
         count = len(differences)
         if count < 2:
             continue
-        error = math.sqrt(2 * variance / count)
-        df = pooled_df
-        if method == "paired":
+
+        # Two rows that share two seeds have a residual.
+        assert noise is not None
+        error = noise.deviation * math.sqrt(2 / count)
+        df = noise.df
+        if noise.method == "paired":
             error = float(differences.std(ddof=1)) / math.sqrt(count)
             df = count - 1
         pairs.append(_judge_one(a, b, float(differences.mean()), error, df, count, margin))
     return _judge_family(pairs)
-
-
-def choose_method(losses: Mapping[str, Losses]) -> Method:
-    """Return how standard errors are known: pooled, unless rows are seen to be unequally noisy."""
-    p = unequal_noise(pd.DataFrame(losses, dtype=float).sort_index().to_numpy())
-    return "paired" if p is not None and p < ALPHA else "pooled"
 
 
 def all_pairs(labels: Sequence[str]) -> list[tuple[str, str]]:

@@ -12,7 +12,6 @@ from rope_exp.evidence.comparable import check_blocks
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.content import Report, build
-from rope_exp.report.figures import against_published, loss_curves
 from rope_exp.report.levels import level_name
 from rope_exp.report.noise import noise_files
 from rope_exp.report.page import page
@@ -124,18 +123,15 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
 
 
 def _table_files(report: Report) -> dict[str, bytes]:
+    figures = of_report(report)
     files = {
-        "table.md": markdown(report).encode(),
+        "table.md": markdown(report, [name for name in figures if name.endswith("png")]).encode(),
         "table.csv": csv_table(report).encode(),
         "table.tex": tex_table(report).encode(),
-        "figures/loss_curves.png": loss_curves(report),
-        **of_report(report),
     }
     if report.pairs:
         files["pairs.csv"] = pairs_table(report).encode()
-    if report.of_variants:
-        files["figures/against_published.png"] = against_published(report)
-    return files
+    return files | figures
 
 
 def _write_all(out: Path, files: Mapping[str, bytes]) -> None:

@@ -1,23 +1,14 @@
 """What a report shows: a comparison, the reference, and what the losses say beside it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import pandas as pd
 
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import Row, comparable
 from rope_exp.evidence.contrasts import Contrast, Losses, compare
-from rope_exp.evidence.layout import residual_variance, unequal_noise
+from rope_exp.evidence.layout import Noise, measure
 from rope_exp.evidence.runs import ReportError, Run
-from rope_exp.evidence.significance import (
-    Judged,
-    Method,
-    all_pairs,
-    choose_method,
-    judge,
-)
+from rope_exp.evidence.significance import Judged, all_pairs, judge
 
 
 @dataclass(frozen=True)
@@ -26,24 +17,6 @@ class Line(Row):
 
     ours: Contrast
     theirs: Contrast  # without numbers where it is not published
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What the layout, seed x row, leaves unexplained.
-
-    Attributes:
-        deviation: of the residual, in nats; two runs' difference within a seed deviates by sqrt(2)
-            times that.
-        df: its degrees of freedom.
-        p_equal: that rows are equally noisy; None where it cannot be told.
-        method: how standard errors are known, by what `p_equal` is.
-    """
-
-    deviation: float
-    df: int
-    p_equal: float | None
-    method: Method
 
 
 @dataclass(frozen=True)
@@ -109,15 +82,17 @@ def build(
 
     lines = _lines(rows, label)
     losses = _losses(lines)
+    noise = measure(losses)
+    pairs = judge(losses, all_pairs(list(losses)), noise)
     return Report(
         keys,
         lines,
         lines.get(label, Row(label, label, 0, [])),
         left_out,
-        noise=_noise(losses),
-        against=_against(losses, label),
-        pairs={(pair.a, pair.b): pair for pair in judge(losses, all_pairs(list(losses)))},
-        relations=_relations(losses) if list(keys) == ["pe"] else [],
+        noise=noise,
+        against=_against(losses, label, noise),
+        pairs={(pair.a, pair.b): pair for pair in pairs},
+        relations=_relations(losses, noise) if list(keys) == ["pe"] else [],
     )
 
 
@@ -127,7 +102,7 @@ def refer(report: Report, label: str) -> Report:
     What does not depend on the reference (noise, all pairs, the published relations) stays.
     """
     lines = _lines(report.rows, label)
-    against = _against(_losses(lines), label)
+    against = _against(_losses(lines), label, report.noise)
     return replace(report, rows=lines, reference=lines[label], against=against)
 
 
@@ -149,23 +124,15 @@ def _losses(lines: Mapping[str, Line]) -> dict[str, Losses]:
     return {each: line.losses for each, line in lines.items() if line.losses}
 
 
-def _against(losses: Mapping[str, Losses], label: str) -> dict[str, Judged]:
+def _against(losses: Mapping[str, Losses], label: str, noise: Noise | None) -> dict[str, Judged]:
     contrasts = [(label, each) for each in losses if each != label]
-    return {pair.b: pair for pair in judge(losses, contrasts)}
+    return {pair.b: pair for pair in judge(losses, contrasts, noise)}
 
 
-def _noise(losses: Mapping[str, Losses]) -> Noise | None:
-    table_SV = pd.DataFrame(losses, dtype=float).to_numpy()
-    variance, df = residual_variance(table_SV)
-    if not df:
-        return None
-    return Noise(math.sqrt(variance), df, unequal_noise(table_SV), choose_method(losses))
-
-
-def _relations(losses: Mapping[str, Losses]) -> list[Relation]:
+def _relations(losses: Mapping[str, Losses], noise: Noise | None) -> list[Relation]:
     """Judge what is published of the rows that are here."""
     signs = {(a, b): sign for a, sign, b in published.RELATIONS}
     return [
         Relation(signs[pair.a, pair.b], pair, pair.outcome(signs[pair.a, pair.b]))
-        for pair in judge(losses, list(signs))
+        for pair in judge(losses, list(signs), noise)
     ]

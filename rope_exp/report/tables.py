@@ -5,8 +5,9 @@ word, never a number.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import pandas as pd
 
@@ -204,13 +205,10 @@ def csv_table(report: Report) -> str:
     return pd.DataFrame(lines).to_csv(index=False)
 
 
-def markdown(report: Report) -> str:
-    """Return table.md: the table, the summary, notes, and every assumption."""
+def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
+    """Return table.md: the table, the summary, notes, every assumption, and pictures by path."""
     sides, lines = _for_readers(report)
     lines.insert(1, ["---" if side == "<" else "---:" for side in sides])
-    pictures = ["![Loss curves](figures/loss_curves.png)"]
-    if report.of_variants:
-        pictures.append("![Against the published losses](figures/against_published.png)")
 
     relations = []
     if report.relations:
@@ -224,7 +222,7 @@ def markdown(report: Report) -> str:
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
         summary(report),
         *relations,
-        "\n".join(pictures),
+        *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
         "Notes:",
         _bullets(notes(report)),
         "Assumptions, which the source leaves open:",

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import Batches, validation_ids
 from rope_exp.data.meta import Prepared
 from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.probes import Questions, Stopped
+from rope_exp.evaluation.probes import Probes, Questions
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
@@ -131,7 +132,7 @@ class Trainer:
     def _ask_probes(self) -> str:
         """Write probes.json, by rank 0, and return how the run ends."""
         train = self.config.train
-        was_stopped = False
+        answers: Probes | None = {}
         if self.parallel.is_main:
             questions = Questions(
                 self.decoder,
@@ -140,14 +141,13 @@ class Trainer:
                 self.train_step.micro_batch_size,
                 should_stop=lambda: self.stop.requested,
             )
-            try:
-                with self.parallel.autocast():
-                    write_json(self.folder / PROBES, questions.ask(train.probes))
-            except Stopped:
-                was_stopped = True
+            with self.parallel.autocast():
+                answers = questions.ask(train.probes)
+            if answers is not None:
+                write_json(self.folder / PROBES, answers)
 
         # The others wait here until rank 0 has its answers, or was asked to stop.
-        return "stopped" if self.parallel.any(was_stopped) else "finished"
+        return "stopped" if self.parallel.any(answers is None) else "finished"
 
     def _loop(self, record: Record) -> str:
         for outcome in self._outcomes():
@@ -157,7 +157,7 @@ class Trainer:
                 self.step = outcome.first_bad_step - 1
                 self.train_step.order_sha256 = outcome.order_before
                 return "diverged"
-            due = self._due(outcome.step)
+            due = _due(self.config.train, outcome.step)
 
             validation: dict[str, float] = {}
             if due & {"eval", "end"}:
@@ -199,23 +199,12 @@ class Trainer:
             self.step += 1
             unread.append(started)
 
-            num_left = 1 if self.reads_late and not self._due(self.step) else 0
+            num_left = 1 if self.reads_late and not _due(self.config.train, self.step) else 0
             while len(unread) > num_left:
                 yield unread.pop(0).read()
 
         for started in unread:
             yield started.read()
-
-    def _due(self, step: int) -> set[str]:
-        """Return what follows a step."""
-        train = self.config.train
-        every = {
-            "row": train.log_every,
-            "eval": train.eval_every,
-            "save": train.save_every,
-            "end": train.num_steps,
-        }
-        return {what for what, period in every.items() if step % period == 0}
 
     def _save(self, record: Record, unrecorded: tuple[float, float] | None = None) -> None:
         """Save this step, once, by rank 0; the rows up to here are on the disk before it."""
@@ -236,3 +225,14 @@ class Trainer:
         self.parallel.wait()
         self.saved_step = self.step
         self.throughput.pause()
+
+
+def _due(train: TrainConfig, step: int) -> set[str]:
+    """Return what follows a step."""
+    every = {
+        "row": train.log_every,
+        "eval": train.eval_every,
+        "save": train.save_every,
+        "end": train.num_steps,
+    }
+    return {what for what, period in every.items() if step % period == 0}

@@ -1,10 +1,13 @@
 """The simulation that chose the test: it knows the truth, so its rates can be held against it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from rope_exp.evidence import power
+from rope_exp.evidence.layout import Method, measure
 from rope_exp.evidence.significance import all_pairs, judge
 
 DEVIATION = 0.0085
@@ -24,8 +27,11 @@ def test_a_draw_is_judged_as_the_report_judges_it() -> None:
     loss_DSV = 3.0 + 0.01 * np.random.default_rng(0).normal(size=(1, 5, 9))
     losses = {f"{v}": {s: float(loss_DSV[0, s, v]) for s in range(5)} for v in range(9)}
     said = power._candidates(loss_DSV)
-    for method, name in (("pooled", "pooled t, Holm"), ("paired", "paired t, Holm")):
-        pairs = judge(losses, all_pairs(list(losses)), method=method)  # type: ignore[arg-type]
+    noise = measure(losses)
+    assert noise is not None
+    methods: dict[Method, str] = {"pooled": "pooled t, Holm", "paired": "paired t, Holm"}
+    for method, name in methods.items():
+        pairs = judge(losses, all_pairs(list(losses)), replace(noise, method=method))
         np.testing.assert_allclose([pair.p_adjusted for pair in pairs], said[name].p[0])
         np.testing.assert_allclose([pair.p_equivalent for pair in pairs], said[name].equal[0])
         halves = [pair.high - pair.delta for pair in pairs]

@@ -1,6 +1,7 @@
 """The tests of significance, held against scipy, closed forms and simulated truth."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rope_exp.evidence.contrasts import Losses
-from rope_exp.evidence.layout import ALPHA, deviating, holm, residual_variance, residuals
-from rope_exp.evidence.significance import Judged, all_pairs, choose_method, judge
+from rope_exp.evidence.layout import (
+    ALPHA,
+    Method,
+    deviating,
+    holm,
+    measure,
+    residual_variance,
+    residuals,
+)
+from rope_exp.evidence.significance import Judged, all_pairs
+from rope_exp.evidence.significance import judge as judge_by
 
 ROWS = "abcdefghi"
 
@@ -26,6 +36,25 @@ def drawn(
         noise = random.normal(scale=deviation, size=seeds)
         losses[row] = {k: float(mean + effects[k] + noise[k]) for k in range(seeds)}
     return losses
+
+
+def judge(
+    losses: dict[str, Losses],
+    family: list[tuple[str, str]],
+    method: Method | None = None,
+    **margin: float,
+) -> list[Judged]:
+    """Judge by the noise that the losses show, or by this method of knowing it."""
+    noise = measure(losses)
+    if noise is not None and method is not None:
+        noise = replace(noise, method=method)
+    return judge_by(losses, family, noise, **margin)
+
+
+def method_for(losses: dict[str, Losses]) -> Method:
+    noise = measure(losses)
+    assert noise is not None
+    return noise.method
 
 
 def column(losses: Losses) -> list[float]:
@@ -101,16 +130,16 @@ def test_pooled_knows_more_than_one_pair_does() -> None:
 def test_noise_that_differs_between_rows_is_not_pooled(rows: str) -> None:
     """One row jumps by 0.3: of three rows, its share in each seed's mean is in all residuals."""
     losses = drawn(dict.fromkeys(rows, 3.0), seeds=5, deviation=0.01)
-    assert choose_method(losses) == "pooled"
+    assert method_for(losses) == "pooled"
     losses["a"] = {seed: loss + 0.3 * (seed % 2) for seed, loss in losses["a"].items()}
-    assert choose_method(losses) == "paired"
+    assert method_for(losses) == "paired"
 
 
 def test_the_look_at_noise_errs_as_rarely_as_it_says() -> None:
     found = 0
     for seed in range(400):
         losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.01, seed=seed)
-        found += choose_method(losses) == "paired"
+        found += method_for(losses) == "paired"
     assert found / 400 < 0.08
 
 
@@ -159,7 +188,7 @@ def test_a_late_run_is_seen_where_nothing_else_differs() -> None:
     """One run in 45 lags by thirty deviations, as one of the pilot did."""
     losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.02, seed=3)
     losses["a"] = {**losses["a"], 1: losses["a"][1] + 0.6}
-    assert choose_method(losses) == "paired"
+    assert method_for(losses) == "paired"
 
 
 def test_a_published_gap_below_the_margin_is_confirmed_as_such() -> None:

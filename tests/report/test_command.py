@@ -14,12 +14,11 @@ from rope_exp.evidence.published import LOSSES
 from rope_exp.report.command import write
 from rope_exp.system.errors import ConfigError
 
-FIGURES = ("figures/loss_curves.png", "figures/curves.png", "figures/curves.pdf")
-# Of variants alone.
-PUBLISHED = (
-    "figures/against_published.png",
-    *(f"figures/{name}.{kind}" for name in ("grid", "ranks") for kind in ("png", "pdf")),
+FIGURES = tuple(
+    f"figures/{name}.{kind}" for name in ("curves", "forest") for kind in ("png", "pdf")
 )
+# Of variants alone.
+PUBLISHED = tuple(f"figures/{name}.{kind}" for name in ("grid", "ranks") for kind in ("png", "pdf"))
 TABLES = ("table.md", "table.csv", "table.tex")
 FILES = (*TABLES, *FIGURES, *PUBLISHED)
 

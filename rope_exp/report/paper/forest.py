@@ -1,10 +1,12 @@
-"""Figure 1: each row's paired difference to the reference, with its intervals and what they say."""
+"""Figure 1: each row's paired difference to the reference, its intervals, and the published one."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rope_exp.evidence import published
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
@@ -16,6 +18,7 @@ from rope_exp.report.paper.style import (
     SMALL,
     UNIT,
     WIDTH,
+    Style,
     limits,
     small_print,
     styled,
@@ -40,11 +43,11 @@ _WIDE = _Columns(1.64, (0.0, 0.445, 0.765, 0.865))
 
 @styled
 def forest(report: Report) -> Figure | None:
-    """Draw the differences to the reference; None where no row shares two seeds with it."""
-    if not report.against:
+    """Draw the differences to the reference; None where no row shares a seed with it."""
+    rows = [row for row in report.rows.values() if row.label != report.reference.label]
+    if all(row.ours.delta is None for row in rows):
         return None
 
-    rows = [row for row in report.rows.values() if row.label != report.reference.label]
     columns = _WIDE if any(diverged_mark(row) for row in rows) else _NARROW
     figure = Figure(figsize=(WIDTH, 1.35 + 0.19 * len(rows)))
     axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(1, columns.width))
@@ -54,21 +57,38 @@ def forest(report: Report) -> Figure | None:
         _draw(axes, report, row, place)
         _write_words(words, report, row, place, columns)
 
-    mark = diverged_mark(report.reference)
-    small_print(
-        figure,
-        f"Group {report.groups}. Thick: the 95 % interval of the paired difference; thin: the one "
-        f"that holds for all {len(report.against)} differences together (Bonferroni); an arrow: it "
-        f"goes on. Grey band: the margin of {MARGIN:g} nats; a row is equivalent where the test "
-        "shows that its difference lies within. Verdicts: by Holm over the same family.",
-        f"The reference: {report.reference.name} {mark}." if mark else "",
-    )
+    small_print(figure, *_small_print(report, rows))
     return figure
+
+
+def _small_print(report: Report, rows: list[Line]) -> Iterator[str]:
+    yield f"Group {report.groups}."
+    if report.against:
+        yield (
+            "Thick: the 95 % interval of the paired difference; thin: the one that holds for all "
+            f"{len(report.against)} differences together (Bonferroni); an arrow: it goes on."
+        )
+    yield f"Grey band: the margin of {MARGIN:g} nats."
+    if report.against:
+        yield (
+            "A row is equivalent where the test shows that its difference lies within. "
+            "Verdicts: by Holm over the same family."
+        )
+    else:
+        yield "No row shares two seeds with the reference: nothing here can be tested."
+    if any(row.theirs.delta is not None for row in rows):
+        yield (
+            f"Hollow: published ({published.SOURCE_SHORT}; about 1B parameters, one seed, corpus "
+            "and budget not given); compare order and signs, not sizes."
+        )
+    if mark := diverged_mark(report.reference):
+        yield f"The reference: {report.reference.name} {mark}."
 
 
 def _set_axes(axes: Axes, report: Report, rows: list[Line]) -> None:
     """Set the scale of differences, the margin's band, and the rows' names."""
-    means = [row.ours.delta for row in rows if row.ours.delta is not None]
+    both = [delta for row in rows for delta in (row.ours.delta, row.theirs.delta)]
+    means = [delta for delta in both if delta is not None]
     ends = [end for pair in report.against.values() for end in (pair.wide_low, pair.wide_high)]
     axes.set_xlim(limits([*means, -MARGIN, MARGIN], ends))
 
@@ -82,7 +102,11 @@ def _set_axes(axes: Axes, report: Report, rows: list[Line]) -> None:
 
 
 def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:
-    """Draw a row's mean and intervals; a mean of one seed alone has none."""
+    """Draw a row's mean and intervals, which one seed alone has not, and the published mean."""
+    if row.theirs.delta is not None:
+        hollow: Style = {"color": GREY, "marker": "o", "markerfacecolor": "none"}
+        gid = f"{row.label} published"
+        axes.plot(row.theirs.delta, place, markersize=6.5, zorder=2, gid=gid, **hollow)
     if row.ours.delta is None:
         return
     style = look(row.label, row.number) | {"linestyle": "none"}

@@ -80,10 +80,24 @@ def test_a_noisy_row_leaves_the_others_readable(report: Report) -> None:
     assert {4, 5} <= {each.get_marker() for each in axes.lines}
 
 
-def test_a_forest_needs_two_shared_seeds(tmp_path: Path) -> None:
-    for pe in ("qk_rope", "vo_rope"):
-        make_run(tmp_path, pe=pe)
-    assert forest(report_of(tmp_path)) is None
+def test_one_seed_has_dots_beside_the_published_and_no_interval(tmp_path: Path) -> None:
+    for pe, loss in {"qk_rope": 3.5, "vo_rope": 3.53, "pe.rotate=[q,v]": 3.4}.items():
+        make_run(tmp_path, pe=pe, loss=loss)
+    figure = drawn(forest(report_of(tmp_path)))
+
+    assert line(figure, "vo_rope delta")[0] == [pytest.approx(0.03)]
+    published = LOSSES["vo_rope"] - LOSSES["qk_rope"]
+    assert line(figure, "vo_rope published")[0] == [pytest.approx(published)]
+    assert not {"vo_rope interval", "vo_rope family", "qv_rope published"} & set(artists(figure))
+    assert any("nothing here can be tested" in each for each in texts(figure))
+
+
+def test_a_forest_needs_the_reference_and_a_row_beside_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "alone", loss=3.5)
+    assert forest(report_of(tmp_path / "alone")) is None
+    for pe in ("vo_rope", "nope"):
+        make_run(tmp_path / "without", pe=pe)
+    assert forest(report_of(tmp_path / "without")) is None
 
 
 @pytest.fixture(scope="module")

@@ -65,5 +65,6 @@ def test_a_ladder_lies_beside_the_levels(records: Path, tmp_path: Path) -> None:
     ladder = tmp_path / "long" / "figures" / "ladder_tokens.pdf"
     level = tmp_path / "long" / "train.num_steps=1000" / "figures"
     assert ladder.exists()
-    assert {path.stem for path in level.glob("*.pdf")} == {"curves", "grid", "probes", "ranks"}
+    names = {"curves", "forest", "grid", "probes", "ranks"}
+    assert {path.stem for path in level.glob("*.pdf")} == names
     assert not (tmp_path / "short").exists()

@@ -2,8 +2,9 @@
 
 import re
 
+from rope_exp.config.kinds import Architecture, AttnConfig, matrix_weights, num_weights
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import Architecture, ModelConfig
+from rope_exp.config.sections import ModelConfig
 
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheets, without sparsity, sums in float32.
 # Matched as whole words of the device's name, in this order: an H100 PCIe is no H100.
@@ -58,18 +59,19 @@ def num_parameters(architecture: Architecture) -> int:
 
     num_tables = 1 if model.tie_word_embeddings else 2
     embeddings = num_tables * architecture.vocab_size * model.hidden_size
-    layers = model.num_hidden_layers * (_layer_weights(model) + 2 * model.hidden_size)
-    frequencies = pe.trainable * pe.num_features(model.head_dim) // 2
-    return embeddings + layers + model.hidden_size + frequencies
+    a_layer = num_weights(architecture.attn, model) + _mlp_weights(model) + 2 * model.hidden_size
+    frequencies = pe.trainable * pe.num_features(architecture.attn.rotary_dim(model)) // 2
+    return embeddings + model.num_hidden_layers * a_layer + model.hidden_size + frequencies
 
 
-def attention_flops_per_token(model: ModelConfig, seq_len: int) -> int:
-    """Return the operations of one training token in causal attention: 6 layers (T + 1) D.
+def attention_flops_per_token(model: ModelConfig, attn: AttnConfig, seq_len: int) -> int:
+    """Return the operations of one training token in attention, beside those of its weights.
 
-    A query at position t meets t + 1 keys, (T + 1)/2 on average; each costs 2 D operations for
-    the score and 2 D for the sum, three times that with the backward pass.
+    In softmax attention 6 layers (T + 1) D: a query at position t meets t + 1 keys, (T + 1)/2 on
+    average; each costs 2 D operations for the score and 2 D for the sum, three times that with the
+    backward pass.
     """
-    return 6 * model.num_hidden_layers * (seq_len + 1) * model.hidden_size
+    return model.num_hidden_layers * attn.flops(model, seq_len)
 
 
 def flops_per_token(config: RunConfig, vocab_size: int) -> int:
@@ -78,8 +80,9 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> int:
     A weight takes 6 operations of one training token, and so does one of the head's.
     """
     model = config.model
-    weights = model.num_hidden_layers * _layer_weights(model) + vocab_size * model.hidden_size
-    return 6 * weights + attention_flops_per_token(model, config.train.seq_len)
+    a_layer = matrix_weights(config.attn, model) + _mlp_weights(model)
+    weights = model.num_hidden_layers * a_layer + vocab_size * model.hidden_size
+    return 6 * weights + attention_flops_per_token(model, config.attn, config.train.seq_len)
 
 
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
@@ -122,7 +125,5 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     }
 
 
-def _layer_weights(model: ModelConfig) -> int:
-    heads = model.num_attention_heads + model.num_key_value_heads
-    attention = 2 * model.hidden_size * model.head_dim * heads
-    return attention + 3 * model.hidden_size * model.intermediate_size
+def _mlp_weights(model: ModelConfig) -> int:
+    return 3 * model.hidden_size * model.intermediate_size

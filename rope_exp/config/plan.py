@@ -51,7 +51,7 @@ def cost_lines(
     params = num_parameters(config.architecture(vocab_size))
     tokens = train.num_tokens
     per_token = flops_per_token(config, vocab_size)
-    in_attention = attention_flops_per_token(model, train.seq_len)
+    in_attention = attention_flops_per_token(model, config.attn, train.seq_len)
     total = per_token * tokens
     memory = sum(memory_bytes(config, vocab_size).values())
     epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
@@ -59,7 +59,7 @@ def cost_lines(
     lines = [
         f"run          {config.pe.name} {model.name} on {config.data.name}, group {config.group}",
         f"model        {params:,} parameters: {model.num_hidden_layers} layers of "
-        f"{model.hidden_size}, {model.num_attention_heads} heads of {model.head_dim}, "
+        f"{model.hidden_size}, {model.num_attention_heads} heads of {model.features_per_head}, "
         f"vocabulary {vocab_size:,}",
         f"tokens       {tokens:,} in {train.num_steps:,} steps of {train.global_batch_size} x "
         f"{train.seq_len}, {tokens / params:.1f} a parameter{epochs}",

@@ -14,9 +14,9 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
+from rope_exp.config.kinds import Architecture, AttnConfig, SoftmaxConfig
 from rope_exp.config.schema import Seed, convert, numeric, numeric_values
 from rope_exp.config.sections import (
-    Architecture,
     CosineConfig,
     DataConfig,
     LaunchConfig,
@@ -43,6 +43,7 @@ class RunConfig:
 
     seed: Seed = numeric(0)
     pe: PeConfig = PeConfig()
+    attn: AttnConfig = SoftmaxConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -54,14 +55,15 @@ class RunConfig:
     run: PlaceConfig = PlaceConfig()
 
     def __post_init__(self) -> None:
-        head_dim = self.model.head_dim
+        self.attn.check(self.model, self.pe)
 
         # Held by NoPE too: a size is one that all variants can be compared at.
-        if head_dim % 2:
+        rotary_dim = self.attn.rotary_dim(self.model)
+        if rotary_dim % 2:
             raise ConfigError(
-                "model.num_attention_heads",
-                self.model.num_attention_heads,
-                f"leaves heads of {head_dim} features; rotation pairs them: it must be even",
+                "model.num_attention_heads" if self.model.head_dim is None else "model.head_dim",
+                self.model.head_dim or self.model.num_attention_heads,
+                f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even",
             )
 
         if self.pe.start + self.train.seq_len > MAX_POSITION:
@@ -71,11 +73,11 @@ class RunConfig:
                 f"positions past {MAX_POSITION:,} are not exact in float32",
             )
 
-        if self.pe.num_features(head_dim) < 2:
+        if self.pe.num_features(rotary_dim) < 2:
             raise ConfigError(
                 "pe.fraction",
                 self.pe.fraction,
-                f"leaves no pair to rotate in heads of {head_dim} features",
+                f"leaves no pair to rotate in heads of {rotary_dim} features",
             )
 
     @staticmethod
@@ -102,7 +104,7 @@ class RunConfig:
 
     def architecture(self, vocab_size: int) -> Architecture:
         """Return what the decoder is built from, once the vocabulary is known."""
-        return Architecture(self.model, self.pe, vocab_size)
+        return Architecture(self.model, self.pe, vocab_size, self.attn)
 
     # -- names and places ----------------------------------------------------------------------
 

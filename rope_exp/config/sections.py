@@ -21,7 +21,6 @@ from rope_exp.config.schema import (
     setting,
     whole,
 )
-from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError
 
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
@@ -55,14 +54,21 @@ class ModelConfig:
     num_key_value_heads: Count = numeric(2)
     rms_norm_eps: Positive = numeric(1e-5)
     tie_word_embeddings: bool = numeric(False)
+    # null: hidden_size / num_attention_heads.
+    head_dim: Count | None = numeric(None)
+    # null: attention meets every earlier key; else the last so many, its own among them.
+    window: Count | None = numeric(None)
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
-        if self.hidden_size % heads:
+        if self.hidden_size == heads * (self.head_dim or 0):
+            # One spelling of one architecture.
+            object.__setattr__(self, "head_dim", None)
+        if self.head_dim is None and self.hidden_size % heads:
             raise ConfigError(
                 "model.num_attention_heads",
                 heads,
-                f"must divide model.hidden_size={self.hidden_size}",
+                f"must divide model.hidden_size={self.hidden_size}, or model.head_dim be set",
             )
         if heads % self.num_key_value_heads:
             raise ConfigError(
@@ -72,18 +78,9 @@ class ModelConfig:
             )
 
     @property
-    def head_dim(self) -> int:
+    def features_per_head(self) -> int:
         """K, the features of one head."""
-        return self.hidden_size // self.num_attention_heads
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """All that decides what a decoder's parameters are and what it computes."""
-
-    model: ModelConfig
-    pe: PeConfig
-    vocab_size: int
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
 @dataclass(frozen=True)

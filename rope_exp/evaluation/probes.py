@@ -28,9 +28,9 @@ from torch import Tensor
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import IdSource, num_windows, validation_ids
-from rope_exp.model.attention import wide
+from rope_exp.model.attention.base import Attention
+from rope_exp.model.attention.kernel import wide
 from rope_exp.model.decoder import Decoder
-from rope_exp.model.layers import Attention
 
 LONGEST = 8  # of the windows by position, in training lengths
 # Of positions, in training lengths: from within the first window to far outside.

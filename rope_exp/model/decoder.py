@@ -9,21 +9,17 @@ Shapes: B batch, T position, D model width, V vocabulary.
 
 import hashlib
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from rope_exp.config.sections import INIT_STD, Architecture
+from rope_exp.config.kinds import Architecture, SoftmaxConfig
+from rope_exp.config.sections import INIT_STD
+from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block, Rotary
 from rope_exp.model.loss import chunk_gradients, summed_cross_entropy
 
-# The matrices of LlamaForCausalLM, which every variant has.
-LLAMA_MATRIX = re.compile(
-    r"(model\.embed_tokens|lm_head"
-    r"|model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight"
-)
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
@@ -33,19 +29,27 @@ class Trunk(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         config = architecture.model
-        pe = architecture.pe
-        blocks = [Block(config, pe.rotate) for _ in range(config.num_hidden_layers)]
+        rotary_dim = architecture.attn.rotary_dim(config)
+        blocks = [Block(architecture) for _ in range(config.num_hidden_layers)]
 
         self.embed_tokens = nn.Embedding(architecture.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = Rotary(config.head_dim, pe)
+        self.rotary_emb = Rotary(rotary_dim, architecture.pe)
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        tables = self.rotary_emb(ids_BT.shape[1])
+    def forward(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        num_new = ids_BT.shape[1]
+        position_T = torch.arange(num_new, device=ids_BT.device)
+        of_layers: list[LayerCache | None] = [None] * len(self.layers)
+        if cache is not None:
+            position_T = cache.positions(num_new, ids_BT.device)
+            of_layers = [*cache.layers]
+            cache.length += num_new
+
+        tables = self.rotary_emb(position_T)
         x_BTD = self.embed_tokens(ids_BT)
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, tables)
+        for layer, of_layer in zip(self.layers, of_layers, strict=True):
+            x_BTD = layer(x_BTD, tables, of_layer)
         return self.last_norm(x_BTD)
 
     def last_norm(self, x_BTD: Tensor) -> Tensor:
@@ -62,18 +66,24 @@ class Decoder(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         config = architecture.model
+        self.architecture = architecture
         self.model = Trunk(architecture)
         self.lm_head = nn.Linear(config.hidden_size, architecture.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.chunk_gradients = chunk_gradients
 
-    def forward(self, ids_BT: Tensor, target_BT: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids_BT: Tensor, target_BT: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
         """Return logits_BTV of `ids_BT`, or the loss of predicting `target_BT`.
 
         The loss is the sum over B and T of -log p(target), in nats and float32.
+
+        Args:
+            cache: what earlier ids left; these ids go on from them, and are added to it.
         """
-        x_BTD = self.model(ids_BT)
+        x_BTD = self.model(ids_BT, cache)
         if target_BT is None:
             return self.lm_head(x_BTD)
 
@@ -92,24 +102,61 @@ class Decoder(nn.Module):
         self.model.last_norm = last_norm  # type: ignore[method-assign]
         self.chunk_gradients = torch.compile(chunk_gradients, dynamic=False)
 
+    def new_cache(self, pads_B: Tensor | None = None) -> Cache:
+        """Return an empty cache.
+
+        Args:
+            pads_B: how many ids at the beginning of each row are padding; None: none.
+        """
+        layers = self.model.layers
+        return Cache(len(layers), window=self.architecture.model.window, pads_B=pads_B)
+
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Draw every matrix from N(0, 0.02^2), those onto the residual by sqrt(2 layers) smaller.
 
         LLaMA's matrices are drawn on the CPU from one generator, in the order of their names: a
-        pure function of the sizes and the seed, whatever the device and the variant. Any other
-        matrix draws from a stream of its own, so that it moves none of them.
+        pure function of the sizes and the seed, whatever the device, the variant and the kind of
+        attention. A kind takes those whose name and shape it has. Any other matrix draws from a
+        stream of its own, so that it moves none of them.
         """
         shared = torch.Generator().manual_seed(seed)
         residual_std = INIT_STD / math.sqrt(2 * len(self.model.layers))
 
-        for name, parameter in sorted(self.named_parameters()):
-            if parameter.ndim != 2:
-                continue
-            is_shared = LLAMA_MATRIX.fullmatch(name) is not None
-            generator = shared if is_shared else own_stream(seed, name)
+        def drawn(name: str, shape: Sequence[int], generator: torch.Generator) -> Tensor:
             std = residual_std if name.endswith(ONTO_RESIDUAL) else INIT_STD
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+            return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+        own = dict(self.named_parameters())
+        of_llama = llama_matrices(self.architecture)
+        for name, shape in sorted(of_llama.items()):
+            matrix = drawn(name, shape, shared)
+            if name in own and own[name].shape == shape:
+                own.pop(name).copy_(matrix)
+
+        for name, parameter in own.items():
+            if parameter.ndim == 2:
+                parameter.copy_(drawn(name, parameter.shape, own_stream(seed, name)))
+
+
+def llama_matrices(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the matrices that a decoder of these sizes has in transformers."""
+    config = architecture.model
+    width = config.hidden_size
+    inner = config.intermediate_size
+    layer = {f"self_attn.{name}": shape for name, shape in SoftmaxConfig().shapes(config).items()}
+    layer |= {f"mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
+    layer["mlp.down_proj.weight"] = (width, inner)
+
+    found = {
+        f"model.layers.{number}.{name}": shape
+        for number in range(config.num_hidden_layers)
+        for name, shape in layer.items()
+    }
+    found["model.embed_tokens.weight"] = (architecture.vocab_size, width)
+    if not config.tie_word_embeddings:
+        found["lm_head.weight"] = (architecture.vocab_size, width)
+    return found
 
 
 def own_stream(seed: int, name: str) -> torch.Generator:

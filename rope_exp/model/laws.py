@@ -1,9 +1,12 @@
-"""Before a run trains, its own rotation is measured in float64 against the law that it must obey.
+"""Before a run trains, its own attention is measured in float64 against the laws it must obey.
 
 Shift every position by c. The attention weights stay the same when both or neither of q and k
 rotate; then the heads' outputs are unchanged if both or neither of v and o rotate (relative),
 turned by R_c if v alone does, by R_{-c} if o alone does. If just one of q and k rotates, the
 weights themselves change, and none of the three holds.
+
+Whatever the kind, what is computed from a cache, a few tokens at a time, is what the whole gives;
+and where a kind has other formulas for the same (absorbed, parallel), they give the same.
 """
 
 from dataclasses import replace
@@ -12,17 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rope_exp.config.kinds import AttnConfig, SharedConfig, SoftmaxConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
-from rope_exp.model.layers import Attention
-from rope_exp.model.rope import angles, frequencies, rotate
+from rope_exp.model.attention.base import Attention, Tables, turned
+from rope_exp.model.attention.build import make_attention
+from rope_exp.model.cache import LayerCache
+from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import LawError
 
+SOFTMAX = SoftmaxConfig()
 SHIFT = 5
 NUM_POSITIONS = 7
 # A position. Float64 holds an angle of m radians to m 2^-53. Where a law holds, outputs deviate by
 # some 4e-16 m, measured for heads of 2 to 512 features up to m = 2^24; where it does not, by 0.9.
 TOLERANCE = 1e-11
+
+# How many tokens at a time the cache is fed.
+PARTS = [3, 1, 1, 2]
+WINDOW = 4  # of a kind that has one
 
 INVARIANT = "invariant"
 TURNED = "turned by R_c"
@@ -41,38 +52,34 @@ def expected_class(rotate: tuple[str, ...]) -> str:
 
 
 @torch.no_grad()
-def certificate(model: ModelConfig, pe: PeConfig) -> dict[str, Any]:
-    """Measure the class of this variant's attention on a small random instance in float64.
+def certificate(model: ModelConfig, pe: PeConfig, attn: AttnConfig = SOFTMAX) -> dict[str, Any]:
+    """Measure the laws of this run's attention on a small random instance in float64.
 
-    Two query heads over one shared key/value head, of the run's own head dimension, fraction,
+    Two query heads over one shared key/value head, of the run's own kind, head dimension, fraction,
     base and start.
 
     Returns:
-        The expected and the measured class, the shift, and the largest deviation from each law.
+        The expected and the measured answer to a shift, the shift, the largest deviation from each
+        such law, and of each other formula from the first.
     Raises:
-        LawError: the measured class is not the expected one; the run must not start.
+        LawError: a law does not hold; the run must not start.
     """
-    attention, x_BTD = _instance(model, pe)
-    theta_F = frequencies(pe.num_features(model.head_dim), pe.base, torch.float64)
-
-    def outputs(start: int) -> Tensor:
-        angle_TF = angles(theta_F, NUM_POSITIONS, start)
-        out: Tensor = attention(x_BTD, (angle_TF.cos(), angle_TF.sin()))
-        return out.view(1, NUM_POSITIONS, 2, model.head_dim)
-
-    here_BTHK = outputs(pe.start)
-    shifted_BTHK = outputs(pe.start + SHIFT)
-
-    shift_TF = (SHIFT * theta_F).expand(NUM_POSITIONS, -1)
-    tables = (shift_TF.cos(), shift_TF.sin())
-    laws = {
-        INVARIANT: here_BTHK,
-        TURNED: rotate(here_BTHK, *tables),
-        TURNED_BACK: rotate(here_BTHK, *tables, inverse=True),
-    }
-    errors = {law: float((shifted_BTHK - predicted).abs().max()) for law, predicted in laws.items()}
-
     tolerance = TOLERANCE * (100 + pe.start)
+    attention, x_BTD = _instance(model, pe, attn)
+
+    theta_F = frequencies(pe.num_features(attention.rotary_dim), pe.base, torch.float64)
+    position_T = pe.start + torch.arange(NUM_POSITIONS)
+    here = _tables(theta_F, position_T)
+    here_BTHV = attention.heads(x_BTD, here, None)
+    shifted_BTHV = attention.heads(x_BTD, _tables(theta_F, position_T + SHIFT), None)
+
+    laws = {INVARIANT: here_BTHV}
+    if {"v", "o"} <= set(attn.sites()):
+        by_shift = _tables(theta_F, torch.full((NUM_POSITIONS,), SHIFT))
+        laws[TURNED] = turned(here_BTHV, by_shift, attention.rotary_dim)
+        laws[TURNED_BACK] = turned(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
+    errors = {law: _deviation(shifted_BTHV, predicted) for law, predicted in laws.items()}
+
     holding = [law for law, error in errors.items() if error < tolerance] or [NEITHER]
     expected = expected_class(pe.rotate)
     if holding != [expected]:
@@ -81,20 +88,61 @@ def certificate(model: ModelConfig, pe: PeConfig) -> dict[str, Any]:
             f"rotate={list(pe.rotate)} it must be {expected} (deviations {errors}); "
             "refusing to train"
         )
-    return {"expected": expected, "measured": expected, "shift": SHIFT, "max_deviation": errors}
+
+    others = {**attention.forms(x_BTD, here), "cached": _cached(attention, x_BTD, here)}
+    formulas = {name: _deviation(o_BTHV, here_BTHV) for name, o_BTHV in others.items()}
+    failing = [name for name, error in formulas.items() if not error < tolerance]
+    if failing:
+        raise LawError(
+            f"attn={attn.kind} computed as {' and '.join(failing)} is not what "
+            f"training computes (deviations {formulas}); refusing to train"
+        )
+    return {
+        "expected": expected,
+        "measured": expected,
+        "shift": SHIFT,
+        "max_deviation": errors,
+        "formulas": formulas,
+    }
 
 
-def _instance(model: ModelConfig, pe: PeConfig) -> tuple[Attention, Tensor]:
-    """Return a small attention and its input, both random; its heads' outputs are not mixed."""
+def _cached(attention: Attention, x_BTD: Tensor, tables: Tables) -> Tensor:
+    """Return the outputs of tokens that come a few at a time."""
+    cache = LayerCache(attention.config.window)
+    parts = zip(*(torch.split(part, PARTS, dim=-2) for part in (x_BTD, *tables)), strict=True)
+    outputs = [attention.heads(x, (cos_TF, sin_TF), cache) for x, cos_TF, sin_TF in parts]
+    return torch.cat(outputs, dim=1)
+
+
+def _tables(theta_F: Tensor, position_T: Tensor) -> Tables:
+    angle_TF = angles(theta_F, position_T)
+    return angle_TF.cos(), angle_TF.sin()
+
+
+def _deviation(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+def _instance(model: ModelConfig, pe: PeConfig, attn: AttnConfig) -> tuple[Attention, Tensor]:
+    """Return a small attention and its input, both random."""
+    if isinstance(attn, SharedConfig):
+        attn = replace(attn, groups=1)
+    features = model.features_per_head
     small = replace(
-        model, hidden_size=2 * model.head_dim, num_attention_heads=2, num_key_value_heads=1
+        model,
+        hidden_size=2 * features,
+        head_dim=features,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        window=WINDOW if model.window else None,
     )
     generator = torch.Generator().manual_seed(0)
 
-    attention = Attention(small, pe.rotate).double()
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        torch.nn.init.normal_(projection.weight, std=small.hidden_size**-0.5, generator=generator)
-    torch.nn.init.eye_(attention.o_proj.weight)
+    attention = make_attention(small, attn, pe.rotate).double()
+    for parameter in attention.parameters():
+        if parameter.ndim == 2:
+            std = parameter.shape[1] ** -0.5
+            torch.nn.init.normal_(parameter, std=std, generator=generator)
 
     shape = (1, NUM_POSITIONS, small.hidden_size)
     return attention, torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
-from rope_exp.model.attention import wide
+from rope_exp.model.attention.kernel import wide
 
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 

@@ -34,10 +34,13 @@ def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Te
     return 1.0 / (base**exponent_F)
 
 
-def angles(theta_F: Tensor, num_positions: int, start: int = 0) -> Tensor:
-    """Return angle_TF[t, f] = (start + t) * theta_f in radians, in theta's dtype."""
-    position_T = torch.arange(start, start + num_positions, device=theta_F.device)
-    return position_T.to(theta_F.dtype)[:, None] * theta_F[None, :]
+def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
+    """Return angle_TF[t, f] = position_t * theta_f in radians, in theta's dtype.
+
+    Args:
+        position_T: or [B, T], which gives [B, T, F].
+    """
+    return position_T.to(theta_F.dtype)[..., None] * theta_F
 
 
 def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = False) -> Tensor:
@@ -47,13 +50,14 @@ def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = Fa
 
     Args:
         x_BTHK: any floating dtype; the products are taken in the tables' dtype.
-        cos_TF, sin_TF: of the angles t * theta_f, in float32; all layers and sites share them.
+        cos_TF, sin_TF: of the angles t * theta_f, in float32; all layers and sites share them. Or
+            [B, T, F], where rows of a batch stand at other positions.
     Returns:
         A tensor of x's shape and dtype. Features past 2F are passed through.
     Raises:
         ValueError: K is odd or below 2F, or T differs between the arguments.
     """
-    num_positions, num_pairs = cos_TF.shape
+    num_positions, num_pairs = cos_TF.shape[-2:]
     num_features = x_BTHK.shape[-1]
     num_left = num_features - 2 * num_pairs
     if num_features % 2 or num_left < 0 or x_BTHK.shape[-3] != num_positions:
@@ -62,8 +66,8 @@ def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = Fa
             f"by tables of shape {tuple(cos_TF.shape)}"
         )
 
-    cos_T1F = cos_TF[:, None, :]
-    sin_T1F = sin_TF[:, None, :]
+    cos_T1F = cos_TF.unsqueeze(-2)
+    sin_T1F = sin_TF.unsqueeze(-2)
     if inverse:
         sin_T1F = -sin_T1F
 

@@ -100,7 +100,7 @@ def decoder(config: RunConfig, vocab_size: int) -> Decoder:
 
 def exact_logits(model: Decoder, ids_BT: Tensor) -> Tensor:
     """Return logits in float64, by torch's own attention; the model is of that type afterwards."""
-    with mock.patch("rope_exp.model.attention.MAX_WRITTEN_OUT", 0):
+    with mock.patch("rope_exp.model.attention.kernel.MAX_WRITTEN_OUT", 0):
         logits_BTV: Tensor = model.double()(ids_BT)
     return logits_BTV
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rope_exp.config.sections import Architecture, ModelConfig
+from rope_exp.config.kinds import Architecture
+from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.rope import rotate
@@ -37,7 +38,7 @@ def o_forward(x_BTHK: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False
 @torch.no_grad()
 def mirror(decoder: Decoder, features_of: int) -> None:
     """Replace W by S W for q, k, v and by W S for o, with S = diag(1, -1) on each rotating pair."""
-    head_dim = MODEL.head_dim
+    head_dim = MODEL.features_per_head
     num_pairs = features_of // 2
     sign_K = torch.ones(head_dim, dtype=torch.float64)
     sign_K[num_pairs:features_of] = -1
@@ -64,9 +65,9 @@ def losses(
     decoder.initialise(0)
     decoder.double()
     if mirrored:
-        mirror(decoder, pe.num_features(MODEL.head_dim))
+        mirror(decoder, pe.num_features(MODEL.features_per_head))
 
-    monkeypatch.setattr("rope_exp.model.layers.rotate", rotation)
+    monkeypatch.setattr("rope_exp.model.attention.base.rotate", rotation)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=LR, weight_decay=0.1)
     generator = torch.Generator().manual_seed(1)
     of_steps = []

@@ -43,7 +43,7 @@ def twice(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tens
 def test_a_rotation_that_others_got_wrong_is_refused(
     mistake: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rope_exp.model.layers.rotate", mistake)
+    monkeypatch.setattr("rope_exp.model.attention.base.rotate", mistake)
     with pytest.raises(LawError, match="refusing to train"):
         certificate(SIZES, make_pe("v", "o"))
 

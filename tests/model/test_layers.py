@@ -18,16 +18,22 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.model.layers import Attention, Rotary
+from rope_exp.config.kinds import SoftmaxConfig
+from rope_exp.model.attention.softmax import SoftmaxAttention
+from rope_exp.model.layers import Rotary
 
 
-def heads_of(attention: Attention, x_TD: Tensor) -> list[Tensor]:
+def attention_of(sites: Collection[str]) -> SoftmaxAttention:
+    return SoftmaxAttention(SIZES, SoftmaxConfig(), sites)
+
+
+def heads_of(attention: SoftmaxAttention, x_TD: Tensor) -> list[Tensor]:
     """q, k and v, not rotated, as [T, heads, K]."""
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     return [(x_TD @ p.weight.T).view(len(x_TD), -1, attention.head_dim) for p in projections]
 
 
-def direct_attention(attention: Attention, x_TD: Tensor, sites: Collection[str]) -> Tensor:
+def direct_attention(attention: SoftmaxAttention, x_TD: Tensor, sites: Collection[str]) -> Tensor:
     """Attention as a sum over j <= i with dense matrices: no tables, no kernel, no shared heads."""
     q, k, v = heads_of(attention, x_TD)
     num_shared = q.shape[1] // k.shape[1]
@@ -53,10 +59,10 @@ def direct_attention(attention: Attention, x_TD: Tensor, sites: Collection[str])
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
 @torch.no_grad()
 def test_every_subset_equals_the_direct_sum(sites: tuple[str, ...]) -> None:
-    attention = Attention(SIZES, sites).double()
+    attention = attention_of(sites).double()
     x_TD = normal(9, 32, seed=1)
 
-    ours = attention(x_TD[None], make_tables(9, SIZES.head_dim))[0]
+    ours = attention(x_TD[None], make_tables(9, SIZES.features_per_head))[0]
     direct = direct_attention(attention, x_TD, sites)
     assert float((ours - direct).abs().max()) < 1e-12
 
@@ -64,7 +70,7 @@ def test_every_subset_equals_the_direct_sum(sites: tuple[str, ...]) -> None:
 @torch.no_grad()
 def test_vo_equals_the_sum_over_relative_rotations() -> None:
     """o_i = sum_j a_ij R_{j-i} v_j (Su 2025): the identity that makes VO-RoPE relative."""
-    attention = Attention(SIZES, ("v", "o")).double()
+    attention = attention_of(("v", "o")).double()
     x_TD = normal(8, 32, seed=2)
     ours = attention(x_TD[None], make_tables(8, 8))[0]
 
@@ -84,8 +90,8 @@ def test_vo_with_identity_attention_is_nope() -> None:
     """One position attends to itself alone: R_m^T R_m = I wherever it stands."""
     x_BTD = normal(1, 1, 32)
     tables = make_tables(1, 8, start=1234)
-    rotated = Attention(SIZES, ("v", "o")).double()
-    plain = Attention(SIZES, ()).double()
+    rotated = attention_of(("v", "o")).double()
+    plain = attention_of(()).double()
     rotated.load_state_dict(plain.state_dict())
 
     assert torch.allclose(rotated(x_BTD, tables), plain(x_BTD, tables), rtol=0, atol=1e-12)
@@ -98,7 +104,7 @@ def test_tables_in_bf16_hold_no_position_above_256() -> None:
     """Eight bits of significand: 257 rounds to 256, so that the two positions turn alike, while
     every position up to 256 has the angle of its own, rounded.
     """
-    cos_TF, sin_TF = Rotary(8, make_pe("q", "k", precision="bf16"))(300)
+    cos_TF, sin_TF = Rotary(8, make_pe("q", "k", precision="bf16"))(torch.arange(300))
     assert (cos_TF.dtype, sin_TF.dtype) == (torch.bfloat16, torch.bfloat16)
     assert torch.equal(cos_TF[257], cos_TF[256])
     assert torch.equal(sin_TF[257], sin_TF[256])

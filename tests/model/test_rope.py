@@ -27,7 +27,7 @@ def tables_at(
     position: int, dim: int, *, base: float = BASE, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
     """The cosines and sines of one position."""
-    angle = angles(frequencies(dim, base, dtype), 1, position)
+    angle = angles(frequencies(dim, base, dtype), torch.tensor([position]))
     return angle.cos(), angle.sin()
 
 
@@ -179,6 +179,6 @@ def test_long_range_decay_meets_the_published_values(case: tuple[int, float]) ->
     # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies, of
     # d = 128 (Su 2021, after eq. 16).
     distance, published = case
-    angle_F = angles(frequencies(128, BASE, torch.float64), 1, distance)[0]
+    angle_F = angles(frequencies(128, BASE, torch.float64), torch.tensor(distance))
     partial = torch.polar(torch.ones_like(angle_F), angle_F).cumsum(0)
     assert math.isclose(float(partial.abs().mean()), published, abs_tol=5e-4)

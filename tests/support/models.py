@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rope_exp.config.sections import Architecture, ModelConfig
+from rope_exp.config.kinds import Architecture
+from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
+from rope_exp.model.attention.base import Tables
 from rope_exp.model.decoder import Decoder
-from rope_exp.model.layers import Tables
 from rope_exp.model.rope import angles, frequencies
 
 VOCAB = 61
@@ -64,7 +65,7 @@ def make_tables(
     dtype: torch.dtype = torch.float64,
 ) -> Tables:  # fmt: skip
     """The cosines and sines of `num_positions` positions from `start` on."""
-    angle_TF = angles(frequencies(dim, base, dtype), num_positions, start)
+    angle_TF = angles(frequencies(dim, base, dtype), start + torch.arange(num_positions))
     return angle_TF.cos(), angle_TF.sin()
 
 

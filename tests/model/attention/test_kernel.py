@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rope_exp.config.costs import MAX_WRITTEN_OUT
 from rope_exp.model import attention
-from rope_exp.model.attention import MIN_BLOCK, causal_attention
+from rope_exp.model.attention.kernel import MIN_BLOCK, causal_attention
 
 LENGTHS = st.sampled_from(
     [1, 2, 3, MIN_BLOCK - 1, MIN_BLOCK, MIN_BLOCK + 1, 2 * MIN_BLOCK, 4 * MIN_BLOCK + 37]

@@ -1,0 +1,199 @@
+"""Causal softmax attention. Device and length decide which kernel computes it, to one result.
+
+On a GPU, and on a CPU for long sequences, torch's fused kernel. At the lengths that a CPU trains,
+that kernel is two to three times slower than plain products of matrices around one pass over the
+scores (docs/performance.md): those are written out below, with the gradient, for blocks of queries
+that meet no key past their own last position.
+
+Shapes: B batch, T position, H query heads, G key/value heads, K features of a key, V of a value;
+N = B * H; C queries of a block, which meet E keys.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rope_exp.config.costs import MAX_WRITTEN_OUT
+
+MIN_BLOCK = 128  # queries
+
+
+def causal_attention(
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None = None
+) -> Tensor:
+    """Return o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j, in the inputs' dtype.
+
+    The softmax is taken in float32 at least. Each of the G heads of keys and values serves H/G
+    query heads, in order.
+
+    Args:
+        window: how many keys a query meets, the last of which is its own; None: all.
+    """
+    num_heads = q_BTHK.shape[2]
+    num_shared = num_heads // k_BTGK.shape[2]
+    length = q_BTHK.shape[1]
+    window = None if window is None or window >= length else window
+
+    if q_BTHK.device.type != "cpu" or length > MAX_WRITTEN_OUT:
+        mask_TT = None if window is None else _meets(length, length, window, q_BTHK.device)
+        # The fused kernels know one width: features of zero add nothing to a score.
+        widest = max(q_BTHK.shape[3], v_BTGV.shape[3])
+        q, k, v = (
+            F.pad(x, (0, widest - x.shape[3])).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV)
+        )
+        o_BHTW = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask_TT,
+            is_causal=mask_TT is None,
+            scale=1 / math.sqrt(q_BTHK.shape[3]),
+            enable_gqa=num_shared > 1,
+        )
+        return o_BHTW[..., : v_BTGV.shape[3]].transpose(1, 2)
+
+    if num_shared > 1:
+        k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
+        v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
+    o_NTV = _Short.apply(  # type: ignore[no-untyped-call]
+        _heads_first(q_BTHK), _heads_first(k_BTGK), _heads_first(v_BTGV), window
+    )
+    return o_NTV.view(-1, num_heads, *o_NTV.shape[1:]).transpose(1, 2)
+
+
+def _meets(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Return whether each of the last queries meets each key, [T, E]."""
+    query_T = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
+    key_E = torch.arange(num_keys, device=device)
+    meets_TE = key_E <= query_T
+    return meets_TE if window is None else meets_TE & (key_E > query_T - window)
+
+
+def attention_after(
+    q_BTHK: Tensor,
+    k_BEGK: Tensor,
+    v_BEGV: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    num_pads_B: Tensor | None = None,
+) -> Tensor:
+    """Return o_BTHV of queries that are the last T of E positions: what decoding takes.
+
+    Args:
+        scale: of the scores.
+        num_pads_B: how many of a row's first keys nobody meets; None: none.
+    """
+    num_heads = q_BTHK.shape[2]
+    num_shared = num_heads // k_BEGK.shape[2]
+    meets_1TE = _meets(q_BTHK.shape[1], k_BEGK.shape[1], window, q_BTHK.device)[None]
+    if num_pads_B is not None:
+        is_real_B1E = (
+            torch.arange(k_BEGK.shape[1], device=q_BTHK.device) >= num_pads_B[:, None, None]
+        )
+        meets_1TE = meets_1TE & is_real_B1E
+
+    q_BTGSK = torch.unflatten(q_BTHK, 2, (-1, num_shared))
+    score_BGSTE = wide(torch.einsum("btgsk,begk->bgste", q_BTGSK, k_BEGK)) * scale
+    score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
+    # Padding itself meets nothing: its row of weights is nought, not 0/0.
+    weight_BGSTE = score_BGSTE.softmax(-1).nan_to_num(0.0).to(v_BEGV.dtype)
+    return torch.einsum("bgste,begv->btgsv", weight_BGSTE, v_BEGV).flatten(2, 3)
+
+
+class _Short(torch.autograd.Function):
+    """Attention written out, with its gradient.
+
+    With w = exp(s - max s), l = sum w and p = w / l: o = (w v) / l, and with g = do / l,
+
+        dv = w^T g,  dw = g v^T,  ds = w (dw - g . o),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K):
+
+    the weights are never divided, and one pass makes ds. Kept for the gradient: w in the inputs'
+    dtype, and l.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_NTK: Tensor, k_NTK: Tensor, v_NTV: Tensor, window: int | None
+    ) -> Tensor:
+        scale = 1 / math.sqrt(q_NTK.shape[2])
+
+        outputs = []
+        weights = []
+        sums = []
+        for first, start, end in _blocks(q_NTK.shape[1], window):
+            s_NCE = wide(q_NTK[:, start:end] @ k_NTK[:, first:end].mT) * scale
+
+            # As wide as the scores: the mask then vectorises.
+            key_E = torch.arange(first, end, dtype=torch.int32)
+            query_C1 = key_E[start - first :, None]
+            s_NCE = torch.where(key_E > query_C1, -math.inf, s_NCE)
+            if window is not None:
+                s_NCE = torch.where(key_E <= query_C1 - window, -math.inf, s_NCE)
+
+            w_NCE = (s_NCE - s_NCE.amax(-1, keepdim=True)).exp().to(q_NTK.dtype)
+            sum_NC1 = wide(w_NCE).sum(-1, keepdim=True)
+            o_NCV = (wide(w_NCE @ v_NTV[:, first:end]) / sum_NC1).to(q_NTK.dtype)
+
+            weights.append(w_NCE)
+            sums.append(sum_NC1)
+            outputs.append(o_NCV)
+
+        o_NTV = torch.cat(outputs, dim=1)
+        ctx.window = window
+        ctx.save_for_backward(q_NTK, k_NTK, v_NTV, o_NTV, *weights, *sums)
+        return o_NTV
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (do_NTV,) = gradients
+        q_NTK, k_NTK, v_NTV, o_NTV, *kept = ctx.saved_tensors
+        dtype = q_NTK.dtype
+        scale = 1 / math.sqrt(q_NTK.shape[2])
+
+        blocks = _blocks(q_NTK.shape[1], ctx.window)
+        weights = kept[: len(blocks)]
+        sums = kept[len(blocks) :]
+
+        dq = []
+        dk_NTK = torch.zeros_like(wide(k_NTK))
+        dv_NTV = torch.zeros_like(wide(v_NTV))
+        for (first, start, end), w_NCE, sum_NC1 in zip(blocks, weights, sums, strict=True):
+            g_NCV = wide(do_NTV[:, start:end]) / sum_NC1
+            g_dot_o_NC1 = (g_NCV * wide(o_NTV[:, start:end])).sum(-1, keepdim=True)
+            g_NCV = g_NCV.to(dtype)
+
+            dw_NCE = wide(g_NCV @ v_NTV[:, first:end].mT)
+            ds_NCE = (wide(w_NCE) * (dw_NCE - g_dot_o_NC1) * scale).to(dtype)
+
+            dq.append(ds_NCE @ k_NTK[:, first:end])
+            dk_NTK[:, first:end] += ds_NCE.mT @ q_NTK[:, start:end]
+            dv_NTV[:, first:end] += w_NCE.mT @ g_NCV
+
+        return torch.cat(dq, dim=1), dk_NTK.to(dtype), dv_NTV.to(dtype), None
+
+
+def _blocks(length: int, window: int | None = None) -> list[tuple[int, int, int]]:
+    """Return, for each block of queries, the first key it meets, its first query, and its end.
+
+    Four blocks at the most: more would save less in products than they cost in calls.
+    """
+    block = max(math.ceil(length / 4), MIN_BLOCK)
+    starts = range(0, length, block)
+    reach = length if window is None else window - 1
+    return [(max(start - reach, 0), start, min(start + block, length)) for start in starts]
+
+
+def _heads_first(x_BTHK: Tensor) -> Tensor:
+    """Return [N, T, K]: what a batched product of matrices takes."""
+    return x_BTHK.transpose(1, 2).flatten(0, 1)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in float32 at least, as fused kernels accumulate."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,36 @@
+"""Softmax attention with grouped queries: the default, and what the published table is of.
+
+Shapes as in `base`.
+"""
+
+from collections.abc import Collection
+
+from torch import Tensor, nn
+
+from rope_exp.config.kinds import SoftmaxConfig
+from rope_exp.config.sections import ModelConfig
+from rope_exp.model.attention.base import Attention, Tables, by_heads, linears
+from rope_exp.model.cache import LayerCache
+
+
+class SoftmaxAttention(Attention):
+    """o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j."""
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+
+    def __init__(self, config: ModelConfig, attn: SoftmaxConfig, sites: Collection[str]) -> None:
+        super().__init__(config, attn, sites)
+        self.head_dim = config.features_per_head
+
+    def heads(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None) -> Tensor:
+        q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        q_BTHK = self.turn("q", by_heads(q, self.head_dim), tables)
+        k_BTGK = self.turn("k", by_heads(k, self.head_dim), tables)
+        v_BTGK = self.turn("v", by_heads(v, self.head_dim), tables)
+        if cache is not None:
+            k_BTGK, v_BTGK = cache.append(k=k_BTGK, v=v_BTGK)
+
+        o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK, cache)
+        return self.turn("o", o_BTHK, tables)

@@ -1,0 +1,121 @@
+"""What a decoder keeps of earlier tokens, so that the next ones cost no more than themselves.
+
+Keys and values, or the latent that they come from, or a state: each stored as its kind reads it,
+turned at its own position. A layer's attention appends to its part; prefill is an append of many.
+
+Shapes: B batch, T new tokens, E entries kept, F frequencies.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class LayerCache:
+    """One layer's part.
+
+    Attributes:
+        window: how many keys a query meets, its own among them; None: all.
+        pads_B: how many tokens at a row's beginning are padding; None: none.
+        num_seen: tokens so far, padding among them.
+        states: what does not grow, by name; a kind puts its new ones here.
+    """
+
+    window: int | None = None
+    pads_B: Tensor | None = None
+    num_seen: int = 0
+    states: dict[str, Tensor] = field(default_factory=dict)
+    _buffers: dict[str, Tensor] = field(default_factory=dict)
+    _num_kept: int = 0
+
+    def append(self, **new: Tensor) -> list[Tensor]:
+        """Keep these after what there is, and return all that is kept, [B, E, ...] each.
+
+        Args:
+            new: by name, [B, T, ...] each; the same names each time.
+        """
+        num_new = next(iter(new.values())).shape[1]
+        self._forget()
+        first = self._num_kept
+        self._num_kept += num_new
+        self.num_seen += num_new
+        for name, x in new.items():
+            self._room(name, x)[:, first : self._num_kept] = x
+        return list(self.rows.values())
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """What is kept of each token, [B, E, ...] each, by name."""
+        return {name: buffer[:, : self._num_kept] for name, buffer in self._buffers.items()}
+
+    @property
+    def pads_kept_B(self) -> Tensor | None:
+        """How many of the entries kept are padding; None: none."""
+        if self.pads_B is None:
+            return None
+        return self.pads_B - (self.num_seen - self._num_kept)
+
+    def silence(self, x_BTHK: Tensor) -> Tensor:
+        """Return the newest tokens' x with nothing where they are padding, for a state to add."""
+        if self.pads_B is None:
+            return x_BTHK
+        places = range(self.num_seen, self.num_seen + x_BTHK.shape[1])
+        place_T = torch.tensor(places, device=x_BTHK.device)
+        is_real_BT = place_T >= self.pads_B[:, None]
+        return x_BTHK * is_real_BT[:, :, None, None]
+
+    def _forget(self) -> None:
+        """Drop what no later query will meet: the first of them meets the last window - 1."""
+        if self.window is None or self._num_kept < self.window:
+            return
+        num_left = self.window - 1
+        for buffer in self._buffers.values():
+            buffer[:, :num_left] = buffer[:, self._num_kept - num_left : self._num_kept].clone()
+        self._num_kept = num_left
+
+    def _room(self, name: str, x: Tensor) -> Tensor:
+        """Return the buffer with room for all; it doubles, so that a token is rarely copied."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[1] < self._num_kept:
+            num_old = 0 if buffer is None else buffer.shape[1]
+            size = max(self._num_kept, 2 * num_old)
+            larger = x.new_zeros((x.shape[0], size, *x.shape[2:]))
+            if buffer is not None:
+                larger[:, :num_old] = buffer
+            self._buffers[name] = larger
+        return self._buffers[name]
+
+
+class Cache:
+    """What a decoder keeps, of all layers. `model(ids_BT, cache=cache)` goes on from it.
+
+    Attributes:
+        length: the tokens so far, padding among them.
+        origin: what is taken off a token's place to give its position: 0 until renumbered.
+    """
+
+    def __init__(
+        self, num_layers: int, *, window: int | None = None, pads_B: Tensor | None = None
+    ) -> None:
+        self.layers = [LayerCache(window, pads_B) for _ in range(num_layers)]
+        self.pads_B = pads_B
+        self.length = 0
+        self.origin = 0
+
+    def positions(self, num_new: int, device: torch.device) -> Tensor:
+        """Return the positions of the next tokens, [T], or [B, T] where rows are padded.
+
+        A padded row begins at 0 where its padding ends; padding itself has position 0.
+        """
+        first = self.length - self.origin
+        position_T = torch.arange(first, first + num_new, device=device)
+        if self.pads_B is None:
+            return position_T
+        return (position_T - self.pads_B[:, None]).clamp(min=0)
+
+    def num_numbers(self) -> int:
+        """Return how many numbers are kept, of all rows and layers."""
+        kept = [[*layer.rows.values(), *layer.states.values()] for layer in self.layers]
+        return sum(tensor.numel() for layer in kept for tensor in layer)

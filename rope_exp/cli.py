@@ -31,12 +31,13 @@ HELP = """Where in attention should a rotation go?
   rope-exp plan model=1b             what a config costs before it runs
   rope-exp prepare data=files ...    prepare a corpus ahead of training
   rope-exp mirror RUN_FOLDER ...     mirror runs to wandb again from their files
+  rope-exp generate RUN_FOLDER TEXT  text from a run's model
 
 `rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.
 """
 
 # The commands of rope_exp/commands.py.
-OTHERS = ("campaign", "report", "plan", "prepare", "mirror")
+OTHERS = ("campaign", "report", "plan", "prepare", "mirror", "generate")
 
 
 def main(command: str | None = None) -> int:

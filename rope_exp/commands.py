@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
-from rope_exp.system.errors import ConfigError, DataError, RecordError, first_line
+from rope_exp.system.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    RecordError,
+    first_line,
+)
 from rope_exp.system.files import try_lock
 from rope_exp.system.signals import interrupt, on_signal
 
@@ -206,4 +212,47 @@ def mirror(words: list[str]) -> int:
             raise DataError(f"{folder}: {first_line(error)}") from error
         finally:
             os.close(lock)
+    return 0
+
+
+def generate(words: list[str]) -> int:
+    """Print what a run's model says after each text."""
+    parser = Parser("generate", "Print what a run's model says after each text.")
+    parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
+    parser.add_argument("texts", metavar="TEXT", nargs="+", help="each begins a document")
+    parser.add_argument("--tokens", type=int, default=64, help="how many at most (%(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0: the likeliest always (%(default)s)"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=0.95,
+        help="draw from the likeliest that together have this probability (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
+    parser.add_argument("--stop", help="a text at which a completion ends")
+    parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
+    asked = parser.parse_args(words)
+
+    for flag, value, holds, allowed in (
+        ("--tokens", asked.tokens, asked.tokens >= 1, "must be at least 1"),
+        ("--temperature", asked.temperature, asked.temperature >= 0, "must be 0 or above"),
+        ("--top-p", asked.top_p, 0 < asked.top_p <= 1, "must be above 0 and at most 1"),
+        ("--seed", asked.seed, 0 <= asked.seed < 2**63, "must be from 0, and below 2^63"),
+        ("--stop", asked.stop, asked.stop != "", "must not be empty"),
+    ):
+        if not holds:
+            raise ConfigError(flag, value, allowed)
+
+    # Not before: torch takes a second to import.
+    from rope_exp.evaluation.generate import Sampling, complete
+
+    sampling = Sampling(asked.tokens, asked.temperature, asked.top_p, asked.seed, asked.stop)
+    try:
+        completions = complete(asked.folder, asked.texts, sampling, asked.step)
+    except CheckpointError as error:
+        raise RecordError(str(error)) from error
+    for text, completion in zip(asked.texts, completions, strict=True):
+        print(f"{text}{completion}", end="\n\n")
     return 0

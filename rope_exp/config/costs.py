@@ -2,9 +2,10 @@
 
 import re
 
-from rope_exp.config.kinds import Architecture, AttnConfig, matrix_weights, num_weights
+from rope_exp.config.architecture import matrix_weights, mlp_weights, num_parameters
+from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import ModelConfig
+from rope_exp.config.sections import ModelConfig, MuonConfig
 
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheets, without sparsity, sums in float32.
 # Matched as whole words of the device's name, in this order: an H100 PCIe is no H100.
@@ -52,18 +53,6 @@ def peak_flops_per_s(device_name: str) -> float | None:
     return None
 
 
-def num_parameters(architecture: Architecture) -> int:
-    """Return the number of parameters, a tied head counted once."""
-    model = architecture.model
-    pe = architecture.pe
-
-    num_tables = 1 if model.tie_word_embeddings else 2
-    embeddings = num_tables * architecture.vocab_size * model.hidden_size
-    a_layer = num_weights(architecture.attn, model) + _mlp_weights(model) + 2 * model.hidden_size
-    frequencies = pe.trainable * pe.num_features(architecture.attn.rotary_dim(model)) // 2
-    return embeddings + model.num_hidden_layers * a_layer + model.hidden_size + frequencies
-
-
 def attention_flops_per_token(model: ModelConfig, attn: AttnConfig, seq_len: int) -> int:
     """Return the operations of one training token in attention, beside those of its weights.
 
@@ -80,19 +69,23 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> int:
     A weight takes 6 operations of one training token, and so does one of the head's.
     """
     model = config.model
-    a_layer = matrix_weights(config.attn, model) + _mlp_weights(model)
+    a_layer = matrix_weights(config.attn, model) + mlp_weights(model)
     weights = model.num_hidden_layers * a_layer + vocab_size * model.hidden_size
     return 6 * weights + attention_flops_per_token(model, config.attn, config.train.seq_len)
 
 
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
-    """Return the size of weights and AdamW's two moments in float32, and a margin for small files.
+    """Return the size of weights and moments in float32, and a margin for small files.
 
-    A tied head stands under both its names.
+    AdamW has two moments, Muon one of the matrices that it moves. A tied head stands under both
+    its names.
     """
     model = config.model
     tied = vocab_size * model.hidden_size if model.tie_word_embeddings else 0
-    return 12 * num_parameters(config.architecture(vocab_size)) + 4 * tied + 2**20
+    of_layers = model.num_hidden_layers * (matrix_weights(config.attn, model) + mlp_weights(model))
+    spared = of_layers if isinstance(config.optim, MuonConfig) else 0
+    every = num_parameters(config.architecture(vocab_size))
+    return 12 * every - 4 * spared + 4 * tied + 2**20
 
 
 def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
@@ -123,7 +116,3 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
         "model.name": 16 * num_parameters(config.architecture(vocab_size)),
         batch: activations + logits + head,
     }
-
-
-def _mlp_weights(model: ModelConfig) -> int:
-    return 3 * model.hidden_size * model.intermediate_size

@@ -7,7 +7,6 @@ window; the shared kinds have G groups of their own.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Annotated, Literal
 
 from rope_exp.config.schema import Count, OpenShare, Positive, Rule, numeric
@@ -36,6 +35,17 @@ class Kind:
     def shapes(self, model: ModelConfig) -> Shapes:
         """Return the shape of every parameter; matrices are (out, in), as in torch."""
         raise NotImplementedError
+
+    def head_splits(self, model: ModelConfig) -> Mapping[str, tuple[int, int]]:
+        """Return, for each matrix that is one a head, the dimension of heads and their number."""
+        heads = model.num_attention_heads
+        groups = model.num_key_value_heads
+        return {
+            "q_proj.weight": (0, heads),
+            "k_proj.weight": (0, groups),
+            "v_proj.weight": (0, groups),
+            "o_proj.weight": (1, heads),
+        }
 
     def rotary_dim(self, model: ModelConfig) -> int:
         """Return how many features of a head, the last ones, a rotation could act on."""
@@ -161,6 +171,11 @@ class LatentConfig(Kind):
             "o_proj.weight": (width, heads * self.out_dim),
         }
 
+    def head_splits(self, model: ModelConfig) -> Mapping[str, tuple[int, int]]:
+        names = ("q_proj.weight", "q_b_proj.weight", "kv_b_proj.weight")
+        splits = dict.fromkeys(names, (0, model.num_attention_heads))
+        return {**splits, "o_proj.weight": (1, model.num_attention_heads)}
+
     def rotary_dim(self, model: ModelConfig) -> int:
         return self.rope_dim
 
@@ -219,6 +234,11 @@ class SharedConfig(Kind):
         if self.form == "s1":
             found["v_proj.weight"] = (self.groups * self.rope_dim, width)
         return found
+
+    def head_splits(self, model: ModelConfig) -> Mapping[str, tuple[int, int]]:
+        splits = super().head_splits(model)
+        of_groups = ("k_proj.weight", "v_proj.weight")
+        return {**splits, **dict.fromkeys(of_groups, (0, self.groups))}
 
     def rotary_dim(self, model: ModelConfig) -> int:
         return self.rope_dim
@@ -351,26 +371,7 @@ class DecayConfig(Kind):
 AttnConfig = (
     SoftmaxConfig | LinearConfig | RetentionConfig | DecayConfig | LatentConfig | SharedConfig
 )
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """All that decides what a decoder's parameters are and what it computes."""
-
-    model: ModelConfig
-    pe: PeConfig
-    vocab_size: int
-    attn: AttnConfig = SoftmaxConfig()
-
-
-def matrix_weights(attn: AttnConfig, model: ModelConfig) -> int:
-    """Return the number of weights of a layer's attention that multiply a token."""
-    return sum(prod(shape) for shape in attn.shapes(model).values() if len(shape) == 2)
-
-
-def num_weights(attn: AttnConfig, model: ModelConfig) -> int:
-    """Return the number of all parameters of a layer's attention."""
-    return sum(map(prod, attn.shapes(model).values()))
+SOFTMAX = SoftmaxConfig()
 
 
 def _projections(model: ModelConfig) -> Shapes:

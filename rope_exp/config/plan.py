@@ -9,13 +9,13 @@ import timeit
 
 import numpy as np
 
+from rope_exp.config.architecture import num_parameters
 from rope_exp.config.costs import (
     PEAK_TFLOPS,
     attention_flops_per_token,
     checkpoint_bytes,
     flops_per_token,
     memory_bytes,
-    num_parameters,
 )
 from rope_exp.config.run import RunConfig
 from rope_exp.system.errors import ConfigError

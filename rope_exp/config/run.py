@@ -14,13 +14,15 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.kinds import Architecture, AttnConfig, SoftmaxConfig
+from rope_exp.config.architecture import Architecture, matched
+from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.schema import Seed, convert, numeric, numeric_values
 from rope_exp.config.sections import (
     CosineConfig,
     DataConfig,
     LaunchConfig,
     ModelConfig,
+    MuonConfig,
     OptimConfig,
     PlaceConfig,
     ScheduleConfig,
@@ -47,7 +49,7 @@ class RunConfig:
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
-    optim: OptimConfig = OptimConfig()
+    optim: OptimConfig | MuonConfig = OptimConfig()
     schedule: ScheduleConfig = CosineConfig()
     train: TrainConfig = TrainConfig()
     tracker: TrackerConfig = TrackerConfig()
@@ -56,6 +58,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.attn.check(self.model, self.pe)
+        if self.model.match_params is not None:
+            self._match_params()
 
         # Held by NoPE too: a size is one that all variants can be compared at.
         rotary_dim = self.attn.rotary_dim(self.model)
@@ -79,6 +83,17 @@ class RunConfig:
                 self.pe.fraction,
                 f"leaves no pair to rotate in heads of {rotary_dim} features",
             )
+
+    def _match_params(self) -> None:
+        """Settle the MLP's width, before anything is named or hashed by it."""
+        vocab_size = self.tokenizer.known_vocab_size
+        if vocab_size is None:
+            raise ConfigError(
+                "model.match_params",
+                self.model.match_params,
+                "needs a vocabulary whose size is known: a pretrained tokenizer's is not",
+            )
+        object.__setattr__(self, "model", matched(self.architecture(vocab_size)))
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":
@@ -122,8 +137,13 @@ class RunConfig:
 
     @property
     def group(self) -> str:
-        """`run.group`, or a name for all but pe and seed: size, corpus, the hash's first digits."""
-        return self.run.group or f"{self.model.name}-{self.data.name}-{self.group_sha256[:8]}"
+        """`run.group`, or a name for all but pe and seed: size, corpus, the hash's first digits.
+
+        And the kind of attention, where it is not softmax.
+        """
+        kind = "" if isinstance(self.attn, SoftmaxConfig) else f"{self.attn.kind}-"
+        name = f"{self.model.name}-{kind}{self.data.name}-{self.group_sha256[:8]}"
+        return self.run.group or name
 
     @property
     def name(self) -> str:

@@ -58,6 +58,8 @@ class ModelConfig:
     head_dim: Count | None = numeric(None)
     # null: attention meets every earlier key; else the last so many, its own among them.
     window: Count | None = numeric(None)
+    # The MLP's width is set so that the decoder has so many parameters; null: it is as it stands.
+    match_params: Count | None = setting(None)
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
@@ -178,6 +180,24 @@ class OptimConfig:
 
     name: Literal["adamw"] = numeric("adamw")
     lr: Positive = numeric(3e-3)
+    betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
+    eps: Positive = numeric(1e-8)
+    # Of matrices only.
+    weight_decay: NonNegative = numeric(0.1)
+    grad_clip: Positive = numeric(1.0)
+
+
+@dataclass(frozen=True)
+class MuonConfig:
+    """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
+
+    A matrix's update has the root mean square of 0.2 times AdamW's, so that one rate serves both.
+    """
+
+    name: Literal["muon"] = numeric("muon")
+    lr: Positive = numeric(3e-3)
+    momentum: Share = numeric(0.95)
+    # Of AdamW.
     betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
     eps: Positive = numeric(1e-8)
     # Of matrices only.

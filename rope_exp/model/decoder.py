@@ -14,11 +14,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rope_exp.config.kinds import Architecture, SoftmaxConfig
+from rope_exp.config.architecture import Architecture
+from rope_exp.config.kinds import SOFTMAX
 from rope_exp.config.sections import INIT_STD
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block, Rotary
 from rope_exp.model.loss import chunk_gradients, summed_cross_entropy
+from rope_exp.system.errors import ConfigError
 
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
@@ -30,6 +32,7 @@ class Trunk(nn.Module):
         super().__init__()
         config = architecture.model
         rotary_dim = architecture.attn.rotary_dim(config)
+        self.pe = architecture.pe
         blocks = [Block(architecture) for _ in range(config.num_hidden_layers)]
 
         self.embed_tokens = nn.Embedding(architecture.vocab_size, config.hidden_size)
@@ -51,6 +54,32 @@ class Trunk(nn.Module):
         for layer, of_layer in zip(self.layers, of_layers, strict=True):
             x_BTD = layer(x_BTD, tables, of_layer)
         return self.last_norm(x_BTD)
+
+    def renumber(self, cache: Cache, by: int) -> None:
+        """Lower the position of all that is kept, so that no number grows without end.
+
+        One uniform shift, which leaves every later output as it was; earlier ones in a cache
+        included, but for what a window has dropped.
+
+        Args:
+            by: how far, at most to where the last token stands at 0.
+        Raises:
+            ConfigError: positions themselves, not their differences, enter this variant.
+        """
+        q, k, v, o = (site in self.pe.rotate for site in "qkvo")
+        if q != k or v != o:
+            raise ConfigError(
+                "pe.rotate",
+                list(self.pe.rotate),
+                "depends on positions themselves, so that a cache cannot be renumbered; that takes "
+                "both of q and k or neither, and both of v and o or neither",
+            )
+
+        cos_TF, sin_TF = self.rotary_emb(torch.tensor([by - self.pe.start]))
+        for layer, of_layer in zip(self.layers, cache.layers, strict=True):
+            assert isinstance(layer, Block)
+            layer.self_attn.renumber(of_layer, (cos_TF, sin_TF))
+        cache.origin += by
 
     def last_norm(self, x_BTD: Tensor) -> Tensor:
         """Norm the last layer's output.
@@ -144,7 +173,7 @@ def llama_matrices(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     config = architecture.model
     width = config.hidden_size
     inner = config.intermediate_size
-    layer = {f"self_attn.{name}": shape for name, shape in SoftmaxConfig().shapes(config).items()}
+    layer = {f"self_attn.{name}": shape for name, shape in SOFTMAX.shapes(config).items()}
     layer |= {f"mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
     layer["mlp.down_proj.weight"] = (width, inner)
 

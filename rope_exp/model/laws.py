@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rope_exp.config.kinds import AttnConfig, SharedConfig, SoftmaxConfig
+from rope_exp.config.kinds import SOFTMAX, AttnConfig, SharedConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import Attention, Tables, turned
@@ -24,7 +24,6 @@ from rope_exp.model.cache import LayerCache
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import LawError
 
-SOFTMAX = SoftmaxConfig()
 SHIFT = 5
 NUM_POSITIONS = 7
 # A position. Float64 holds an angle of m radians to m 2^-53. Where a law holds, outputs deviate by

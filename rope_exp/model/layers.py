@@ -8,7 +8,7 @@ Shapes: B batch, T position, D model width, F frequencies.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rope_exp.config.kinds import Architecture
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import Tables, linears

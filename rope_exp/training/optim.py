@@ -1,23 +1,51 @@
-"""AdamW over two parameter groups, and its state as tensors by name."""
+"""The optimizer of a run, and its state as tensors by name."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from rope_exp.config.sections import OptimConfig
+from rope_exp.config.sections import MuonConfig, OptimConfig
+from rope_exp.model.decoder import Decoder
+from rope_exp.training.muon import Muon
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> AdamW:
-    """Return fused AdamW, under which matrices decay, and vectors (norms, frequencies) do not."""
-    every = list(parameters)
-    groups = [
-        {"params": [each for each in every if each.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [each for each in every if each.ndim < 2], "weight_decay": 0.0},
+def build_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optimizer:
+    """Return fused AdamW, or Muon with AdamW for embeddings, head, norms and other vectors.
+
+    Matrices decay, and vectors (norms, frequencies, decays) do not.
+    """
+    named = dict(decoder.named_parameters())
+    of_layers = [name for name in named if ".layers." in name and named[name].ndim == 2]
+    of_muon = of_layers if isinstance(config, MuonConfig) else []
+
+    others = [parameter for name, parameter in named.items() if name not in of_muon]
+    decaying = [each for each in others if each.ndim >= 2]
+    groups: list[dict[str, Any]] = [
+        {"params": decaying, "weight_decay": config.weight_decay},
+        {"params": [each for each in others if each.ndim < 2], "weight_decay": 0.0},
     ]
-    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    if isinstance(config, OptimConfig):
+        return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+    architecture = decoder.architecture
+    of_heads = architecture.attn.head_splits(architecture.model)
+    splits = {
+        named[name]: of_heads[within]
+        for name in of_muon
+        if (within := name.partition(".self_attn.")[2]) in of_heads
+    }
+    return Muon(
+        [named[name] for name in of_muon],
+        splits,
+        groups,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        betas=config.betas,
+        eps=config.eps,
+    )
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:

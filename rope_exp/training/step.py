@@ -88,7 +88,7 @@ class TrainingStep:
         self.micro_batch_size = min(train.micro_batch_size or share, share)
 
         self.model = parallel.prepare(self.decoder)
-        self.optimizer = build_optimizer(self.decoder.parameters(), self.config.optim)
+        self.optimizer = build_optimizer(self.decoder, self.config.optim)
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=parallel.device)
 
     def __call__(self, step: int) -> Started | None:

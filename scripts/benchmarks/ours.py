@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from rope_exp.config import costs
+from rope_exp.config.architecture import num_parameters
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
@@ -84,7 +85,7 @@ def cost(spec: Spec) -> dict[str, int]:
     """Return the parameters of a model, and its operations a training token."""
     config = settled(spec["words"])
     return {
-        "params": costs.num_parameters(config.architecture(spec["vocab_size"])),
+        "params": num_parameters(config.architecture(spec["vocab_size"])),
         "flops_per_token": costs.flops_per_token(config, spec["vocab_size"]),
     }
 
@@ -122,7 +123,7 @@ class Learner:
         self.model = decoder(config, vocab_size).to(device)
         if config.train.compile:
             self.model.compile_parts()
-        self.optimizer = build_optimizer(self.model.parameters(), config.optim)
+        self.optimizer = build_optimizer(self.model, config.optim)
 
     def loss(self, ids_BT: Tensor, num_tokens: int) -> Tensor:
         """Return the loss of windows of T + 1 tokens, in the run's precision, over `num_tokens`."""

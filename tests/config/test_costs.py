@@ -6,11 +6,11 @@ from support.models import make_architecture, make_sizes, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from rope_exp.config.architecture import num_parameters
 from rope_exp.config.compose import run_config
 from rope_exp.config.costs import (
     attention_flops_per_token,
     flops_per_token,
-    num_parameters,
     peak_flops_per_s,
 )
 from rope_exp.config.run import RunConfig

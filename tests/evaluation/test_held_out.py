@@ -21,7 +21,7 @@ def model() -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def windows_NT() -> np.ndarray:  # noqa: N802
+def windows_NT() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 64, size=(NUM_WINDOWS, 17))
 
 

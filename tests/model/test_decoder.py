@@ -17,7 +17,7 @@ from support.models import (
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rope_exp.config.kinds import Architecture
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import ModelConfig
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 

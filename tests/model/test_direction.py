@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rope_exp.config.kinds import Architecture
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.decoder import Decoder

@@ -119,7 +119,7 @@ def test_tables_in_bf16_hold_no_position_above_256() -> None:
 def test_tables_are_float32_unless_the_model_is_wider() -> None:
     """A model in float64, as laws are measured and exports compared, has its tables in float64."""
     rotary = Rotary(8, make_pe("q", "k"))
-    assert rotary(3)[0].dtype == torch.float32
+    assert rotary(torch.arange(3))[0].dtype == torch.float32
     assert rotary.double()(3)[0].dtype == torch.float64
 
 

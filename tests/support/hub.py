@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             said = f"{self.fault.kind}, {self.headers.get('Authorization')}"
             self.error(int(self.fault.kind), None, said, **self.fault.headers)
 
-    do_HEAD = do_POST = do_GET  # noqa: N815
+    do_HEAD = do_POST = do_GET
 
     def route(self) -> None:
         path = unquote(urlsplit(self.path).path)

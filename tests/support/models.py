@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rope_exp.config.kinds import Architecture
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import Tables

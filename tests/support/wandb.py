@@ -129,7 +129,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_PUT = do_POST = answer  # noqa: N815
+    do_GET = do_PUT = do_POST = answer
 
     def log_message(self, *args: object) -> None:
         pass

@@ -45,7 +45,7 @@ def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 def test_matrices_decay_and_vectors_do_not() -> None:
     model = small_model()
-    optimizer = build_optimizer(model.parameters(), OPTIM)
+    optimizer = build_optimizer(model, OPTIM)
     decayed = {
         id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
     }
@@ -58,7 +58,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 def test_a_step_is_adamw_as_published() -> None:
     """The first corrected moments are g and g^2 (Loshchilov and Hutter 2019, algorithm 2)."""
     model = small_model()
-    optimizer = build_optimizer(model.parameters(), OPTIM)
+    optimizer = build_optimizer(model, OPTIM)
     weight = model.lm_head.weight
     before = weight.detach().clone().double()
     gradient = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
@@ -71,7 +71,7 @@ def test_a_step_is_adamw_as_published() -> None:
 
 def test_a_flagged_step_changes_no_weight_and_no_moment() -> None:
     model = small_model()
-    optimizer: Any = build_optimizer(model.parameters(), OPTIM)
+    optimizer: Any = build_optimizer(model, OPTIM)
     parameters = dict(model.named_parameters())
     optimizer.found_inf = torch.tensor(0.0)
     update(model, optimizer, torch.ones_like)
@@ -84,7 +84,7 @@ def test_a_flagged_step_changes_no_weight_and_no_moment() -> None:
 
 def test_the_state_survives_a_round_trip_by_name() -> None:
     model, twin = small_model(), small_model()
-    optimizer, other = (build_optimizer(m.parameters(), OPTIM) for m in (model, twin))
+    optimizer, other = (build_optimizer(m, OPTIM) for m in (model, twin))
     for _ in range(3):
         update(model, optimizer, torch.ones_like)
     tensors = copies(optimizer_tensors(optimizer, model))
@@ -100,7 +100,7 @@ def test_the_state_survives_a_round_trip_by_name() -> None:
 def test_a_state_is_made_without_an_update() -> None:
     """It has the names, shapes and types of that after an update; no weight, count or gradient."""
     model, twin = small_model(), small_model()
-    optimizer, other = (build_optimizer(m.parameters(), OPTIM) for m in (model, twin))
+    optimizer, other = (build_optimizer(m, OPTIM) for m in (model, twin))
     assert optimizer_tensors(optimizer, model) == {}
     make_state(optimizer, model)
     assert equal(dict(model.named_parameters()), dict(twin.named_parameters()))

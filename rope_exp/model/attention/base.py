@@ -73,6 +73,30 @@ class Attention(nn.Module):
         """Return o_BTHV by other formulas that must give the same; their names say which."""
         return {}
 
+    def renumber(self, cache: LayerCache, tables: Tables) -> None:
+        """Turn all that is kept back by one angle, as if every position were lower by as much.
+
+        Args:
+            tables: of the one position that is taken off, [1, F].
+        """
+        for name, x_BEGK in cache.rows.items():
+            x_BEGK.copy_(self.lowered(name, x_BEGK, tables))
+
+    def lowered(self, site: str, x_BEGK: Tensor, tables: Tables) -> Tensor:
+        """Return x, of any positions, turned back by one angle where the site rotates."""
+        if site not in self.sites:
+            return x_BEGK
+        cos_EF, sin_EF = (table.expand(x_BEGK.shape[-3], -1) for table in tables)
+        return turned(x_BEGK, (cos_EF, sin_EF), self.rotary_dim, inverse=True)
+
+    def lowered_state(self, state_BHKV: Tensor, tables: Tables) -> Tensor:
+        """Return a sum of k_j v_j' likewise; of keys or values without features to turn, as is."""
+        for site, dim in (("k", 2), ("v", 3)):
+            if state_BHKV.shape[dim] > 1:
+                swapped = state_BHKV.transpose(dim, 3)
+                state_BHKV = self.lowered(site, swapped, tables).transpose(dim, 3)
+        return state_BHKV
+
     def turn(self, site: str, x_BTHK: Tensor, tables: Tables) -> Tensor:
         """Return x turned by its position, or back for o, where the site rotates."""
         if site not in self.sites:

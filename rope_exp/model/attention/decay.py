@@ -40,9 +40,9 @@ class DecayAttention(Attention):
         log_gamma = retnet_log_gamma(self.num_heads)
         if isinstance(attn.gamma, float):
             log_gamma = [math.log(attn.gamma)] * self.num_heads
-        log_gamma_H = torch.tensor(log_gamma)
+        log_gamma_H = torch.tensor(log_gamma, dtype=torch.float64)
         if attn.gamma == "learned":
-            self.nu = nn.Parameter((-log_gamma_H).log())
+            self.nu = nn.Parameter((-log_gamma_H).log().float())
         else:
             self.register_buffer("log_gamma_H", log_gamma_H, persistent=False)
 
@@ -59,6 +59,9 @@ class DecayAttention(Attention):
             cache.num_seen += x_BTD.shape[1]
             cache.states = {STATE: state}
         return self._scaled(o_BTHK, tables)
+
+    def renumber(self, cache: LayerCache, tables: Tables) -> None:
+        cache.states[STATE] = self.lowered_state(cache.states[STATE], tables)
 
     def forms(self, x_BTD: Tensor, tables: Tables) -> Mapping[str, Tensor]:
         v_BTHK = self._values(x_BTD, tables)
@@ -79,5 +82,5 @@ class DecayAttention(Attention):
     def _scaled(self, o_BTHK: Tensor, tables: Tables) -> Tensor:
         if self.attn.normalise == "sqrt":
             scale_H = (-torch.expm1(2 * self.log_gamma())).sqrt()
-            o_BTHK = (o_BTHK * scale_H[:, None]).to(o_BTHK.dtype)
+            o_BTHK = o_BTHK * scale_H[:, None].to(o_BTHK.dtype)
         return self.turn("o", o_BTHK, tables)

@@ -1,8 +1,8 @@
 """MLA: keys and values of all heads from one latent, and one rotating key that all heads share.
 
 Training expands the latent to keys and values of each head. Decoding absorbs that expansion into
-queries and outputs, q_C' (W_K c) = (W_K' q_C)' c and sum a (W_V c) = W_V sum a c, so that the latent
-c and the rotating key k_R are all that is kept. Parameters bear the names of transformers'
+queries and outputs, q_C' (W_K c) = (W_K' q_C)' c and sum a (W_V c) = W_V sum a c, so that the
+latent c and the rotating key k_R are all that is kept. Parameters bear the names of transformers'
 DeepseekV3Attention.
 
 With `value_rope` the rotating key stands in every head's values too, turned as V and O say:
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rope_exp.config.kinds import LatentConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.model.attention.base import Attention, Tables, by_heads
-from rope_exp.model.attention.kernel import attention_after
+from rope_exp.model.attention.kernel import attention_after, wide
 from rope_exp.model.cache import LayerCache
 
 LATENT_EPS = 1e-6
@@ -98,7 +98,7 @@ class LatentAttention(Attention):
         """Return [q_C; q_R] of each head."""
         if self.attn.q_rank is None:
             return by_heads(self.q_proj(x_BTD), self.attn.key_dim)
-        q_BTL = self.q_a_layernorm(self.q_a_proj(x_BTD))
+        q_BTL = _normed(self.q_a_layernorm, self.q_a_proj(x_BTD))
         return by_heads(self.q_b_proj(q_BTL), self.attn.key_dim)
 
     def _rows(self, x_BTD: Tensor, tables: Tables) -> dict[str, Tensor]:
@@ -106,7 +106,13 @@ class LatentAttention(Attention):
         widths = [self.attn.kv_rank, self.attn.rope_dim]
         c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), widths, dim=-1)
         k_BT1R = k_BTR[:, :, None]
-        rows = {"c": self.kv_a_layernorm(c_BTL), "k": self.turn("k", k_BT1R, tables)}
+        rows = {"c": _normed(self.kv_a_layernorm, c_BTL), "k": self.turn("k", k_BT1R, tables)}
         if self.attn.value_rope and ("k" in self.sites) != ("v" in self.sites):
             rows["v"] = self.turn("v", k_BT1R, tables)
         return rows
+
+
+def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """Return x normed in float32 at least, in its own dtype."""
+    normed: Tensor = norm(wide(x))
+    return normed.to(x.dtype)

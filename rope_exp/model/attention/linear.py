@@ -54,6 +54,11 @@ class LinearAttention(Attention):
             cache.states = {ABOVE: state, BELOW: norm_state}
         return self._divided(sum_BTHK, norm_BTH1, tables)
 
+    def renumber(self, cache: LayerCache, tables: Tables) -> None:
+        cache.states[ABOVE] = self.lowered_state(cache.states[ABOVE], tables)
+        if self.attn.form != "numerator":
+            cache.states[BELOW] = self.lowered_state(cache.states[BELOW], tables)
+
     def forms(self, x_BTD: Tensor, tables: Tables) -> Mapping[str, Tensor]:
         above, below, v_BTHK = self._parts(x_BTD, tables)
         none_H = x_BTD.new_zeros(self.num_heads)

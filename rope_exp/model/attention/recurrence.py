@@ -20,7 +20,7 @@ CHUNK = 64
 
 def parallel(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, log_gamma_H: Tensor) -> Tensor:
     """Return o_BTHV by the whole triangle of weights."""
-    decay_HTT = _triangle(q_BTHK.shape[1], log_gamma_H)
+    decay_HTT = _triangle(q_BTHK.shape[1], log_gamma_H.to(wide(q_BTHK).dtype))
     weight_BHTT = torch.einsum("bihk,bjhk->bhij", q_BTHK, k_BTHK) * decay_HTT
     return torch.einsum("bhij,bjhv->bihv", weight_BHTT, v_BTHV)
 
@@ -42,7 +42,8 @@ def chunked(
     """
     # Sums over chunks stay wide; what is narrow already are q, k and v.
     with torch.autocast(q_BTHK.device.type, enabled=False):
-        return _chunked(q_BTHK, k_BTHK, v_BTHV, wide(log_gamma_H), state_BHKV)
+        log_gamma_H = log_gamma_H.to(wide(q_BTHK).dtype)
+        return _chunked(q_BTHK, k_BTHK, v_BTHV, log_gamma_H, state_BHKV)
 
 
 def _chunked(

@@ -37,7 +37,7 @@ class RetentionAttention(Attention):
         super().__init__(config, attn, sites)
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
-        log_gamma_H = torch.tensor(retnet_log_gamma(self.num_heads))
+        log_gamma_H = torch.tensor(retnet_log_gamma(self.num_heads), dtype=torch.float64)
         self.register_buffer("log_gamma_H", log_gamma_H, persistent=False)
 
     def heads(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None) -> Tensor:
@@ -51,6 +51,9 @@ class RetentionAttention(Attention):
             cache.num_seen += x_BTD.shape[1]
             cache.states = {STATE: state}
         return self._normed(o_BTHK, tables)
+
+    def renumber(self, cache: LayerCache, tables: Tables) -> None:
+        cache.states[STATE] = self.lowered_state(cache.states[STATE], tables)
 
     def forms(self, x_BTD: Tensor, tables: Tables) -> Mapping[str, Tensor]:
         o_BTHK = parallel(*self._parts(x_BTD, tables), self.log_gamma_H)

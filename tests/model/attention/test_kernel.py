@@ -1,6 +1,8 @@
 """Attention as written out for a CPU, against its sum and against torch's own kernel."""
 
 import math
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rope_exp.config.costs import MAX_WRITTEN_OUT
-from rope_exp.model import attention
+from rope_exp.model.attention import kernel
 from rope_exp.model.attention.kernel import MIN_BLOCK, causal_attention
 
 LENGTHS = st.sampled_from(
@@ -20,23 +22,33 @@ SEEDS = st.integers(0, 2**31)
 
 
 def inputs(
-    length: int, heads: int, groups: int, dim: int, seed: int, dtype: torch.dtype
+    length: int,
+    heads: int,
+    groups: int,
+    dim: int,
+    seed: int,
+    dtype: torch.dtype,
+    out_dim: int | None = None,
 ) -> tuple[Tensor, ...]:
     """q, k, v and the gradient by the output."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(2, length, count, dim) for count in (heads, groups, groups, heads)]
+    widths = (dim, dim, out_dim or dim, out_dim or dim)
+    counts = (heads, groups, groups, heads)
+    shapes = [(2, length, count, width) for count, width in zip(counts, widths, strict=True)]
     drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return tuple(x.to(dtype) for x in drawn)
 
 
-def direct(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+def direct(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: int | None = None) -> Tensor:
     """The definition: every score, a mask, softmax, the weighted sum."""
     shared = q_BTHK.shape[2] // k_BTGK.shape[2]
     k_BTHK, v_BTHK = (x.repeat_interleave(shared, dim=2) for x in (k_BTGK, v_BTGK))
     s_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / math.sqrt(q_BTHK.shape[3])
-    later = torch.ones(s_BHTT.shape[-2:], dtype=torch.bool).triu(1)
+    hidden = torch.ones(s_BHTT.shape[-2:], dtype=torch.bool).triu(1)
+    if window is not None:
+        hidden |= torch.ones(s_BHTT.shape[-2:], dtype=torch.bool).tril(-window)
     return torch.einsum(
-        "bhts,bshk->bthk", s_BHTT.masked_fill(later, -torch.inf).softmax(-1), v_BTHK
+        "bhts,bshk->bthk", s_BHTT.masked_fill(hidden, -torch.inf).softmax(-1), v_BTHK
     )
 
 
@@ -63,6 +75,21 @@ def test_output_and_gradients_are_those_of_the_definition(
         with_gradients(causal_attention, arguments), with_gradients(direct, arguments), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+@settings(max_examples=25)
+@given(LENGTHS, st.sampled_from([1, 2, 5, 127, 128, 129, 400]), st.sampled_from([2, 8]), SEEDS)
+def test_a_window_hides_what_is_further_back(
+    length: int, window: int, out_dim: int, seed: int
+) -> None:
+    """Values may be narrower or wider than keys; so in the fused kernel, which pads them."""
+    arguments = inputs(length, 4, 2, 4, seed, torch.float64, out_dim)
+    right = with_gradients(partial(direct, window=window), arguments)
+    for longest in (MAX_WRITTEN_OUT, 0):
+        with mock.patch.object(kernel, "MAX_WRITTEN_OUT", longest):
+            ours = with_gradients(partial(causal_attention, window=window), arguments)
+        for own, expected in zip(ours, right, strict=True):
+            torch.testing.assert_close(own, expected, rtol=0, atol=1e-11)
 
 
 def test_the_gradient_is_the_slope_of_the_output() -> None:
@@ -101,7 +128,7 @@ def test_past_its_length_torchs_kernel_takes_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = inputs(MAX_WRITTEN_OUT + 1, 1, 1, 2, 0, torch.float32)
-    monkeypatch.setattr(attention, "_Short", None)  # is not asked
+    monkeypatch.setattr(kernel, "_Short", None)  # is not asked
     for ours, theirs in zip(
         with_gradients(causal_attention, arguments), with_gradients(direct, arguments), strict=True
     ):

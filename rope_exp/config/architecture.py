@@ -1,0 +1,75 @@
+"""All that decides what a decoder is, and how many parameters that makes. No torch."""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from rope_exp.config.kinds import SOFTMAX, AttnConfig
+from rope_exp.config.sections import ModelConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.system.errors import ConfigError
+
+# Of model.match_params: how far the nearest whole width of an MLP may leave it.
+NEAR = 1e-3
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """All that decides what a decoder's parameters are and what it computes."""
+
+    model: ModelConfig
+    pe: PeConfig
+    vocab_size: int
+    attn: AttnConfig = SOFTMAX
+
+
+def matrix_weights(attn: AttnConfig, model: ModelConfig) -> int:
+    """Return the number of weights of a layer's attention that multiply a token."""
+    return sum(prod(shape) for shape in attn.shapes(model).values() if len(shape) == 2)
+
+
+def num_weights(attn: AttnConfig, model: ModelConfig) -> int:
+    """Return the number of all parameters of a layer's attention."""
+    return sum(map(prod, attn.shapes(model).values()))
+
+
+def mlp_weights(model: ModelConfig) -> int:
+    """Return the number of weights of a layer's SwiGLU."""
+    return 3 * model.hidden_size * model.intermediate_size
+
+
+def num_parameters(architecture: Architecture) -> int:
+    """Return the number of parameters, a tied head counted once."""
+    model = architecture.model
+    pe = architecture.pe
+
+    num_tables = 1 if model.tie_word_embeddings else 2
+    embeddings = num_tables * architecture.vocab_size * model.hidden_size
+    a_layer = num_weights(architecture.attn, model) + mlp_weights(model) + 2 * model.hidden_size
+    frequencies = pe.trainable * pe.num_features(architecture.attn.rotary_dim(model)) // 2
+    return embeddings + model.num_hidden_layers * a_layer + model.hidden_size + frequencies
+
+
+def matched(architecture: Architecture) -> ModelConfig:
+    """Return the model with the width of its MLP at which it has `match_params` parameters.
+
+    Raises:
+        ConfigError: no width comes within a thousandth.
+    """
+    model = architecture.model
+    wanted = model.match_params
+    assert wanted is not None
+
+    # Parameters are a straight line over the width.
+    of_one = num_parameters(replace(architecture, model=replace(model, intermediate_size=1)))
+    a_width = 3 * model.hidden_size * model.num_hidden_layers
+    width = max(1, 1 + round((wanted - of_one) / a_width))
+    found = replace(model, intermediate_size=width)
+    count = num_parameters(replace(architecture, model=found))
+    if abs(count - wanted) > NEAR * wanted:
+        raise ConfigError(
+            "model.match_params",
+            wanted,
+            f"cannot be met within 0.1 %: the nearest MLP has a width of {width} and gives "
+            f"{count:,} parameters",
+        )
+    return found

@@ -1,0 +1,116 @@
+"""Text from a trained decoder, one token at a time from its cache.
+
+Shapes: B texts, T positions, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from rope_exp.evaluation.load import load_run
+from rope_exp.model.decoder import Decoder
+from rope_exp.run.folder import ENV, read_env
+from rope_exp.system.errors import RecordError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        num_tokens: how many at most.
+        temperature: what logits are divided by; 0: the likeliest token always.
+        top_p: the next token is one of the likeliest that together have this probability.
+        seed: of the draws; each text has a stream of its own, whatever stands beside it.
+        stop: a text at which a completion ends; None: only the end of a document does.
+    """
+
+    num_tokens: int = 64
+    temperature: float = 0.8
+    top_p: float = 0.95
+    seed: int = 0
+    stop: str | None = None
+
+
+def complete(
+    run_dir: Path, texts: Sequence[str], sampling: Sampling, step: int | None = None
+) -> list[str]:
+    """Return what a run's model says after each text.
+
+    Args:
+        step: of the checkpoint; None: the newest.
+    Raises:
+        RecordError: the folder is no run, or is of a form that does not say how documents end.
+        CheckpointError: there is no such checkpoint.
+    """
+    decoder, tokenizer = load_run(run_dir, step)
+    end_id = read_env(run_dir).get("corpus", {}).get("end_id")
+    if end_id not in range(len(decoder.lm_head.weight)):
+        raise RecordError(f"{run_dir / ENV} does not say which token ends a document")
+    return generate(decoder, tokenizer, texts, end_id, sampling)
+
+
+@torch.no_grad()
+def generate(
+    decoder: Decoder, tokenizer: Tokenizer, texts: Sequence[str], end_id: int, sampling: Sampling
+) -> list[str]:
+    """Return what follows each text, without it.
+
+    Args:
+        texts: of any lengths; shorter ones are padded on the left. Each begins a document.
+        end_id: of the token that ends a document.
+    """
+    device = decoder.lm_head.weight.device
+    prompts = [[end_id, *encoding.ids] for encoding in tokenizer.encode_batch(list(texts))]
+    longest = max(map(len, prompts))
+    pads = [longest - len(prompt) for prompt in prompts]
+    padded = [[end_id] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)]
+    pads_B = torch.tensor(pads, device=device) if any(pads) else None
+
+    streams = [torch.Generator().manual_seed(sampling.seed) for _ in prompts]
+    cache = decoder.new_cache(pads_B)
+    ids_BT = torch.tensor(padded, device=device)
+    found: list[list[int]] = [[] for _ in prompts]
+    is_done = [False] * len(prompts)
+    for _ in range(sampling.num_tokens):
+        logits_BV = decoder(ids_BT, cache=cache)[:, -1].float().cpu()
+        probability_BV = distribution(logits_BV, sampling)
+        chosen = [
+            int(torch.multinomial(probability_V, 1, generator=stream))
+            for probability_V, stream in zip(probability_BV, streams, strict=True)
+        ]
+        for row, token in enumerate(chosen):
+            if not is_done[row] and token != end_id:
+                found[row].append(token)
+            is_done[row] |= token == end_id or _stops(tokenizer, found[row], sampling.stop)
+        if all(is_done):
+            break
+        ids_BT = torch.tensor(chosen, device=device)[:, None]
+    return [_text(tokenizer, tokens, sampling.stop) for tokens in found]
+
+
+def distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+    """Return the probabilities that the next token is drawn from."""
+    if sampling.temperature == 0:
+        return torch.nn.functional.one_hot(logits_BV.argmax(-1), logits_BV.shape[-1]).float()
+
+    probability_BV = (logits_BV / sampling.temperature).softmax(-1)
+    sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
+    # The likeliest always stays: what comes before it has probability 0.
+    before_BV = sorted_BV.cumsum(-1) - sorted_BV
+    kept_BV = torch.where(before_BV < sampling.top_p, sorted_BV, 0.0)
+    nucleus_BV = torch.zeros_like(probability_BV).scatter(-1, order_BV, kept_BV)
+    return nucleus_BV / nucleus_BV.sum(-1, keepdim=True)
+
+
+def _stops(tokenizer: Tokenizer, tokens: list[int], stop: str | None) -> bool:
+    return stop is not None and stop in tokenizer.decode(tokens)
+
+
+def _text(tokenizer: Tokenizer, tokens: list[int], stop: str | None) -> str:
+    text: str = tokenizer.decode(tokens)
+    return text if stop is None else text.partition(stop)[0]

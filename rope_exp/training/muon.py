@@ -1,0 +1,120 @@
+"""Muon: momentum made orthogonal, so that all directions of a matrix move alike.
+
+torch's own arithmetic (torch.optim.Muon), but a head at a time where a matrix of attention is one a
+head, with AdamW for what is no matrix of a layer, and a bad step skipped on the device.
+
+Shapes: N heads, or 1; O outputs, I inputs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+# Of the quintic iteration: the steepest at 0 that brings singular values to about 1 (Jordan 2024).
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NUM_ITERATIONS = 5
+SMALLEST_NORM = 1e-7
+# An orthogonal update's root mean square is 1/sqrt(max(O, I)); AdamW's is 0.2 to 0.4 (Liu 2025).
+RMS = 0.2
+
+
+class Muon(Optimizer):
+    """Muon for some parameters, AdamW for others, under one step.
+
+    Attributes:
+        found_inf: set before each step; 1: the step leaves everything as it was.
+    """
+
+    found_inf: Tensor
+
+    def __init__(
+        self,
+        matrices: Sequence[nn.Parameter],
+        splits: Mapping[nn.Parameter, tuple[int, int]],
+        others: Sequence[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        **adamw: Any,
+    ) -> None:
+        """Prepare both.
+
+        Args:
+            matrices: those that Muon moves.
+            splits: of a matrix that is one a head: the dimension of heads, and their number.
+            others: AdamW's groups of parameters.
+            adamw: AdamW's further options.
+        """
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(list(matrices), defaults)
+        self.splits = splits
+        self.adamw = AdamW(others, lr=lr, fused=True, **adamw)
+
+        # One list of groups, whose rates the loop sets, and one state, which checkpoints keep.
+        self.adamw.state = self.state
+        self.param_groups += self.adamw.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter from its gradient, or none if `found_inf`."""
+        self.adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
+        self.adamw.step()
+
+        group = self.param_groups[0]
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            state = self.state[parameter]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            buffer = state["momentum_buffer"]
+
+            momentum = buffer.lerp(gradient, 1 - group["momentum"])
+            direction = gradient.lerp(momentum, group["momentum"])
+            heads_NOI = by_head(direction, self.splits.get(parameter))
+            step_NOI = (
+                group["lr"]
+                * RMS
+                * math.sqrt(max(heads_NOI.shape[1:]))
+                * (orthogonalised(heads_NOI).to(direction.dtype))
+            )
+            moved = parameter * (1 - group["lr"] * group["weight_decay"])
+            moved -= whole(step_NOI, self.splits.get(parameter))
+
+            # A gradient that is not finite spoils both, and neither is taken.
+            is_bad = self.found_inf > 0
+            buffer.copy_(torch.where(is_bad, buffer, momentum))
+            parameter.copy_(torch.where(is_bad, parameter, moved))
+
+
+def orthogonalised(g_NOI: Tensor) -> Tensor:
+    """Return g with its singular values near 1, by a Newton-Schulz iteration in bfloat16."""
+    x = g_NOI.bfloat16()
+    is_tall = x.shape[1] > x.shape[2]
+    if is_tall:
+        x = x.mT
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
+
+    a, b, c = COEFFICIENTS
+    for _ in range(NUM_ITERATIONS):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if is_tall else x
+
+
+def by_head(matrix: Tensor, split: tuple[int, int] | None) -> Tensor:
+    """Return the matrices of the heads, [N, O, I]."""
+    if split is None:
+        return matrix[None]
+    dimension, count = split
+    return torch.stack(matrix.tensor_split(count, dim=dimension))
+
+
+def whole(heads_NOI: Tensor, split: tuple[int, int] | None) -> Tensor:
+    """Return the matrix that `by_head` split."""
+    return heads_NOI[0] if split is None else torch.cat(list(heads_NOI), dim=split[0])

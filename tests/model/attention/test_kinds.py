@@ -1,0 +1,245 @@
+"""Each kind of attention against a loop over positions in float64, written from its definition."""
+
+import cmath
+import math
+from typing import Any
+
+import pytest
+import torch
+from support.kinds import KINDS, allowed, make_layer
+from support.models import BASE, SIZES, make_tables, normal, rotation_matrix
+from torch import Tensor
+
+from rope_exp.config.kinds import (
+    AttnConfig,
+    DecayConfig,
+    LatentConfig,
+    LinearConfig,
+    RetentionConfig,
+    SharedConfig,
+)
+from rope_exp.config.variants import SUBSETS
+from rope_exp.model.attention.base import Attention
+
+LENGTH = 7
+HEADS = SIZES.num_attention_heads
+DIM = SIZES.features_per_head
+
+
+class Loop:
+    """One layer, evaluated by dense rotation matrices, a position and a head at a time."""
+
+    def __init__(self, layer: Attention, sites: tuple[str, ...], x_TD: Tensor) -> None:
+        self.sites = sites
+        self.x_TD = x_TD
+        self.weights = {name: p.detach() for name, p in layer.named_parameters()}
+        self.rotary_dim = layer.rotary_dim
+
+    def project(self, name: str, features: int) -> Tensor:
+        """[T, heads, features], not rotated."""
+        return (self.x_TD @ self.weights[f"{name}.weight"].T).view(LENGTH, -1, features)
+
+    def turn(self, site: str, position: int, x_K: Tensor) -> Tensor:
+        """R_m x, or R_m' x for o, on the last features that rotate."""
+        if site not in self.sites:
+            return x_K
+        matrix = rotation_matrix(position, self.rotary_dim)
+        left, last = x_K[: -self.rotary_dim], x_K[-self.rotary_dim :]
+        return torch.cat([left, (matrix.T if site == "o" else matrix) @ last])
+
+    def end(self, o_THV: Tensor) -> Tensor:
+        return o_THV.flatten(1) @ self.weights["o_proj.weight"].T
+
+
+def softmax_of(loop: Loop, q: Tensor, keys: Any, values: Any) -> Tensor:
+    """Softmax attention; keys(h, j) and values(h, j) are turned already, q is not."""
+    rows = []
+    for i in range(LENGTH):
+        heads = []
+        for h in range(HEADS):
+            q_i = loop.turn("q", i, q[i, h])
+            k_j = torch.stack([keys(h, j) for j in range(i + 1)])
+            v_j = torch.stack([values(h, j) for j in range(i + 1)])
+            a_j = torch.softmax(k_j @ q_i / math.sqrt(len(q_i)), dim=0)
+            heads.append(loop.turn("o", i, a_j @ v_j))
+        rows.append(torch.stack(heads))
+    return loop.end(torch.stack(rows))
+
+
+def latent(loop: Loop, attn: LatentConfig) -> Tensor:
+    x_TD = loop.x_TD
+    if attn.q_rank is None:
+        q = loop.project("q_proj", attn.key_dim)
+    else:
+        c_q = rms(x_TD @ loop.weights["q_a_proj.weight"].T) * loop.weights["q_a_layernorm.weight"]
+        q = (c_q @ loop.weights["q_b_proj.weight"].T).view(LENGTH, HEADS, -1)
+    both = x_TD @ loop.weights["kv_a_proj_with_mqa.weight"].T
+    c = rms(both[:, : attn.kv_rank]) * loop.weights["kv_a_layernorm.weight"]
+    k_r = both[:, attn.kv_rank :]
+    expanded = (c @ loop.weights["kv_b_proj.weight"].T).view(LENGTH, HEADS, -1)
+
+    def keys(h: int, j: int) -> Tensor:
+        return torch.cat([expanded[j, h, : attn.nope_dim], loop.turn("k", j, k_r[j])])
+
+    def values(h: int, j: int) -> Tensor:
+        v_c = expanded[j, h, attn.nope_dim :]
+        return torch.cat([v_c, loop.turn("v", j, k_r[j])]) if attn.value_rope else v_c
+
+    return softmax_of(loop, q, keys, values)
+
+
+def rms(x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def shared(loop: Loop, attn: SharedConfig) -> Tensor:
+    q = loop.project("q_proj", attn.key_dim)
+    c = loop.project("k_proj", attn.key_dim)
+    own = loop.project("v_proj", attn.rope_dim) if attn.form == "s1" else None
+    per_group = HEADS // attn.groups
+
+    def values(h: int, j: int) -> Tensor:
+        c_j = c[j, h // per_group]
+        if attn.form == "s3":
+            return c_j[: attn.nope_dim]
+        if own is not None:
+            c_j = torch.cat([c_j[: attn.nope_dim], own[j, h // per_group]])
+        return loop.turn("v", j, c_j)
+
+    return softmax_of(loop, q, lambda h, j: loop.turn("k", j, c[j, h // per_group]), values)
+
+
+def linear(loop: Loop, attn: LinearConfig) -> Tensor:
+    q, k, v = (loop.project(f"{name}_proj", DIM) for name in "qkv")
+    per_group = HEADS // k.shape[1]
+
+    def phi(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x + 1, x.exp())
+
+    def similarity(i: int, j: int, h: int, *, turned: bool) -> float:
+        q_i, k_j = q[i, h], k[j, h // per_group]
+        if attn.form == "one_plus_cos":
+            q_i, k_j = loop.turn("q", i, q_i), loop.turn("k", j, k_j)
+            return 1 + float(q_i @ k_j / (q_i.norm() * k_j.norm()))
+        q_i, k_j = phi(q_i), phi(k_j)
+        if turned:
+            q_i, k_j = loop.turn("q", i, q_i), loop.turn("k", j, k_j)
+        return float(q_i @ k_j)
+
+    o = torch.zeros(LENGTH, HEADS, DIM, dtype=torch.float64)
+    for i in range(LENGTH):
+        for h in range(HEADS):
+            below = 0.0
+            for j in range(i + 1):
+                o[i, h] += similarity(i, j, h, turned=True) * loop.turn(
+                    "v", j, v[j, h // per_group]
+                )
+                below += similarity(i, j, h, turned=attn.form == "both")
+            o[i, h] = loop.turn("o", i, o[i, h] / max(below, attn.eps))
+    return loop.end(o)
+
+
+def retention(loop: Loop, attn: RetentionConfig) -> Tensor:
+    q, k, v = (loop.project(f"{name}_proj", DIM) for name in "qkv")
+    per_group = HEADS // k.shape[1]
+    o = torch.zeros(LENGTH, HEADS, DIM, dtype=torch.float64)
+    for i in range(LENGTH):
+        for h in range(HEADS):
+            for j in range(i + 1):
+                score = loop.turn("q", i, q[i, h]) @ loop.turn("k", j, k[j, h // per_group])
+                decay = (1 - 2.0 ** (-5 - h)) ** (i - j)
+                o[i, h] += decay * score / math.sqrt(DIM) * loop.turn("v", j, v[j, h // per_group])
+            o[i, h] = loop.turn("o", i, o[i, h])
+            o[i, h] /= (o[i, h].square().mean() + SIZES.rms_norm_eps).sqrt()
+    return loop.end(o)
+
+
+def decay(loop: Loop, attn: DecayConfig) -> Tensor:
+    """By LRU's recurrence h <- lambda h + v of complex numbers, where V and O both rotate."""
+    v = loop.project("v_proj", DIM)
+    per_group = HEADS // v.shape[1]
+    o = torch.zeros(LENGTH, HEADS, DIM, dtype=torch.float64)
+    for h in range(HEADS):
+        gamma = attn.gamma if isinstance(attn.gamma, float) else 1 - 2.0 ** (-5 - h)
+        scale = math.sqrt(1 - gamma**2) if attn.normalise == "sqrt" else 1.0
+        if loop.sites == ("v", "o"):
+            for f in range(DIM // 2):
+                theta = BASE ** (-2 * f / DIM)
+                state = 0j
+                for i in range(LENGTH):
+                    v_i = v[i, h // per_group]
+                    pair = complex(v_i[f], v_i[f + DIM // 2])
+                    state = gamma * cmath.exp(-1j * theta) * state + pair
+                    o[i, h, f], o[i, h, f + DIM // 2] = scale * state.real, scale * state.imag
+            continue
+        for i in range(LENGTH):
+            for j in range(i + 1):
+                o[i, h] += scale * gamma ** (i - j) * loop.turn("v", j, v[j, h // per_group])
+            o[i, h] = loop.turn("o", i, o[i, h])
+    return loop.end(o)
+
+
+LOOPS: dict[str, Any] = {
+    "latent": latent,
+    "shared": shared,
+    "linear": linear,
+    "retention": retention,
+    "decay": decay,
+}
+CASES = [(attn, sites) for attn in KINDS for sites in SUBSETS if allowed(attn, sites)]
+
+
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.kind in LOOPS], ids=str)
+@torch.no_grad()
+def test_every_subset_equals_the_loop(attn: AttnConfig) -> None:
+    x_TD = normal(LENGTH, SIZES.hidden_size, seed=1)
+    for sites in SUBSETS:
+        if not allowed(attn, sites):
+            continue
+        layer = make_layer(attn, sites).double()
+        ours = layer(x_TD[None], make_tables(LENGTH, layer.rotary_dim))[0]
+        by_loop = LOOPS[attn.kind](Loop(layer, sites, x_TD), attn)
+        # A learned decay is of float32. A negative sum is floored: what stands over it is large.
+        tolerance = 1e-6 if getattr(attn, "gamma", None) == "learned" else 1e-12
+        assert float((ours - by_loop).abs().max() / by_loop.abs().max()) < tolerance, sites
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+def test_the_config_knows_the_modules_parameters(attn: AttnConfig) -> None:
+    layer = make_layer(attn, ())
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == attn.shapes(SIZES)
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+def test_the_gradient_is_the_slope(attn: AttnConfig) -> None:
+    """By every parameter and by the input, of the last output that both turns enter."""
+    sites = tuple(site for site in "qkvo" if site in attn.sites())
+    layer = make_layer(attn, sites).double()
+    tables = make_tables(LENGTH, layer.rotary_dim)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    direction = normal(SIZES.hidden_size, seed=3)
+
+    def output(x_BTD: Tensor, *weights: Tensor) -> Tensor:
+        named = dict(zip(names, weights, strict=True))
+        out: Tensor = torch.func.functional_call(layer, named, (x_BTD, tables))
+        return out @ direction
+
+    leaves = [normal(1, LENGTH, SIZES.hidden_size, seed=2), *(p.detach() for p in parameters)]
+    assert torch.autograd.gradcheck(
+        output, [leaf.requires_grad_() for leaf in leaves], fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+@torch.no_grad()
+def test_bfloat16_is_near_float32(attn: AttnConfig) -> None:
+    """To a few of its roundings, relative to the size of the outputs."""
+    sites = tuple(site for site in "qkvo" if site in attn.sites())
+    layer = make_layer(attn, sites)
+    x_BTD = normal(2, 200, SIZES.hidden_size, seed=4).float()
+    cos, sin = make_tables(200, layer.rotary_dim, dtype=torch.float32)
+    exact = layer(x_BTD, (cos, sin))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = layer(x_BTD, (cos, sin))
+    assert ours.dtype == torch.bfloat16
+    assert float((ours.float() - exact).norm() / exact.norm()) < 0.03

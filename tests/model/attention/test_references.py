@@ -1,0 +1,185 @@
+"""Kinds of attention against transformers' own modules, with the same weights."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from support.kinds import make_layer
+from support.models import SIZES, make_tables, normal
+from torch import Tensor, nn
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
+from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
+from transformers.models.gemma4 import modeling_gemma4 as gemma
+from transformers.models.roformer import modeling_roformer as roformer
+
+from rope_exp.config.kinds import LatentConfig, SharedConfig, SoftmaxConfig
+
+LENGTH = 11
+WIDTH = SIZES.hidden_size
+HEADS = SIZES.num_attention_heads
+CAUSAL = torch.full((LENGTH, LENGTH), -math.inf, dtype=torch.float64).triu(1)[None, None]
+# They norm, rotate or weigh in float32.
+TOLERANCE = 1e-5
+
+
+def doubled(tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of both halves of the features, for a batch, as transformers has them."""
+    cos, sin = (torch.cat([table, table], dim=-1)[None] for table in tables)
+    return cos, sin
+
+
+@pytest.mark.parametrize("q_rank", [None, 7])
+@torch.no_grad()
+def test_latent_is_deepseek_v3s(q_rank: int | None) -> None:
+    attn = LatentConfig(kv_rank=10, q_rank=q_rank, nope_dim=6, rope_dim=4, value_dim=5)
+    ours = make_layer(attn, ("q", "k")).double()
+    config = v3.DeepseekV3Config(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        q_lora_rank=q_rank,
+        kv_lora_rank=10,
+        qk_nope_head_dim=6,
+        qk_rope_head_dim=4,
+        v_head_dim=5,
+        rope_interleave=False,
+        attn_implementation="eager",
+    )
+    theirs = v3.DeepseekV3Attention(config, 0).double().eval()
+    theirs.load_state_dict(ours.state_dict())
+
+    x_BTD = normal(2, LENGTH, WIDTH, seed=1)
+    tables = make_tables(LENGTH, 4, start=5)
+    expected, *_ = theirs(x_BTD, doubled(tables), CAUSAL)
+    assert float((ours(x_BTD, tables) - expected).abs().max()) < TOLERANCE
+
+
+def interleaved(nope_dim: int, rope_dim: int) -> list[int]:
+    """Where each feature of a head comes from, where pairs are neighbours: 2f from f."""
+    half = rope_dim // 2
+    pairs = [nope_dim + f + side * half for f in range(half) for side in (0, 1)]
+    return [*range(nope_dim), *pairs]
+
+
+def halves(nope_dim: int, rope_dim: int) -> list[int]:
+    """Where each comes from, where all pairs stand half a head apart, those that turn first."""
+    half = rope_dim // 2
+    left = list(range(nope_dim))
+    turning = [nope_dim + f for f in range(rope_dim)]
+    middle = len(left) // 2
+    return [*turning[:half], *left[:middle], *turning[half:], *left[middle:]]
+
+
+def rows(weight: Tensor, order: list[int]) -> Tensor:
+    """A projection to heads whose features stand in another order."""
+    return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+
+
+@torch.no_grad()
+def test_shared_s2_is_deepseek_v4s() -> None:
+    """A window as long as the text, no sinks, no norms; pairs are neighbours there."""
+    attn = SharedConfig(form="s2", groups=1, nope_dim=6, rope_dim=4)
+    ours = make_layer(attn, ("q", "k", "v", "o")).double()
+    config = v4.DeepseekV4Config(
+        hidden_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        head_dim=10,
+        q_lora_rank=WIDTH,
+        o_groups=1,
+        o_lora_rank=WIDTH,
+        sliding_window=LENGTH,
+        layer_types=["sliding_attention"],
+        partial_rotary_factor=0.4,
+        attn_implementation="eager",
+    )
+    theirs = v4.DeepseekV4Attention(config, 0).double().eval()
+    for norm in ("q_a_norm", "q_b_norm", "kv_norm"):
+        setattr(theirs, norm, nn.Identity())
+
+    order = interleaved(6, 4)
+    theirs.q_a_proj.weight.copy_(torch.eye(WIDTH))
+    theirs.q_b_proj.weight.copy_(rows(ours.q_proj.weight, order))
+    theirs.kv_proj.weight.copy_(rows(ours.k_proj.weight, order))
+    theirs.o_a_proj.weight.copy_(rows(ours.o_proj.weight.T, order).T)
+    theirs.o_b_proj.weight.copy_(torch.eye(WIDTH))
+    theirs.sinks.fill_(-math.inf)
+
+    x_BTD = normal(2, LENGTH, WIDTH, seed=2)
+    cos, sin = make_tables(LENGTH, 4, start=5)
+    position_BT = torch.arange(5, 5 + LENGTH)[None]
+    expected, _ = theirs(x_BTD, {"main": (cos[None], sin[None])}, position_BT, CAUSAL)
+    assert float((ours(x_BTD, (cos, sin)) - expected).abs().max()) < TOLERANCE
+
+
+@torch.no_grad()
+def test_shared_s2_with_values_unrotated_is_gemma_4s() -> None:
+    """Its scale is 1, so ours stands in its queries; no norms; pairs stand half a head apart."""
+    attn = SharedConfig(form="s2", groups=2, nope_dim=6, rope_dim=4)
+    ours = make_layer(attn, ("q", "k")).double()
+    config = gemma.Gemma4TextConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        num_global_key_value_heads=2,
+        head_dim=10,
+        global_head_dim=10,
+        attention_k_eq_v=True,
+        num_kv_shared_layers=0,
+        layer_types=["full_attention"],
+        attn_implementation="eager",
+    )
+    theirs = gemma.Gemma4TextAttention(config, 0).double().eval()
+    for norm in ("q_norm", "k_norm", "v_norm"):
+        setattr(theirs, norm, nn.Identity())
+
+    order = halves(6, 4)
+    theirs.q_proj.weight.copy_(rows(ours.q_proj.weight, order) * 10**-0.5)
+    theirs.k_proj.weight.copy_(rows(ours.k_proj.weight, order))
+    theirs.o_proj.weight.copy_(rows(ours.o_proj.weight.T, order).T)
+
+    x_BTD = normal(2, LENGTH, WIDTH, seed=3)
+    cos_TF, sin_TF = make_tables(LENGTH, 4, start=5)
+    # Those that do not turn have an angle of 0.
+    still = torch.zeros(LENGTH, 3, dtype=torch.float64)
+    tables = (torch.cat([cos_TF, still + 1], dim=-1), torch.cat([sin_TF, still], dim=-1))
+    expected, _ = theirs(x_BTD, doubled(tables), CAUSAL, {})
+    assert float((ours(x_BTD, (cos_TF, sin_TF)) - expected).abs().max()) < TOLERANCE
+
+
+@torch.no_grad()
+def test_qkv_is_roformers_with_rotary_value() -> None:
+    """Its pairs are neighbours, and its output does not turn back; here with a causal mask."""
+    ours = make_layer(SoftmaxConfig(), ("q", "k", "v")).double()
+    dim = WIDTH // HEADS
+    config = roformer.RoFormerConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        rotary_value=True,
+        attention_probs_dropout_prob=0.0,
+        max_position_embeddings=LENGTH,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = roformer.RoFormerSelfAttention(config, 0).double().eval()
+
+    order = interleaved(0, dim)
+    for name, projection, count in (
+        ("query", ours.q_proj, 1),
+        ("key", ours.k_proj, 2),
+        ("value", ours.v_proj, 2),
+    ):
+        # It has a key and a value for each head.
+        of_heads = projection.weight.unflatten(0, (-1, dim)).repeat_interleave(count, dim=0)
+        getattr(theirs, name).weight.copy_(rows(of_heads.flatten(0, 1), order))
+        getattr(theirs, name).bias.zero_()
+
+    x_BTD = normal(2, LENGTH, WIDTH, seed=4)
+    cos_TF, sin_TF = make_tables(LENGTH, dim)
+    sinusoidal = torch.cat([sin_TF, cos_TF], dim=-1)[None, None]
+    expected = theirs(x_BTD, CAUSAL, sinusoidal)[0]
+
+    mine = ours.heads(x_BTD, (cos_TF, sin_TF), None)[..., order].flatten(2)
+    assert float((mine - expected).abs().max()) < 1e-12

@@ -1,0 +1,139 @@
+"""Cached decoding equals the whole forward pass, for every kind and every subset that it allows."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.kinds import KINDS, allowed
+from support.models import SUBSETS, VOCAB, make_pe, make_sizes, tokens
+from torch import Tensor
+
+from rope_exp.config.architecture import Architecture
+from rope_exp.config.kinds import AttnConfig
+from rope_exp.model.cache import Cache
+from rope_exp.model.decoder import Decoder
+from rope_exp.system.errors import ConfigError
+
+# Past what a table of 4,096 would hold.
+FAR = 4100
+LENGTH = 12
+SIZES = make_sizes(hidden_size=16, num_attention_heads=2, num_key_value_heads=2, head_dim=8)
+TOLERANCE = 1e-10
+
+
+def decoder_of(
+    attn: AttnConfig, sites: tuple[str, ...], *, window: int | None = None, **changes: Any
+) -> Decoder:
+    sizes = make_sizes(num_attention_heads=4, num_key_value_heads=4, window=window)
+    decoder = Decoder(Architecture(sizes, make_pe(*sites, **changes), VOCAB, attn))
+    decoder.initialise(0)
+    # Far from uniform attention, so that positions matter.
+    for parameter in decoder.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(8)
+    return decoder.double().eval()
+
+
+def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
+    """The logits of ids that come a few at a time."""
+    cache = cache or decoder.new_cache()
+    return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
+
+
+def windows(attn: AttnConfig) -> tuple[int | None, ...]:
+    return (None, 1, 5) if attn.keeps_keys else (None,)
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+@torch.no_grad()
+def test_token_by_token_at_far_positions_is_the_whole(attn: AttnConfig) -> None:
+    ids_BT = tokens(2, LENGTH)
+    for sites, window in itertools.product(SUBSETS, windows(attn)):
+        if not allowed(attn, sites):
+            continue
+        decoder = decoder_of(attn, sites, window=window, start=FAR)
+        whole = decoder(ids_BT)
+        for parts in ([1] * LENGTH, [5, 1, 1, 5], [LENGTH]):
+            ours = fed(decoder, ids_BT, parts)
+            assert float((ours - whole).abs().max()) < TOLERANCE, (sites, window, parts)
+
+
+@settings(max_examples=20)
+@given(st.data())
+@torch.no_grad()
+def test_any_parts_give_the_same(data: st.DataObject) -> None:
+    attn = data.draw(st.sampled_from(KINDS))
+    sites = data.draw(st.sampled_from([each for each in SUBSETS if allowed(attn, each)]))
+    window = data.draw(st.sampled_from(windows(attn)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, LENGTH - 1))))
+    parts = [end - start for start, end in itertools.pairwise([0, *cuts, LENGTH])]
+    decoder = decoder_of(attn, sites, window=window)
+    ids_BT = tokens(1, LENGTH)
+    assert float((fed(decoder, ids_BT, parts) - decoder(ids_BT)).abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+@torch.no_grad()
+def test_padding_on_the_left_changes_nothing(attn: AttnConfig) -> None:
+    """Each row as if it stood alone, whatever the padding holds."""
+    sites = tuple(site for site in "qv" if site in attn.sites())
+    pads = [0, 3, 7]
+    for window in windows(attn):
+        decoder = decoder_of(attn, sites, window=window)
+        ids_BT = tokens(3, LENGTH)
+        cache = decoder.new_cache(pads_B=torch.tensor(pads))
+        ours = fed(decoder, ids_BT, [8, 1, 3], cache)
+        for row, pad in enumerate(pads):
+            alone = decoder(ids_BT[row : row + 1, pad:])
+            assert float((ours[row, pad:] - alone[0]).abs().max()) < TOLERANCE, (window, pad)
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+@torch.no_grad()
+def test_a_cache_holds_what_the_config_says(attn: AttnConfig) -> None:
+    """So many numbers a token and layer, and so many that do not grow."""
+    for sites in SUBSETS:
+        if not allowed(attn, sites):
+            continue
+        decoder = decoder_of(attn, sites)
+        model = decoder.architecture.model
+        kept = []
+        for length in (LENGTH, 2 * LENGTH):
+            cache = decoder.new_cache()
+            fed(decoder, tokens(3, length), [length], cache)
+            kept.append(cache.num_numbers() / 3 / model.num_hidden_layers)
+        a_token = attn.cached(model, decoder.architecture.pe)
+        assert kept == [attn.state(model) + count * a_token for count in (LENGTH, 2 * LENGTH)]
+
+
+@torch.no_grad()
+def test_a_window_keeps_no_more_than_it_needs() -> None:
+    decoder = decoder_of(KINDS[0], ("q", "k"), window=5)
+    cache = decoder.new_cache()
+    fed(decoder, tokens(1, LENGTH), [1] * LENGTH, cache)
+    assert cache.layers[0].rows["k"].shape[1] == 5
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+@torch.no_grad()
+def test_renumbering_is_one_uniform_shift(attn: AttnConfig) -> None:
+    """Against the whole at the original positions; refused where positions themselves enter."""
+    ids_BT = tokens(2, LENGTH)
+    for sites, window in itertools.product(SUBSETS, windows(attn)):
+        if not allowed(attn, sites):
+            continue
+        decoder = decoder_of(attn, sites, window=window, start=3)
+        cache = decoder.new_cache()
+        before = fed(decoder, ids_BT[:, :8], [8], cache)
+        if ("q" in sites) != ("k" in sites) or ("v" in sites) != ("o" in sites):
+            with pytest.raises(ConfigError, match="cannot be renumbered"):
+                decoder.model.renumber(cache, 6)
+            continue
+        decoder.model.renumber(cache, 6)
+        assert cache.positions(1, ids_BT.device).tolist() == [2]
+        after = fed(decoder, ids_BT[:, 8:], [1, 3], cache)
+        ours = torch.cat([before, after], dim=1)
+        assert float((ours - decoder(ids_BT)).abs().max()) < TOLERANCE, (sites, window)

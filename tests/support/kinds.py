@@ -1,0 +1,54 @@
+"""Every kind of attention, small."""
+
+from collections.abc import Collection
+
+import torch
+
+from rope_exp.config.kinds import (
+    AttnConfig,
+    DecayConfig,
+    LatentConfig,
+    LinearConfig,
+    RetentionConfig,
+    SharedConfig,
+    SoftmaxConfig,
+)
+from rope_exp.model.attention.base import Attention
+from rope_exp.model.attention.build import make_attention
+from support.models import SIZES
+
+_LATENT = {"kv_rank": 10, "nope_dim": 6, "rope_dim": 4, "value_dim": 5}
+_SHARED = {"groups": 2, "nope_dim": 6, "rope_dim": 4}
+
+KINDS: list[AttnConfig] = [
+    SoftmaxConfig(),
+    LinearConfig(),
+    LinearConfig(form="both"),
+    LinearConfig(form="one_plus_cos"),
+    RetentionConfig(),
+    DecayConfig(),
+    DecayConfig(gamma="learned", normalise="sqrt"),
+    DecayConfig(gamma=0.8),
+    LatentConfig(**_LATENT),
+    LatentConfig(**_LATENT, q_rank=7),
+    LatentConfig(**_LATENT, value_rope=True),
+    SharedConfig(form="s1", **_SHARED),
+    SharedConfig(form="s2", **_SHARED),
+    SharedConfig(form="s3", **_SHARED),
+]
+
+
+def allowed(attn: AttnConfig, sites: Collection[str]) -> bool:
+    return set(sites) <= set(attn.sites())
+
+
+def make_layer(attn: AttnConfig, sites: Collection[str], seed: int = 0) -> Attention:
+    """One layer with weights of a size at which its softmax is neither flat nor sharp."""
+    layer = make_attention(SIZES, attn, sites)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            if parameter.ndim == 2:
+                std = parameter.shape[1] ** -0.5
+                torch.nn.init.normal_(parameter, std=std, generator=generator)
+    return layer

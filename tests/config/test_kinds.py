@@ -1,0 +1,174 @@
+"""What the config says of each kind of attention: counts to be met, what is refused, identity."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.configs import REPOSITORY
+from support.kinds import KINDS
+from support.models import SIZES, make_pe, make_sizes
+from support.refused import refused
+
+from rope_exp.config.architecture import Architecture, num_parameters
+from rope_exp.config.compose import compose_jobs, run_config
+from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.run import RunConfig
+from rope_exp.model.decoder import Decoder
+
+# Of the sequel's shape at small size: parameters, and numbers cached a token and layer.
+MINI = {
+    "mha": (4_212_992, 512),
+    "mla": (4_229_888, 144),
+    "mla_wide": (4_819_712, 144),
+    "gqa2_32": (3_819_776, 128),
+    "gqa2_48": (4_147_456, 192),
+    "gqa1_64": (4_344_064, 128),
+    "gqa1_64_pr": (4_344_064, 128),
+    "gqa2_s1": (4_376_832, 160),
+    "gqa2_s2": (4_344_064, 128),
+    "gqa2_s2_not_back": (4_344_064, 128),
+    "gqa2_v_unrotated": (4_344_064, 160),
+    "gqa4_16_s2": (3_819_776, 128),
+    "gqa4_32_s2": (4_147_456, 192),
+    "gqa1_s3": (5_540_096, 144),
+    "mla_vo": (4_360_960, 144),
+}
+# The sequel's own table: millions of parameters, and its KV cache a token.
+SEQUEL = {
+    "mha": (931, 4096),
+    "mla": (894, 576),
+    "mla_256": (989, 576),
+    "gqa2_128": (842, 512),
+    "gqa2_192": (899, 768),
+    "gqa1_256": (943, 512),
+    "gqa1_256_pr": (943, 512),
+    "gqa2_s1": (946, 640),
+    "gqa2_s2": (943, 512),
+    "gqa4_64_s2": (842, 512),
+    "gqa4_128_s2": (899, 768),
+    "gqa1_s3": (1171, 576),
+}
+SEQUEL_VOCABULARY = 79_800
+
+
+def row(folder: str, name: str) -> RunConfig:
+    return run_config([f"+row/{folder}={name}"])
+
+
+@pytest.mark.parametrize("name", MINI)
+def test_a_small_row_has_its_parameters_and_its_cache(name: str) -> None:
+    config = row("sequel_mini", name)
+    with torch.device("meta"):
+        decoder = Decoder(config.architecture(2048))
+    counted = sum(parameter.numel() for parameter in decoder.parameters())
+    assert (counted, config.attn.cached(config.model, config.pe)) == MINI[name]
+    assert num_parameters(config.architecture(2048)) == counted
+
+
+@pytest.mark.parametrize("name", SEQUEL)
+def test_a_row_of_the_sequel_has_its_parameters_and_its_cache(name: str) -> None:
+    config = row("sequel", name)
+    millions, cached = SEQUEL[name]
+    count = num_parameters(config.architecture(SEQUEL_VOCABULARY))
+    assert abs(count / 1e6 - millions) < 0.002 * millions
+    assert config.attn.cached(config.model, config.pe) == cached
+
+
+@pytest.mark.parametrize(("folder", "rows"), [("sequel_mini", MINI), ("sequel", SEQUEL)])
+def test_an_experiment_runs_every_row(folder: str, rows: dict[str, object]) -> None:
+    jobs = compose_jobs([f"+experiment={folder}"])
+    assert len(jobs.configs) == len(rows)
+    assert len({config.config_sha256 for config in jobs.configs}) == len(rows)
+    files = {path.stem for path in Path(REPOSITORY, "configs", "row", folder).iterdir()}
+    assert files == set(rows)
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+@pytest.mark.parametrize("sizes", [SIZES, make_sizes(tie_word_embeddings=True, window=5)])
+def test_the_count_of_parameters_is_the_decoders_own(attn: AttnConfig, sizes: object) -> None:
+    architecture = Architecture(sizes, make_pe(), 61, attn)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        decoder = Decoder(architecture)
+    assert num_parameters(architecture) == sum(p.numel() for p in decoder.parameters())
+
+
+# -- initial weights -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+def test_a_kind_keeps_the_weights_that_softmax_has(attn: AttnConfig) -> None:
+    """Those whose name and shape it has are equal bit for bit; its own move none of them."""
+    plain, other = (
+        Decoder(Architecture(SIZES, make_pe(), 61)),
+        Decoder(Architecture(SIZES, make_pe(), 61, attn)),
+    )
+    for decoder in (plain, other):
+        decoder.initialise(3)
+    of_plain = dict(plain.named_parameters())
+    for name, parameter in other.named_parameters():
+        shared = of_plain.get(name)
+        if shared is not None and shared.shape == parameter.shape:
+            assert torch.equal(parameter, shared), name
+        elif parameter.ndim == 2:
+            assert 0 < float(parameter.detach().std()) < 0.03, name
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+REFUSED = [
+    (["attn=mla", "pe=vo_rope"], "pe.rotate", "attn=mla_vo (attn.value_rope=true) has"),
+    (["attn=mla", "pe=v_rope"], "pe.rotate", "v must not stand there"),
+    (["attn=shared_s3", "pe=qkvo_rope"], "pe.rotate", "v and o must not stand there"),
+    (["attn=decay"], "pe.rotate", "neither queries nor keys"),
+    (["attn=linear", "model.window=8"], "model.window=8", "a state, which cannot forget"),
+    (["attn=retention", "model.window=8"], "model.window=8", "keeps a state"),
+    (["attn=mla", "model.head_dim=32"], "model.head_dim=32", "its own sizes"),
+    (["attn=shared_s2", "model.num_key_value_heads=1"], "num_key_value_heads=1", "no such heads"),
+    (["attn=shared_s2", "attn.groups=3"], "attn.groups=3", "must divide"),
+    (["attn=mla", "attn.rope_dim=7"], "attn.rope_dim=7", "an even number"),
+    (["model.head_dim=7"], "model.head_dim=7", "must be even"),
+    (["attn=mla", "attn.groups=2"], "attn.groups", "there is no such key"),
+    (["attn=decay", "pe=vo_rope", "attn.gamma=1.5"], "attn.gamma=1.5", "above 0 and below 1"),
+    (["model.match_params=1000"], "model.match_params=1000", "cannot be met within 0.1 %"),
+    (["model.match_params=2000000", "tokenizer=pretrained", "tokenizer.path=x"],
+     "model.match_params=2000000", "vocabulary whose size is known"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "key", "allowed"), REFUSED, ids=lambda each: str(each))
+def test_what_a_kind_cannot_be_is_one_sentence(words: list[str], key: str, allowed: str) -> None:
+    with refused(key, allowed):
+        run_config(words)
+
+
+# -- identity ----------------------------------------------------------------------------------------
+
+
+def test_softmax_is_in_no_identity() -> None:
+    plain = run_config([])
+    for words in (["attn=softmax"], ["model.head_dim=64"], ["attn.kind=softmax"]):
+        same = run_config(words)
+        assert same.config_sha256 == plain.config_sha256
+        assert same.group == plain.group
+    assert run_config(["model.head_dim=32"]).config_sha256 != plain.config_sha256
+
+
+def test_kinds_are_in_the_group() -> None:
+    """Their runs lie beside softmax's, and can be told by name."""
+    config = run_config(["attn=mla"])
+    assert config.group.startswith("nano-latent-stdlib-")
+    assert config.group_sha256 != run_config(["attn=mla", "attn.kv_rank=32"]).group_sha256
+    again = RunConfig.from_dict(config.to_dict())
+    assert again == config
+
+
+@pytest.mark.parametrize("words", [["attn=mla"], ["attn=shared_s2", "pe=qkvo_rope"], []])
+def test_matched_parameters_are_met_before_anything_is_hashed(words: list[str]) -> None:
+    wanted = 1_500_000
+    config = run_config([*words, f"model.match_params={wanted}"])
+    assert abs(num_parameters(config.architecture(2048)) - wanted) <= 0.001 * wanted
+
+    width = config.model.intermediate_size
+    spelled = run_config([*words, f"model.intermediate_size={width}"])
+    assert config.config_sha256 == spelled.config_sha256
+    assert RunConfig.from_dict(config.to_dict()) == config

@@ -1,0 +1,85 @@
+"""Generated text: what is drawn, and that neither padding nor neighbours change it."""
+
+import pytest
+import torch
+from support.models import make_architecture
+
+from rope_exp.data.tokenizer import byte_tokenizer
+from rope_exp.evaluation.generate import Sampling, distribution, generate
+from rope_exp.model.decoder import Decoder
+
+END = 256
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    """Of random weights, sharp enough that its text is not mere noise."""
+    from dataclasses import replace
+
+    decoder = Decoder(replace(make_architecture("q", "k", "v", "o"), vocab_size=END + 1))
+    decoder.initialise(0)
+    for parameter in decoder.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(10)
+    return decoder.eval()
+
+
+def said(decoder: Decoder, *texts: str, **changes: object) -> list[str]:
+    sampling = Sampling(**({"num_tokens": 12} | changes))  # type: ignore[arg-type]
+    return generate(decoder, byte_tokenizer(), texts, END, sampling)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_does_not_depend_on_its_neighbours(decoder: Decoder, temperature: float) -> None:
+    texts = ["a", "a longer one", "", "four"]
+    together = said(decoder, *texts, temperature=temperature)
+    alone = [said(decoder, text, temperature=temperature)[0] for text in texts]
+    assert together == alone
+    assert len(set(together)) > 1
+
+
+@torch.no_grad()
+def test_greedy_text_is_the_argmax_of_the_whole_forward_pass(decoder: Decoder) -> None:
+    ids = [END, *b"where"]
+    expected = []
+    for _ in range(6):
+        token = int(decoder(torch.tensor([ids]))[0, -1].argmax())
+        if token == END:
+            break
+        ids.append(token)
+        expected.append(token)
+    text = byte_tokenizer().decode(expected)
+    assert said(decoder, "where", num_tokens=6, temperature=0.0) == [text]
+
+
+def test_a_seed_is_a_text(decoder: Decoder) -> None:
+    one, same, other = (said(decoder, "x", seed=seed, temperature=2.0) for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_text_ends_before_the_stop(decoder: Decoder) -> None:
+    [whole] = said(decoder, "x", num_tokens=40, temperature=1.0)
+    stop = next(c for c in whole if c.isascii())
+    assert said(decoder, "x", num_tokens=40, temperature=1.0, stop=stop) == [
+        whole.partition(stop)[0]
+    ]
+
+
+def test_the_nucleus_is_the_fewest_likeliest() -> None:
+    logits_BV = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    for top_p, expected in (
+        (0.4, [1, 0, 0, 0]),
+        (0.6, [0.625, 0.375, 0, 0]),
+        (0.95, [10 / 19, 6 / 19, 3 / 19, 0]),
+        (1.0, [0.5, 0.3, 0.15, 0.05]),
+    ):
+        found = distribution(logits_BV, Sampling(temperature=1.0, top_p=top_p))
+        torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float32))
+
+
+def test_temperature_sharpens() -> None:
+    logits_BV = torch.tensor([[1.0, 0.0]])
+    found = distribution(logits_BV, Sampling(temperature=0.5, top_p=1.0))
+    torch.testing.assert_close(found, (logits_BV * 2).softmax(-1))
+    assert distribution(logits_BV, Sampling(temperature=0.0)).tolist() == [[1.0, 0.0]]

@@ -1,0 +1,153 @@
+"""Muon against torch's own, a head at a time, and a bad step that leaves everything as it was."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from support.kinds import KINDS
+from support.models import SIZES, VOCAB, make_decoder, make_pe
+from torch import Tensor, nn
+
+from rope_exp.config.architecture import Architecture
+from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.sections import MuonConfig
+from rope_exp.model.decoder import Decoder
+from rope_exp.training.muon import by_head, orthogonalised, whole
+from rope_exp.training.optim import build_optimizer, make_state, optimizer_tensors
+
+OPTIM = MuonConfig(lr=0.02, momentum=0.9, weight_decay=0.1)
+NUM_STEPS = 3
+
+
+def gradient_of(name: str, shape: torch.Size, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + sum(map(ord, name)))
+    return torch.randn(shape, generator=generator)
+
+
+def trained(decoder: Decoder) -> Decoder:
+    optimizer: Any = build_optimizer(decoder, OPTIM)
+    for step in range(NUM_STEPS):
+        for name, parameter in decoder.named_parameters():
+            parameter.grad = gradient_of(name, parameter.shape, step)
+        optimizer.found_inf = torch.tensor(0.0)
+        optimizer.step()
+    return decoder
+
+
+def by_torch(matrix: Tensor, gradients: list[Tensor]) -> Tensor:
+    """A matrix moved by torch's Muon."""
+    parameter = nn.Parameter(matrix.detach().clone())
+    optimizer = torch.optim.Muon(
+        [parameter], lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    for gradient in gradients:
+        parameter.grad = gradient
+        optimizer.step()
+    return parameter.detach()
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+def test_a_matrix_of_a_layer_moves_as_torchs_muon_moves_it(attn: AttnConfig) -> None:
+    """Whole, or head by head; whatever else there is moves by AdamW."""
+    architecture = Architecture(SIZES, make_pe(), VOCAB, attn)
+    before, after = Decoder(architecture), Decoder(architecture)
+    before.initialise(0)
+    after.initialise(0)
+    trained(after)
+
+    splits = attn.head_splits(SIZES)
+    moved = dict(after.named_parameters())
+    for name, matrix in before.named_parameters():
+        if ".layers." not in name or matrix.ndim != 2:
+            continue
+        split = splits.get(name.partition(".self_attn.")[2])
+        gradients = [gradient_of(name, matrix.shape, step) for step in range(NUM_STEPS)]
+        of_heads = [by_head(gradient, split) for gradient in gradients]
+        expected = [
+            by_torch(head, [each[place] for each in of_heads])
+            for place, head in enumerate(by_head(matrix, split))
+        ]
+        torch.testing.assert_close(moved[name].detach(), whole(torch.stack(expected), split))
+
+
+def test_what_is_no_matrix_of_a_layer_moves_by_adamw() -> None:
+    decoder = trained(make_decoder("q", "k"))
+    other = make_decoder("q", "k")
+    named = {
+        name: parameter
+        for name, parameter in other.named_parameters()
+        if ".layers." not in name or parameter.ndim != 2
+    }
+    groups = [
+        {"params": [p for p in named.values() if p.ndim == 2], "weight_decay": 0.1},
+        {"params": [p for p in named.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=0.02, betas=OPTIM.betas, eps=OPTIM.eps)
+    for step in range(NUM_STEPS):
+        for name, parameter in named.items():
+            parameter.grad = gradient_of(name, parameter.shape, step)
+        adamw.step()
+
+    moved = dict(decoder.named_parameters())
+    assert len(named) > 5
+    for name, parameter in named.items():
+        torch.testing.assert_close(moved[name].detach(), parameter.detach())
+
+
+def test_singular_values_come_near_1() -> None:
+    """Between 0.5 and 1.3, from any that are not far too small; of a tall or of a wide matrix."""
+    for shape in ((3, 16, 40), (3, 40, 16), (1, 16, 16)):
+        g_NOI = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        singular = torch.linalg.svdvals(orthogonalised(g_NOI).float())
+        assert float(singular.min()) > 0.3
+        assert float(singular.max()) < 1.4
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_step_leaves_weights_and_state_as_they_were(bad: float) -> None:
+    decoder = make_decoder("v", "o")
+    optimizer: Any = build_optimizer(decoder, OPTIM)
+    for found, value in ((0.0, 1.0), (1.0, bad)):
+        held = {name: p.detach().clone() for name, p in decoder.named_parameters()}
+        state = {k: t.clone() for k, t in optimizer_tensors(optimizer, decoder).items()}
+        for parameter in decoder.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        optimizer.found_inf = torch.tensor(found)
+        optimizer.step()
+    for name, parameter in decoder.named_parameters():
+        assert torch.equal(parameter, held[name])
+    for name, tensor in optimizer_tensors(optimizer, decoder).items():
+        assert torch.equal(tensor, state[name])
+
+
+def test_a_state_that_is_loaded_goes_on_as_the_other() -> None:
+    """One momentum a matrix of a layer, two moments and a count of what AdamW moves."""
+    decoder, twin = make_decoder("q", "k"), make_decoder("q", "k")
+    optimizer, other = (build_optimizer(each, OPTIM) for each in (decoder, twin))
+    make_state(other, twin)
+    for parameter in decoder.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
+    optimizer.step()
+
+    made, found = optimizer_tensors(optimizer, decoder), optimizer_tensors(other, twin)
+    assert {name: t.shape for name, t in made.items()} == {k: t.shape for k, t in found.items()}
+    q_proj = "model.layers.0.self_attn.q_proj.weight"
+    assert [name for name in made if name.startswith(q_proj)] == [f"{q_proj}.momentum_buffer"]
+    assert f"{'lm_head.weight'}.exp_avg_sq" in made
+    assert all(not tensor.any() for tensor in found.values())
+
+
+def test_rates_are_set_for_both() -> None:
+    decoder = make_decoder("q")
+    optimizer: Any = build_optimizer(decoder, OPTIM)
+    held = {name: p.detach().clone() for name, p in decoder.named_parameters()}
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for parameter in decoder.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.found_inf = torch.tensor(0.0)
+    optimizer.step()
+    for name, parameter in decoder.named_parameters():
+        assert torch.equal(parameter, held[name])

@@ -6,9 +6,16 @@ import pytest
 from support.configs import NINE
 
 from rope_exp.config.compose import run_config
+from rope_exp.config.kinds import (
+    DecayConfig,
+    LatentConfig,
+    LinearConfig,
+    RetentionConfig,
+    SharedConfig,
+)
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import convert, fill, known_keys, numeric, numeric_values, setting
-from rope_exp.config.sections import CosineConfig, OptimConfig, WsdConfig
+from rope_exp.config.sections import CosineConfig, MuonConfig, OptimConfig, WsdConfig
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.system.files import json_sha256
 
@@ -22,8 +29,9 @@ DEFAULTS = {
     "model": {
         "name": "nano", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
         "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": False, "head_dim": None, "window": None, "match_params": None,
     },
+    "attn": {"kind": "softmax"},
     "data": {
         "name": "stdlib", "kind": "stdlib", "path": None, "subset": None, "revision": None,
         "text_column": None, "sample_by": None, "validation_split": None,
@@ -52,6 +60,22 @@ DEFAULTS = {
     "run": {"dir": None, "group": None, "fresh": False},
 }  # fmt: skip
 
+# The kinds of attention beside softmax, and the optimizer beside AdamW.
+KINDS = {
+    LinearConfig: {"kind": "linear", "form": "numerator", "eps": 1e-6},
+    RetentionConfig: {"kind": "retention"},
+    DecayConfig: {"kind": "decay", "gamma": "retnet", "normalise": "none"},
+    LatentConfig: {
+        "kind": "latent", "kv_rank": 64, "q_rank": None, "nope_dim": 48, "rope_dim": 16,
+        "value_dim": 64, "value_rope": False,
+    },
+    SharedConfig: {"kind": "shared", "form": "s2", "groups": 1, "nope_dim": 48, "rope_dim": 16},
+}  # fmt: skip
+MUON = {
+    "name": "muon", "lr": 3e-3, "momentum": 0.95, "betas": (0.9, 0.95), "eps": 1e-8,
+    "weight_decay": 0.1, "grad_clip": 1.0,
+}  # fmt: skip
+
 WSD = {"name": "wsd", "warmup_fraction": 0.05, "final_fraction": 0.0, "decay_fraction": 0.2}
 
 # Of config_sha256 and group_sha256, the first 16 digits.
@@ -68,6 +92,9 @@ HASHES = {
         "52f410580fa7d8c3",
         "52f410580fa7d8c3",
     ),
+    ("attn=mla",): ("dc46fe5d41d5c73a", "dc46fe5d41d5c73a"),
+    ("attn=shared_s1", "optim=muon", "model.window=64"): ("25b1934663e92a78", "25b1934663e92a78"),
+    ("attn=decay", "pe=vo_rope", "attn.gamma=learned"): ("c01dbb875f8fa89c", "c129835e11cb2f24"),
 }
 
 # Of the nine at the default size, and of every variant of theirs since the first table.
@@ -78,6 +105,9 @@ def test_defaults_are_what_they_were() -> None:
     """A new key is added here with its default; a line that stands here never changes."""
     assert RunConfig().to_dict() == DEFAULTS
     assert dataclasses.asdict(WsdConfig()) == WSD
+    assert dataclasses.asdict(MuonConfig()) == MUON
+    for kind, defaults in KINDS.items():
+        assert dataclasses.asdict(kind()) == defaults
 
 
 @pytest.mark.parametrize("overrides", HASHES, ids=" ".join)

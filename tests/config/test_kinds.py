@@ -141,7 +141,7 @@ def test_what_a_kind_cannot_be_is_one_sentence(words: list[str], key: str, allow
         run_config(words)
 
 
-# -- identity ----------------------------------------------------------------------------------------
+# -- identity ----------------------------------------------------------------------------------
 
 
 def test_softmax_is_in_no_identity() -> None:

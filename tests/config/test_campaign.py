@@ -48,7 +48,7 @@ def test_every_beginning_is_balanced(tmp_path: Path) -> None:
         assert costs == sorted(costs, reverse=True)
 
 
-def test_a_cell_has_one_name_in_whatever_order_its_factors_are_listed(tmp_path: Path) -> None:
+def test_the_order_of_factors_is_in_no_name(tmp_path: Path) -> None:
     """Once a cell that had run could not be recorded: a record keeps its factors sorted."""
     entry = {"seed": [0], "train.num_steps": [2], "optim.lr": [0.1]}
     [name, _] = names(load(tmp_path, cells=[entry]))

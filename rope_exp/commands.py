@@ -45,7 +45,10 @@ def report(words: list[str]) -> int:
     parser.add_argument("--runs", type=Path, help=f"where groups of runs lie ({DEFAULT_OUTPUT})")
     parser.add_argument("--group", help="which of them; may be left out where there is one")
     parser.add_argument(
-        "--out", type=Path, default=DEFAULT_OUTPUT.parent, help="where to write (%(default)s)"
+        "--out",
+        type=Path,
+        default=DEFAULT_OUTPUT.parent,
+        help="where to write (%(default)s); a campaign gets a folder of its name below",
     )
     parser.add_argument("--reference", help=f"the row that differences are against ({REFERENCE})")
     parser.add_argument(
@@ -92,13 +95,17 @@ def campaign(words: list[str]) -> int:
     """
     started = time.monotonic()
     from rope_exp.config.campaign import load_campaign
+    from rope_exp.config.campaign_file import campaign_names
     from rope_exp.evidence.records import DEFAULT_RECORDS
     from rope_exp.launch.as_rank import is_rank
     from rope_exp.launch.campaign import run_campaign
     from rope_exp.launch.progress import Progress
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
-    parser.add_argument("name", metavar="NAME", help="of configs/campaign/NAME.yaml")
+    names = ", ".join(campaign_names())
+    parser.add_argument(
+        "name", metavar="NAME", help=f"of configs/campaign/NAME.yaml; there is {names}"
+    )
     parser.add_argument(
         "--hours",
         type=float,

@@ -2,18 +2,24 @@
 # # Differences within a seed
 #
 # A campaign's records are enough: `rope-exp report` makes its tables from them, and so can you.
-# Run this file as it is (`python docs/notebooks/differences.py [RECORDS]`), or cell by cell in an
-# editor that knows `# %%`.
+# Run this file as it is (`python docs/notebooks/differences.py`), or cell by cell in an editor that
+# knows `# %%`. `--records FOLDER` reads another campaign, or a folder of runs.
 
 # %%
-import sys
+import argparse
+from pathlib import Path
 
-from rope_exp import load_runs
+import rope_exp
 
-records = sys.argv[1] if len(sys.argv) > 1 else "results/records/noise"
-runs = load_runs(records)
+HERE = Path(rope_exp.__file__).parents[1]
+parser = argparse.ArgumentParser()
+parser.add_argument("--records", default=HERE / "results/records/noise")
+# An editor starts a kernel with words of its own.
+records = parser.parse_known_args()[0].records
+
+runs = rope_exp.load_runs(records)
 hours = runs["wall_s"].sum() / 3600
-print(f"{len(runs)} runs of {runs['pe'].nunique()} variants, {hours:.1f} hours")
+print(f"{len(runs)} runs of {runs['row'].nunique()} rows, {hours:.1f} hours")
 
 # %% [markdown]
 # The pilot also computes cells otherwise: at another rate, or with another precision. Those that
@@ -27,20 +33,21 @@ runs = runs[(spelled == spelled.mode().iloc[0]).all(axis="columns")]
 print(f"{len(runs)} of them at {spelled.mode().iloc[0].to_dict()}")
 
 # %% [markdown]
-# A block is what has the same seeds, of weights and of order: within it variants share initial
-# weights, tokens and their order, which the hashes prove.
+# A block is the runs of one seed: within it variants share initial weights, tokens and their order,
+# which the hashes prove. In the pilot the order of batches may have another seed than the weights;
+# such runs are left out, since seeds that come twice make blocks that are not independent.
 
 # %%
-runs = runs.assign(order=runs["data.seed"].fillna(runs["seed"]).astype(int))
-table = runs.pivot(index=["seed", "order"], columns="pe", values="val/loss")
+order = runs["data.seed"].fillna(runs["seed"]).astype(int)
+table = runs[order == runs["seed"]].pivot(index="seed", columns="pe", values="val/loss")
 print(table.round(4).to_string())
 
 # %% [markdown]
-# The difference to QK-RoPE within each block, and how far it deviates. Where it deviates less than
-# the losses themselves do, pairing has taken noise away.
+# The difference to QK-RoPE within each block, and how far it deviates, beside how far it would if
+# the losses of a block had nothing in common: where it deviates less, pairing has taken noise away.
 
 # %%
 differences = table.drop(columns="qk_rope").sub(table["qk_rope"], axis="index").dropna()
 summary = differences.agg(["count", "mean", "std"]).T
-summary["std of the loss"] = table.std()
+summary["std if unpaired"] = (table.var() + table["qk_rope"].var()) ** 0.5
 print(summary.round(4).to_string())

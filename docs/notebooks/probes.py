@@ -5,16 +5,24 @@
 # shift of all positions, and with one site's rotation switched off.
 
 # %%
-import sys
+import argparse
 from pathlib import Path
 
 import pandas as pd
 
+import rope_exp
 from rope_exp.evidence.records import read_records
 
-folder = Path(sys.argv[1] if len(sys.argv) > 1 else "results/records/noise")
-# A run that diverged was asked nothing.
+HERE = Path(rope_exp.__file__).parents[1]
+parser = argparse.ArgumentParser()
+parser.add_argument("--records", type=Path, default=HERE / "results/records/noise")
+# An editor starts a kernel with words of its own.
+folder = parser.parse_known_args()[0].records
+
+# A run that diverged was asked nothing; of the pilot's, those at the campaigns' rate.
 runs = [run for run in read_records(folder.parent, folder.name) if run.probes]
+rate = min(run.config.optim.lr for run in runs)
+runs = [run for run in runs if run.config.optim.lr == rate]
 
 # %% [markdown]
 # Loss at 1, 2, 4 and 8 times the training length, minus that at the training length.

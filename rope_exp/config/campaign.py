@@ -108,8 +108,11 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
 
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
-    """Return what tells a cell from the others: its row, its factors, its seed."""
-    parts = [f"{key}={show(value)}" for key, value in factors.items() if key != "seed"]
+    """Return what tells a cell from the others: its row, its factors, its seed.
+
+    Factors in the order of their names: a record keeps no other.
+    """
+    parts = [f"{key}={show(value)}" for key, value in sorted(factors.items()) if key != "seed"]
     whole = "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
     return "".join(c if c.isalnum() or c in "._+-=," else "_" for c in whole)
 

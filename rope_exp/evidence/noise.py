@@ -62,7 +62,7 @@ class Spread:
 
 
 def spreads(runs: Sequence[Run]) -> list[Spread]:
-    """Return the deviations under initial weights, order, and both, at each learning rate.
+    """Return the deviations under initial weights, order, and both together, at each learning rate.
 
     Of what took three values at least: two say nothing of a deviation.
     """
@@ -73,7 +73,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
         kinds = {
             "initial weights": [run for run in plain if run.config.order_seed == first],
             "order of batches": [run for run in plain if run.config.seed == first],
-            "both": [run for run in plain if run.config.seed == run.config.order_seed],
+            "weights and order": [run for run in plain if run.config.seed == run.config.order_seed],
         }
         for what, varying in kinds.items():
             found.append(_spread(f"{what}, at rate {show(rate)}", varying))

@@ -42,9 +42,9 @@ def _markdown(
     ]
     if found:
         parts += [
-            "How far losses deviate when one thing varies, and two rows' difference: at the same "
-            "value of it (paired) and at different ones (unpaired). The last column: by what a "
-            "deviation of so few values is to be multiplied for its 95 % interval.",
+            "How far losses deviate (sd) when one thing varies, and two rows' difference: at the "
+            "same value of it (paired) and at different ones (unpaired). The last column: what an "
+            "sd of so few values is to be multiplied by for its 95 % interval.",
             markdown_table(_spreads_table(found), ".4f"),
         ]
     if len(changed):
@@ -67,7 +67,11 @@ def _windows_needed(windows: pd.DataFrame) -> str:
     allowed = MARGIN * WINDOWS_SHARE
     errors = windows[["error", "error of blocks"]].max(axis="columns")
     needed = math.ceil((windows["windows"] * (errors / allowed) ** 2).max())
-    return f"A third of the margin is {allowed:.4f} nats: the widest pair needs {needed} windows."
+    there = ", ".join(f"{count}" for count in sorted(set(windows["windows"])))
+    return (
+        f"For an error below a third of the margin ({allowed:.4f} nats) the widest pair needs "
+        f"{needed} windows; there are {there}."
+    )
 
 
 def _spreads_table(found: Sequence[Spread]) -> pd.DataFrame:
@@ -78,9 +82,9 @@ def _spreads_table(found: Sequence[Spread]) -> pd.DataFrame:
         for a, b in spread.paired:
             cells[f"sd {b} - {a}, paired"] = spread.paired[a, b]
             cells[f"sd {b} - {a}, unpaired"] = spread.unpaired[a, b]
-        cells["paired / unpaired"] = spread.ratio
+        cells["paired / unpaired"] = "—" if spread.ratio is None else f"{spread.ratio:.2f}"
         low, high = spread.known_within
-        cells["times"] = f"{low:.2f} to {high:.2f}"
+        cells["95 % interval: sd times"] = f"{low:.2f} to {high:.2f}"
         lines.append(cells)
     return pd.DataFrame(lines)
 

@@ -48,6 +48,14 @@ def test_every_beginning_is_balanced(tmp_path: Path) -> None:
         assert costs == sorted(costs, reverse=True)
 
 
+def test_the_order_of_factors_is_in_no_name(tmp_path: Path) -> None:
+    """Once a cell that had run could not be recorded: a record keeps its factors sorted."""
+    entry = {"seed": [0], "train.num_steps": [2], "optim.lr": [0.1]}
+    [name, _] = names(load(tmp_path, cells=[entry]))
+    assert name == "qk-optim.lr=0.1-train.num_steps=2-s0"
+    assert cell_name("qk", dict(sorted(entry.items(), reverse=True))) == cell_name("qk", entry)
+
+
 def test_the_first_seeds_of_all_entries_come_first(tmp_path: Path) -> None:
     """Each entry has an order of seeds; of pairs, the order of batches turns fastest."""
     cells = [

@@ -76,7 +76,7 @@ def test_frames_load_no_torch(records: Path) -> None:
 @pytest.mark.parametrize("name", ["differences", "curves", "probes"])
 def test_an_example_runs(records: Path, name: str) -> None:
     script = REPOSITORY / "docs" / "notebooks" / f"{name}.py"
-    command = [sys.executable, "-W", "error", str(script), str(records / "english")]
+    command = [sys.executable, "-W", "error", str(script), "--records", str(records / "english")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "vo_rope" in done.stdout

@@ -88,12 +88,14 @@ def test_each_rate_is_a_pilot_of_its_own(plain: Run) -> None:
         runs.append(replace(run, config=slower, factors=factors, result=result))
     found = {spread.what: spread.losses["qk_rope"] for spread in spreads(runs)}
     assert list(found) == [
-        "both, at rate 0.001",
+        "weights and order, at rate 0.001",
         "initial weights, at rate 0.003",
         "order of batches, at rate 0.003",
-        "both, at rate 0.003",
+        "weights and order, at rate 0.003",
     ]
-    assert found["both, at rate 0.001"] == pytest.approx(3 * found["both, at rate 0.003"])
+    assert found["weights and order, at rate 0.001"] == pytest.approx(
+        3 * found["weights and order, at rate 0.003"]
+    )
     assert len(rounding(runs)) == 0
 
 

@@ -4,8 +4,9 @@ import re
 
 from rope_exp.config.architecture import matrix_weights, mlp_weights, num_parameters
 from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.learning import MuonConfig
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import ModelConfig, MuonConfig
+from rope_exp.config.sections import ModelConfig
 
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheets, without sparsity, sums in float32.
 # Matched as whole words of the device's name, in this order: an H100 PCIe is no H100.
@@ -105,7 +106,7 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     micro_tokens = min(train.micro_batch_size or share, share) * train.seq_len
 
     a_layer = 17 * width * model.hidden_size
-    if device == "cpu" and train.seq_len <= MAX_WRITTEN_OUT:
+    if device == "cpu" and train.seq_len <= MAX_WRITTEN_OUT and config.attn.keeps_keys:
         a_layer += width * model.num_attention_heads * train.seq_len
     activations = micro_tokens * model.num_hidden_layers * a_layer
 

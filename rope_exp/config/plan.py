@@ -41,6 +41,7 @@ def cost_lines(
         ConfigError: the vocabulary's size is known only to a pretrained tokenizer.
     """
     model = config.model
+    attn = config.attn
     train = config.train
     vocab_size = config.tokenizer.known_vocab_size
     if vocab_size is None:
@@ -59,11 +60,13 @@ def cost_lines(
     lines = [
         f"run          {config.pe.name} {model.name} on {config.data.name}, group {config.group}",
         f"model        {params:,} parameters: {model.num_hidden_layers} layers of "
-        f"{model.hidden_size}, {model.num_attention_heads} heads of {model.features_per_head}, "
+        f"{model.hidden_size}, {model.num_attention_heads} heads of {_widths(config)}, "
         f"vocabulary {vocab_size:,}",
+        f"attention    {attn.label}; a layer caches {attn.cached(model, config.pe):,} "
+        f"numbers a token, and {attn.state(model):,} that do not grow",
         f"tokens       {tokens:,} in {train.num_steps:,} steps of {train.global_batch_size} x "
         f"{train.seq_len}, {tokens / params:.1f} a parameter{epochs}",
-        f"operations   {per_token:.3e} a token, {in_attention:.3e} of them in causal attention, "
+        f"operations   {per_token:.3e} a token, {in_attention:.3e} of them in attention, "
         f"{total:.3e} in all",
         f"memory       about {memory / GIB:.1f} GiB a process in {train.precision}",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
@@ -98,3 +101,9 @@ def _time(seconds: float, where: str) -> str:
         if seconds >= 2 * length:
             return f"time         {seconds / length:,.1f} {unit} {where}"
     return f"time         {seconds:,.1f} seconds {where}"
+
+
+def _widths(config: RunConfig) -> str:
+    """Return the features of a head: of keys, and of values where they are others."""
+    keys, values = config.attn.widths(config.model)
+    return f"{keys}" if keys == values else f"{keys} and {values}"

@@ -16,16 +16,13 @@ from typing import Any
 
 from rope_exp.config.architecture import Architecture, matched
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
+from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
 from rope_exp.config.schema import Seed, convert, numeric, numeric_values
 from rope_exp.config.sections import (
-    CosineConfig,
     DataConfig,
     LaunchConfig,
     ModelConfig,
-    MuonConfig,
-    OptimConfig,
     PlaceConfig,
-    ScheduleConfig,
     TokenizerConfig,
     TrackerConfig,
     TrainConfig,

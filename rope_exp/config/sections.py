@@ -16,7 +16,6 @@ from rope_exp.config.schema import (
     Positive,
     Rule,
     Seed,
-    Share,
     numeric,
     setting,
     whole,
@@ -39,7 +38,6 @@ Probes = Annotated[
         lambda probes: len(set(probes)) == len(probes),
     ),
 ]
-Beta = Annotated[float, Rule("both must be numbers from 0, and below 1", lambda x: 0 <= x < 1)]
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,6 @@ class ModelConfig:
         if self.hidden_size == heads * (self.head_dim or 0):
             # One spelling of one architecture.
             object.__setattr__(self, "head_dim", None)
-        if self.head_dim is None and self.hidden_size % heads:
-            raise ConfigError(
-                "model.num_attention_heads",
-                heads,
-                f"must divide model.hidden_size={self.hidden_size}, or model.head_dim be set",
-            )
         if heads % self.num_key_value_heads:
             raise ConfigError(
                 "model.num_key_value_heads",
@@ -172,68 +164,6 @@ class TokenizerConfig:
     def known_vocab_size(self) -> int | None:
         """The vocabulary's size, or None where only a pretrained tokenizer itself knows it."""
         return MIN_VOCAB_SIZE if self.kind == "bytes" else self.vocab_size
-
-
-@dataclass(frozen=True)
-class OptimConfig:
-    """AdamW."""
-
-    name: Literal["adamw"] = numeric("adamw")
-    lr: Positive = numeric(3e-3)
-    betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
-    eps: Positive = numeric(1e-8)
-    # Of matrices only.
-    weight_decay: NonNegative = numeric(0.1)
-    grad_clip: Positive = numeric(1.0)
-
-
-@dataclass(frozen=True)
-class MuonConfig:
-    """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
-
-    A matrix's update has the root mean square of 0.2 times AdamW's, so that one rate serves both.
-    """
-
-    name: Literal["muon"] = numeric("muon")
-    lr: Positive = numeric(3e-3)
-    momentum: Share = numeric(0.95)
-    # Of AdamW.
-    betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
-    eps: Positive = numeric(1e-8)
-    # Of matrices only.
-    weight_decay: NonNegative = numeric(0.1)
-    grad_clip: Positive = numeric(1.0)
-
-
-@dataclass(frozen=True)
-class CosineConfig:
-    """Warm-up, then half a cosine down to `final_fraction` of the peak, at the last step.
-
-    Fractions of steps are of train.num_steps, fractions of the rate are of optim.lr.
-    """
-
-    name: Literal["cosine"] = numeric("cosine")
-    warmup_fraction: Share = numeric(0.05)
-    final_fraction: Share = numeric(0.1)
-
-
-@dataclass(frozen=True)
-class WsdConfig:
-    """Warm-up, stay, then a straight line down over the last `decay_fraction` of the run."""
-
-    name: Literal["wsd"] = numeric("wsd")
-    warmup_fraction: Share = numeric(0.05)
-    final_fraction: Share = numeric(0.0)
-    decay_fraction: Share = numeric(0.2)
-
-    def __post_init__(self) -> None:
-        if self.warmup_fraction + self.decay_fraction > 1:
-            raise ConfigError(
-                "schedule.warmup_fraction", self.warmup_fraction, "warm-up and decay exceed the run"
-            )
-
-
-ScheduleConfig = CosineConfig | WsdConfig
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,9 @@ def distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     if sampling.temperature == 0:
         return torch.nn.functional.one_hot(logits_BV.argmax(-1), logits_BV.shape[-1]).float()
 
-    probability_BV = (logits_BV / sampling.temperature).softmax(-1)
+    # Below the largest, so that no temperature makes two of them infinite.
+    below_BV = logits_BV - logits_BV.max(-1, keepdim=True).values
+    probability_BV = (below_BV / sampling.temperature).softmax(-1)
     sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
     # The likeliest always stays: what comes before it has probability 0.
     before_BV = sorted_BV.cumsum(-1) - sorted_BV

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from rope_exp.config.kind import Kind
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence.runs import ReportError, Run, Status
 from rope_exp.run import provenance
@@ -46,9 +47,9 @@ _VOCABULARY = ("data", "tokenizer")
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len")
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
-    ("init_sha256", "began at different weights", ("seed", "model", *_VOCABULARY)),
+    ("init_sha256", "began at different weights", ("seed", "model", "attn", *_VOCABULARY)),
     ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_VOCABULARY)),
-    ("params", "differ in parameters", ("model", *_VOCABULARY)),
+    ("params", "differ in parameters", ("model", "attn", *_VOCABULARY)),
 )
 
 
@@ -131,9 +132,12 @@ def value_of(config: RunConfig, factor: str) -> Any:
 
 
 def spelled(config: RunConfig, factor: str) -> str:
-    """Return a value in a word: a section's preset, or a value as the command line has it."""
+    """Return a value in a word: a section's preset or label, or as the command line has it."""
     value = value_of(config, factor)
-    return str(getattr(config, factor).name) if isinstance(value, dict) else show(value)
+    if not isinstance(value, dict):
+        return show(value)
+    section = getattr(config, factor)
+    return str(section.label if isinstance(section, Kind) else section.name)
 
 
 def _label(run: Run, keys: Sequence[str], variant: str = "") -> str:

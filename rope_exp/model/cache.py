@@ -6,6 +6,7 @@ turned at its own position. A layer's attention appends to its part; prefill is 
 Shapes: B batch, T new tokens, E entries kept, F frequencies.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,13 +15,13 @@ from torch import Tensor
 
 @dataclass
 class LayerCache:
-    """One layer's part.
+    """One layer's part. It holds numbers, no gradients.
 
     Attributes:
         window: how many keys a query meets, its own among them; None: all.
         pads_B: how many tokens at a row's beginning are padding; None: none.
         num_seen: tokens so far, padding among them.
-        states: what does not grow, by name; a kind puts its new ones here.
+        states: what does not grow, by name.
     """
 
     window: int | None = None
@@ -30,7 +31,7 @@ class LayerCache:
     _buffers: dict[str, Tensor] = field(default_factory=dict)
     _num_kept: int = 0
 
-    def append(self, **new: Tensor) -> list[Tensor]:
+    def append(self, **new: Tensor) -> dict[str, Tensor]:
         """Keep these after what there is, and return all that is kept, [B, E, ...] each.
 
         Args:
@@ -42,13 +43,22 @@ class LayerCache:
         self._num_kept += num_new
         self.num_seen += num_new
         for name, x in new.items():
-            self._room(name, x)[:, first : self._num_kept] = x
-        return list(self.rows.values())
+            self._room(name, x)[:, first : self._num_kept] = x.detach()
+        return self.rows
+
+    def replace(self, num_new: int, states: Mapping[str, Tensor]) -> None:
+        """Keep these states, after so many new tokens."""
+        self.num_seen += num_new
+        self.states = {name: state.detach() for name, state in states.items()}
 
     @property
     def rows(self) -> dict[str, Tensor]:
         """What is kept of each token, [B, E, ...] each, by name."""
         return {name: buffer[:, : self._num_kept] for name, buffer in self._buffers.items()}
+
+    def is_prefill(self, num_new: int) -> bool:
+        """Whether the newest tokens are all there is, none of them padding."""
+        return self.pads_B is None and self._num_kept == num_new
 
     @property
     def pads_kept_B(self) -> Tensor | None:
@@ -57,14 +67,12 @@ class LayerCache:
             return None
         return self.pads_B - (self.num_seen - self._num_kept)
 
-    def silence(self, x_BTHK: Tensor) -> Tensor:
-        """Return the newest tokens' x with nothing where they are padding, for a state to add."""
+    def is_real(self, num_new: int) -> Tensor | None:
+        """Return 1 for each of the next tokens that is no padding, [B, T, 1, 1]; None: all are."""
         if self.pads_B is None:
-            return x_BTHK
-        places = range(self.num_seen, self.num_seen + x_BTHK.shape[1])
-        place_T = torch.tensor(places, device=x_BTHK.device)
-        is_real_BT = place_T >= self.pads_B[:, None]
-        return x_BTHK * is_real_BT[:, :, None, None]
+            return None
+        place_T = torch.arange(self.num_seen, self.num_seen + num_new, device=self.pads_B.device)
+        return (place_T >= self.pads_B[:, None])[:, :, None, None]
 
     def _forget(self) -> None:
         """Drop what no later query will meet: the first of them meets the last window - 1."""
@@ -109,11 +117,10 @@ class Cache:
 
         A padded row begins at 0 where its padding ends; padding itself has position 0.
         """
-        first = self.length - self.origin
-        position_T = torch.arange(first, first + num_new, device=device)
-        if self.pads_B is None:
-            return position_T
-        return (position_T - self.pads_B[:, None]).clamp(min=0)
+        place_T = torch.arange(self.length, self.length + num_new, device=device)
+        if self.pads_B is not None:
+            place_T = (place_T - self.pads_B[:, None]).clamp(min=0)
+        return place_T - self.origin
 
     def num_numbers(self) -> int:
         """Return how many numbers are kept, of all rows and layers."""

@@ -56,15 +56,14 @@ class Trunk(nn.Module):
         return self.last_norm(x_BTD)
 
     def renumber(self, cache: Cache, by: int) -> None:
-        """Lower the position of all that is kept, so that no number grows without end.
+        """Lower the positions of all that is kept, so that they need not grow without end.
 
-        One uniform shift, which leaves every later output as it was; earlier ones in a cache
-        included, but for what a window has dropped.
+        One uniform shift, which changes no later output.
 
         Args:
-            by: how far, at most to where the last token stands at 0.
+            by: how far.
         Raises:
-            ConfigError: positions themselves, not their differences, enter this variant.
+            ConfigError: positions themselves, not their differences alone, enter this variant.
         """
         q, k, v, o = (site in self.pe.rotate for site in "qkvo")
         if q != k or v != o:
@@ -74,11 +73,16 @@ class Trunk(nn.Module):
                 "depends on positions themselves, so that a cache cannot be renumbered; that takes "
                 "both of q and k or neither, and both of v and o or neither",
             )
+        if self.rotary_emb.in_bf16:
+            raise ConfigError(
+                "pe.precision", "bf16", "rounds positions, so that a cache cannot be renumbered"
+            )
 
-        cos_TF, sin_TF = self.rotary_emb(torch.tensor([by - self.pe.start]))
+        device = self.rotary_emb.inv_freq.device
+        tables = self.rotary_emb(torch.tensor([by - self.rotary_emb.start], device=device))
         for layer, of_layer in zip(self.layers, cache.layers, strict=True):
             assert isinstance(layer, Block)
-            layer.self_attn.renumber(of_layer, (cos_TF, sin_TF))
+            layer.self_attn.shift_back(of_layer, tables)
         cache.origin += by
 
     def last_norm(self, x_BTD: Tensor) -> Tensor:

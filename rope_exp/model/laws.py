@@ -20,6 +20,7 @@ from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import Attention, Tables, turned
 from rope_exp.model.attention.build import make_attention
+from rope_exp.model.attention.state import StateAttention
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import LawError
@@ -33,6 +34,7 @@ TOLERANCE = 1e-11
 # How many tokens at a time the cache is fed.
 PARTS = [3, 1, 1, 2]
 WINDOW = 4  # of a kind that has one
+CHUNK = 3  # of a kind with a state
 
 INVARIANT = "invariant"
 TURNED = "turned by R_c"
@@ -77,7 +79,9 @@ def certificate(model: ModelConfig, pe: PeConfig, attn: AttnConfig = SOFTMAX) ->
         by_shift = _tables(theta_F, torch.full((NUM_POSITIONS,), SHIFT))
         laws[TURNED] = turned(here_BTHV, by_shift, attention.rotary_dim)
         laws[TURNED_BACK] = turned(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
-    errors = {law: _deviation(shifted_BTHV, predicted) for law, predicted in laws.items()}
+    # Relative to what is large: a linear kind may divide by next to nothing.
+    size = float(here_BTHV.abs().max().clamp(min=1))
+    errors = {law: _deviation(shifted_BTHV, other) / size for law, other in laws.items()}
 
     holding = [law for law, error in errors.items() if error < tolerance] or [NEITHER]
     expected = expected_class(pe.rotate)
@@ -89,11 +93,11 @@ def certificate(model: ModelConfig, pe: PeConfig, attn: AttnConfig = SOFTMAX) ->
         )
 
     others = {**attention.forms(x_BTD, here), "cached": _cached(attention, x_BTD, here)}
-    formulas = {name: _deviation(o_BTHV, here_BTHV) for name, o_BTHV in others.items()}
+    formulas = {name: _deviation(other, here_BTHV) / size for name, other in others.items()}
     failing = [name for name, error in formulas.items() if not error < tolerance]
     if failing:
         raise LawError(
-            f"attn={attn.kind} computed as {' and '.join(failing)} is not what "
+            f"attn.kind={attn.kind} computed as {' and '.join(failing)} is not what "
             f"training computes (deviations {formulas}); refusing to train"
         )
     return {
@@ -126,7 +130,8 @@ def _instance(model: ModelConfig, pe: PeConfig, attn: AttnConfig) -> tuple[Atten
     """Return a small attention and its input, both random."""
     if isinstance(attn, SharedConfig):
         attn = replace(attn, groups=1)
-    features = model.features_per_head
+    # A kind with sizes of its own takes none from the model.
+    features = max(model.features_per_head, 1)
     small = replace(
         model,
         hidden_size=2 * features,
@@ -138,6 +143,9 @@ def _instance(model: ModelConfig, pe: PeConfig, attn: AttnConfig) -> tuple[Atten
     generator = torch.Generator().manual_seed(0)
 
     attention = make_attention(small, attn, pe.rotate).double()
+    if isinstance(attention, StateAttention):
+        # Several chunks, the last of them short.
+        attention.chunk_size = CHUNK
     for parameter in attention.parameters():
         if parameter.ndim == 2:
             std = parameter.shape[1] ** -0.5

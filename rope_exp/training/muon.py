@@ -26,10 +26,10 @@ class Muon(Optimizer):
     """Muon for some parameters, AdamW for others, under one step.
 
     Attributes:
-        found_inf: set before each step; 1: the step leaves everything as it was.
+        found_inf: set before a step; 1: that leaves everything as it was. None: it does not.
     """
 
-    found_inf: Tensor
+    found_inf: Tensor | None = None
 
     def __init__(
         self,
@@ -86,9 +86,11 @@ class Muon(Optimizer):
             moved -= whole(step_NOI, self.splits.get(parameter))
 
             # A gradient that is not finite spoils both, and neither is taken.
-            is_bad = self.found_inf > 0
-            buffer.copy_(torch.where(is_bad, buffer, momentum))
-            parameter.copy_(torch.where(is_bad, parameter, moved))
+            if self.found_inf is not None:
+                momentum = torch.where(self.found_inf > 0, buffer, momentum)
+                moved = torch.where(self.found_inf > 0, parameter, moved)
+            buffer.copy_(momentum)
+            parameter.copy_(moved)
 
 
 def orthogonalised(g_NOI: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from rope_exp.config.sections import MuonConfig, OptimConfig
+from rope_exp.config.learning import MuonConfig, OptimConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.muon import Muon
 
@@ -64,4 +64,4 @@ def make_state(optimizer: Any, model: nn.Module) -> None:
     optimizer.found_inf = torch.ones((), device=parameter.device)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    del optimizer.found_inf
+    optimizer.found_inf = None

@@ -20,14 +20,15 @@ from rope_exp.system.errors import ConfigError
 # Past what a table of 4,096 would hold.
 FAR = 4100
 LENGTH = 12
-SIZES = make_sizes(hidden_size=16, num_attention_heads=2, num_key_value_heads=2, head_dim=8)
 TOLERANCE = 1e-10
 
 
 def decoder_of(
     attn: AttnConfig, sites: tuple[str, ...], *, window: int | None = None, **changes: Any
 ) -> Decoder:
-    sizes = make_sizes(num_attention_heads=4, num_key_value_heads=4, window=window)
+    # Two query heads to a key/value head, where the kind has such.
+    groups = 2 if attn.takes_heads else 4
+    sizes = make_sizes(num_key_value_heads=groups, window=window)
     decoder = Decoder(Architecture(sizes, make_pe(*sites, **changes), VOCAB, attn))
     decoder.initialise(0)
     # Far from uniform attention, so that positions matter.
@@ -115,6 +116,38 @@ def test_a_window_keeps_no_more_than_it_needs() -> None:
     cache = decoder.new_cache()
     fed(decoder, tokens(1, LENGTH), [1] * LENGTH, cache)
     assert cache.layers[0].rows["k"].shape[1] == 5
+
+
+@torch.no_grad()
+def test_padding_and_renumbering_go_together() -> None:
+    """A padded row's positions are lower than its places; all may fall below 0."""
+    for attn in KINDS:
+        sites = tuple(site for site in "qkvo" if site in attn.sites())
+        decoder = decoder_of(attn, sites)
+        ids_BT = tokens(2, LENGTH)
+        cache = decoder.new_cache(pads_B=torch.tensor([0, 7]))
+        fed(decoder, ids_BT[:, :8], [8], cache)
+        decoder.model.renumber(cache, 6)
+        after = fed(decoder, ids_BT[:, 8:], [1, 3], cache)
+        for row, pad in enumerate((0, 7)):
+            alone = decoder(ids_BT[row : row + 1, pad:])[0, 8 - pad :]
+            assert float((after[row] - alone).abs().max()) < TOLERANCE, attn
+
+
+def test_what_rounds_positions_is_not_renumbered() -> None:
+    decoder = decoder_of(KINDS[0], ("q", "k"), precision="bf16")
+    with pytest.raises(ConfigError, match="rounds positions"):
+        decoder.model.renumber(decoder.new_cache(), 1)
+
+
+def test_a_cache_holds_no_gradient() -> None:
+    for attn in KINDS:
+        decoder = decoder_of(attn, ())
+        cache = decoder.new_cache()
+        decoder(tokens(1, 4), cache=cache)
+        kept = [*cache.layers[0].rows.values(), *cache.layers[0].states.values()]
+        assert kept
+        assert not any(tensor.requires_grad for tensor in kept)
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)

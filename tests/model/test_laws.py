@@ -1,9 +1,15 @@
 """The certificate: each subset is measured to obey its law, and broken rotations are refused."""
 
+from pkgutil import resolve_name
+from typing import Any
+
 import pytest
-from support.models import SIZES, SUBSETS, make_pe
+from support.kinds import KINDS, allowed
+from support.models import SIZES, SUBSETS, make_pe, make_sizes
 from torch import Tensor
 
+from rope_exp.config.kinds import AttnConfig, LatentConfig, SoftmaxConfig
+from rope_exp.config.state_kinds import RetentionConfig
 from rope_exp.model.laws import certificate, expected_class
 from rope_exp.model.rope import rotate
 from rope_exp.system.errors import LawError
@@ -46,6 +52,55 @@ def test_a_rotation_that_others_got_wrong_is_refused(
     monkeypatch.setattr("rope_exp.model.attention.base.rotate", mistake)
     with pytest.raises(LawError, match="refusing to train"):
         certificate(SIZES, make_pe("v", "o"))
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+@pytest.mark.parametrize("window", [None, 3])
+def test_each_kind_keeps_its_laws_under_every_subset(attn: AttnConfig, window: int | None) -> None:
+    """Its answer to a shift; from a cache as from the whole; absorbed, or by the whole triangle."""
+    if window is not None and not attn.keeps_keys:
+        return
+    sizes = make_sizes(window=window)
+    for sites in SUBSETS:
+        if allowed(attn, sites):
+            checked = certificate(sizes, make_pe(*sites, start=3), attn)
+            assert checked["measured"] == expected_class(sites)
+            assert "cached" in checked["formulas"]
+            assert ("parallel" in checked["formulas"]) != attn.keeps_keys
+
+
+@pytest.mark.parametrize("mistake", [forward_only, negated, not_at_all, twice])
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, ("v", "o"))], ids=str)
+def test_the_mistakes_are_refused_in_every_kind(
+    attn: AttnConfig, mistake: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rope_exp.model.attention.base.rotate", mistake)
+    with pytest.raises(LawError, match="refusing to train"):
+        certificate(SIZES, make_pe("v", "o"), attn)
+
+
+@pytest.mark.parametrize(
+    ("attn", "name", "where"),
+    [
+        (LatentConfig(), "absorbed", "latent:LatentAttention._absorbed"),
+        (RetentionConfig(), "parallel", "state:parallel"),
+        (SoftmaxConfig(), "cached", "base:attention_after"),
+    ],
+)
+def test_a_formula_that_differs_is_refused(
+    attn: AttnConfig, name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thousandth of its outputs."""
+    path = f"rope_exp.model.attention.{where}"
+    function = resolve_name(path)
+
+    def wrong(*arguments: Any, **keywords: Any) -> Tensor:
+        output: Tensor = function(*arguments, **keywords)
+        return output * 1.001
+
+    monkeypatch.setattr(path.replace(":", "."), wrong)
+    with pytest.raises(LawError, match=f"computed as .*{name}"):
+        certificate(SIZES, make_pe(), attn)
 
 
 def test_the_certificate_holds_at_far_positions() -> None:

@@ -120,7 +120,7 @@ def test_tables_are_float32_unless_the_model_is_wider() -> None:
     """A model in float64, as laws are measured and exports compared, has its tables in float64."""
     rotary = Rotary(8, make_pe("q", "k"))
     assert rotary(torch.arange(3))[0].dtype == torch.float32
-    assert rotary.double()(3)[0].dtype == torch.float64
+    assert rotary.double()(torch.arange(3))[0].dtype == torch.float64
 
 
 @torch.no_grad()

@@ -4,15 +4,9 @@ from collections.abc import Collection
 
 import torch
 
-from rope_exp.config.kinds import (
-    AttnConfig,
-    DecayConfig,
-    LatentConfig,
-    LinearConfig,
-    RetentionConfig,
-    SharedConfig,
-    SoftmaxConfig,
-)
+from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig, SoftmaxConfig
+from rope_exp.config.sections import ModelConfig
+from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.build import make_attention
 from support.models import SIZES
@@ -42,9 +36,11 @@ def allowed(attn: AttnConfig, sites: Collection[str]) -> bool:
     return set(sites) <= set(attn.sites())
 
 
-def make_layer(attn: AttnConfig, sites: Collection[str], seed: int = 0) -> Attention:
+def make_layer(
+    attn: AttnConfig, sites: Collection[str], seed: int = 0, sizes: ModelConfig = SIZES
+) -> Attention:
     """One layer with weights of a size at which its softmax is neither flat nor sharp."""
-    layer = make_attention(SIZES, attn, sites)
+    layer = make_attention(sizes, attn, sites)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in layer.parameters():

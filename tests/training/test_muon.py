@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.sections import MuonConfig
+from rope_exp.config.learning import MuonConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.muon import by_head, orthogonalised, whole
 from rope_exp.training.optim import build_optimizer, make_state, optimizer_tensors

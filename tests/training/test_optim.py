@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.sections import OptimConfig
+from rope_exp.config.learning import OptimConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.optim import (
     build_optimizer,

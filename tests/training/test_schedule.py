@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rope_exp.config.learning import CosineConfig, OptimConfig, ScheduleConfig, WsdConfig
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import (
-    CosineConfig,
-    OptimConfig,
-    ScheduleConfig,
-    TrainConfig,
-    WsdConfig,
-)
+from rope_exp.config.sections import TrainConfig
 from rope_exp.training import schedule as scheduling
 
 PEAK = 1e-3

@@ -7,13 +7,13 @@ Shapes: B batch, T position, D model width, H query heads, G key/value heads, K 
 V of a value and of an output.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rope_exp.config.kinds import Kind
+from rope_exp.config.kind import Kind
 from rope_exp.config.sections import ModelConfig
 from rope_exp.model.attention.kernel import attention_after, causal_attention
 from rope_exp.model.cache import LayerCache
@@ -35,6 +35,7 @@ class Attention(nn.Module):
         self.config = config
         self.sites = frozenset(sites)
         self.rotary_dim = attn.rotary_dim(config)
+        self.scale = attn.widths(config)[0] ** -0.5
 
         for name, shape in attn.shapes(config).items():
             module, _, of_module = name.partition(".")
@@ -59,43 +60,45 @@ class Attention(nn.Module):
         self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, cache: LayerCache | None
     ) -> Tensor:
         """Return softmax attention of queries that stand at the last T of E positions."""
-        window = self.config.window
-        pads_B = None if cache is None else cache.pads_kept_B
-        if q_BTHK.shape[1] == k_BEGK.shape[1] and pads_B is None:
-            return causal_attention(q_BTHK, k_BEGK, v_BEGV, window)
+        if cache is None or cache.is_prefill(q_BTHK.shape[1]):
+            return causal_attention(q_BTHK, k_BEGK, v_BEGV, self.config.window)
+        return self.attend_after(q_BTHK, k_BEGK, [v_BEGV], cache)
 
-        scale = q_BTHK.shape[3] ** -0.5
+    def attend_after(
+        self, q_BTHK: Tensor, k_BEGK: Tensor, values: Sequence[Tensor], cache: LayerCache
+    ) -> Tensor:
+        """Return the same by what decoding takes; values may stand in parts, [B, E, G, ...]."""
         return attention_after(
-            q_BTHK, k_BEGK, v_BEGV, scale=scale, window=window, num_pads_B=pads_B
+            q_BTHK,
+            k_BEGK,
+            values,
+            scale=self.scale,
+            window=self.config.window,
+            num_pads_B=cache.pads_kept_B,
         )
 
     def forms(self, x_BTD: Tensor, tables: Tables) -> Mapping[str, Tensor]:
         """Return o_BTHV by other formulas that must give the same; their names say which."""
         return {}
 
-    def renumber(self, cache: LayerCache, tables: Tables) -> None:
+    def shift_back(self, cache: LayerCache, tables: Tables) -> None:
         """Turn all that is kept back by one angle, as if every position were lower by as much.
 
         Args:
             tables: of the one position that is taken off, [1, F].
         """
         for name, x_BEGK in cache.rows.items():
-            x_BEGK.copy_(self.lowered(name, x_BEGK, tables))
+            x_BEGK.copy_(self.shifted(name, x_BEGK, tables))
 
-    def lowered(self, site: str, x_BEGK: Tensor, tables: Tables) -> Tensor:
-        """Return x, of any positions, turned back by one angle where the site rotates."""
+    def shifted(self, site: str, x_BEGK: Tensor, tables: Tables) -> Tensor:
+        """Return x, of any positions, turned back by one angle where the site rotates.
+
+        What is kept of k and v bears their names.
+        """
         if site not in self.sites:
             return x_BEGK
         cos_EF, sin_EF = (table.expand(x_BEGK.shape[-3], -1) for table in tables)
         return turned(x_BEGK, (cos_EF, sin_EF), self.rotary_dim, inverse=True)
-
-    def lowered_state(self, state_BHKV: Tensor, tables: Tables) -> Tensor:
-        """Return a sum of k_j v_j' likewise; of keys or values without features to turn, as is."""
-        for site, dim in (("k", 2), ("v", 3)):
-            if state_BHKV.shape[dim] > 1:
-                swapped = state_BHKV.transpose(dim, 3)
-                state_BHKV = self.lowered(site, swapped, tables).transpose(dim, 3)
-        return state_BHKV
 
     def turn(self, site: str, x_BTHK: Tensor, tables: Tables) -> Tensor:
         """Return x turned by its position, or back for o, where the site rotates."""
@@ -123,7 +126,7 @@ def linears(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
     return torch.split(packed, [layer.out_features for layer in layers], dim=-1)
 
 
-def by_heads(x: Tensor, features: int) -> Tensor:
+def split_heads(x: Tensor, features: int) -> Tensor:
     """Return [B, T, heads, features]."""
     return x.view(*x.shape[:2], -1, features)
 

@@ -10,6 +10,7 @@ N = B * H; C queries of a block, which meet E keys.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,22 +40,7 @@ def causal_attention(
     window = None if window is None or window >= length else window
 
     if q_BTHK.device.type != "cpu" or length > MAX_WRITTEN_OUT:
-        mask_TT = None if window is None else _meets(length, length, window, q_BTHK.device)
-        # The fused kernels know one width: features of zero add nothing to a score.
-        widest = max(q_BTHK.shape[3], v_BTGV.shape[3])
-        q, k, v = (
-            F.pad(x, (0, widest - x.shape[3])).transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGV)
-        )
-        o_BHTW = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask_TT,
-            is_causal=mask_TT is None,
-            scale=1 / math.sqrt(q_BTHK.shape[3]),
-            enable_gqa=num_shared > 1,
-        )
-        return o_BHTW[..., : v_BTGV.shape[3]].transpose(1, 2)
+        return _fused(q_BTHK, k_BTGK, v_BTGV, window)
 
     if num_shared > 1:
         k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
@@ -63,6 +49,39 @@ def causal_attention(
         _heads_first(q_BTHK), _heads_first(k_BTGK), _heads_first(v_BTGV), window
     )
     return o_NTV.view(-1, num_heads, *o_NTV.shape[1:]).transpose(1, 2)
+
+
+def _fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None) -> Tensor:
+    """Return the same by torch's kernel.
+
+    Its fast forms know one width, which features of zero make, and no mask beside grouped heads.
+    """
+    key_dim = q_BTHK.shape[3]
+    out_dim = v_BTGV.shape[3]
+    if key_dim != out_dim:
+        widest = max(key_dim, out_dim)
+        q_BTHK, k_BTGK, v_BTGV = (
+            F.pad(x, (0, widest - x.shape[3])) for x in (q_BTHK, k_BTGK, v_BTGV)
+        )
+
+    mask_TT = None
+    num_shared = q_BTHK.shape[2] // k_BTGK.shape[2]
+    if window is not None:
+        length = q_BTHK.shape[1]
+        mask_TT = _meets(length, length, window, q_BTHK.device)
+        k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
+        v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
+
+    o_BHTV = F.scaled_dot_product_attention(
+        q_BTHK.transpose(1, 2),
+        k_BTGK.transpose(1, 2),
+        v_BTGV.transpose(1, 2),
+        attn_mask=mask_TT,
+        is_causal=mask_TT is None,
+        scale=key_dim**-0.5,
+        enable_gqa=num_shared > 1 and mask_TT is None,
+    )
+    return o_BHTV[..., :out_dim].transpose(1, 2)
 
 
 def _meets(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
@@ -76,7 +95,7 @@ def _meets(num_queries: int, num_keys: int, window: int | None, device: torch.de
 def attention_after(
     q_BTHK: Tensor,
     k_BEGK: Tensor,
-    v_BEGV: Tensor,
+    values: Sequence[Tensor],
     *,
     scale: float,
     window: int | None = None,
@@ -85,24 +104,27 @@ def attention_after(
     """Return o_BTHV of queries that are the last T of E positions: what decoding takes.
 
     Args:
+        values: [B, E, G, ...] each; the output has their features one after the other.
         scale: of the scores.
         num_pads_B: how many of a row's first keys nobody meets; None: none.
     """
-    num_heads = q_BTHK.shape[2]
-    num_shared = num_heads // k_BEGK.shape[2]
-    meets_1TE = _meets(q_BTHK.shape[1], k_BEGK.shape[1], window, q_BTHK.device)[None]
+    num_keys, num_groups = k_BEGK.shape[1:3]
+    meets_1TE = _meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
     if num_pads_B is not None:
-        is_real_B1E = (
-            torch.arange(k_BEGK.shape[1], device=q_BTHK.device) >= num_pads_B[:, None, None]
-        )
-        meets_1TE = meets_1TE & is_real_B1E
+        key_E = torch.arange(num_keys, device=q_BTHK.device)
+        meets_1TE = meets_1TE & (key_E >= num_pads_B[:, None, None])
 
-    q_BTGSK = torch.unflatten(q_BTHK, 2, (-1, num_shared))
+    q_BTGSK = torch.unflatten(q_BTHK, 2, (num_groups, -1))
     score_BGSTE = wide(torch.einsum("btgsk,begk->bgste", q_BTGSK, k_BEGK)) * scale
     score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
-    # Padding itself meets nothing: its row of weights is nought, not 0/0.
-    weight_BGSTE = score_BGSTE.softmax(-1).nan_to_num(0.0).to(v_BEGV.dtype)
-    return torch.einsum("bgste,begv->btgsv", weight_BGSTE, v_BEGV).flatten(2, 3)
+    weight_BGSTE = score_BGSTE.softmax(-1).to(q_BTHK.dtype)
+    if num_pads_B is not None:
+        # Padding itself meets nothing: 0, and not 0/0.
+        meets_any_1T1 = meets_1TE.any(-1, keepdim=True)
+        weight_BGSTE = torch.where(meets_any_1T1[:, None, None], weight_BGSTE, 0.0)
+
+    parts = [torch.einsum("bgste,begv->btgsv", weight_BGSTE, v_BEGV) for v_BEGV in values]
+    return torch.cat(parts, dim=-1).flatten(2, 3)
 
 
 class _Short(torch.autograd.Function):

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from rope_exp.config.kinds import LatentConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Attention, Tables, by_heads
-from rope_exp.model.attention.kernel import attention_after, wide
+from rope_exp.model.attention.base import Attention, Tables, split_heads
+from rope_exp.model.attention.kernel import wide
 from rope_exp.model.cache import LayerCache
 
 LATENT_EPS = 1e-6
@@ -38,77 +38,74 @@ class LatentAttention(Attention):
     def __init__(self, config: ModelConfig, attn: LatentConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
+        self.kept = [attn.kv_rank, attn.rope_dim]
         self.kv_a_layernorm = nn.RMSNorm(attn.kv_rank, eps=LATENT_EPS)
         if attn.q_rank is not None:
             self.q_a_layernorm = nn.RMSNorm(attn.q_rank, eps=LATENT_EPS)
 
     def heads(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None) -> Tensor:
-        if cache is not None:
-            return self._absorbed(x_BTD, tables, cache)
-
         q_BTHK = self.turn("q", self._queries(x_BTD), tables)
         rows = self._rows(x_BTD, tables)
-        num_heads = q_BTHK.shape[2]
-        k_BTHR = rows["k"].expand(-1, -1, num_heads, -1)
+        if cache is not None:
+            rows = cache.append(**rows)
+            if not cache.is_prefill(x_BTD.shape[1]):
+                return self._absorbed(q_BTHK, rows, tables, cache)
 
+        num_heads = q_BTHK.shape[2]
+        c_BTL, k_BTR = torch.split(rows["k"][:, :, 0], self.kept, dim=-1)
         of_head = [self.attn.nope_dim, self.attn.value_dim]
-        expanded = by_heads(self.kv_b_proj(rows["c"]), sum(of_head))
+        expanded = split_heads(self.kv_b_proj(c_BTL), sum(of_head))
         k_BTHC, v_BTHV = torch.split(expanded, of_head, dim=-1)
+
+        k_BTHR = k_BTR[:, :, None].expand(-1, -1, num_heads, -1)
         k_BTHK = torch.cat([k_BTHC, k_BTHR], dim=-1)
         if self.attn.value_rope:
-            v_BTHR = rows.get("v", rows["k"]).expand(-1, -1, num_heads, -1)
+            v_BTHR = rows["v"].expand(-1, -1, num_heads, -1) if "v" in rows else k_BTHR
             v_BTHV = torch.cat([v_BTHV, v_BTHR], dim=-1)
-
         return self.turn("o", self.attend(q_BTHK, k_BTHK, v_BTHV, cache), tables)
 
     def forms(self, x_BTD: Tensor, tables: Tables) -> Mapping[str, Tensor]:
-        return {"absorbed": self._absorbed(x_BTD, tables, LayerCache())}
-
-    def _absorbed(self, x_BTD: Tensor, tables: Tables, cache: LayerCache) -> Tensor:
         q_BTHK = self.turn("q", self._queries(x_BTD), tables)
-        new = self._rows(x_BTD, tables)
-        rows = dict(zip(new, cache.append(**new), strict=True))
+        cache = LayerCache()
+        rows = cache.append(**self._rows(x_BTD, tables))
+        return {"absorbed": self._absorbed(q_BTHK, rows, tables, cache)}
 
-        # One head of keys [c; k_R] and values c for all queries.
+    def _absorbed(
+        self, q_BTHK: Tensor, rows: Mapping[str, Tensor], tables: Tables, cache: LayerCache
+    ) -> Tensor:
+        """Return the outputs with one head of keys [c; k_R] and values c for all queries."""
+        num_latent = self.attn.kv_rank
         weight_HOL = torch.unflatten(self.kv_b_proj.weight, 0, (q_BTHK.shape[2], -1))
-        to_k_HCL, to_v_HVL = torch.split(
-            weight_HOL, [self.attn.nope_dim, self.attn.value_dim], dim=1
-        )
-        q_BTHC, q_BTHR = torch.split(q_BTHK, [self.attn.nope_dim, self.attn.rope_dim], dim=-1)
-        q_BTHL = torch.einsum("bthc,hcl->bthl", q_BTHC, to_k_HCL.to(q_BTHC.dtype))
+        of_head = [self.attn.nope_dim, self.attn.value_dim]
+        to_k_HCL, to_v_HVL = torch.split(weight_HOL.to(q_BTHK.dtype), of_head, dim=1)
 
-        c_BE1L = rows["c"][:, :, None]
-        values = [c_BE1L]
+        widths = [self.attn.nope_dim, self.attn.rope_dim]
+        q_BTHC, q_BTHR = torch.split(q_BTHK, widths, dim=-1)
+        q_BTHL = torch.einsum("bthc,hcl->bthl", q_BTHC, to_k_HCL)
+
+        values = [rows["k"][..., :num_latent]]
         if self.attn.value_rope:
-            values.append(rows.get("v", rows["k"]))
-        o = attention_after(
-            torch.cat([q_BTHL, q_BTHR], dim=-1),
-            torch.cat([c_BE1L, rows["k"]], dim=-1),
-            torch.cat(values, dim=-1),
-            scale=self.attn.key_dim**-0.5,
-            window=self.config.window,
-            num_pads_B=cache.pads_kept_B,
-        )
+            values.append(rows["v"] if "v" in rows else rows["k"][..., num_latent:])
+        o = self.attend_after(torch.cat([q_BTHL, q_BTHR], dim=-1), rows["k"], values, cache)
 
-        o_BTHL, o_BTHR = o.tensor_split([self.attn.kv_rank], dim=-1)
-        o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL.to(o_BTHL.dtype))
+        o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
+        o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)
         return self.turn("o", torch.cat([o_BTHC, o_BTHR], dim=-1), tables)
 
     def _queries(self, x_BTD: Tensor) -> Tensor:
         """Return [q_C; q_R] of each head."""
         if self.attn.q_rank is None:
-            return by_heads(self.q_proj(x_BTD), self.attn.key_dim)
+            return split_heads(self.q_proj(x_BTD), self.attn.key_dim)
         q_BTL = _normed(self.q_a_layernorm, self.q_a_proj(x_BTD))
-        return by_heads(self.q_b_proj(q_BTL), self.attn.key_dim)
+        return split_heads(self.q_b_proj(q_BTL), self.attn.key_dim)
 
     def _rows(self, x_BTD: Tensor, tables: Tables) -> dict[str, Tensor]:
-        """Return the latent c_BTL, the rotating key k_BT1R, and v_BT1R where V turns otherwise."""
-        widths = [self.attn.kv_rank, self.attn.rope_dim]
-        c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), widths, dim=-1)
-        k_BT1R = k_BTR[:, :, None]
-        rows = {"c": _normed(self.kv_a_layernorm, c_BTL), "k": self.turn("k", k_BT1R, tables)}
+        """Return what is kept: [c; k_R], of one head, and k_R again where V turns otherwise."""
+        c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.kept, dim=-1)
+        both_BT1K = torch.cat([_normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
+        rows = {"k": self.turn("k", both_BT1K, tables)}
         if self.attn.value_rope and ("k" in self.sites) != ("v" in self.sites):
-            rows["v"] = self.turn("v", k_BT1R, tables)
+            rows["v"] = self.turn("v", k_BTR[:, :, None], tables)
         return rows
 
 

@@ -1,8 +1,11 @@
-"""Sums over the past with weights that decay: o_i = sum over j <= i of gamma^(i-j) (q_i . k_j) v_j.
+"""Sums over the past with weights that decay: o_i = sum over j <= i of gamma^(i-j) (q_i' k_j) v_j.
 
 Three formulas of one thing. `parallel` holds T x T weights. `chunked` holds them within chunks of
 C tokens, and between chunks the state S = sum_j gamma^(..) k_j v_j', so that time and memory grow
-with T alone. Fed one token at a time with its state, it is the recurrence S <- gamma S + k v'.
+with T, but for the sums of states over chunks: (T/C)^2 K V operations, few beside the rest up to
+T = 8,192. Fed one token at a time with its state, it is the recurrence S <- gamma S + k v'.
+
+Without q and k, each is 1: decay alone.
 
 Shapes: B batch, T position, H heads, K features of a key, V of a value; N chunks of C.
 """
@@ -16,77 +19,81 @@ from torch import Tensor
 from rope_exp.model.attention.kernel import wide
 
 CHUNK = 64
+# Queries and keys, [B, T, H, K] each.
+Scores = tuple[Tensor, Tensor] | None
 
 
-def parallel(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, log_gamma_H: Tensor) -> Tensor:
+def parallel(scores: Scores, v_BTHV: Tensor, log_gamma_H: Tensor) -> Tensor:
     """Return o_BTHV by the whole triangle of weights."""
-    decay_HTT = _triangle(q_BTHK.shape[1], log_gamma_H.to(wide(q_BTHK).dtype))
-    weight_BHTT = torch.einsum("bihk,bjhk->bhij", q_BTHK, k_BTHK) * decay_HTT
-    return torch.einsum("bhij,bjhv->bihv", weight_BHTT, v_BTHV)
+    weight_HTT = _triangle(v_BTHV.shape[1], log_gamma_H.to(wide(v_BTHV).dtype))
+    if scores is None:
+        return torch.einsum("hij,bjhv->bihv", weight_HTT, v_BTHV)
+    return torch.einsum("bihk,bjhk,hij,bjhv->bihv", *scores, weight_HTT, v_BTHV)
 
 
 def chunked(
-    q_BTHK: Tensor,
-    k_BTHK: Tensor,
+    scores: Scores,
     v_BTHV: Tensor,
     log_gamma_H: Tensor,
     state_BHKV: Tensor | None = None,
+    *,
+    size: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Return o_BTHV and the state after the last token.
+    """Return o_BTHV, and the state after the last token.
 
     Args:
-        q_BTHK, k_BTHK, v_BTHV: products are taken in their dtype, sums over chunks in float32 at
-            least.
-        log_gamma_H: of each head's decay a token, 0 for none.
-        state_BHKV: what came before; None: nothing.
+        scores: q and k. Products are taken in their dtype, sums over chunks in float32 at least.
+        log_gamma_H: of each head's decay a token; 0: none.
+        state_BHKV: what came before; None: nothing. K is 1 where there are no scores.
+        size: of a chunk.
     """
-    # Sums over chunks stay wide; what is narrow already are q, k and v.
-    with torch.autocast(q_BTHK.device.type, enabled=False):
-        log_gamma_H = log_gamma_H.to(wide(q_BTHK).dtype)
-        return _chunked(q_BTHK, k_BTHK, v_BTHV, log_gamma_H, state_BHKV)
+    # What is narrow already are q, k and v; sums over chunks stay wide.
+    with torch.autocast(v_BTHV.device.type, enabled=False):
+        return _chunked(scores, v_BTHV, log_gamma_H.to(wide(v_BTHV).dtype), state_BHKV, size)
 
 
 def _chunked(
-    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, log_gamma_H: Tensor, state_BHKV: Tensor | None
+    scores: Scores, v_BTHV: Tensor, log_gamma_H: Tensor, state_BHKV: Tensor | None, size: int
 ) -> tuple[Tensor, Tensor]:
-    length = q_BTHK.shape[1]
-    size = min(CHUNK, length)
-    count = math.ceil(length / size)
-    q_BHNCK, k_BHNCK, v_BHNCV = (_chunks(x, size, count) for x in (q_BTHK, k_BTHK, v_BTHV))
+    length = v_BTHV.shape[1]
     dtype = v_BTHV.dtype
+    size = min(size, length)
+    count = math.ceil(length / size)
+    place_C = torch.arange(size, device=v_BTHV.device)
+    v_BHNCV = _chunks(v_BTHV, size, count)
+    one_BHNC1 = torch.ones_like(v_BHNCV[..., :1])
+    q_BHNCK, k_BHNCK = one_BHNC1, one_BHNC1
 
     # Within a chunk: the triangle of weights.
-    decay_H1CC = _triangle(size, log_gamma_H)[:, None]
-    weight_BHNCC = (wide(q_BHNCK @ k_BHNCK.mT) * decay_H1CC).to(dtype)
-    within_BHNCV = weight_BHNCC @ v_BHNCV
+    weight_HNCC = _triangle(size, log_gamma_H)[:, None]
+    if scores is not None:
+        q_BHNCK, k_BHNCK = (_chunks(x, size, count) for x in scores)
+        weight_HNCC = wide(q_BHNCK @ k_BHNCK.mT) * weight_HNCC
+    within_BHNCV = weight_HNCC.to(dtype) @ v_BHNCV
 
-    # What each chunk adds to the state, as of its last token.
-    place_C = torch.arange(size, device=q_BTHK.device)
-    to_end_H1C1 = _power(log_gamma_H, size - 1 - place_C)[:, None, :, None]
-    added_BHNKV = wide((k_BHNCK * to_end_H1C1.to(dtype)).mT @ v_BHNCV)
-
-    # The state before each chunk, and after the last: chunk m counts gamma^(C (n - 1 - m)) in n.
-    before_HMN = _triangle(count, size * log_gamma_H)
-    sums_BHNKV = torch.einsum("hnm,bhmkv->bhnkv", before_HMN, added_BHNKV)
-    earlier_BHNKV = F.pad(sums_BHNKV[:, :, :-1], (0, 0, 0, 0, 1, 0))
+    # What each chunk adds to the state, as of its last token, and the state after each: what chunk
+    # m added counts gamma^(C (n - m)) after chunk n.
+    to_end_H1C1 = _power(log_gamma_H, size - 1 - place_C)[:, None, :, None].to(dtype)
+    added_BHNKV = wide((k_BHNCK * to_end_H1C1).mT @ v_BHNCV)
+    after_BHNKV = torch.einsum(
+        "hnm,bhmkv->bhnkv", _triangle(count, size * log_gamma_H), added_BHNKV
+    )
+    before_BHNKV = F.pad(after_BHNKV[:, :, :-1], (0, 0, 0, 0, 1, 0))
     if state_BHKV is not None:
-        chunks_N = torch.arange(count, device=q_BTHK.device)
-        since_HN11 = _power(log_gamma_H, size * chunks_N)[:, :, None, None]
-        earlier_BHNKV = earlier_BHNKV + since_HN11 * state_BHKV[:, :, None]
+        chunk_N = torch.arange(count, device=v_BTHV.device)
+        since_HN11 = _power(log_gamma_H, size * chunk_N)[:, :, None, None]
+        before_BHNKV = before_BHNKV + since_HN11 * state_BHKV[:, :, None]
 
-    from_start_H1C1 = _power(log_gamma_H, place_C + 1)[:, None, :, None]
-    across_BHNCV = (q_BHNCK * from_start_H1C1.to(dtype)) @ earlier_BHNKV.to(dtype)
+    from_start_H1C1 = _power(log_gamma_H, place_C + 1)[:, None, :, None].to(dtype)
+    across_BHNCV = (q_BHNCK * from_start_H1C1) @ before_BHNKV.to(dtype)
+    o_BHTV = (within_BHNCV + across_BHNCV).flatten(2, 3)[:, :, :length]
 
     # The last chunk may be short: the state is that of its last token.
     num_last = length - size * (count - 1)
-    last_H1C1 = _power(log_gamma_H, num_last - 1 - place_C[:num_last])[:, :, None]
-    added_BHKV = wide(
-        (k_BHNCK[:, :, -1, :num_last] * last_H1C1.to(dtype)).mT @ v_BHNCV[:, :, -1, :num_last]
-    )
+    last_HC1 = _power(log_gamma_H, num_last - 1 - place_C[:num_last])[..., None].to(dtype)
+    k_last, v_last = (x[:, :, -1, :num_last] for x in (k_BHNCK, v_BHNCV))
     kept_H11 = (num_last * log_gamma_H).exp()[:, None, None]
-    final_BHKV = kept_H11 * earlier_BHNKV[:, :, -1] + added_BHKV
-
-    o_BHTV = (within_BHNCV + across_BHNCV).flatten(2, 3)[:, :, :length]
+    final_BHKV = kept_H11 * before_BHNKV[:, :, -1] + wide((k_last * last_HC1).mT @ v_last)
     return o_BHTV.transpose(1, 2), final_BHKV
 
 
@@ -101,7 +108,7 @@ def _triangle(length: int, log_gamma_H: Tensor) -> Tensor:
     """Return gamma^(i - j) for j <= i, and else 0; [H, T, T]."""
     place_T = torch.arange(length, device=log_gamma_H.device)
     steps_TT = place_T[:, None] - place_T
-    # Before the exponential, whose gradient past the triangle would be infinite.
+    # Clamped before the exponential, which past the triangle would be infinite.
     power_HTT = (log_gamma_H[:, None, None] * steps_TT.clamp(min=0)).exp()
     return torch.where(steps_TT >= 0, power_HTT, 0.0)
 

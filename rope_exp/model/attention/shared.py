@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rope_exp.config.kinds import SharedConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Attention, Tables, by_heads, linears
+from rope_exp.model.attention.base import Attention, Tables, linears, split_heads
 from rope_exp.model.cache import LayerCache
 
 
@@ -28,31 +28,29 @@ class SharedAttention(Attention):
     def __init__(self, config: ModelConfig, attn: SharedConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
-        self._shared = [self.k_proj, self.v_proj] if attn.form == "s1" else [self.k_proj]
 
     def heads(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None) -> Tensor:
-        q, *k_and_v = linears(x_BTD, self.q_proj, *self._shared)
-        q_BTHK = self.turn("q", by_heads(q, self.attn.key_dim), tables)
-        rows = self._rows(*k_and_v, tables=tables)
-        if cache is not None:
-            rows = dict(zip(rows, cache.append(**rows), strict=True))
+        own = [self.v_proj] if self.attn.form == "s1" else []
+        q, k, *v = linears(x_BTD, self.q_proj, self.k_proj, *own)
+        q_BTHK = self.turn("q", split_heads(q, self.attn.key_dim), tables)
+        k_BTGK = split_heads(k, self.attn.key_dim)
 
-        k_BEGK = torch.cat([rows["c"], rows["k"]], dim=-1)
-        v_BEGV = rows["c"]
-        if self.attn.form != "s3":
-            v_BEGV = torch.cat([rows["c"], rows["v"]], dim=-1) if "v" in rows else k_BEGK
-
-        o_BTHV = self.attend(q_BTHK, k_BEGK, v_BEGV, cache)
-        return self.turn("o", o_BTHV, tables)
-
-    def _rows(self, k: Tensor, *v: Tensor, tables: Tables) -> dict[str, Tensor]:
-        """Return the distinct tensors that keys and values consist of, [B, T, G, ...] each."""
-        widths = [self.attn.nope_dim, self.attn.rope_dim]
-        c_BTGC, k_BTGR = torch.split(by_heads(k, self.attn.key_dim), widths, dim=-1)
-        rows = {"c": c_BTGC, "k": self.turn("k", k_BTGR, tables)}
-
+        # Of values, what they have of their own, or the shared features turned otherwise.
+        rows = {"k": self.turn("k", k_BTGK, tables)}
         if v:
-            rows["v"] = self.turn("v", by_heads(v[0], self.attn.rope_dim), tables)
+            rows["v"] = self.turn("v", split_heads(v[0], self.attn.rope_dim), tables)
         elif self.attn.form == "s2" and ("k" in self.sites) != ("v" in self.sites):
-            rows["v"] = self.turn("v", k_BTGR, tables)
-        return rows
+            rows["v"] = self.turn("v", k_BTGK[..., self.attn.nope_dim :], tables)
+        if cache is not None:
+            rows = cache.append(**rows)
+
+        values = [rows["k"]]
+        if self.attn.form == "s3" or "v" in rows:
+            values = [rows["k"][..., : self.attn.nope_dim]]
+        if "v" in rows:
+            values.append(rows["v"])
+        if cache is None or cache.is_prefill(x_BTD.shape[1]):
+            o_BTHV = self.attend(q_BTHK, rows["k"], torch.cat(values, dim=-1), cache)
+        else:
+            o_BTHV = self.attend_after(q_BTHK, rows["k"], values, cache)
+        return self.turn("o", o_BTHV, tables)

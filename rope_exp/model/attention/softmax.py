@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Attention, Tables, by_heads, linears
+from rope_exp.model.attention.base import Attention, Tables, linears, split_heads
 from rope_exp.model.cache import LayerCache
 
 
@@ -26,11 +26,12 @@ class SoftmaxAttention(Attention):
 
     def heads(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None) -> Tensor:
         q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
-        q_BTHK = self.turn("q", by_heads(q, self.head_dim), tables)
-        k_BTGK = self.turn("k", by_heads(k, self.head_dim), tables)
-        v_BTGK = self.turn("v", by_heads(v, self.head_dim), tables)
+        q_BTHK = self.turn("q", split_heads(q, self.head_dim), tables)
+        k_BTGK = self.turn("k", split_heads(k, self.head_dim), tables)
+        v_BTGK = self.turn("v", split_heads(v, self.head_dim), tables)
         if cache is not None:
-            k_BTGK, v_BTGK = cache.append(k=k_BTGK, v=v_BTGK)
+            kept = cache.append(k=k_BTGK, v=v_BTGK)
+            k_BTGK, v_BTGK = kept["k"], kept["v"]
 
         o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK, cache)
         return self.turn("o", o_BTHK, tables)

@@ -10,14 +10,8 @@ from support.kinds import KINDS, allowed, make_layer
 from support.models import BASE, SIZES, make_tables, normal, rotation_matrix
 from torch import Tensor
 
-from rope_exp.config.kinds import (
-    AttnConfig,
-    DecayConfig,
-    LatentConfig,
-    LinearConfig,
-    RetentionConfig,
-    SharedConfig,
-)
+from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig
+from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.config.variants import SUBSETS
 from rope_exp.model.attention.base import Attention
 

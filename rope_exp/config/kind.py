@@ -1,0 +1,139 @@
+"""What every kind of attention says of itself, of one layer, without torch.
+
+H query heads, G key/value heads, K features of a head, D model width, T tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from rope_exp.config.schema import Rule, numeric_values
+from rope_exp.config.sections import ModelConfig
+from rope_exp.config.variants import SITES, PeConfig
+from rope_exp.system.errors import ConfigError
+
+Even = Annotated[int, Rule("must be an even number of at least 2", lambda n: n >= 2 and n % 2 == 0)]
+# Of the parameters of one layer's attention, by their names; matrices are (out, in).
+Shapes = Mapping[str, tuple[int, ...]]
+# Of a matrix that is one a head: the dimension of heads, and their number.
+Splits = Mapping[str, tuple[int, int]]
+
+
+class Kind:
+    """A kind is a dataclass below this, whose first field is its name and whose fields are keys."""
+
+    kind: str
+    # Whether it keeps keys, which a window can forget; a state cannot.
+    keeps_keys = True
+    # Whether it takes model.num_key_value_heads, model.head_dim and pe.fraction, or has sizes of
+    # its own.
+    takes_heads = True
+
+    @property
+    def label(self) -> str:
+        """The kind in tables: latent, or latent-kv_rank128 where a key departs."""
+        found: dict[str, Any] = numeric_values(self, departing=True)
+        found.pop("kind", None)
+        return "-".join([self.kind, *(f"{key}{value}" for key, value in found.items())])
+
+    def sites(self) -> tuple[str, ...]:
+        """Return where a rotation can act."""
+        return SITES
+
+    def shapes(self, model: ModelConfig) -> Shapes:
+        """Return the shape of every parameter."""
+        return llama_shapes(model)
+
+    def head_splits(self, model: ModelConfig) -> Splits:
+        """Return which matrices are one a head."""
+        heads = model.num_attention_heads
+        groups = model.num_key_value_heads
+        return {
+            "q_proj.weight": (0, heads),
+            "k_proj.weight": (0, groups),
+            "v_proj.weight": (0, groups),
+            "o_proj.weight": (1, heads),
+        }
+
+    def rotary_dim(self, model: ModelConfig) -> int:
+        """Return how many features of a head, the last ones, a rotation could act on."""
+        return model.features_per_head
+
+    def widths(self, model: ModelConfig) -> tuple[int, int]:
+        """Return the features of a head's keys, and of its values and output."""
+        return model.features_per_head, model.features_per_head
+
+    def cached(self, model: ModelConfig, pe: PeConfig) -> int:
+        """Return the fewest distinct numbers a token from which K and V are read as they are."""
+        return 0
+
+    def state(self, model: ModelConfig) -> int:
+        """Return the numbers that are kept however many tokens there were."""
+        return 0
+
+    def flops(self, model: ModelConfig, seq_len: int) -> int:
+        """Return the operations of one training token beside the weights': 3 times the forward's.
+
+        Nothing that a kernel computes and masks, or computes anew, is counted.
+        """
+        raise NotImplementedError
+
+    def check(self, model: ModelConfig, pe: PeConfig) -> None:
+        """Refuse what this kind cannot be.
+
+        Raises:
+            ConfigError: naming the key.
+        """
+        refused = [site for site in pe.rotate if site not in self.sites()]
+        if refused:
+            raise ConfigError("pe.rotate", list(pe.rotate), self.why_not(refused))
+
+        name = f"attn.kind={self.kind}"
+        if model.window is not None and not self.keeps_keys:
+            raise ConfigError(
+                "model.window", model.window, f"{name} keeps a state, which cannot forget"
+            )
+        if self.takes_heads:
+            _check_heads(model)
+            return
+
+        if model.head_dim is not None:
+            raise ConfigError(
+                "model.head_dim", model.head_dim, f"{name} has its own sizes; leave null"
+            )
+        if model.num_key_value_heads != model.num_attention_heads:
+            raise ConfigError(
+                "model.num_key_value_heads",
+                model.num_key_value_heads,
+                f"{name} has no such heads; leave it equal to model.num_attention_heads",
+            )
+        if pe.fraction != 1:
+            raise ConfigError(
+                "pe.fraction", pe.fraction, f"{name} rotates attn.rope_dim features; leave 1"
+            )
+
+    def why_not(self, refused: Sequence[str]) -> str:
+        """Return why these sites cannot rotate."""
+        raise NotImplementedError
+
+
+def llama_shapes(model: ModelConfig) -> Shapes:
+    """Return the matrices of LLaMA's attention."""
+    width = model.hidden_size
+    queries = model.num_attention_heads * model.features_per_head
+    keys = model.num_key_value_heads * model.features_per_head
+    return {
+        "q_proj.weight": (queries, width),
+        "k_proj.weight": (keys, width),
+        "v_proj.weight": (keys, width),
+        "o_proj.weight": (width, queries),
+    }
+
+
+def _check_heads(model: ModelConfig) -> None:
+    heads = model.num_attention_heads
+    if model.head_dim is None and model.hidden_size % heads:
+        raise ConfigError(
+            "model.num_attention_heads",
+            heads,
+            f"must divide model.hidden_size={model.hidden_size}, or model.head_dim be set",
+        )

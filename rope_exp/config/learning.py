@@ -1,0 +1,71 @@
+"""How weights are updated: the optimizers, and the schedules of their rate."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from rope_exp.config.schema import NonNegative, Positive, Rule, Share, numeric
+from rope_exp.system.errors import ConfigError
+
+Beta = Annotated[float, Rule("both must be numbers from 0, and below 1", lambda x: 0 <= x < 1)]
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW."""
+
+    name: Literal["adamw"] = numeric("adamw")
+    lr: Positive = numeric(3e-3)
+    betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
+    eps: Positive = numeric(1e-8)
+    # Of matrices only.
+    weight_decay: NonNegative = numeric(0.1)
+    grad_clip: Positive = numeric(1.0)
+
+
+@dataclass(frozen=True)
+class MuonConfig:
+    """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
+
+    A matrix's update has the root mean square of 0.2 times AdamW's, so that one rate serves both.
+    """
+
+    name: Literal["muon"] = numeric("muon")
+    lr: Positive = numeric(3e-3)
+    momentum: Beta = numeric(0.95)
+    # Of AdamW.
+    betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
+    eps: Positive = numeric(1e-8)
+    # Of matrices only.
+    weight_decay: NonNegative = numeric(0.1)
+    grad_clip: Positive = numeric(1.0)
+
+
+@dataclass(frozen=True)
+class CosineConfig:
+    """Warm-up, then half a cosine down to `final_fraction` of the peak, at the last step.
+
+    Fractions of steps are of train.num_steps, fractions of the rate are of optim.lr.
+    """
+
+    name: Literal["cosine"] = numeric("cosine")
+    warmup_fraction: Share = numeric(0.05)
+    final_fraction: Share = numeric(0.1)
+
+
+@dataclass(frozen=True)
+class WsdConfig:
+    """Warm-up, stay, then a straight line down over the last `decay_fraction` of the run."""
+
+    name: Literal["wsd"] = numeric("wsd")
+    warmup_fraction: Share = numeric(0.05)
+    final_fraction: Share = numeric(0.0)
+    decay_fraction: Share = numeric(0.2)
+
+    def __post_init__(self) -> None:
+        if self.warmup_fraction + self.decay_fraction > 1:
+            raise ConfigError(
+                "schedule.warmup_fraction", self.warmup_fraction, "warm-up and decay exceed the run"
+            )
+
+
+ScheduleConfig = CosineConfig | WsdConfig

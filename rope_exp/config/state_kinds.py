@@ -1,0 +1,105 @@
+"""The kinds of attention that keep a state in place of keys. No torch.
+
+Counts are of one layer: of the recurrent form, which adds to a state and reads it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rope_exp.config.kind import Kind, Shapes, llama_shapes
+from rope_exp.config.schema import OpenShare, Positive, numeric
+from rope_exp.config.sections import ModelConfig
+
+
+@dataclass(frozen=True)
+class LinearConfig(Kind):
+    """Linear attention, phi = elu + 1: o_i = sum_j sim_ij v_j / max(sum_j sim_ij, eps).
+
+    numerator: above the fraction sim = (R phi(q))' (R phi(k)), below it phi(q)' phi(k) (Su 2021,
+    eq. 19). both: rotated below too, where the sum can be negative. one_plus_cos: sim = 1 + cos of
+    the angle between rotated q and k.
+    """
+
+    kind: Literal["linear"] = numeric("linear")
+    form: Literal["numerator", "both", "one_plus_cos"] = numeric("numerator")
+    eps: Positive = numeric(1e-6)
+
+    keeps_keys = False
+
+    def state(self, model: ModelConfig) -> int:
+        # Query heads of one group read one state.
+        return model.num_key_value_heads * self._state_of_a_head(model)
+
+    def flops(self, model: ModelConfig, seq_len: int) -> int:
+        return _state_flops(model.num_attention_heads * self._state_of_a_head(model))
+
+    def _state_of_a_head(self, model: ModelConfig) -> int:
+        """Return the sums over keys, of values and of one; 1 + cos has one key more, which is 1."""
+        features = model.features_per_head
+        keys = features + (self.form == "one_plus_cos")
+        return keys * (features + 1)
+
+
+@dataclass(frozen=True)
+class RetentionConfig(Kind):
+    """RetNet's retention: weights gamma_h^(i-j) q_i' k_j / sqrt(K), gamma_h = 1 - 2^(-5-h).
+
+    Then RMS over each head, without weights, after the output has turned back; no gate.
+    """
+
+    kind: Literal["retention"] = numeric("retention")
+
+    keeps_keys = False
+
+    def state(self, model: ModelConfig) -> int:
+        # Heads of one group forget at rates of their own.
+        return model.num_attention_heads * model.features_per_head**2
+
+    def flops(self, model: ModelConfig, seq_len: int) -> int:
+        return _state_flops(self.state(model))
+
+
+@dataclass(frozen=True)
+class DecayConfig(Kind):
+    """Weights gamma_h^(i-j) alone, neither queries nor keys: h_i = gamma h_{i-1} + v_i, o_i = h_i.
+
+    With V and O rotating that is h_i = gamma e^(-I theta) h_{i-1} + v_i, a complex linear
+    recurrence (Su 2025, related work).
+    """
+
+    kind: Literal["decay"] = numeric("decay")
+    # retnet: 1 - 2^(-5-h); learned: exp(-exp(nu)) a head, beginning there; or one number for all.
+    gamma: Literal["retnet", "learned"] | OpenShare = numeric("retnet")
+    # sqrt: by LRU's sqrt(1 - gamma^2).
+    normalise: Literal["none", "sqrt"] = numeric("none")
+
+    keeps_keys = False
+
+    def sites(self) -> tuple[str, ...]:
+        return ("v", "o")
+
+    def shapes(self, model: ModelConfig) -> Shapes:
+        every = llama_shapes(model)
+        found = {name: every[name] for name in ("v_proj.weight", "o_proj.weight")}
+        return found | ({"nu": (model.num_attention_heads,)} if self.gamma == "learned" else {})
+
+    def state(self, model: ModelConfig) -> int:
+        return model.num_attention_heads * model.features_per_head
+
+    def flops(self, model: ModelConfig, seq_len: int) -> int:
+        return _state_flops(self.state(model))
+
+    def why_not(self, refused: Sequence[str]) -> str:
+        return (
+            "attn.kind=decay has neither queries nor keys; "
+            f"{' and '.join(refused)} must not stand there, v and o may"
+        )
+
+
+def _state_flops(num_numbers: int) -> int:
+    """Return 2 operations to add to each number of the heads' states and 2 to read it.
+
+    Three times that with the backward pass.
+    """
+    return 12 * num_numbers

@@ -1,0 +1,64 @@
+"""Every kind of attention, and Muon: trained, broken off and gone on with, probed, opened again."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.trainers import Make, losses, same, snapshot
+from torch import Tensor
+
+from rope_exp import load_run
+from rope_exp.data.tokenizer import byte_tokenizer
+from rope_exp.evaluation.generate import Sampling, generate
+from rope_exp.system.files import read_json
+from rope_exp.training.trainer import Trainer
+
+KINDS = {
+    "linear": ("attn=linear", "pe=vo_rope"),
+    "retention": ("attn=retention", "pe=qkvo_rope"),
+    "decay": ("attn=decay", "pe=vo_rope", "attn.gamma=learned"),
+    "mla": ("attn=mla", "attn.q_rank=24"),
+    "mla_vo": ("attn=mla_vo", "pe=qkvo_rope"),
+    "shared_s1": ("attn=shared_s1", "pe=qkvo_rope"),
+    "shared_s2": ("attn=shared_s2", "pe=qkv_rope"),
+    "shared_s3": ("attn=shared_s3",),
+    "window": ("model.window=7",),
+    "muon": ("optim=muon", "attn=mla"),
+}
+PROBES = "train.probes=[windows,positions,shift,ablation]"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
+    """To the last bit; its loss falls; its probes are answered; it is opened again."""
+    words = (*KINDS[name], PROBES, "train.save_every=2")
+    whole = make("whole", *words)
+    assert whole.train() == "finished"
+
+    parted = make("parted", *words)
+    parted.decoder.lm_head.weight.register_hook(partial(stop_after_4, parted))
+    assert (parted.train(), parted.step) == ("stopped", 4)
+    again = make("parted", *words)
+    assert (again.step, again.train()) == (4, "finished")
+    assert losses(again) == losses(whole)
+    assert same(snapshot(again), snapshot(whole))
+
+    found = read_json(whole.folder / "probes.json")
+    assert set(found) == {"windows", "positions", "shift", "ablation"}
+    assert None not in found["positions"]["loss"]
+    first, *_, last = losses(whole)
+    assert last[1] < first[1]
+
+    byte_tokenizer().save(str(whole.folder / "tokenizer.json"))
+    decoder, tokenizer = load_run(whole.folder)
+    ids_BT = torch.tensor([tokenizer.encode("def f(x):").ids])
+    with torch.no_grad():
+        ours = decoder(ids_BT)
+        torch.testing.assert_close(ours, whole.decoder(ids_BT))
+    together = generate(decoder, tokenizer, ["def f(", "x"], 256, Sampling(num_tokens=5))
+    assert together[1:] == generate(decoder, tokenizer, ["x"], 256, Sampling(num_tokens=5))
+
+
+def stop_after_4(trainer: Trainer, gradient: Tensor) -> None:
+    """Ask a trainer to stop while the gradient of its fourth step is computed."""
+    trainer.stop.requested |= trainer.step == 3

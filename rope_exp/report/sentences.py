@@ -7,6 +7,7 @@ docs/protocol.md finds it.
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
+from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
 from rope_exp.config.sections import INIT_STD
@@ -31,7 +32,6 @@ _SECTIONS = {
 _OF_ROWS = ("pe.name", "pe.rotate")
 # What no key says.
 _FIXED = (
-    "Attention: softmax with the scale 1/√K in every variant, K the features of a head.",
     "Pairing: half-split, feature f with f + K/2, as LLaMA in transformers.",
     f"Initialisation: normal, deviation {INIT_STD:g}, projections onto the residual stream times "
     "1/√(2 × layers); the same initial weights for every variant of a seed.",
@@ -150,7 +150,8 @@ def assumptions(report: Report) -> list[str]:
     said: dict[str, None] = {}
     for section in _SECTIONS:
         said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
-    return [*said, *_FIXED]
+    kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
+    return [*said, *kinds, *_FIXED]
 
 
 # -- of one run ------------------------------------------------------------------------------------
@@ -165,6 +166,15 @@ def _run_notes(run: Run) -> list[str]:
         num_steps = run.config.train.num_steps
         said.append(f"{name}: {run.status} after {steps} of {num_steps} steps ({run.where}).")
     return said
+
+
+def _kind(config: RunConfig) -> str:
+    """Say the kind of attention."""
+    if isinstance(config.attn, SoftmaxConfig):
+        return "Attention: softmax with the scale 1/√K, K the features of a head."
+    values = {key: value for key, value in numeric_values(config.attn).items() if key != "kind"}
+    listed = [f"{key} {show(value)}" for key, value in values.items() if value is not None]
+    return f"Attention: {', '.join([config.attn.kind, *listed])}."
 
 
 def _choices(config: RunConfig, section: str) -> str:

@@ -1,0 +1,118 @@
+"""A kind that nobody has heard of, as docs/extending.md writes it: the rest of the house takes it.
+
+Its config, its module, and the place where modules are chosen: laws, weights, counts and the cache
+follow.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+import torch
+from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, tokens
+from torch import Tensor, nn
+
+from rope_exp.config.architecture import Architecture, num_parameters
+from rope_exp.config.kind import Kind, Shapes, llama_shapes
+from rope_exp.config.schema import numeric
+from rope_exp.config.sections import ModelConfig
+from rope_exp.model.attention.base import Tables, for_queries, split_heads
+from rope_exp.model.attention.build import make_attention
+from rope_exp.model.attention.state import StateAttention, Sums
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.laws import certificate, expected_class
+
+
+@dataclass(frozen=True)
+class MeanConfig(Kind):
+    """The mean of all values up to the query's."""
+
+    kind: Literal["mean"] = numeric("mean")
+
+    keeps_keys = False
+
+    def sites(self) -> tuple[str, ...]:
+        return ("v", "o")
+
+    def shapes(self, model: ModelConfig) -> Shapes:
+        every = llama_shapes(model)
+        return {name: every[name] for name in ("v_proj.weight", "o_proj.weight")}
+
+    def state(self, model: ModelConfig) -> int:
+        return model.num_attention_heads * (model.features_per_head + 1)
+
+    def flops(self, model: ModelConfig, seq_len: int) -> int:
+        return 12 * self.state(model)
+
+
+class MeanAttention(StateAttention):
+    """o_i = R_i' (sum over j <= i of R_j v_j) / (i + 1)."""
+
+    v_proj: nn.Linear
+
+    def __init__(self, config: ModelConfig, attn: MeanConfig, sites: Collection[str]) -> None:
+        super().__init__(config, attn, sites)
+        self.num_heads = config.num_attention_heads
+        self.head_dim = config.features_per_head
+
+    def log_gamma(self) -> Tensor:
+        return torch.zeros(self.num_heads)
+
+    def sums(self, x_BTD: Tensor, tables: Tables) -> Sums:
+        v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), tables)
+        v_BTHK = for_queries(v_BTGK, self.num_heads)
+        return {"values": (None, torch.cat([v_BTHK, torch.ones_like(v_BTHK[..., :1])], dim=-1))}
+
+    def outputs(self, found: Mapping[str, Tensor], tables: Tables) -> Tensor:
+        sum_BTHK, count_BTH1 = found["values"].tensor_split([self.head_dim], dim=-1)
+        return self.turn("o", sum_BTHK / count_BTH1, tables)
+
+
+TOY: Any = MeanConfig()
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a case in model/attention/build.py does."""
+
+    def build(config: ModelConfig, attn: Any, sites: Collection[str]) -> Any:
+        if isinstance(attn, MeanConfig):
+            return MeanAttention(config, attn, sites)
+        return make_attention(config, attn, sites)
+
+    for place in ("layers", "laws"):
+        monkeypatch.setattr(f"rope_exp.model.{place}.make_attention", build)
+
+
+def test_its_laws_are_measured() -> None:
+    for sites in [each for each in SUBSETS if set(each) <= {"v", "o"}]:
+        checked = certificate(SIZES, make_pe(*sites), TOY)
+        assert checked["measured"] == expected_class(sites)
+        assert set(checked["formulas"]) == {"parallel", "cached"}
+
+
+@torch.no_grad()
+def test_its_cache_and_its_counts_hold() -> None:
+    architecture = Architecture(SIZES, make_pe("v", "o"), VOCAB, TOY)
+    decoder = Decoder(architecture)
+    decoder.initialise(0)
+    assert num_parameters(architecture) == sum(p.numel() for p in decoder.parameters())
+
+    decoder.double()
+    ids_BT = tokens(2, 9)
+    cache = decoder.new_cache()
+    parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), decoder(ids_BT))
+    assert cache.num_numbers() == 2 * SIZES.num_hidden_layers * TOY.state(SIZES)
+
+
+@torch.no_grad()
+def test_it_computes_what_it_says() -> None:
+    layer = MeanAttention(SIZES, TOY, ()).double()
+    x_BTD = normal(1, 6, SIZES.hidden_size)
+    none = torch.zeros(6, SIZES.features_per_head // 2, dtype=torch.float64)
+    v_BTGK = split_heads(layer.v_proj(x_BTD), layer.head_dim)
+    v_BTD = for_queries(v_BTGK, layer.num_heads).flatten(2)
+    expected = layer.o_proj(v_BTD.cumsum(1) / torch.arange(1, 7)[:, None])
+    torch.testing.assert_close(layer(x_BTD, (none, none)), expected)

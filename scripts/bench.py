@@ -17,6 +17,7 @@ import torch
 import yaml
 from benchmarks import parts
 from benchmarks.check import check
+from benchmarks.decode import decode
 from benchmarks.device import breakdown, limits
 from benchmarks.setting import Bench
 
@@ -30,12 +31,13 @@ PARTS: dict[str, Callable[[Bench, str], dict[str, Any]]] = {
     "speed": parts.speed,
     "breakdown": breakdown,
     "race": parts.race_arms,
+    "decode": decode,
     "prepare": parts.prepare,
     "against": parts.against,
 }
 FIGURE = "figure"
 DEFAULT = ("check", "limits", "speed", "prepare", FIGURE)
-EVERY_MODEL = ("speed", "breakdown", "race")  # the others measure the first alone
+EVERY_MODEL = ("speed", "breakdown", "race", "decode")  # the others measure the first alone
 NAMELESS = ("limits", "prepare")  # files without a model's name
 
 
@@ -98,6 +100,10 @@ def measure(bench: Bench, chosen: Sequence[str]) -> None:
             result = PARTS[part](bench, model)
             write_json(path, measured | {"result": result})
             print(shown({name: result}))
+            if part == "decode":
+                from benchmarks.figure import draw_decoding
+
+                print(f"{FIGURE}: {draw_decoding(bench.folder, result)}")
             # The next part's processes need it.
             torch.cuda.empty_cache()
 

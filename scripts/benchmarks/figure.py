@@ -1,6 +1,7 @@
 """Throughput against size: us, the peers, and the limit."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -9,6 +10,24 @@ import matplotlib.pyplot as plt
 
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json
+
+
+def draw_decoding(folder: Path, result: dict[str, Any]) -> Path:
+    """Draw what a result of decode says: tokens a second, and bytes kept, against the context."""
+    figure, (rates, sizes) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    for arm, found in result["arms"].items():
+        label = f"{arm} ({found['cached']} a token)" if found["cached"] else f"{arm} (a state)"
+        rates.plot(result["contexts"], [1 / each for each in found["token_s"]], "o-", label=label)
+        sizes.plot(result["contexts"], found["kept_bytes"], "o-")
+    rates.set(ylabel="decoded tokens a second")
+    sizes.set(ylabel="bytes kept", yscale="log")
+    for axes in (rates, sizes):
+        axes.set(xscale="log", xlabel="tokens before")
+        axes.grid(which="both", color="0.92")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    path = folder / "decoding.png"
+    figure.savefig(path, dpi=150)
+    return path
 
 
 def draw(folder: Path) -> Path:

@@ -1,9 +1,12 @@
 """What a run has learned, opened again: by load_run, and by transformers."""
 
+import shutil
 import signal
 from pathlib import Path
 
+import pytest
 import torch
+from support.refused import refused
 from support.runs import (
     final_weights,
     num_rows,
@@ -14,6 +17,9 @@ from support.runs import (
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rope_exp import load_run
+from rope_exp.commands import generate
+from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.files import read_json, write_json
 
 
 def test_load_run_gives_the_newest_checkpoint(
@@ -28,6 +34,50 @@ def test_load_run_gives_the_newest_checkpoint(
     assert logits.shape == (1, len(ids), 257)
     older, _ = load_run(whole[0], step=50)
     assert not torch.equal(older(torch.tensor([ids])), logits)
+
+
+def test_generate_prints_what_a_run_says(
+    whole: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same seed, the same text; another checkpoint, another."""
+    folder = str(whole[0])
+    said = []
+    for words in ([], [], ["--step", "50"]):
+        options = ["--tokens", "20", "--temperature", "0", *words]
+        assert generate([folder, "Document 3. ", "Doc", *options]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0].startswith("Document 3. ")
+    assert "\n\nDoc" in said[0]
+    assert said[0] == said[1] != said[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "allowed"),
+    [
+        (["--tokens", "0"], "--tokens=0", "at least 1"),
+        (["--temperature", "-1"], "--temperature=-1", "0 or above"),
+        (["--top-p", "0"], "--top-p=0", "above 0"),
+        (["--stop", ""], "--stop=", "not be empty"),
+        (["--step", "3"], "holds no step 3", "it holds"),
+    ],
+)
+def test_what_generate_cannot_do_is_one_sentence(
+    whole: tuple[Path, list[str]], words: list[str], key: str, allowed: str
+) -> None:
+    with refused(key, allowed, by=(ConfigError, RecordError)):
+        generate([str(whole[0]), "text", *words])
+
+
+def test_generate_needs_to_know_how_documents_end(
+    whole: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole[0], folder)
+    env = read_json(folder / "env.json")
+    del env["corpus"]
+    write_json(folder / "env.json", env)
+    with refused("does not say which token ends a document"):
+        generate([str(folder), "text"])
 
 
 def test_a_run_in_progress_can_be_opened_at_any_moment(

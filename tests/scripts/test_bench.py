@@ -46,6 +46,7 @@ def test_a_contender_that_fails_ends_the_race_in_its_words(tiny_overrides: list[
         (["--set", "launch.num_processes=2"], "launch.num_processes=2: must be 1"),
         (["against", "--tree", "{empty}"], "must be the folder of a checkout"),
         (["race"], "--arm: say at least one"),
+        (["decode"], "--arm: say at least one"),
         (["figure", "--out", "{empty}"], "holds no result of the part speed"),
     ],
 )

@@ -4,7 +4,7 @@ H query heads, G key/value heads, K features of a head, D model width, T tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from rope_exp.config.schema import Rule, numeric_values
 from rope_exp.config.sections import ModelConfig
@@ -34,6 +34,10 @@ class Kind:
         found: dict[str, Any] = numeric_values(self, departing=True)
         found.pop("kind", None)
         return "-".join([self.kind, *(f"{key}{value}" for key, value in found.items())])
+
+    def small(self) -> Self:
+        """Return this kind for two query heads over one shared key/value head."""
+        return self
 
     def sites(self) -> tuple[str, ...]:
         """Return where a rotation can act."""

@@ -5,8 +5,8 @@ configs/attn. Counts are of one layer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from rope_exp.config.kind import Even, Kind, Shapes, Splits
 from rope_exp.config.schema import Count, numeric
@@ -129,6 +129,9 @@ class SharedConfig(KeysKind):
     rope_dim: Even = numeric(16)
 
     takes_heads = False
+
+    def small(self) -> Self:
+        return replace(self, groups=1)
 
     def sites(self) -> tuple[str, ...]:
         return ("q", "k") if self.form == "s3" else SITES

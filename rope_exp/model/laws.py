@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rope_exp.config.kinds import SOFTMAX, AttnConfig, SharedConfig
+from rope_exp.config.kinds import SOFTMAX, AttnConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import Attention, Tables, turned
@@ -128,8 +128,6 @@ def _deviation(one: Tensor, other: Tensor) -> float:
 
 def _instance(model: ModelConfig, pe: PeConfig, attn: AttnConfig) -> tuple[Attention, Tensor]:
     """Return a small attention and its input, both random."""
-    if isinstance(attn, SharedConfig):
-        attn = replace(attn, groups=1)
     # A kind with sizes of its own takes none from the model.
     features = max(model.features_per_head, 1)
     small = replace(
@@ -142,7 +140,7 @@ def _instance(model: ModelConfig, pe: PeConfig, attn: AttnConfig) -> tuple[Atten
     )
     generator = torch.Generator().manual_seed(0)
 
-    attention = make_attention(small, attn, pe.rotate).double()
+    attention = make_attention(small, attn.small(), pe.rotate).double()
     if isinstance(attention, StateAttention):
         # Several chunks, the last of them short.
         attention.chunk_size = CHUNK

@@ -7,7 +7,7 @@ rows, its final weights and moments, and its result must equal those of a run th
 bit for bit. Kinds of episodes alternate: one rank, one rank compiled in the machine's own
 precision, two ranks.
 
-Writes torture.json and figures/torture.png below --out. Exit codes: 0 all equal, 1 not.
+Writes torture.json and torture.png below --out. Exit codes: 0 all equal, 1 not.
 """
 
 import argparse
@@ -251,7 +251,7 @@ def main() -> int:
     write_atomically(
         arguments.out / "torture.json", json.dumps({**summary, "episodes": episodes}) + "\n"
     )
-    write_atomically(arguments.out / "figures/torture.png", draw(episodes))
+    write_atomically(arguments.out / "torture.png", draw(episodes))
     print(json.dumps(summary, indent=2))
     return 0 if all(episode["equal"] for episode in episodes) else 1
 

@@ -49,7 +49,7 @@ def measure(losses: Mapping[str, Losses]) -> Noise | None:
     variance, df = residual_variance(table_SV)
     if not df:
         return None
-    p_equal = unequal_noise(table_SV)
+    p_equal = unequal_noise(table_SV, variance, df)
     is_unequal = p_equal is not None and p_equal < ALPHA
     return Noise(math.sqrt(variance), df, p_equal, "paired" if is_unequal else "pooled")
 
@@ -81,15 +81,17 @@ def residual_variance(table_SV: Array) -> tuple[float, int]:
     return float(np.nansum(residual_SV**2)) / df, df
 
 
-def unequal_noise(table_SV: Array) -> float | None:
+def unequal_noise(table_SV: Array, variance: float, df: int) -> float | None:
     """Return the p-value that rows are equally noisy; None where it cannot be told.
 
     If they are, the deviation of each pair's differences is that of the residual, times sqrt(2).
     The smallest p-value of any pair's F test of that, by Holm. Residuals by row would say less: a
     noisy row is in the mean of its seed, and so in the residuals of all.
+
+    Args:
+        variance, df: of the table's residual.
     """
-    variance, df = residual_variance(table_SV)
-    if df < 1 or variance == 0:
+    if variance == 0:
         return None
 
     p = []

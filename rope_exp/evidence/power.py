@@ -17,10 +17,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from rope_exp.evidence.layout import ALPHA, deviating, holm
+from rope_exp.evidence.layout import ALPHA, Array, deviating, holm
 from rope_exp.evidence.significance import MARGIN, not_equivalent, two_sided
-
-Array = NDArray[np.float64]
 
 NUM_VARIANTS = 9
 NUM_SEEDS = (3, 5, 8, 12)

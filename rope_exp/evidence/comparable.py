@@ -1,9 +1,10 @@
 """Which runs may be compared: those that are equal in everything numeric but some named factors.
 
 A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
-variants, `optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. A row
-is the runs that agree in every factor but the seed, a block the runs of one seed. What may not be
-compared is refused in a `ReportError`, one sentence that names the folders. No torch.
+variants, `optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. The
+factor `row` is a campaign's own names, which stand for variant, kind of attention and size at once.
+A row is the runs that agree in every factor but the seed, a block the runs of one seed. What may
+not be compared is refused in a `ReportError`, one sentence that names the folders. No torch.
 """
 
 import math
@@ -39,6 +40,10 @@ class Row:
         return "" if best == "finished" else best
 
 
+# The rows of a campaign by their names, and the sections of the config that a name stands for.
+ROW = "row"
+_OF_ROW = ("pe", "attn", "model")
+
 # Of what surrounds a run (run/provenance.MARKED): the rest is marked, see docs/protocol.md.
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
@@ -58,19 +63,19 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
 
     Args:
         runs: at least one, in any order.
-        keys: the factors that tell rows apart; but for the seed, every other numeric key must be
-            equal.
+        keys: the factors that tell rows apart, or `ROW`; but for the seed, every other numeric key
+            must be equal.
     Returns:
         The rows by label, in the order of their values.
     Raises:
         ReportError: naming two runs and what differs between them, or a factor that is no key.
     """
-    factors = (*keys, "seed")
+    factors = (*keys, "seed", *(_OF_ROW if ROW in keys else ()))
     rows: dict[str, Row] = {}
     ordered = sorted(runs, key=lambda run: (_place(run, keys), run.config.seed, run.where))
     for run in ordered:
         label = _label(run, keys)
-        name = _label(run, keys, run.variant_name)
+        name = _name(run, keys)
         row = rows.setdefault(label, Row(label, name, len(rows), []))
         _check_place(run, row)
         row.runs.append(run)
@@ -80,6 +85,12 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     for key, complaint, causes in _FACTS:
         _check_fact(ordered, key, complaint, causes)
     return rows
+
+
+def telling(runs: Sequence[Run]) -> list[str]:
+    """Return what tells a campaign's rows apart: the variant, or names where more differs."""
+    kinds = [[value_of(run.config, section) for section in ("attn", "model")] for run in runs]
+    return ["pe"] if all(kind == kinds[0] for kind in kinds) else [ROW]
 
 
 def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
@@ -140,17 +151,28 @@ def spelled(config: RunConfig, factor: str) -> str:
     return str(section.label if isinstance(section, Kind) else section.name)
 
 
-def _label(run: Run, keys: Sequence[str], variant: str = "") -> str:
+def _label(run: Run, keys: Sequence[str]) -> str:
     """Return what tells a row from the others: vo_rope, optim.lr=0.003, or several of these."""
-    words = {key: f"{key}={spelled(run.config, key)}" for key in keys}
-    if "pe" in words:
-        words["pe"] = variant or run.config.pe.label
-    return " ".join(words.values())
+    return " ".join(run.config.pe.label if key == "pe" else _word(run, key) for key in keys)
+
+
+def _name(run: Run, keys: Sequence[str]) -> str:
+    """Return the same as a person writes it: VO-RoPE, or the name that a campaign gives."""
+    names = {"pe": run.variant_name, ROW: run.row}
+    return " ".join(names.get(key) or _word(run, key) for key in keys)
+
+
+def _word(run: Run, key: str) -> str:
+    if key != ROW:
+        return f"{key}={spelled(run.config, key)}"
+    if not run.row:
+        raise ReportError(f"--factors {ROW}: {run.folder} is of no campaign, which would name it")
+    return f"{ROW}={run.row}"
 
 
 def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
     """Return where a row stands among the others: by its numbers, then by its label."""
-    values = (value_of(run.config, key) for key in keys)
+    values = (run.row if key == ROW else value_of(run.config, key) for key in keys)
     numbers = [value if isinstance(value, int | float) else math.inf for value in values]
     return numbers, _label(run, keys)
 

@@ -1,45 +1,109 @@
-"""The published table, which the rows here stand beside, and the one home of its numbers.
+"""The published tables, which the rows here stand beside, and the one home of their numbers.
 
-Losses at about 1B parameters on a LLaMA-like decoder. The source gives no corpus, learning rate,
-step count, length or seed, one run a variant and no error bars, so its last digits are not to be
-leaned on. Nobody has published a second measurement. Its keys are the nine variants.
+Nobody has published a second measurement of either. One run a row and no error bars, so the last
+digits are not to be leaned on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-SOURCE = (
-    "Su Jianlin, “Transformer升级之路：19、第二类旋转位置编码”, 18 April 2025, "
-    "https://spaces.ac.cn/archives/10862"
-)
-SOURCE_SHORT = "Su Jianlin, 18 April 2025, spaces.ac.cn/archives/10862"  # for fonts without Chinese
-
-# ">" is the source's word for better, "≈" for too close to tell.
-ORDER = "QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O"
-
-# The same, pair by pair: what stands between the neighbours of that order.
-RELATIONS = (
-    ("qk_rope", "≈", "qkvo_rope"),
-    ("qkvo_rope", ">", "k_rope"),
-    ("k_rope", "≈", "vo_rope"),
-    ("vo_rope", ">", "qkv_rope"),
-    ("qkv_rope", ">", "nope"),
-    ("nope", ">", "o_rope"),
-    ("nope", ">", "q_rope"),
-    ("nope", ">", "v_rope"),
-)
-
-# The variant that differences are against, unless told otherwise: the standard one.
+# The variant that differences are against, unless told otherwise: the standard one; where a kind
+# of attention has no queries, the one that rotates nothing.
 REFERENCE = "qk_rope"
+UNROTATED = "nope"
 
-# In nats per token, by PeConfig.label.
-LOSSES: Mapping[str, float] = {
-    "qk_rope": 2.712,
-    "qkvo_rope": 2.719,
-    "k_rope": 2.769,
-    "vo_rope": 2.770,
-    "qkv_rope": 2.783,
-    "nope": 2.795,
-    "o_rope": 2.841,
-    "q_rope": 2.851,
-    "v_rope": 2.856,
-}
+
+@dataclass(frozen=True)
+class Published:
+    """A published table.
+
+    Attributes:
+        source: where it stands.
+        short: the same for fonts without Chinese.
+        setting: what is known of how it was made.
+        losses: in nats per token, by the rows' labels, best first.
+        order: the source's own, ">" its word for better, "≈" for too close to tell; empty: it
+            draws none.
+        relations: that order pair by pair, what stands between its neighbours.
+        cached: the numbers that a layer caches of a token, by the rows' labels.
+    """
+
+    source: str
+    short: str
+    setting: str
+    losses: Mapping[str, float]
+    order: str = ""
+    relations: Sequence[tuple[str, str, str]] = ()
+    cached: Mapping[str, int] = field(default_factory=dict)
+
+
+# The nine variants of softmax attention, by PeConfig.label.
+TABLE = Published(
+    source=(
+        "Su Jianlin, “Transformer升级之路：19、第二类旋转位置编码”, 18 April 2025, "
+        "https://spaces.ac.cn/archives/10862"
+    ),
+    short="Su Jianlin, 18 April 2025, spaces.ac.cn/archives/10862",
+    setting="about 1B parameters, one seed, corpus and budget not given",
+    losses={
+        "qk_rope": 2.712,
+        "qkvo_rope": 2.719,
+        "k_rope": 2.769,
+        "vo_rope": 2.770,
+        "qkv_rope": 2.783,
+        "nope": 2.795,
+        "o_rope": 2.841,
+        "q_rope": 2.851,
+        "v_rope": 2.856,
+    },
+    order="QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O",
+    relations=(
+        ("qk_rope", "≈", "qkvo_rope"),
+        ("qkvo_rope", ">", "k_rope"),
+        ("k_rope", "≈", "vo_rope"),
+        ("vo_rope", ">", "qkv_rope"),
+        ("qkv_rope", ">", "nope"),
+        ("nope", ">", "o_rope"),
+        ("nope", ">", "q_rope"),
+        ("nope", ">", "v_rope"),
+    ),
+)
+
+# Kinds of attention by what they cache, of `model=sequel` and its small sister `sequel_mini`; by
+# the rows' names in configs/row/sequel_mini.
+SEQUEL = Published(
+    source=(
+        "Su Jianlin, “Transformer升级之路：20、MLA好在哪里？（上）”, 4 May 2025, "
+        "https://spaces.ac.cn/archives/10907"
+    ),
+    short="Su Jianlin, 4 May 2025, spaces.ac.cn/archives/10907",
+    setting="0.8B to 1.2B parameters, 16B tokens, one seed, corpus not given",
+    losses={
+        "row=gqa1_s3": 2.677,
+        "row=mla_wide": 2.705,
+        "row=gqa2_s2": 2.708,
+        "row=gqa1_64_pr": 2.711,
+        "row=gqa4_32_s2": 2.713,
+        "row=gqa2_s1": 2.714,
+        "row=gqa1_64": 2.720,
+        "row=mha": 2.721,
+        "row=mla": 2.721,
+        "row=gqa2_48": 2.729,
+        "row=gqa4_16_s2": 2.738,
+        "row=gqa2_32": 2.750,
+    },
+    cached={
+        "row=gqa1_s3": 576,
+        "row=mla_wide": 576,
+        "row=gqa2_s2": 512,
+        "row=gqa1_64_pr": 512,
+        "row=gqa4_32_s2": 768,
+        "row=gqa2_s1": 640,
+        "row=gqa1_64": 512,
+        "row=mha": 4096,
+        "row=mla": 576,
+        "row=gqa2_48": 768,
+        "row=gqa4_16_s2": 512,
+        "row=gqa2_32": 512,
+    },
+)

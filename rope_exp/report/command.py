@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rope_exp.config.campaign import PILOT
 from rope_exp.config.campaign_file import SEEDS
-from rope_exp.evidence.comparable import check_blocks
+from rope_exp.evidence.comparable import check_blocks, telling
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.content import Report, build
-from rope_exp.report.levels import level_name
+from rope_exp.report.levels import kinds_of, level_name
 from rope_exp.report.noise import noise_files
 from rope_exp.report.page import page
 from rope_exp.report.paper.gather import of_campaign, of_report
@@ -102,6 +102,8 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
 def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
     """Return a campaign's files: a table for each choice of its factors but variant and seeds.
 
+    And where one holds several kinds of attention, a table of each kind's variants.
+
     Args:
         runs: of the campaign.
         others: of the other campaigns.
@@ -115,10 +117,16 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
         keys = [key for key in run.factors if key not in SEEDS]
         levels.setdefault(level_name(run, keys), []).append(run)
 
+    tables: dict[str, Sequence[Run]] = {}
+    for level, found in levels.items():
+        tables[level] = found
+        for kind, of_kind in kinds_of(found).items():
+            tables["-".join(filter(None, [level, f"attn={kind}"]))] = of_kind
+
     files = of_campaign(runs, others)
-    for level, found in sorted(levels.items()):
-        for name, content in _table_files(build(found, ["pe"])).items():
-            files[f"{level}/{name}" if level else name] = content
+    for place, of_table in sorted(tables.items()):
+        for name, content in _table_files(build(of_table, telling(of_table))).items():
+            files[f"{place}/{name}" if place else name] = content
     return files
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.evidence import published
-from rope_exp.evidence.comparable import Row, comparable
+from rope_exp.evidence.comparable import ROW, Row, comparable
 from rope_exp.evidence.contrasts import Contrast, Losses, compare
 from rope_exp.evidence.layout import Noise, measure
+from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.evidence.significance import Judged, all_pairs, judge
 
@@ -33,6 +35,7 @@ class Report:
     """All that tables, sentences and figures are made from."""
 
     keys: Sequence[str]  # the factors that tell rows apart
+    published: Published | None  # the table that has such rows
     rows: Mapping[str, Line]  # by label, best first
     reference: Row  # without runs where the comparison has none of it
     left_out: Sequence[str]  # folders that hold no run
@@ -52,6 +55,11 @@ class Report:
         return list(self.keys) == ["pe"]
 
     @property
+    def of_rows(self) -> bool:
+        """Whether rows are told by a campaign's names, and may differ in kind and size."""
+        return ROW in self.keys
+
+    @property
     def groups(self) -> str:
         """The groups that the runs come from."""
         return ", ".join(sorted({run.group for run in self.runs}))
@@ -68,8 +76,9 @@ def build(
     Args:
         runs: at least one, in any order.
         keys: what tells rows apart: pe, or keys such as optim.lr.
-        reference: a row's label; None: qk_rope, and no deltas if no variant is that; the first
-            row, where rows are not variants.
+        reference: a row's label; None: qk_rope, and no deltas if no variant is that. Where rows
+            are named: one of softmax with that and a key/value head for each query's. Else the
+            first.
         left_out: folders that hold no run.
     Raises:
         ReportError: the runs may not share a table, or give no such row.
@@ -77,22 +86,23 @@ def build(
     rows = comparable(runs, keys)
     if reference and reference not in rows:
         raise ReportError(f"--reference {reference} is no row; there is {', '.join(rows)}")
-    first = published.REFERENCE if list(keys) == ["pe"] else next(iter(rows))
-    label = reference or first
+    label = reference or standard(rows, keys)
+    source = _published(runs, keys)
 
-    lines = _lines(rows, label)
+    lines = _lines(rows, label, source)
     losses = _losses(lines)
     noise = measure(losses)
     pairs = judge(losses, all_pairs(list(losses)), noise)
     return Report(
         keys,
+        source,
         lines,
         lines.get(label, Row(label, label, 0, [])),
         left_out,
         noise=noise,
         against=_against(losses, label, noise),
         pairs={(pair.a, pair.b): pair for pair in pairs},
-        relations=_relations(losses, noise) if list(keys) == ["pe"] else [],
+        relations=_relations(losses, noise, source) if source else [],
     )
 
 
@@ -101,17 +111,45 @@ def refer(report: Report, label: str) -> Report:
 
     What does not depend on the reference (noise, all pairs, the published relations) stays.
     """
-    lines = _lines(report.rows, label)
+    lines = _lines(report.rows, label, report.published)
     against = _against(_losses(lines), label, report.noise)
     return replace(report, rows=lines, reference=lines[label], against=against)
 
 
-def _lines(rows: Mapping[str, Row], label: str) -> dict[str, Line]:
+def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
+    """Return the row that differences are against, unless told otherwise; it may not be there."""
+    if list(keys) == ["pe"]:
+        sites = next(iter(rows.values())).runs[0].config.attn.sites()
+        return published.REFERENCE if "q" in sites else published.UNROTATED
+    plain = [label for label, row in rows.items() if ROW in keys and _is_plain(row)]
+    return [*plain, *rows][0]
+
+
+def _is_plain(row: Row) -> bool:
+    """Whether a row is LLaMA's own attention, of as many key/value heads as queries'."""
+    config = row.runs[0].config
+    grouped = config.model.num_key_value_heads != config.model.num_attention_heads
+    is_softmax = isinstance(config.attn, SoftmaxConfig)
+    return is_softmax and config.pe.label == published.REFERENCE and not grouped
+
+
+def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
+    """Return the published table that has such rows; None where there is none."""
+    if list(keys) == ["pe"]:
+        is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
+        return published.TABLE if is_softmax else None
+    if list(keys) == [ROW] and all(run.config.model.name == "sequel_mini" for run in runs):
+        return published.SEQUEL
+    return None
+
+
+def _lines(rows: Mapping[str, Row], label: str, source: Published | None) -> dict[str, Line]:
     """Hold each row against one of them, best first."""
-    # Published once, as if by one seed.
-    source: dict[str, Losses] = {each: {} for each in rows}
-    source |= {variant: {0: loss} for variant, loss in published.LOSSES.items()}
-    theirs = compare(source, label)
+    known: dict[str, Losses] = {each: {} for each in rows}
+    if source is not None:
+        # Published once, as if by one seed.
+        known |= {each: {0: loss} for each, loss in source.losses.items()}
+    theirs = compare(known, label)
 
     lines = {}
     for each, ours in compare({each: row.losses for each, row in rows.items()}, label).items():
@@ -129,9 +167,11 @@ def _against(losses: Mapping[str, Losses], label: str, noise: Noise | None) -> d
     return {pair.b: pair for pair in judge(losses, contrasts, noise)}
 
 
-def _relations(losses: Mapping[str, Losses], noise: Noise | None) -> list[Relation]:
+def _relations(
+    losses: Mapping[str, Losses], noise: Noise | None, source: Published
+) -> list[Relation]:
     """Judge what is published of the rows that are here."""
-    signs = {(a, b): sign for a, sign, b in published.RELATIONS}
+    signs = {(a, b): sign for a, sign, b in source.relations}
     return [
         Relation(signs[pair.a, pair.b], pair, pair.outcome(signs[pair.a, pair.b]))
         for pair in judge(losses, list(signs), noise)

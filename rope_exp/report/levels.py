@@ -12,17 +12,19 @@ from typing import NamedTuple
 from rope_exp.config.campaign import PILOT
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.config.run import RunConfig
-from rope_exp.evidence.comparable import check_blocks, spelled, value_of
+from rope_exp.evidence.comparable import check_blocks, spelled, telling, value_of
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import Report, build
 
 _CAMPAIGN = "campaign"
+_ATTENTION = "attention"
 TITLES = {
     _CAMPAIGN: "Campaign",
     "corpus": "Corpus",
     "size": "Size",
     "tokens": "Training tokens",
     "length": "Training length",
+    _ATTENTION: "Attention",
     "optim.lr": "Learning rate",
 }
 
@@ -32,6 +34,9 @@ class Choice(NamedTuple):
 
     order: float
     text: str
+
+
+_ALL_KINDS = Choice(1, "rows of all kinds")
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,30 @@ def find_levels(campaigns: Mapping[str, Sequence[Run]]) -> list[Level]:
 
     levels = []
     for _, runs in sorted(groups.items()):
-        levels.append(Level(_facets(runs[0], others), _report(runs)))
+        facets = _facets(runs[0], others)
+        kind = _attention(runs[0].config) if telling(runs) == ["pe"] else _ALL_KINDS
+        levels.append(Level({**facets, _ATTENTION: kind}, _report(runs)))
+        for of_kind in kinds_of(runs).values():
+            kind = _attention(of_kind[0].config)
+            levels.append(Level({**facets, _ATTENTION: kind}, _report(of_kind)))
     return levels + _joined(levels)
+
+
+def kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each kind of attention by its label, where several are in one table.
+
+    Of those kinds alone whose rows are variants, two or more, of one size.
+    """
+    if telling(runs) == ["pe"]:
+        return {}
+    kinds: dict[str, list[Run]] = {}
+    for run in runs:
+        kinds.setdefault(run.config.attn.label, []).append(run)
+    return {
+        label: found
+        for label, found in sorted(kinds.items())
+        if telling(found) == ["pe"] and len({run.config.pe.label for run in found}) > 1
+    }
 
 
 def level_name(run: Run, keys: Iterable[str]) -> str:
@@ -100,6 +127,10 @@ def _base(config: RunConfig) -> dict[str, Choice]:
     }
 
 
+def _attention(config: RunConfig) -> Choice:
+    return Choice(0, config.attn.label)
+
+
 def _choice(config: RunConfig, key: str) -> Choice:
     value = value_of(config, key)
     order = value if isinstance(value, int | float) else math.inf
@@ -121,11 +152,12 @@ def _untold(runs: Sequence[Run]) -> list[str]:
 
 def _report(runs: Sequence[Run]) -> Report:
     """Build the report; where the standard reference has no loss, against the best row."""
-    report = build(runs, ["pe"])
+    keys = telling(runs)
+    report = build(runs, keys)
     with_loss = [label for label, row in report.rows.items() if row.losses]
     if report.reference.losses or not with_loss:
         return report
-    return build(runs, ["pe"], with_loss[0])
+    return build(runs, keys, with_loss[0])
 
 
 # -- levels of several campaigns -------------------------------------------------------------------
@@ -157,8 +189,8 @@ def _joined(levels: Sequence[Level]) -> list[Level]:
 
 def _union(parts: Sequence[Level]) -> list[Run]:
     """Return every run once: a cell that two campaigns ran is the first one's."""
-    found: dict[tuple[str, int], Run] = {}
+    found: dict[str, Run] = {}
     for part in parts:
         for run in part.report.runs:
-            found.setdefault((run.config.pe.label, run.config.seed), run)
+            found.setdefault(run.config.config_sha256, run)
     return list(found.values())

@@ -45,7 +45,9 @@ def look(label: str, number: int = 0) -> dict[str, Any]:
     if label in _SITES:
         return _look_of_subset(label)
     if "=" in label:
-        return _filled(_OTHER_HUES[number % 9], _OTHER_MARKERS[number % 9], "-", "full")
+        # Past nine, the same hues with other markers.
+        marker = _OTHER_MARKERS[(number + number // 9) % 9]
+        return _filled(_OTHER_HUES[number % 9], marker, "-", "full")
 
     # A hash of its own for each, so that hue and marker are not tied to one another.
     place = int(hashlib.sha256(label.encode()).hexdigest(), 16)

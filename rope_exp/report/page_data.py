@@ -12,7 +12,7 @@ from rope_exp.evidence import published
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.by_tokens import SHOWN_FROM
-from rope_exp.report.content import Line, Report, refer
+from rope_exp.report.content import Line, Report, refer, standard
 from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.levels import TITLES, Level, find_levels
 from rope_exp.report.looks import look, parts
@@ -24,7 +24,7 @@ from rope_exp.report.tables import WORDS
 
 # Of a view that docs/protocol.md has no family of tests for.
 EXPLORATION = (
-    "This view is exploration: docs/protocol.md plans differences to QK-RoPE within one campaign. "
+    "This view is exploration: docs/protocol.md plans differences to one row within one campaign. "
     "What another reference or joined campaigns show is a question for new runs, and no result."
 )
 
@@ -62,7 +62,7 @@ def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     return {
         "margin": MARGIN,
         "shown_from": SHOWN_FROM,
-        "source": published.SOURCE,
+        "source": published.TABLE.source,
         "facets": _facets(levels),
         "levels": [_level(level, texts) for level in levels],
         "start": _start(levels),
@@ -146,7 +146,7 @@ def _against(report: Report, tokens: Sequence[int], level: Level, texts: Texts) 
             f"Rows of the campaigns {names}, joined for this page: more rows are tested together "
             "than in either's own table, so adjusted values differ from those.",
         )
-    if level.joined or report.reference.label != published.REFERENCE:
+    if level.joined or report.reference.label != standard(report.rows, report.keys):
         said.insert(0, EXPLORATION)
     return {
         "caption": caption(report),

@@ -38,8 +38,8 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
 def _line(label: str, fitted: Fit) -> dict[str, str]:
     slopes = dict(zip(fitted.axes, fitted.slopes, strict=True))
     value, low, high = fitted.predict(PUBLISHED_AT)
-    theirs = published.LOSSES.get(label)
-    reference = published.LOSSES[published.REFERENCE]
+    theirs = published.TABLE.losses.get(label)
+    reference = published.TABLE.losses[published.REFERENCE]
     shown = {f"per doubling of {axis}": f"{slopes[axis]:+.4f}" for axis in slopes}
     return {
         "variant": label,

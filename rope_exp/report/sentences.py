@@ -11,9 +11,9 @@ from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
 from rope_exp.config.sections import INIT_STD
-from rope_exp.evidence import published
 from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
 from rope_exp.evidence.contrasts import kendall_tau
+from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report
@@ -71,7 +71,7 @@ def summary(report: Report) -> str:
     if len(ranked) < 2:
         listed = ", ".join(means) or "none"
         return f"There is nothing to compare; rows with a loss over seeds that all share: {listed}."
-    agreement = f"; {_tau(report)}" if report.of_variants else ""
+    agreement = f"; {_tau(report, report.published)}" if report.published else ""
 
     counts = [row.ours.num_seeds for row in ranked]
     if max(counts) == 1:
@@ -101,10 +101,10 @@ def _order(report: Report, ranked: Sequence[Line]) -> str:
     return order
 
 
-def _tau(report: Report) -> str:
+def _tau(report: Report, published: Published) -> str:
     """Say how our order agrees with the published one."""
     ranks = {row.label: row.ours.rank for row in report.rows.values() if row.ours.rank}
-    tau, count = kendall_tau(ranks, published.LOSSES)
+    tau, count = kendall_tau(ranks, published.losses)
     value = "undefined" if tau is None else f"{tau:.3f}"
     return f"Kendall's tau-b against the published losses is {value} (n = {count})"
 
@@ -112,12 +112,15 @@ def _tau(report: Report) -> str:
 def notes(report: Report) -> list[str]:
     """Say what the numbers do not show: runs without one, unequal seeds, interrupted runs."""
     said = []
-    if report.of_variants:
-        said += [
-            f'Published order: {published.ORDER} (">" is better).',
-            "Ranks: ours among the variants here that have a loss, by mean loss over the seeds "
-            f"that all share, untested; the published among its nine. Source: {published.SOURCE}.",
-        ]
+    if report.published:
+        theirs = report.published
+        if theirs.order:
+            said.append(f'Published order: {theirs.order} (">" is better).')
+        said.append(
+            "Ranks: ours among the rows here that have a loss, by mean loss over the seeds that "
+            f"all share, untested; the published among its {len(theirs.losses)}. "
+            f"Source: {theirs.source}."
+        )
     if not report.reference.losses:
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ.")
 

@@ -11,7 +11,8 @@ from pathlib import PurePosixPath
 
 import pandas as pd
 
-from rope_exp.evidence.comparable import spelled
+from rope_exp.evidence.comparable import ROW, spelled
+from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MOST_SEEDS, Judged, Verdict
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
@@ -67,6 +68,7 @@ def cells(report: Report, row: Line) -> list[Cell]:
         Cell("", told_by, row.name),
         Cell("rotate", "", "".join(pe.rotate)),
         Cell("", "rotates", " ".join(pe.rotate)),
+        *([cell for cell in _kind_cells(run) if cell.header] if report.of_rows else []),
         Cell("num_seeds", "seeds", ours.num_seeds, "d"),
         Cell("loss_mean", "", ours.loss_mean, ".4f"),
         Cell("", "loss (mean)", row.verdict or ours.loss_mean, ".4f"),
@@ -80,8 +82,30 @@ def cells(report: Report, row: Line) -> list[Cell]:
         *_family_cells(report, row),
         *_further_cells(report, row),
     ]
-    # A factor that no contracted column of table.csv holds stands behind them.
-    return shown + [Cell(key, "", spelled(run.config, key)) for key in report.keys if key != "pe"]
+    # What no contracted column of table.csv holds stands behind them.
+    for key in report.keys:
+        if key != "pe":
+            shown.append(Cell(key, "", run.row if key == ROW else spelled(run.config, key)))
+    return shown + [cell for cell in _kind_cells(run) if cell.name]
+
+
+def _kind_cells(run: Run) -> list[Cell]:
+    """Return what kind of attention a row has, its parameters, and what a layer of it caches."""
+    attn = run.config.attn
+    model = run.config.model
+    cached = attn.cached(model, run.config.pe)
+    state = attn.state(model)
+    params = run.result.get("params")
+    kept = f"{state:,} once" if state else f"{cached:,}"
+    return [
+        Cell("", "kind", attn.kind),
+        Cell("", "parameters", params, ",d"),
+        Cell("", "cached a token and layer", kept),
+        Cell("kind", "", attn.label),
+        Cell("params", "", params, "d"),
+        Cell("cached", "", cached, "d"),
+        Cell("state", "", state, "d"),
+    ]
 
 
 def _judged_cells(report: Report, row: Line) -> list[Cell]:
@@ -263,7 +287,7 @@ def _for_readers(report: Report) -> tuple[str, list[list[str]]]:
     lines: list[list[str]] = []
     for row in report.rows.values():
         kept = [cell for cell in cells(report, row) if cell.header]
-        if not report.of_variants:
+        if report.published is None:
             kept = [cell for cell in kept if not cell.header.startswith("published")]
         lines.append([cell.spell(cell.format) or DASH for cell in kept])
 

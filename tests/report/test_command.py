@@ -10,7 +10,7 @@ from support.refused import refused
 from support.reports import make_nine, make_run, sha256_of, table_rows
 
 from rope_exp.commands import report as command
-from rope_exp.evidence.published import LOSSES
+from rope_exp.evidence.published import TABLE
 from rope_exp.report.command import write
 from rope_exp.system.errors import ConfigError
 
@@ -132,7 +132,7 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     for number, order in enumerate((made, made[::-1])):
         runs = tmp_path / f"runs{number}" / "at" / "some" / "place"
         for label, seed in order:
-            make_run(runs, pe=label, seed=seed, loss=LOSSES[label] + 0.01 * seed)
+            make_run(runs, pe=label, seed=seed, loss=TABLE.losses[label] + 0.01 * seed)
         out = tmp_path / f"out{number}"
         for _ in range(1 + number):
             write(runs, None, out)

@@ -37,6 +37,7 @@ def test_levels_are_a_campaigns_choices(data: dict[str, Any]) -> None:
         "size": ["nano: 4 layers of 128"],
         "tokens": ["2,048,000 tokens", "4,096,000 tokens", "8,192,000 tokens"],
         "length": ["256 tokens"],
+        "attention": ["softmax"],
     }
     assert len(data["levels"]) == 3
     assert data["levels"][data["start"]]["facets"]["campaign"] == "nine"

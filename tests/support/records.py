@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from rope_exp.config.architecture import num_parameters
 from rope_exp.config.campaign import Cell
-from rope_exp.evidence.published import LOSSES
+from rope_exp.config.compose import run_config
+from rope_exp.evidence.published import TABLE
 from rope_exp.evidence.records import record_path, write_record
 from rope_exp.run.folder import read_config
 from rope_exp.system.files import write_json
-from support.reports import make_run
+from support.reports import make_run, sha256_of
 
 PROBES = "train.probes=[windows,positions,shift,ablation]"
 ENV = {
@@ -30,16 +32,16 @@ ENV = {
 
 def nine_losses(row: str, seed: int) -> float:
     """Losses in the published order, 4 times as far apart, each cell with noise of 0.003."""
-    place = list(LOSSES).index(row)
+    place = list(TABLE.losses).index(row)
     noise = np.random.default_rng([place, seed]).normal(scale=0.003)
-    return float(4.0 + 4 * (LOSSES[row] - 2.712) + 0.01 * seed + noise)
+    return float(4.0 + 4 * (TABLE.losses[row] - 2.712) + 0.01 * seed + noise)
 
 
 def make_records(
     records: Path,
     campaign: str,
     *,
-    rows: Iterable[str] = tuple(LOSSES),
+    rows: Iterable[str] | Mapping[str, Sequence[str]] = tuple(TABLE.losses),
     seeds: Iterable[int] = (0, 1, 2, 3, 4),
     loss: Callable[[str, int], float] = nine_losses,
     factors: Mapping[str, Sequence[Any]] | None = None,
@@ -48,23 +50,27 @@ def make_records(
 
     Args:
         records: the folder of all campaigns' records.
-        rows: choices of configs/pe.
+        rows: choices of configs/pe, or the overrides of each row by its name.
         loss: of a row and a seed, in nats.
         factors: values by key, such as {"train.num_steps": [500, 1000]}; None: nothing but seeds.
     """
     factors = factors or {}
+    words = rows if isinstance(rows, Mapping) else {row: [f"pe={row}"] for row in rows}
     with TemporaryDirectory() as folder:
         for values in itertools.product(*factors.values()):
             chosen = dict(zip(factors, values, strict=True))
-            for row, seed in itertools.product(rows, seeds):
+            for row, seed in itertools.product(words, seeds):
                 name = "-".join([row, *(f"{key}={x}" for key, x in chosen.items()), f"s{seed}"])
-                overrides = [PROBES, *(f"{key}={value}" for key, value in chosen.items())]
+                given = [f"{key}={value}" for key, value in chosen.items()]
+                variant, *others = words[row]
+                params = num_parameters(run_config(words[row]).architecture(2048))
                 run = make_run(
                     Path(folder) / name,
-                    pe=row,
+                    pe=variant,
                     seed=seed,
                     loss=loss(row, seed),
-                    overrides=overrides,
+                    overrides=[*others, PROBES, *given],
+                    result={"params": params, "init_sha256": sha256_of(f"{params} {seed}")},
                     env=ENV,
                 )
                 config = read_config(run)

@@ -12,7 +12,7 @@ import numpy as np
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.evidence.comparable import Row, comparable
-from rope_exp.evidence.published import LOSSES
+from rope_exp.evidence.published import TABLE
 from rope_exp.evidence.runs import Run, find_groups, read_runs
 from rope_exp.report.content import Report, build
 from rope_exp.run.folder import write_config
@@ -123,7 +123,7 @@ def _write_curve(
 
 def make_nine(runs: Path, *, seeds: Iterable[int] = (0,)) -> None:
     """Make the nine at losses in the published order, each seed a little apart."""
-    for pe, loss in LOSSES.items():
+    for pe, loss in TABLE.losses.items():
         for seed in seeds:
             make_run(runs, pe=pe, seed=seed, loss=loss + 1.0 + 0.001 * seed)
 
@@ -142,7 +142,7 @@ def _all_runs(runs: Path) -> list[Run]:
     return read_runs(find_groups(runs, None, several=True))[0]
 
 
-def table_rows(folder: Path) -> dict[str, dict[str, str]]:
-    """Return the rows of a folder's table.csv by label, in their order."""
+def table_rows(folder: Path, by: str = "pe") -> dict[str, dict[str, str]]:
+    """Return the rows of a folder's table.csv by a column, in their order."""
     with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
-        return {row["pe"]: row for row in csv.DictReader(file)}
+        return {row[by]: row for row in csv.DictReader(file)}

@@ -162,10 +162,15 @@ def _print(report: Report, window: int) -> list[str]:
     if num_seeds > 1:
         seeds = f"means over up to {num_seeds} finished seeds, band: one deviation of a difference"
     said = [
-        f"Group {report.groups}; {seeds}. Colour and fill of the marker: which of Q and K rotate; "
-        f"dash and shape: which of V and O. Training loss: running median over {window} logged "
-        "steps. Steep beginnings are cut off."
+        f"Group {report.groups}; {seeds}.",
+        f"Training loss: running median over {window} logged steps. Steep beginnings are cut off.",
     ]
+    if report.of_variants:
+        said.insert(
+            1,
+            "Colour and fill of the marker: which of Q and K rotate; dash and shape: which of V "
+            "and O.",
+        )
     if any(run.status == "diverged" for run in report.runs):
         said.append("×: diverged.")
     if not report.reference.runs:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rope_exp.evidence import published
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
@@ -76,10 +75,11 @@ def _small_print(report: Report, rows: list[Line]) -> Iterator[str]:
         )
     else:
         yield "No row shares two seeds with the reference: nothing here can be tested."
-    if any(row.theirs.delta is not None for row in rows):
+    theirs = report.published
+    if theirs and any(row.theirs.delta is not None for row in rows):
         yield (
-            f"Hollow: published ({published.SOURCE_SHORT}; about 1B parameters, one seed, corpus "
-            "and budget not given); compare order and signs, not sizes."
+            f"Hollow: published ({theirs.short}; {theirs.setting}); compare order and signs, not "
+            "sizes."
         )
     if mark := diverged_mark(report.reference):
         yield f"The reference: {report.reference.name} {mark}."

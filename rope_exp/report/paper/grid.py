@@ -46,11 +46,12 @@ def grid(report: Report) -> Figure | None:
         for j in range(4):
             _write(axes, report, cells.get((i, j)), i, j, mesh)
     _name(axes)
+    corner = "; in the corner, in italics, the published difference" if report.published else ""
     small_print(
         figure,
         f"Group {report.groups}. In a cell: the mean paired difference, half its 95 % interval and "
-        "the verdict where there are two seeds; in the corner, in italics, the published "
-        "difference. A verdict is by the runs that did not diverge. Hatched: not run.",
+        f"the verdict where there are two seeds{corner}. A verdict is by the runs that did not "
+        "diverge. Hatched: not run.",
     )
     return figure
 

@@ -76,7 +76,7 @@ class _Ladder:
     @property
     def published(self) -> dict[str, float]:
         """The published differences of the rows that are here."""
-        losses = published.LOSSES
+        losses = published.TABLE.losses
         known = [label for label in self.lines if label in losses]
         return {label: losses[label] - losses[published.REFERENCE] for label in known}
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from rope_exp.evidence import published
+from rope_exp.evidence.published import Published
 from rope_exp.report.content import Line, Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import GREY, INK, SMALL, WIDTH, Style, freeze, small_print, styled
@@ -26,11 +26,11 @@ Joined = tuple[Sequence[str], str]
 
 @styled
 def ranks(report: Report) -> Figure | None:
-    """Draw a slope for each published variant that has a rank here; None with fewer than two."""
+    """Draw a slope for each published row that has a rank here; None with fewer than two."""
     rows = [
         row for row in report.rows.values() if row.ours.rank and row.theirs.loss_mean is not None
     ]
-    if len(rows) < 2:
+    if report.published is None or len(rows) < 2:
         return None
 
     ours = _ranked({row.label: row.ours.rank or 0 for row in rows})
@@ -44,7 +44,8 @@ def ranks(report: Report) -> Figure | None:
     small_print(figure, *_print(report, len(rows)))
 
     freeze(figure)
-    _join(axes, _published_ties(theirs), theirs, _name(axes, rows, theirs, 0), -1)
+    ties = _published_ties(report.published, theirs)
+    _join(axes, ties, theirs, _name(axes, rows, theirs, 0), -1)
     _join(axes, _unseparated(report, ours), ours, _name(axes, rows, ours, 1), 1)
     return figure
 
@@ -95,21 +96,25 @@ def _print(report: Report, count: int) -> list[str]:
     )
     if not report.pairs:
         tested = "no two seeds, so nothing is tested and none of the order is settled."
+    signs = "untested"
+    if report.published and report.published.order:
+        signs = f'"{_EQUAL}" and "/" as the source writes them, untested'
     return [
         f"Group {report.groups}, corpus {corpus}; ranks among the {count} that both have. Bars and "
-        f'arcs join what is not told apart. Published: "{_EQUAL}" and "/" as the source writes '
-        f"them, untested. Ours: {tested}"
+        f"arcs join what is not told apart. Published: {signs}. Ours: {tested}"
     ]
 
 
 # -- what is joined --------------------------------------------------------------------------------
 
 
-def _published_ties(known: Collection[str]) -> list[Joined]:
-    """Return the variants between which the source writes ≈ or /, with that sign."""
-    ordered = iter(published.LOSSES)
+def _published_ties(published: Published, known: Collection[str]) -> list[Joined]:
+    """Return the rows between which the source writes ≈ or /, with that sign."""
+    if not published.order:
+        return []
+    ordered = iter(published.losses)
     found: list[Joined] = []
-    for words in published.ORDER.split(">"):
+    for words in published.order.split(">"):
         size = len(re.split("[≈/]", words))
         members = [label for label in itertools.islice(ordered, size) if label in known]
         if len(members) > 1:

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from support.figures import artists, line, overlapping, texts
 from support.reports import make_run, report_of
 
-from rope_exp.evidence.published import LOSSES
+from rope_exp.evidence.published import TABLE
 from rope_exp.report.content import Report
 from rope_exp.report.paper.forest import forest
 from rope_exp.report.paper.grid import grid
@@ -60,7 +60,7 @@ def test_the_forest_says_verdict_seeds_and_published(report: Report) -> None:
     assert f"{judged.delta:+.4f} [{judged.low:+.4f}, {judged.high:+.4f}]" in said
     assert {WORDS[each.verdict] for each in report.against.values()} <= set(said)
     assert {"untested", "diverged", "3", "1", "0"} <= set(said)
-    assert f"{LOSSES['k_rope'] - LOSSES['qk_rope']:+.3f}" in said
+    assert f"{TABLE.losses['k_rope'] - TABLE.losses['qk_rope']:+.3f}" in said
 
 
 def test_a_row_without_an_interval_has_a_dot_or_a_word(report: Report) -> None:
@@ -86,7 +86,7 @@ def test_one_seed_has_dots_beside_the_published_and_no_interval(tmp_path: Path) 
     figure = drawn(forest(report_of(tmp_path)))
 
     assert line(figure, "vo_rope delta")[0] == [pytest.approx(0.03)]
-    published = LOSSES["vo_rope"] - LOSSES["qk_rope"]
+    published = TABLE.losses["vo_rope"] - TABLE.losses["qk_rope"]
     assert line(figure, "vo_rope published")[0] == [pytest.approx(published)]
     assert not {"vo_rope interval", "vo_rope family", "qv_rope published"} & set(artists(figure))
     assert any("nothing here can be tested" in each for each in texts(figure))

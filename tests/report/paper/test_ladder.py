@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from support.figures import artists, line, overlapping, texts
 from support.reports import TOKENS_PER_STEP, make_run
 
-from rope_exp.evidence.published import LOSSES
+from rope_exp.evidence.published import TABLE
 from rope_exp.evidence.runs import Run, find_groups, read_runs
 from rope_exp.report.content import build
 from rope_exp.report.paper.along import by_level, companions, ladders
@@ -81,7 +81,7 @@ def test_a_crossing_is_marked_and_said(figure: Figure) -> None:
 
 def test_the_published_stand_at_the_edge(figure: Figure) -> None:
     for label in ("vo_rope", "nope"):
-        published = LOSSES[label] - LOSSES["qk_rope"]
+        published = TABLE.losses[label] - TABLE.losses["qk_rope"]
         assert line(figure, f"{label} published")[1] == [published]
     assert {"VO-RoPE +0.058", "NoPE +0.083"} <= set(texts(figure))
     assert overlapping(figure, " name") == []

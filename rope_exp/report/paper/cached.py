@@ -1,0 +1,125 @@
+"""What a cached number buys: differences to the reference against the bytes cached a token."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rope_exp.report.content import Line, Report
+from rope_exp.report.looks import look
+from rope_exp.report.paper.style import (
+    GREY,
+    SMALL,
+    UNIT,
+    WIDTH,
+    Style,
+    log_axis,
+    small_print,
+    styled,
+    zero_line,
+)
+
+# Of a number in bf16, in which caches are kept.
+_BYTES = 2
+
+
+class Point(NamedTuple):
+    """A row in the plane of what it costs and what it reaches: less is better of both."""
+
+    label: str
+    cached: float
+    delta: float
+
+
+@styled
+def cached(report: Report) -> Figure | None:
+    """Draw ours, and the published beside it; None where no two rows differ in what they cache."""
+    drawn = [row for row in report.rows.values() if _bytes(row) and row.ours.delta is not None]
+    ours = [Point(row.label, _bytes(row), row.ours.delta or 0.0) for row in drawn]
+    if len({point.cached for point in ours}) < 2:
+        return None
+
+    theirs = _published_points(report, drawn)
+    figure = Figure(figsize=(WIDTH, 3.9))
+    panels = figure.subplots(1, 2 if theirs else 1, squeeze=False)[0]
+    rows = {row.label: row for row in drawn}
+    _draw(panels[0], report, rows, ours)
+    panels[0].set_ylabel(f"loss minus {report.reference.name}'s ({UNIT})")
+    if theirs and report.published:
+        panels[0].set_title("ours")
+        panels[1].set_title("published")
+        _draw(panels[1], None, rows, theirs)
+
+    handles, _ = panels[0].get_legend_handles_labels()
+    names = [row.name for row in drawn]
+    figure.legend(handles, names, loc="outside upper center", ncols=5, fontsize=SMALL)
+    small_print(figure, *_print(report, drawn, bool(theirs)))
+    return figure
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Return the points that no other one dominates: none caches as little and loses less.
+
+    From the fewest bytes to the most; of points at one place the first stands for all.
+    """
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.cached, point.delta)):
+        if not kept or point.delta < kept[-1].delta:
+            kept.append(point)
+    return kept
+
+
+def _bytes(row: Line) -> int:
+    """Return what a layer caches of a token; 0 where it is a state, which does not grow."""
+    config = row.runs[0].config
+    return _BYTES * config.attn.cached(config.model, config.pe)
+
+
+def _published_points(report: Report, rows: Sequence[Line]) -> list[Point]:
+    """Return the published rows that are here, where it is published what they cache."""
+    if report.published is None:
+        return []
+    cached = report.published.cached
+    return [
+        Point(row.label, _BYTES * cached[row.label], row.theirs.delta)
+        for row in rows
+        if row.label in cached and row.theirs.delta is not None
+    ]
+
+
+def _draw(
+    axes: Axes, report: Report | None, rows: Mapping[str, Line], points: Sequence[Point]
+) -> None:
+    """Draw points, the intervals of ours, and the front."""
+    zero_line(axes)
+    best = front(points)
+    steps: Style = {"color": GREY, "linewidth": 0.8, "drawstyle": "steps-post", "zorder": 2}
+    axes.plot([p.cached for p in best], [p.delta for p in best], gid="front", **steps)
+
+    for label, cached, delta in points:
+        row = rows[label]
+        style = look(label, row.number) | {"linestyle": "none"}
+        axes.plot(cached, delta, zorder=4, gid=f"{label} cached", label=row.name, **style)
+        judged = report.against.get(label) if report else None
+        if judged is not None:
+            ends: Style = {"color": style["color"], "linewidth": 1.2, "zorder": 3}
+            axes.plot([cached, cached], [judged.low, judged.high], gid=f"{label} interval", **ends)
+
+    log_axis(axes, {point.cached for point in points}, lambda value: f"{value:,.0f}")
+    axes.tick_params(axis="x", rotation=45)
+    axes.set_xlabel("bytes cached a token and layer, in bf16")
+
+
+def _print(report: Report, rows: Sequence[Line], beside: bool) -> list[str]:
+    said = [
+        f"Group {report.groups}. Grey: the front of the means, of which no row caches as little "
+        "and loses less; where intervals (95 %, of rows with two seeds or more) reach past it, "
+        "who is on it is not settled."
+    ]
+    if beside and report.published:
+        said.append(f"Published: {report.published.short}; {report.published.setting}.")
+    others = [row.name for row in report.rows.values() if row not in rows]
+    if others:
+        said.append(f"Not drawn, as they keep a state or have no difference: {', '.join(others)}.")
+    return said

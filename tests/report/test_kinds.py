@@ -1,0 +1,131 @@
+"""Tables of kinds of attention: rows by a campaign's names, what they cache, what is published."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.records import make_records
+from support.refused import refused
+from support.reports import make_run, table_rows
+
+from rope_exp.config.campaign_file import read_campaign
+from rope_exp.evidence.published import SEQUEL
+from rope_exp.evidence.records import read_records
+from rope_exp.report.command import write, write_campaigns
+from rope_exp.report.levels import find_levels
+from rope_exp.report.paper.cached import Point, front
+
+ROWS = ("mha", "mla", "mla_vo", "gqa1_64", "gqa2_s2", "gqa2_s2_not_back", "gqa2_v_unrotated")
+CORES = ("softmax_qk", "softmax_vo", "linear_none", "linear_qk", "decay_none", "decay_vo")
+
+
+def loss(row: str, seed: int) -> float:
+    return 4.0 + 0.02 * len(row) + 0.001 * seed
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of two campaigns' records."""
+    folder = tmp_path_factory.mktemp("kinds")
+    for campaign, names in (("sequel_mini", ROWS), ("cores", CORES)):
+        listed = read_campaign(campaign, None).rows
+        words = {name: listed[name] for name in names}
+        make_records(folder / "records", campaign, rows=words, seeds=(0, 1), loss=loss)
+        write_campaigns(folder / "records", campaign, folder)
+    return folder
+
+
+def test_rows_are_named_and_say_what_they_cache(results: Path) -> None:
+    rows = table_rows(results / "sequel_mini", "row")
+    assert set(rows) == set(ROWS)
+    assert rows["mla"]["kind"] == "latent-kv_rank128-nope_dim32-value_dim32"
+    assert (rows["mla"]["params"], rows["mla"]["cached"]) == ("4229888", "144")
+    assert (rows["mha"]["params"], rows["mha"]["cached"]) == ("4212992", "512")
+
+    cores = table_rows(results / "cores", "row")
+    # Two heads of 64 features keep 64 x 64 numbers and 64 sums each.
+    assert (cores["linear_qk"]["cached"], cores["linear_qk"]["state"]) == ("0", "8320")
+
+
+def test_differences_are_to_plain_attention(results: Path) -> None:
+    """The sequel's published losses stand beside those of the rows that it has."""
+    rows = table_rows(results / "sequel_mini", "row")
+    assert float(rows["mha"]["delta"]) == 0
+    assert float(rows["mla_vo"]["delta"]) == pytest.approx(0.06)
+    assert float(rows["gqa2_s2"]["published_loss"]) == SEQUEL.losses["row=gqa2_s2"]
+    assert float(rows["gqa2_s2"]["published_delta"]) == pytest.approx(2.708 - 2.721)
+    assert rows["mla_vo"]["published_loss"] == ""
+    text = (results / "sequel_mini/table.md").read_text(encoding="utf-8")
+    assert SEQUEL.source in text
+    assert "144" in text
+
+    cores = table_rows(results / "cores", "row")
+    assert float(cores["softmax_qk"]["delta"]) == 0
+
+
+def test_each_kind_of_a_campaign_has_its_variants_table(results: Path) -> None:
+    """Beside the published nine, where it is softmax, and beside nothing where it is not."""
+    linear = table_rows(results / "cores/attn=linear")
+    assert set(linear) == {"nope", "qk_rope"}
+    assert {row["published_loss"] for row in linear.values()} == {""}
+    softmax = table_rows(results / "cores/attn=softmax")
+    assert float(softmax["vo_rope"]["published_loss"]) == 2.770
+    text = (results / "cores/attn=linear/table.md").read_text(encoding="utf-8")
+    assert "published" not in text.partition("Assumptions")[0].lower()
+
+    # Without queries, what rotates is held against what does not.
+    decay = table_rows(results / "cores/attn=decay")
+    assert float(decay["vo_rope"]["delta"]) == pytest.approx(-0.04)
+
+    # One variant makes no table; rows of several sizes make none of variants.
+    assert not (results / "cores/attn=retention").exists()
+    assert not (results / "sequel_mini/attn=softmax").exists()
+    inverse = table_rows(results / "sequel_mini/attn=shared-groups2")
+    assert len(inverse) == 3
+
+
+def test_the_grid_of_a_core_and_the_front_are_drawn(results: Path) -> None:
+    assert (results / "cores/attn=linear/figures/grid.png").exists()
+    assert (results / "sequel_mini/figures/cached.png").exists()
+    # All rows of `cores` that keep keys keep as many.
+    assert not (results / "cores/figures/cached.png").exists()
+
+
+def test_the_page_has_a_level_of_all_kinds_and_of_each(results: Path) -> None:
+    runs = {"cores": read_records(results / "records", "cores")}
+    attention = [level.facets["attention"].text for level in find_levels(runs)]
+    assert attention == ["rows of all kinds", "decay", "linear", "softmax"]
+
+
+def test_runs_of_no_campaign_have_no_names(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", pe="qk_rope")
+    with refused("--factors row", "is of no campaign"):
+        write(tmp_path / "runs", None, tmp_path / "out", factors=("row", "seed"))
+
+
+points = st.lists(
+    st.builds(
+        Point,
+        st.uuids().map(str),
+        st.integers(1, 8).map(float),
+        st.integers(-8, 8).map(float),
+    ),
+    min_size=1,
+)
+
+
+@given(points)
+def test_the_front_is_what_nothing_dominates(found: list[Point]) -> None:
+    """By the definition: as few bytes, as small a loss, and better in one of them."""
+
+    def dominated(point: Point) -> bool:
+        return any(
+            other.cached <= point.cached
+            and other.delta <= point.delta
+            and (other.cached, other.delta) != (point.cached, point.delta)
+            for other in found
+        )
+
+    best = {(point.cached, point.delta) for point in found if not dominated(point)}
+    assert [(point.cached, point.delta) for point in front(found)] == sorted(best)

@@ -62,6 +62,18 @@ def test_token_by_token_at_far_positions_is_the_whole(attn: AttnConfig) -> None:
             assert float((ours - whole).abs().max()) < TOLERANCE, (sites, window, parts)
 
 
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+@torch.no_grad()
+def test_thousands_of_entries_are_the_whole(attn: AttnConfig) -> None:
+    """In float32, filled in two parts and then a token at a time, past 4,096."""
+    decoder = decoder_of(attn, attn.sites()).float()
+    ids_BT = tokens(1, FAR)
+    last = FAR - 4093
+    whole = decoder(ids_BT)[:, -last:]
+    ours = fed(decoder, ids_BT, [2000, 2093, *[1] * last])[:, -last:]
+    assert float((ours - whole).abs().max() / whole.abs().max()) < 1e-4
+
+
 @settings(max_examples=20)
 @given(st.data())
 @torch.no_grad()

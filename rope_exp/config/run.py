@@ -27,6 +27,7 @@ from rope_exp.config.sections import (
     TrackerConfig,
     TrainConfig,
 )
+from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import json_sha256
@@ -57,6 +58,13 @@ class RunConfig:
         self.attn.check(self.model, self.pe)
         if self.model.match_params is not None:
             self._match_params()
+
+        if "floors" in self.train.probes and not isinstance(self.attn, LinearConfig):
+            raise ConfigError(
+                "train.probes",
+                list(self.train.probes),
+                f"floors asks of attn.kind=linear alone, and this is {self.attn.kind}",
+            )
 
         # Held by NoPE too: a size is one that all variants can be compared at.
         rotary_dim = self.attn.rotary_dim(self.model)

@@ -7,7 +7,8 @@ Each probe tells something that the mean over the held-out windows does not:
 - positions: the loss by position, up to eight times the training length;
 - shift: the held-out loss where positions begin at `start` instead of 0: a relative variant cannot
   tell, an absolute one can, and pays if it has learned to;
-- ablation: the loss where one site's rotation is switched off: what the model has come to need.
+- ablation: the loss where one site's rotation is switched off: what the model has come to need;
+- floors: how often linear attention divides by its eps, as the sum below the fraction is less.
 
 Losses are mean nats per token, in the precision that the run trained in; null where one is not
 finite.
@@ -17,8 +18,8 @@ Shapes: N windows, B of a micro-batch, T positions, D model width, C tokens of a
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import IdSource, num_windows, validation_ids
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.kernel import wide
+from rope_exp.model.attention.linear import LinearAttention
 from rope_exp.model.decoder import Decoder
 
 LONGEST = 8  # of the windows by position, in training lengths
@@ -130,6 +132,20 @@ class Questions:
                 losses[site] = self._loss()
         return {"without": list(losses), "loss": _rounded(list(losses.values()))}
 
+    def floors(self) -> Probes:
+        """Return the share of the sums below linear attention's fraction that eps floors, by layer.
+
+        Of all positions and heads of the windows that shift and ablation read.
+        """
+        with ExitStack() as stack:
+            layers = [
+                each for each in attentions(self.decoder) if isinstance(each, LinearAttention)
+            ]
+            seen = [stack.enter_context(floored(layer)) for layer in layers]
+            self._loss()
+        shares = [torch.cat(parts).double().mean() for parts in seen]
+        return {"share": _rounded(shares)}
+
     def _loss(self) -> Tensor:
         return self._nats(max(1, self.train.eval_sequences // SHARE), self.train.seq_len).mean()
 
@@ -174,6 +190,24 @@ def switched_off(decoder: Decoder, site: str) -> Iterator[None]:
     finally:
         for attention, sites in zip(attentions(decoder), usual, strict=True):
             attention.sites = sites
+
+
+@contextmanager
+def floored(layer: LinearAttention) -> Iterator[list[Tensor]]:
+    """Note of each division in a layer, while the context lasts, whether eps stands below it."""
+    seen: list[Tensor] = []
+    below = layer.below
+
+    def watched(found: Mapping[str, Tensor]) -> Tensor:
+        norm_BTH1 = below(found)
+        seen.append((norm_BTH1 < layer.attn.eps).flatten())
+        return norm_BTH1
+
+    layer.below = watched  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        del layer.below
 
 
 def attentions(decoder: Decoder) -> list[Attention]:

@@ -126,8 +126,9 @@ def notes(report: Report) -> list[str]:
 
     said += _test_notes(report)
 
-    for run in report.runs:
-        said += _run_notes(run)
+    for row in report.rows.values():
+        for run in row.runs:
+            said += _run_notes(row.name, run)
     said += _seed_notes(report)
 
     for row in report.rows.values():
@@ -160,9 +161,15 @@ def assumptions(report: Report) -> list[str]:
 # -- of one run ------------------------------------------------------------------------------------
 
 
-def _run_notes(run: Run) -> list[str]:
-    name = f"{run.variant_name}, seed {run.config.seed}"
+def _run_notes(row: str, run: Run) -> list[str]:
+    name = f"{row}, seed {run.config.seed}"
     said = [f"{name}: {mark} ({run.where})." for mark in run.env.get("marks", [])]
+    if "floors" in run.probes:
+        most = max(run.probes["floors"]["share"])
+        said.append(
+            f"{name}: at most {most:.3%} of the sums below a layer's fraction are floored at "
+            f"attn.eps={show(run.config.numeric_value('attn.eps'))} ({run.where})."
+        )
     if run.status != "finished":
         last = [{"step": 0}, *run.metrics][-1]
         steps = run.result.get("steps", last["step"])

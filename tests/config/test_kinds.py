@@ -129,6 +129,7 @@ REFUSED = [
     (["model.head_dim=7"], "model.head_dim=7", "must be even"),
     (["attn=mla", "attn.groups=2"], "attn.groups", "there is no such key"),
     (["attn=decay", "pe=vo_rope", "attn.gamma=1.5"], "attn.gamma=1.5", "above 0 and below 1"),
+    (["train.probes=[floors]"], "train.probes=", "asks of attn.kind=linear alone"),
     (["model.match_params=1000"], "model.match_params=1000", "cannot be met within 0.1 %"),
     (["model.match_params=2000000", "tokenizer=pretrained", "tokenizer.path=x"],
      "model.match_params=2000000", "vocabulary whose size is known"),

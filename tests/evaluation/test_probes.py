@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.models import SUBSETS, VOCAB, make_decoder
+from support.models import SUBSETS, VOCAB, make_decoder, make_pe, make_sizes
 
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import TrainConfig
+from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.data.batches import validation_ids
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.probes import (
@@ -21,6 +23,8 @@ from rope_exp.evaluation.probes import (
     switched_off,
     token_nats,
 )
+from rope_exp.model.attention.base import split_heads
+from rope_exp.model.attention.linear import LinearAttention
 from rope_exp.model.decoder import Decoder
 
 LENGTH = 16
@@ -233,3 +237,48 @@ def test_a_site_that_is_off_is_on_again() -> None:
         assert {attention.sites for attention in attentions(decoder)} == {frozenset("k")}
     assert {attention.sites for attention in attentions(decoder)} == {frozenset("qk")}
     assert all(parameter.grad is None for parameter in decoder.parameters())
+
+
+@pytest.mark.parametrize(
+    ("attn", "share"),
+    [
+        # Features above 0 have a sum above 0; and 1 + cos of a token with itself is 2.
+        (LinearConfig(), 0.0),
+        (LinearConfig(form="one_plus_cos"), 0.0),
+        (LinearConfig(form="one_plus_cos", eps=1e9), 1.0),
+    ],
+    ids=str,
+)
+def test_the_floors_of_forms_that_cannot_or_must_meet_it(attn: LinearConfig, share: float) -> None:
+    decoder = linear_decoder(attn)
+    assert ask(decoder, "floors") == {"share": [share] * len(attentions(decoder))}
+
+
+def test_the_floors_are_counted_one_by_one() -> None:
+    """Rotated below too: of the first layer, by the sums themselves."""
+    decoder = linear_decoder(LinearConfig(form="both"))
+    layer = attentions(decoder)[0]
+    assert isinstance(layer, LinearAttention)
+    found = ask(decoder, "floors")["share"][0]
+
+    ids_NT = torch.from_numpy(validation_ids(HELD_OUT, 4, LENGTH))[:, :-1]
+    block = decoder.model.layers[0]
+    x_BTD = block.input_layernorm(decoder.model.embed_tokens(ids_NT))
+    projected = (layer.q_proj(x_BTD), layer.k_proj(x_BTD))
+    q, k = (layer._feature(split_heads(each, layer.head_dim)) for each in projected)
+    tables = decoder.model.rotary_emb(torch.arange(LENGTH))
+    q, k = layer.turn("q", q, tables), layer._of_queries(layer.turn("k", k, tables))
+    similarity_BHTT = torch.einsum("bihk,bjhk->bhij", q, k).tril()
+    expected = (similarity_BHTT.sum(dim=-1) < layer.attn.eps).double().mean()
+    assert 0 < found < 1
+    assert found == pytest.approx(float(expected), abs=1e-6)
+
+
+def linear_decoder(attn: LinearConfig) -> Decoder:
+    decoder = Decoder(Architecture(make_sizes(), make_pe("q", "k"), VOCAB, attn))
+    decoder.initialise(0)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(12)
+    return decoder.eval()

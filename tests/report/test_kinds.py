@@ -1,5 +1,6 @@
 """Tables of kinds of attention: rows by a campaign's names, what they cache, what is published."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from rope_exp.config.campaign_file import read_campaign
 from rope_exp.evidence.published import SEQUEL
 from rope_exp.evidence.records import read_records
 from rope_exp.report.command import write, write_campaigns
+from rope_exp.report.content import build
 from rope_exp.report.levels import find_levels
 from rope_exp.report.paper.cached import Point, front
+from rope_exp.report.sentences import notes
 
 ROWS = ("mha", "mla", "mla_vo", "gqa1_64", "gqa2_s2", "gqa2_s2_not_back", "gqa2_v_unrotated")
 CORES = ("softmax_qk", "softmax_vo", "linear_none", "linear_qk", "decay_none", "decay_vo")
@@ -102,6 +105,18 @@ def test_runs_of_no_campaign_have_no_names(tmp_path: Path) -> None:
     make_run(tmp_path / "runs", pe="qk_rope")
     with refused("--factors row", "is of no campaign"):
         write(tmp_path / "runs", None, tmp_path / "out", factors=("row", "seed"))
+
+
+def test_how_often_a_sum_was_floored_is_noted(results: Path) -> None:
+    """The most of any layer, by the row's name."""
+    runs = []
+    for run in read_records(results / "records", "cores"):
+        answers = {"floors": {"share": [0.0, 0.0125]}} if run.row == "linear_qk" else {}
+        runs.append(replace(run, probes={**run.probes, **answers}))
+    said = notes(build(runs, ["row"]))
+    found = [line for line in said if "attn.eps" in line]
+    assert [line.partition(":")[0] for line in found] == ["linear_qk, seed 0", "linear_qk, seed 1"]
+    assert "at most 1.250% of the sums" in found[0]
 
 
 points = st.lists(

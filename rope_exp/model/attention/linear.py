@@ -57,11 +57,15 @@ class LinearAttention(StateAttention):
         return {NUMERATOR: (turned, torch.cat([v_BTHK, one_BTH1], dim=-1))}
 
     def outputs(self, found: Mapping[str, Tensor], tables: Tables) -> Tensor:
-        sum_BTHK, norm_BTH1 = found[NUMERATOR].tensor_split([self.head_dim], dim=-1)
-        if self.attn.form == "numerator":
-            norm_BTH1 = found[DENOMINATOR]
-        o_BTHK = wide(sum_BTHK) / wide(norm_BTH1).clamp(min=self.attn.eps)
+        sum_BTHK = found[NUMERATOR][..., : self.head_dim]
+        o_BTHK = wide(sum_BTHK) / self.below(found).clamp(min=self.attn.eps)
         return self.turn("o", o_BTHK.to(sum_BTHK.dtype), tables)
+
+    def below(self, found: Mapping[str, Tensor]) -> Tensor:
+        """Return the sums below the fraction, [B, T, H, 1], before eps floors them."""
+        if self.attn.form == "numerator":
+            return wide(found[DENOMINATOR])
+        return wide(found[NUMERATOR][..., self.head_dim :])
 
     def shifted_state(self, name: str, state_BHKV: Tensor, tables: Tables) -> Tensor:
         # Below the fraction nothing rotates; and the last value of a joint sum is 1.

@@ -19,6 +19,7 @@ from benchmarks import parts
 from benchmarks.check import check
 from benchmarks.decode import decode
 from benchmarks.device import breakdown, limits
+from benchmarks.length import length
 from benchmarks.setting import Bench
 
 from rope_exp.system.console import log
@@ -32,12 +33,19 @@ PARTS: dict[str, Callable[[Bench, str], dict[str, Any]]] = {
     "breakdown": breakdown,
     "race": parts.race_arms,
     "decode": decode,
+    "length": length,
     "prepare": parts.prepare,
     "against": parts.against,
 }
 FIGURE = "figure"
 DEFAULT = ("check", "limits", "speed", "prepare", FIGURE)
-EVERY_MODEL = ("speed", "breakdown", "race", "decode")  # the others measure the first alone
+EVERY_MODEL = (
+    "speed",
+    "breakdown",
+    "race",
+    "decode",
+    "length",
+)  # the others measure the first alone
 NAMELESS = ("limits", "prepare")  # files without a model's name
 
 
@@ -100,10 +108,10 @@ def measure(bench: Bench, chosen: Sequence[str]) -> None:
             result = PARTS[part](bench, model)
             write_json(path, measured | {"result": result})
             print(shown({name: result}))
-            if part == "decode":
-                from benchmarks.figure import draw_decoding
+            if part in ("decode", "length"):
+                from benchmarks.figure import draw_contexts
 
-                print(f"{FIGURE}: {draw_decoding(bench.folder, result)}")
+                print(f"{FIGURE}: {draw_contexts(bench.folder, part, result)}")
             # The next part's processes need it.
             torch.cuda.empty_cache()
 

@@ -12,20 +12,32 @@ from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json
 
 
-def draw_decoding(folder: Path, result: dict[str, Any]) -> Path:
-    """Draw what a result of decode says: tokens a second, and bytes kept, against the context."""
-    figure, (rates, sizes) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-    for arm, found in result["arms"].items():
-        label = f"{arm} ({found['cached']} a token)" if found["cached"] else f"{arm} (a state)"
-        rates.plot(result["contexts"], [1 / each for each in found["token_s"]], "o-", label=label)
-        sizes.plot(result["contexts"], found["kept_bytes"], "o-")
-    rates.set(ylabel="decoded tokens a second")
-    sizes.set(ylabel="bytes kept", yscale="log")
-    for axes in (rates, sizes):
-        axes.set(xscale="log", xlabel="tokens before")
+def draw_contexts(folder: Path, part: str, result: dict[str, Any]) -> Path:
+    """Draw what a result of decode or length says against tokens: each arm's time and memory."""
+    figure, (times, sizes) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    for number, (arm, found) in enumerate(result["arms"].items()):
+        style = {"marker": "osD^vP*X"[number % 8], "linestyle": ["-", "--", ":"][number % 3]}
+        if part == "decode":
+            rates = [1 / each for each in found["token_s"]]
+            kept = f"{found['cached']} a token" if found["cached"] else "a state"
+            times.plot(result["contexts"], rates, label=f"{arm} ({kept})", **style)
+            sizes.plot(result["contexts"], found["kept_bytes"], **style)
+        else:
+            times.plot(result["lengths"], found["pass_s"], label=arm, **style)
+            if None not in found["peak_bytes"]:
+                sizes.plot(result["lengths"], found["peak_bytes"], **style)
+
+    if part == "decode":
+        times.set(ylabel="decoded tokens a second", xlabel="tokens before")
+        sizes.set(ylabel="bytes kept", xlabel="tokens before", yscale="log")
+    else:
+        times.set(ylabel="seconds of a pass forward and backward", yscale="log")
+        sizes.set(ylabel="bytes at its height", yscale="log")
+    for axes in (times, sizes):
+        axes.set(xscale="log", xlabel=axes.get_xlabel() or "tokens of the text")
         axes.grid(which="both", color="0.92")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    path = folder / "decoding.png"
+    path = folder / f"{part}.png"
     figure.savefig(path, dpi=150)
     return path
 

@@ -47,6 +47,7 @@ def test_a_contender_that_fails_ends_the_race_in_its_words(tiny_overrides: list[
         (["against", "--tree", "{empty}"], "must be the folder of a checkout"),
         (["race"], "--arm: say at least one"),
         (["decode"], "--arm: say at least one"),
+        (["length"], "--arm: say at least one"),
         (["figure", "--out", "{empty}"], "holds no result of the part speed"),
     ],
 )

@@ -58,7 +58,8 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
         where: a folder at or above run folders, or at or above records.
     Returns:
         By the keys of result.json and of the command line; `where` names the run, and is the index.
-        A run that is not done has no loss.
+        `cached` are a layer's numbers a token, `state` those that do not grow. A run that is not
+        done has no loss.
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
@@ -127,6 +128,9 @@ def _line(run: Run) -> dict[str, Any]:
         "pe": run.config.pe.label,
         "variant": run.variant_name,
         "rotate": "".join(run.config.pe.rotate),
+        "kind": run.config.attn.label,
+        "cached": run.config.attn.cached(run.config.model, run.config.pe),
+        "state": run.config.attn.state(run.config.model),
         "status": run.status,
     }
     for key in _OF_CONFIG:

@@ -135,6 +135,7 @@ def _started(run: Run) -> Shown:
 _OF_RUNS: Mapping[Column, Callable[[Run], Shown]] = {
     Column("run"): lambda run: _text(run.where),
     Column("variant"): lambda run: _text(run.variant_name),
+    Column("attention"): lambda run: _text(run.config.attn.label),
     Column("seed", "number"): lambda run: _number(run.config.seed, "d"),
     Column("status"): lambda run: _text(run.status),
     Column("loss", "number"): _value("val/loss", ".4f"),

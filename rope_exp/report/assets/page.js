@@ -114,6 +114,7 @@ function showTables() {
   const { level, reference } = shown;
   const against = level.against[reference];
   drawGrid(byId("grid"), level, reference);
+  byId("grid-section").hidden = !level.rows.some((row) => row.cell);
   if (against) fillTable(byId("rows"), against.table, { ...sorting("rows"), mark: reference });
   fillTable(byId("relations"), level.relations);
   byId("relations-section").hidden = !level.relations.rows.length;

@@ -93,9 +93,10 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     """Estimate one process's peak, by the key of the config that most of a part follows from.
 
     Weights, gradients and moments in float32. Activations: about 34 bytes a feature, token and
-    layer in bf16 with fused attention (twice that in float32), and the weights of attention where
-    it is written out; the logits of one chunk of the loss three times (bf16, float32, gradient),
-    and the head's gradient three times.
+    layer in bf16 with fused attention (twice that in float32), what queries, keys, values and
+    outputs of wider heads than the model's take beyond that, before and after they turn, and the
+    weights of attention where it is written out; the logits of one chunk of the loss three times
+    (bf16, float32, gradient), and the head's gradient three times.
     """
     train = config.train
     model = config.model
@@ -105,7 +106,8 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     share = train.global_batch_size // int(config.launch.num_processes)
     micro_tokens = min(train.micro_batch_size or share, share) * train.seq_len
 
-    a_layer = 17 * width * model.hidden_size
+    heads = 2 * model.num_attention_heads * sum(config.attn.widths(model))
+    a_layer = width * (17 * model.hidden_size + 2 * max(0, heads - 4 * model.hidden_size))
     if device == "cpu" and train.seq_len <= MAX_WRITTEN_OUT and config.attn.keeps_keys:
         a_layer += width * model.num_attention_heads * train.seq_len
     activations = micro_tokens * model.num_hidden_layers * a_layer

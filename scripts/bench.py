@@ -111,7 +111,7 @@ def measure(bench: Bench, chosen: Sequence[str]) -> None:
             if part in ("decode", "length"):
                 from benchmarks.figure import draw_contexts
 
-                print(f"{FIGURE}: {draw_contexts(bench.folder, part, result)}")
+                print(f"{FIGURE}: {draw_contexts(bench.folder, part, model, result)}")
             # The next part's processes need it.
             torch.cuda.empty_cache()
 

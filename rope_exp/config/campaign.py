@@ -5,12 +5,12 @@ Nothing in it is left to the machine: where `auto` could mean two things, a cell
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.campaign_file import read_campaign
+from rope_exp.config.campaign_file import SEEDS, read_campaign
 from rope_exp.config.compose import compose_jobs
 from rope_exp.config.overrides import CAMPAIGNS
 from rope_exp.config.resolve import operations
@@ -98,6 +98,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 places[cell.name] = (seed_place, -operations(cell.config), len(cells))
                 cells[cell.name] = cell
 
+    _name_rows(cells)
     if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells.values()):
         raise ConfigError(f"{where}: python", ..., "is missing: its library is the corpus")
 
@@ -154,6 +155,23 @@ def _cell(
     config = jobs.configs[0]
     _check_decided(config, where)
     return Cell(name, row, factors, config.replace("run", dir=str(runs / name)))
+
+
+def _name_rows(cells: dict[str, Cell]) -> None:
+    """Give configs their rows' names where rows are more than variants, of all cells or of none.
+
+    Rows are variants where those of equal factors have one kind of attention and one size.
+    """
+    kinds: dict[str, Any] = {}
+    for cell in cells.values():
+        factors = show({key: cell.factors[key] for key in cell.factors if key not in SEEDS})
+        kind = [cell.config.numeric_value(section) for section in ("attn", "model")]
+        if kinds.setdefault(factors, kind) != kind:
+            break
+    else:
+        return
+    for name, cell in cells.items():
+        cells[name] = replace(cell, config=replace(cell.config, row_name=cell.row))
 
 
 def _check_decided(config: RunConfig, where: str) -> None:

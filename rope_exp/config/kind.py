@@ -6,7 +6,7 @@ H query heads, G key/value heads, K features of a head, D model width, T tokens.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
-from rope_exp.config.schema import Rule, numeric_values
+from rope_exp.config.schema import Rule, labelled, numeric_values
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError
@@ -33,7 +33,7 @@ class Kind:
         """The kind in tables: latent, or latent-kv_rank128 where a key departs."""
         found: dict[str, Any] = numeric_values(self, departing=True)
         found.pop("kind", None)
-        return "-".join([self.kind, *(f"{key}{value}" for key, value in found.items())])
+        return self.kind + "".join(labelled(key, value) for key, value in found.items())
 
     def small(self) -> Self:
         """Return this kind for two query heads over one shared key/value head."""
@@ -80,6 +80,10 @@ class Kind:
         Nothing that a kernel computes and masks, or computes anew, is counted.
         """
         raise NotImplementedError
+
+    def probes(self) -> tuple[str, ...]:
+        """Return what can be asked of this kind alone, of train.probes."""
+        return ()
 
     def check(self, model: ModelConfig, pe: PeConfig) -> None:
         """Refuse what this kind cannot be.

@@ -7,6 +7,7 @@ from rope_exp.config.schema import NonNegative, Positive, Rule, Share, numeric
 from rope_exp.system.errors import ConfigError
 
 Beta = Annotated[float, Rule("both must be numbers from 0, and below 1", lambda x: 0 <= x < 1)]
+Momentum = Annotated[float, Rule("must be a number from 0, and below 1", lambda x: 0 <= x < 1)]
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,12 @@ class OptimConfig:
 class MuonConfig:
     """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
 
-    A matrix's update has the root mean square of 0.2 times AdamW's, so that one rate serves both.
+    A matrix's update has a root mean square of 0.2, about AdamW's, so that one rate serves both.
     """
 
     name: Literal["muon"] = numeric("muon")
     lr: Positive = numeric(3e-3)
-    momentum: Beta = numeric(0.95)
+    momentum: Momentum = numeric(0.95)
     # Of AdamW.
     betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
     eps: Positive = numeric(1e-8)

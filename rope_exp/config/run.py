@@ -17,8 +17,9 @@ from typing import Any
 from rope_exp.config.architecture import Architecture, matched
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
-from rope_exp.config.schema import Seed, convert, numeric, numeric_values
+from rope_exp.config.schema import Name, Seed, convert, numeric, numeric_values, setting
 from rope_exp.config.sections import (
+    OWN_PROBES,
     DataConfig,
     LaunchConfig,
     ModelConfig,
@@ -27,7 +28,6 @@ from rope_exp.config.sections import (
     TrackerConfig,
     TrainConfig,
 )
-from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import json_sha256
@@ -42,6 +42,8 @@ class RunConfig:
     """One run. `from_dict` makes it from what a command line or a file says."""
 
     seed: Seed = numeric(0)
+    # Its row's name in tables, where rows are more than variants; a campaign names them itself.
+    row_name: Name | None = setting(None)
     pe: PeConfig = PeConfig()
     attn: AttnConfig = SoftmaxConfig()
     model: ModelConfig = ModelConfig()
@@ -59,12 +61,11 @@ class RunConfig:
         if self.model.match_params is not None:
             self._match_params()
 
-        if "floors" in self.train.probes and not isinstance(self.attn, LinearConfig):
-            raise ConfigError(
-                "train.probes",
-                list(self.train.probes),
-                f"floors asks of attn.kind=linear alone, and this is {self.attn.kind}",
-            )
+        own = set(OWN_PROBES) - set(self.attn.probes())
+        for probe in self.train.probes:
+            if probe in own:
+                allowed = f"attn.kind={self.attn.kind} cannot be asked for {probe}"
+                raise ConfigError("train.probes", list(self.train.probes), allowed)
 
         # Held by NoPE too: a size is one that all variants can be compared at.
         rotary_dim = self.attn.rotary_dim(self.model)

@@ -241,6 +241,12 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
     return found
 
 
+def labelled(key: str, value: Any) -> str:
+    """Return how a label shows a key that departs from its default: -base500000, -trainable."""
+    spelled = f"{value:g}" if isinstance(value, int | float) else value
+    return f"-{key}" if value is True else f"-{key}{spelled}"
+
+
 # -- kinds of values ---------------------------------------------------------------------------
 
 

@@ -34,6 +34,9 @@ class LinearConfig(Kind):
     def flops(self, model: ModelConfig, seq_len: int) -> int:
         return _state_flops(model.num_attention_heads * self._state_of_a_head(model))
 
+    def probes(self) -> tuple[str, ...]:
+        return ("floors",)
+
     def _state_of_a_head(self, model: ModelConfig) -> int:
         """Return the sums over keys, of values and of one; 1 + cos has one key more, which is 1."""
         features = model.features_per_head

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rope_exp.config.schema import Name, Natural, Rule, numeric, numeric_values
+from rope_exp.config.schema import Name, Natural, Rule, labelled, numeric, numeric_values
 from rope_exp.system.errors import ConfigError
 
 SITES = ("q", "k", "v", "o")
@@ -68,6 +68,5 @@ class PeConfig:
 
         for key, value in numeric_values(self, departing=True).items():
             if key not in ("name", "rotate"):
-                spelled = f"{value:g}" if isinstance(value, int | float) else value
-                label += f"-{key}" if value is True else f"-{key}{spelled}"
+                label += labelled(key, value)
         return label

@@ -16,6 +16,9 @@ from rope_exp.model.decoder import Decoder
 from rope_exp.run.folder import ENV, read_env
 from rope_exp.system.errors import RecordError
 
+# Of padded prompts, how many tokens are read at once.
+PART = 512
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -74,6 +77,10 @@ def generate(
     streams = [torch.Generator().manual_seed(sampling.seed) for _ in prompts]
     cache = decoder.new_cache(pads_B)
     ids_BT = torch.tensor(padded, device=device)
+    # What goes on from a cache has scores of all pairs: those of a part at a time.
+    *before, ids_BT = torch.split(ids_BT, PART if any(pads) else longest, dim=1)
+    for part_BT in before:
+        decoder(part_BT, cache=cache)
     found: list[list[int]] = [[] for _ in prompts]
     is_done = [False] * len(prompts)
     for _ in range(sampling.num_tokens):
@@ -98,8 +105,8 @@ def distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     if sampling.temperature == 0:
         return torch.nn.functional.one_hot(logits_BV.argmax(-1), logits_BV.shape[-1]).float()
 
-    # Below the largest, so that no temperature makes two of them infinite.
-    below_BV = logits_BV - logits_BV.max(-1, keepdim=True).values
+    # Below the largest, and in float64, so that no temperature makes two of them infinite.
+    below_BV = (logits_BV - logits_BV.max(-1, keepdim=True).values).double()
     probability_BV = (below_BV / sampling.temperature).softmax(-1)
     sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
     # The likeliest always stays: what comes before it has probability 0.

@@ -2,7 +2,8 @@
 
 A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
 variants, `optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. The
-factor `row` is a campaign's own names, which stand for variant, kind of attention and size at once.
+factor `row` is a name that a campaign or an experiment gives (row_name), which stands for variant,
+kind of attention and size at once.
 A row is the runs that agree in every factor but the seed, a block the runs of one seed. What may
 not be compared is refused in a `ReportError`, one sentence that names the folders. No torch.
 """
@@ -40,7 +41,7 @@ class Row:
         return "" if best == "finished" else best
 
 
-# The rows of a campaign by their names, and the sections of the config that a name stands for.
+# Rows by their names, and the sections of the config that a name stands for.
 ROW = "row"
 _OF_ROW = ("pe", "attn", "model")
 
@@ -88,9 +89,8 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
 
 
 def telling(runs: Sequence[Run]) -> list[str]:
-    """Return what tells a campaign's rows apart: the variant, or names where more differs."""
-    kinds = [[value_of(run.config, section) for section in ("attn", "model")] for run in runs]
-    return ["pe"] if all(kind == kinds[0] for kind in kinds) else [ROW]
+    """Return what tells rows apart: their names, where they have such, or else the variant."""
+    return [ROW] if any(run.config.row_name for run in runs) else ["pe"]
 
 
 def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
@@ -158,21 +158,21 @@ def _label(run: Run, keys: Sequence[str]) -> str:
 
 def _name(run: Run, keys: Sequence[str]) -> str:
     """Return the same as a person writes it: VO-RoPE, or the name that a campaign gives."""
-    names = {"pe": run.variant_name, ROW: run.row}
+    names = {"pe": run.variant_name, ROW: run.config.row_name}
     return " ".join(names.get(key) or _word(run, key) for key in keys)
 
 
 def _word(run: Run, key: str) -> str:
     if key != ROW:
         return f"{key}={spelled(run.config, key)}"
-    if not run.row:
-        raise ReportError(f"--factors {ROW}: {run.folder} is of no campaign, which would name it")
-    return f"{ROW}={run.row}"
+    if run.config.row_name is None:
+        raise ReportError(f"--factors {ROW}: {run.folder} has no row_name")
+    return f"{ROW}={run.config.row_name}"
 
 
 def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
     """Return where a row stands among the others: by its numbers, then by its label."""
-    values = (run.row if key == ROW else value_of(run.config, key) for key in keys)
+    values = ("" if key == ROW else value_of(run.config, key) for key in keys)
     numbers = [value if isinstance(value, int | float) else math.inf for value in values]
     return numbers, _label(run, keys)
 

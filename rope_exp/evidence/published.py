@@ -69,41 +69,45 @@ TABLE = Published(
     ),
 )
 
-# Kinds of attention by what they cache, of `model=sequel` and its small sister `sequel_mini`; by
-# the rows' names in configs/row/sequel_mini.
+# Kinds of attention by what they cache; by the names of rows in configs/row/sequel, which those of
+# its small sister share.
+SEQUEL_MODELS = ("sequel", "sequel_mini")
 SEQUEL = Published(
     source=(
         "Su Jianlin, “Transformer升级之路：20、MLA好在哪里？（上）”, 4 May 2025, "
         "https://spaces.ac.cn/archives/10907"
     ),
     short="Su Jianlin, 4 May 2025, spaces.ac.cn/archives/10907",
-    setting="0.8B to 1.2B parameters, 16B tokens, one seed, corpus not given",
+    setting=(
+        "0.8B to 1.2B parameters, 16B tokens in steps of 1M, length 4,096, Muon, one seed, corpus "
+        "and rate not given"
+    ),
     losses={
         "row=gqa1_s3": 2.677,
         "row=mla_wide": 2.705,
         "row=gqa2_s2": 2.708,
-        "row=gqa1_64_pr": 2.711,
-        "row=gqa4_32_s2": 2.713,
+        "row=gqa1_pr": 2.711,
+        "row=gqa4_wide_s2": 2.713,
         "row=gqa2_s1": 2.714,
-        "row=gqa1_64": 2.720,
+        "row=gqa1": 2.720,
         "row=mha": 2.721,
         "row=mla": 2.721,
-        "row=gqa2_48": 2.729,
-        "row=gqa4_16_s2": 2.738,
-        "row=gqa2_32": 2.750,
+        "row=gqa2_wide": 2.729,
+        "row=gqa4_s2": 2.738,
+        "row=gqa2": 2.750,
     },
     cached={
         "row=gqa1_s3": 576,
         "row=mla_wide": 576,
         "row=gqa2_s2": 512,
-        "row=gqa1_64_pr": 512,
-        "row=gqa4_32_s2": 768,
+        "row=gqa1_pr": 512,
+        "row=gqa4_wide_s2": 768,
         "row=gqa2_s1": 640,
-        "row=gqa1_64": 512,
+        "row=gqa1": 512,
         "row=mha": 4096,
         "row=mla": 576,
-        "row=gqa2_48": 768,
-        "row=gqa4_16_s2": 512,
-        "row=gqa2_32": 512,
+        "row=gqa2_wide": 768,
+        "row=gqa4_s2": 512,
+        "row=gqa2": 512,
     },
 )

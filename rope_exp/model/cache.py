@@ -29,7 +29,9 @@ class LayerCache:
     num_seen: int = 0
     states: dict[str, Tensor] = field(default_factory=dict)
     _buffers: dict[str, Tensor] = field(default_factory=dict)
-    _num_kept: int = 0
+    # Of the rows in the buffers, which are kept.
+    _first: int = 0
+    _end: int = 0
 
     def append(self, **new: Tensor) -> dict[str, Tensor]:
         """Keep these after what there is, and return all that is kept, [B, E, ...] each.
@@ -38,12 +40,14 @@ class LayerCache:
             new: by name, [B, T, ...] each; the same names each time.
         """
         num_new = next(iter(new.values())).shape[1]
-        self._forget()
-        first = self._num_kept
-        self._num_kept += num_new
-        self.num_seen += num_new
+        if self.window is not None:
+            # The first of the new queries meets the last window - 1.
+            self._first = max(self._first, self._end - (self.window - 1))
+        self._make_room(new)
         for name, x in new.items():
-            self._room(name, x)[:, first : self._num_kept] = x.detach()
+            self._buffers[name][:, self._end : self._end + num_new] = x.detach()
+        self._end += num_new
+        self.num_seen += num_new
         return self.rows
 
     def replace(self, num_new: int, states: Mapping[str, Tensor]) -> None:
@@ -54,18 +58,18 @@ class LayerCache:
     @property
     def rows(self) -> dict[str, Tensor]:
         """What is kept of each token, [B, E, ...] each, by name."""
-        return {name: buffer[:, : self._num_kept] for name, buffer in self._buffers.items()}
+        return {name: buffer[:, self._first : self._end] for name, buffer in self._buffers.items()}
 
     def is_prefill(self, num_new: int) -> bool:
         """Whether the newest tokens are all there is, none of them padding."""
-        return self.pads_B is None and self._num_kept == num_new
+        return self.pads_B is None and self._end - self._first == num_new
 
     @property
-    def pads_kept_B(self) -> Tensor | None:
+    def num_pads(self) -> Tensor | None:
         """How many of the entries kept are padding; None: none."""
         if self.pads_B is None:
             return None
-        return self.pads_B - (self.num_seen - self._num_kept)
+        return self.pads_B - (self.num_seen - (self._end - self._first))
 
     def is_real(self, num_new: int) -> Tensor | None:
         """Return 1 for each of the next tokens that is no padding, [B, T, 1, 1]; None: all are."""
@@ -74,26 +78,24 @@ class LayerCache:
         place_T = torch.arange(self.num_seen, self.num_seen + num_new, device=self.pads_B.device)
         return (place_T >= self.pads_B[:, None])[:, :, None, None]
 
-    def _forget(self) -> None:
-        """Drop what no later query will meet: the first of them meets the last window - 1."""
-        if self.window is None or self._num_kept < self.window:
-            return
-        num_left = self.window - 1
-        for buffer in self._buffers.values():
-            buffer[:, :num_left] = buffer[:, self._num_kept - num_left : self._num_kept].clone()
-        self._num_kept = num_left
+    def _make_room(self, new: Mapping[str, Tensor]) -> None:
+        """Have room for these rows after those that are kept.
 
-    def _room(self, name: str, x: Tensor) -> Tensor:
-        """Return the buffer with room for all; it doubles, so that a token is rarely copied."""
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape[1] < self._num_kept:
-            num_old = 0 if buffer is None else buffer.shape[1]
-            size = max(self._num_kept, 2 * num_old)
-            larger = x.new_zeros((x.shape[0], size, *x.shape[2:]))
-            if buffer is not None:
-                larger[:, :num_old] = buffer
+        What is made anew has twice the room that is needed, so that a token is rarely copied; the
+        room of a long prompt is given back once a window has gone past it.
+        """
+        num_new = next(iter(new.values())).shape[1]
+        num_kept = self._end - self._first
+        if self._buffers and self._end + num_new <= next(iter(self._buffers.values())).shape[1]:
+            return
+        room = num_new if not self._buffers else 2 * (num_kept + num_new)
+        rows = self.rows
+        for name, x in new.items():
+            larger = x.new_zeros((x.shape[0], room, *x.shape[2:]))
+            if name in rows:
+                larger[:, :num_kept] = rows[name]
             self._buffers[name] = larger
-        return self._buffers[name]
+        self._first, self._end = 0, num_kept
 
 
 class Cache:

@@ -151,7 +151,8 @@ class Decoder(nn.Module):
         LLaMA's matrices are drawn on the CPU from one generator, in the order of their names: a
         pure function of the sizes and the seed, whatever the device, the variant and the kind of
         attention. A kind takes those whose name and shape it has. Any other matrix draws from a
-        stream of its own, so that it moves none of them.
+        stream of its own, so that it moves none of them. (Of other sizes, another shape moves all
+        that are drawn after it.)
         """
         shared = torch.Generator().manual_seed(seed)
         residual_std = INIT_STD / math.sqrt(2 * len(self.model.layers))

@@ -117,15 +117,15 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
         keys = [key for key in run.factors if key not in SEEDS]
         levels.setdefault(level_name(run, keys), []).append(run)
 
-    tables: dict[str, Sequence[Run]] = {}
+    tables: dict[str, Report] = {}
     for level, found in levels.items():
-        tables[level] = found
+        tables[level] = build(found, telling(found))
         for kind, of_kind in kinds_of(found).items():
-            tables["-".join(filter(None, [level, f"attn={kind}"]))] = of_kind
+            tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])
 
     files = of_campaign(runs, others)
-    for place, of_table in sorted(tables.items()):
-        for name, content in _table_files(build(of_table, telling(of_table))).items():
+    for place, report in sorted(tables.items()):
+        for name, content in _table_files(report).items():
             files[f"{place}/{name}" if place else name] = content
     return files
 

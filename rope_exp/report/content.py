@@ -56,7 +56,7 @@ class Report:
 
     @property
     def of_rows(self) -> bool:
-        """Whether rows are told by a campaign's names, and may differ in kind and size."""
+        """Whether rows are told by their names, and may differ in kind and size."""
         return ROW in self.keys
 
     @property
@@ -76,7 +76,8 @@ def build(
     Args:
         runs: at least one, in any order.
         keys: what tells rows apart: pe, or keys such as optim.lr.
-        reference: a row's label; None: qk_rope, and no deltas if no variant is that. Where rows
+        reference: a row's label; None: qk_rope, or nope where a kind has no queries, and no deltas
+            if no variant is that. Where rows
             are named: one of softmax with that and a key/value head for each query's. Else the
             first.
         left_out: folders that hold no run.
@@ -135,12 +136,11 @@ def _is_plain(row: Row) -> bool:
 
 def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
     """Return the published table that has such rows; None where there is none."""
+    is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)
     if list(keys) == ["pe"]:
         is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
-        return published.TABLE if is_softmax else None
-    if list(keys) == [ROW] and all(run.config.model.name == "sequel_mini" for run in runs):
-        return published.SEQUEL
-    return None
+        return published.TABLE if is_softmax and not is_sequel else None
+    return published.SEQUEL if list(keys) == [ROW] and is_sequel else None
 
 
 def _lines(rows: Mapping[str, Row], label: str, source: Published | None) -> dict[str, Line]:

@@ -81,8 +81,9 @@ def find_levels(campaigns: Mapping[str, Sequence[Run]]) -> list[Level]:
         levels.append(Level({**facets, _ATTENTION: kind}, _report(runs)))
         for of_kind in kinds_of(runs).values():
             kind = _attention(of_kind[0].config)
-            levels.append(Level({**facets, _ATTENTION: kind}, _report(of_kind)))
-    return levels + _joined(levels)
+            levels.append(Level({**facets, _ATTENTION: kind}, _report(of_kind, ["pe"])))
+    # Of rows with names, those that are another campaign's variants too are no further runs.
+    return levels + _joined([level for level in levels if not level.report.runs[0].config.row_name])
 
 
 def kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -98,7 +99,8 @@ def kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {
         label: found
         for label, found in sorted(kinds.items())
-        if telling(found) == ["pe"] and len({run.config.pe.label for run in found}) > 1
+        if len({run.config.pe.label for run in found}) > 1
+        and all(run.config.model == found[0].config.model for run in found)
     }
 
 
@@ -150,9 +152,9 @@ def _untold(runs: Sequence[Run]) -> list[str]:
     return sorted(untold)
 
 
-def _report(runs: Sequence[Run]) -> Report:
+def _report(runs: Sequence[Run], keys: Sequence[str] = ()) -> Report:
     """Build the report; where the standard reference has no loss, against the best row."""
-    keys = telling(runs)
+    keys = keys or telling(runs)
     report = build(runs, keys)
     with_loss = [label for label, row in report.rows.items() if row.losses]
     if report.reference.losses or not with_loss:

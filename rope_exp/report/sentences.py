@@ -34,7 +34,8 @@ _OF_ROWS = ("pe.name", "pe.rotate")
 _FIXED = (
     "Pairing: half-split, feature f with f + K/2, as LLaMA in transformers.",
     f"Initialisation: normal, deviation {INIT_STD:g}, projections onto the residual stream times "
-    "1/√(2 × layers); the same initial weights for every variant of a seed.",
+    "1/√(2 × layers); the same initial weights for every variant of a seed, kind of attention and "
+    "size.",
     "Weight decay: of matrices alone.",
     "Precision: bf16 is autocast over float32 weights.",
     "Documents: packed one after another, an end-of-text token between them, without attention "
@@ -164,8 +165,8 @@ def assumptions(report: Report) -> list[str]:
 def _run_notes(row: str, run: Run) -> list[str]:
     name = f"{row}, seed {run.config.seed}"
     said = [f"{name}: {mark} ({run.where})." for mark in run.env.get("marks", [])]
-    if "floors" in run.probes:
-        most = max(run.probes["floors"]["share"])
+    most = max(run.probes.get("floors", {}).get("share", [0.0]))
+    if most:
         said.append(
             f"{name}: at most {most:.3%} of the sums below a layer's fraction are floored at "
             f"attn.eps={show(run.config.numeric_value('attn.eps'))} ({run.where})."

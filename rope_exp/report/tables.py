@@ -85,7 +85,8 @@ def cells(report: Report, row: Line) -> list[Cell]:
     # What no contracted column of table.csv holds stands behind them.
     for key in report.keys:
         if key != "pe":
-            shown.append(Cell(key, "", run.row if key == ROW else spelled(run.config, key)))
+            told = run.config.row_name if key == ROW else spelled(run.config, key)
+            shown.append(Cell(key, "", told))
     return shown + [cell for cell in _kind_cells(run) if cell.name]
 
 

@@ -41,6 +41,8 @@ class Arm:
 def decode(bench: Bench, model: str) -> dict[str, Any]:
     """Time a decoded token of each --arm after contexts of growing length, one text at a time.
 
+    In float32, as `generate` decodes.
+
     Returns:
         By arm: numbers cached a token and layer, and those that do not grow; and by context the
         median seconds of a token, and the bytes kept.
@@ -81,13 +83,13 @@ def _arm(bench: Bench, model: str, words: str) -> Arm:
     config = ours.settled(bench.words(model, *shlex.split(words)))
     vocab_size = config.tokenizer.known_vocab_size or 2048
     decoder = ours.decoder(config, vocab_size).to(bench.device).eval()
-    if config.train.precision == "bf16":
-        decoder = decoder.bfloat16()
     return Arm(decoder, config.attn, decoder.new_cache())
 
 
 def _time(bench: Bench, arm: Arm, ids_1T: Tensor) -> float:
     """Return the seconds of one of several tokens."""
+    if bench.device == "cuda":
+        torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(NUM_TOKENS):
         arm.take(ids_1T)

@@ -1,4 +1,4 @@
-"""Throughput against size: us, the peers, and the limit."""
+"""Pictures of what was measured: throughput against size; time and memory against tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json
 
 
-def draw_contexts(folder: Path, part: str, result: dict[str, Any]) -> Path:
+def draw_contexts(folder: Path, part: str, model: str, result: dict[str, Any]) -> Path:
     """Draw what a result of decode or length says against tokens: each arm's time and memory."""
     figure, (times, sizes) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     for number, (arm, found) in enumerate(result["arms"].items()):
@@ -31,13 +31,13 @@ def draw_contexts(folder: Path, part: str, result: dict[str, Any]) -> Path:
         times.set(ylabel="decoded tokens a second", xlabel="tokens before")
         sizes.set(ylabel="bytes kept", xlabel="tokens before", yscale="log")
     else:
-        times.set(ylabel="seconds of a pass forward and backward", yscale="log")
-        sizes.set(ylabel="bytes at its height", yscale="log")
+        times.set(ylabel="seconds of a pass", xlabel="tokens of the text", yscale="log")
+        sizes.set(ylabel="bytes at its height", xlabel="tokens of the text", yscale="log")
     for axes in (times, sizes):
-        axes.set(xscale="log", xlabel=axes.get_xlabel() or "tokens of the text")
+        axes.set_xscale("log")
         axes.grid(which="both", color="0.92")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    path = folder / f"{part}.png"
+    path = folder / f"{part}-{model}.png"
     figure.savefig(path, dpi=150)
     return path
 

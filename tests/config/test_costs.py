@@ -2,19 +2,22 @@
 
 import pytest
 import torch
-from support.models import make_architecture, make_sizes, tokens
+from support.kinds import KINDS, allowed
+from support.models import VOCAB, make_architecture, make_pe, make_sizes, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rope_exp.config.architecture import num_parameters
+from rope_exp.config.architecture import Architecture, num_parameters
 from rope_exp.config.compose import run_config
 from rope_exp.config.costs import (
     attention_flops_per_token,
     flops_per_token,
     peak_flops_per_s,
 )
+from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
+from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.model.decoder import Decoder
 
 
@@ -41,22 +44,52 @@ def test_the_sequels_preset_has_its_931_million_parameters() -> None:
 
 
 @pytest.mark.parametrize("sites", [(), ("q", "k"), ("q", "k", "v", "o")], ids="".join)
-def test_counted_operations_are_those_that_torch_does(sites: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
+def test_counted_operations_are_those_that_torch_does(
+    sites: tuple[str, ...], attn: AttnConfig
+) -> None:
     """The dense kernel multiplies the whole T x T square; we count (T + 1)/2 of its T keys."""
+    if not allowed(attn, sites):
+        return
     length = 32
     sizes = make_sizes(num_key_value_heads=4)
-    architecture = make_architecture(*sites, sizes=sizes)
+    architecture = Architecture(sizes, make_pe(*sites), VOCAB, attn)
     decoder = Decoder(architecture)
     ids_BT = tokens(1, length + 1)
 
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         decoder(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
 
-    config = RunConfig(model=sizes, train=TrainConfig(seq_len=length))
-    causal = attention_flops_per_token(sizes, config.attn, length)
+    config = RunConfig(attn=attn, model=sizes, train=TrainConfig(seq_len=length))
+    causal = attention_flops_per_token(sizes, attn, length)
     in_weights = flops_per_token(config, architecture.vocab_size) - causal
     dense = causal * 2 * length / (length + 1)
     assert counter.get_total_flops() == length * (in_weights + dense)
+
+
+# Of four heads of 8 features: each number of a head's sums is added to and read.
+STATE_FLOPS = [
+    (LinearConfig(), 3 * 4 * (2 + 2) * 8 * (8 + 1)),
+    (LinearConfig(form="one_plus_cos"), 3 * 4 * (2 + 2) * (8 + 1) * (8 + 1)),
+    (RetentionConfig(), 3 * 4 * (2 + 2) * 8 * 8),
+    (DecayConfig(), 3 * 4 * (2 + 2) * 8),
+]
+
+
+@pytest.mark.parametrize(("attn", "expected"), STATE_FLOPS, ids=str)
+def test_a_state_costs_the_same_at_any_length(attn: AttnConfig, expected: int) -> None:
+    sizes = make_sizes()
+    for length in (1, 32, 4096):
+        assert attn.flops(sizes, length) == expected
+
+
+def test_a_window_costs_the_keys_that_are_met() -> None:
+    """By counting them, position by position."""
+    for length, window in ((32, 5), (5, 5), (4, 5), (1, 1)):
+        met = sum(min(position + 1, window) for position in range(length))
+        sizes = make_sizes(window=window)
+        expected = 6 * sizes.hidden_size * 2 * met // length
+        assert SoftmaxConfig().flops(sizes, length) == expected
 
 
 @pytest.mark.parametrize(

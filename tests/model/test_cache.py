@@ -131,6 +131,20 @@ def test_a_window_keeps_no_more_than_it_needs() -> None:
 
 
 @torch.no_grad()
+def test_the_room_of_a_long_prompt_is_given_back() -> None:
+    """Nor is every token copied: of 40 more, few find no room."""
+    decoder = decoder_of(KINDS[0], ("q", "k"), window=5)
+    cache = decoder.new_cache()
+    fed(decoder, tokens(1, 200), [200], cache)
+    places = []
+    for _ in range(40):
+        decoder(tokens(1, 1), cache=cache)
+        places.append(cache.layers[0].rows["k"].untyped_storage().data_ptr())
+        assert cache.layers[0].rows["k"].untyped_storage().nbytes() <= 8 * 2 * 2 * 5 * 8
+    assert len(set(places)) < 12
+
+
+@torch.no_grad()
 def test_padding_and_renumbering_go_together() -> None:
     """A padded row's positions are lower than its places; all may fall below 0."""
     for attn in KINDS:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rope_exp.config.kinds import AttnConfig, LatentConfig, SoftmaxConfig
 from rope_exp.config.state_kinds import RetentionConfig
+from rope_exp.model.attention.base import Attention, Tables
 from rope_exp.model.laws import certificate, expected_class
 from rope_exp.model.rope import rotate
 from rope_exp.system.errors import LawError
@@ -65,8 +66,12 @@ def test_each_kind_keeps_its_laws_under_every_subset(attn: AttnConfig, window: i
         if allowed(attn, sites):
             checked = certificate(sizes, make_pe(*sites, start=3), attn)
             assert checked["measured"] == expected_class(sites)
-            assert "cached" in checked["formulas"]
-            assert ("parallel" in checked["formulas"]) != attn.keeps_keys
+            expected = {"cached"}
+            if not attn.keeps_keys:
+                expected.add("parallel")
+            elif attn.kind == "latent":
+                expected.add("absorbed")
+            assert set(checked["formulas"]) == expected
 
 
 @pytest.mark.parametrize("mistake", [forward_only, negated, not_at_all, twice])
@@ -77,6 +82,21 @@ def test_the_mistakes_are_refused_in_every_kind(
     monkeypatch.setattr("rope_exp.model.attention.base.rotate", mistake)
     with pytest.raises(LawError, match="refusing to train"):
         certificate(SIZES, make_pe("v", "o"), attn)
+
+
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, ("q", "k"))], ids=str)
+def test_a_key_that_turns_the_other_way_is_refused(
+    attn: AttnConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = Attention.turn
+
+    def wrong(self: Attention, site: str, x: Tensor, tables: Tables) -> Tensor:
+        cos, sin = tables
+        return turn(self, site, x, (cos, -sin) if site == "k" else tables)
+
+    monkeypatch.setattr(Attention, "turn", wrong)
+    with pytest.raises(LawError, match="refusing to train"):
+        certificate(SIZES, make_pe("q", "k"), attn)
 
 
 @pytest.mark.parametrize(

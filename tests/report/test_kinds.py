@@ -19,7 +19,7 @@ from rope_exp.report.levels import find_levels
 from rope_exp.report.paper.cached import Point, front
 from rope_exp.report.sentences import notes
 
-ROWS = ("mha", "mla", "mla_vo", "gqa1_64", "gqa2_s2", "gqa2_s2_not_back", "gqa2_v_unrotated")
+ROWS = ("mha", "mla", "mla_vo", "gqa1", "gqa2_s2", "gqa2_s2_not_back", "gqa2_v_unrotated")
 CORES = ("softmax_qk", "softmax_vo", "linear_none", "linear_qk", "decay_none", "decay_vo")
 
 
@@ -33,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kinds")
     for campaign, names in (("sequel_mini", ROWS), ("cores", CORES)):
         listed = read_campaign(campaign, None).rows
-        words = {name: listed[name] for name in names}
+        words = {name: [*listed[name], f"row_name={name}"] for name in names}
         make_records(folder / "records", campaign, rows=words, seeds=(0, 1), loss=loss)
         write_campaigns(folder / "records", campaign, folder)
     return folder
@@ -103,7 +103,7 @@ def test_the_page_has_a_level_of_all_kinds_and_of_each(results: Path) -> None:
 
 def test_runs_of_no_campaign_have_no_names(tmp_path: Path) -> None:
     make_run(tmp_path / "runs", pe="qk_rope")
-    with refused("--factors row", "is of no campaign"):
+    with refused("--factors row", "has no row_name"):
         write(tmp_path / "runs", None, tmp_path / "out", factors=("row", "seed"))
 
 
@@ -136,11 +136,11 @@ def test_the_front_is_what_nothing_dominates(found: list[Point]) -> None:
 
     def dominated(point: Point) -> bool:
         return any(
-            other.cached <= point.cached
+            other.num_bytes <= point.num_bytes
             and other.delta <= point.delta
-            and (other.cached, other.delta) != (point.cached, point.delta)
+            and (other.num_bytes, other.delta) != (point.num_bytes, point.delta)
             for other in found
         )
 
-    best = {(point.cached, point.delta) for point in found if not dominated(point)}
-    assert [(point.cached, point.delta) for point in front(found)] == sorted(best)
+    best = {(point.num_bytes, point.delta) for point in found if not dominated(point)}
+    assert [(point.num_bytes, point.delta) for point in front(found)] == sorted(best)

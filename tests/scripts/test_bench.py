@@ -9,6 +9,8 @@ import pytest
 from benchmarks.ours import spec_of
 from benchmarks.race import race
 
+from rope_exp.system.files import read_json
+
 
 def test_a_race_measures_every_contender_against_the_first(
     tiny_overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,3 +68,28 @@ def test_a_mistake_is_one_sentence(
         sys.exit(bench.main())
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_decoding_and_length_are_measured_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of tiny models: what a cache holds is counted by hand, for each arm and context."""
+    monkeypatch.setattr("benchmarks.decode.CONTEXTS", (4, 24))
+    monkeypatch.setattr("benchmarks.decode.NUM_TOKENS", 2)
+    monkeypatch.setattr("benchmarks.length.LENGTHS", (8, 16))
+    sizes = ("hidden_size=16", "intermediate_size=16", "num_hidden_layers=1")
+    words = [f"model.{size}" for size in sizes] + ["launch.device=cpu", "train.compile=false"]
+    arms = ("attn=softmax", "attn=retention")
+    argv = ["bench.py", "decode", "length", "--models", "nano", "--rounds", "1"]
+    argv += ["--out", str(tmp_path), *(f"--set={word}" for word in words)]
+    monkeypatch.setattr(sys, "argv", [*argv, *(f"--arm={arm}" for arm in arms)])
+    assert bench.main() == 0
+    capsys.readouterr()
+
+    decoded = read_json(tmp_path / "decode-nano.json")["result"]["arms"]
+    # Keys and values of 16 numbers in float32; two heads of 8 x 8.
+    assert decoded["attn=softmax"]["kept_bytes"] == [4 * 4 * 32, 24 * 4 * 32]
+    assert decoded["attn=retention"]["kept_bytes"] == [4 * 2 * 64] * 2
+    passes = read_json(tmp_path / "length-nano.json")["result"]["arms"]
+    assert all(seconds > 0 for arm in passes.values() for seconds in arm["pass_s"])
+    assert {path.name for path in tmp_path.glob("*.png")} == {"decode-nano.png", "length-nano.png"}

@@ -8,6 +8,7 @@ from support.trainers import Make, losses, same, snapshot
 from torch import Tensor
 
 from rope_exp import load_run
+from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.data.tokenizer import byte_tokenizer
 from rope_exp.evaluation.generate import Sampling, generate
 from rope_exp.system.files import read_json
@@ -42,6 +43,12 @@ def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
     assert (again.step, again.train()) == (4, "finished")
     assert losses(again) == losses(whole)
     assert same(snapshot(again), snapshot(whole))
+
+    # Weights, moments and a margin: what is asked of the disk, and what is then taken.
+    [newest] = sorted(whole.folder.glob("checkpoints/step_*"))[-1:]
+    taken = sum(path.stat().st_size for path in newest.iterdir())
+    asked = checkpoint_bytes(whole.config, whole.decoder.architecture.vocab_size)
+    assert asked - 2**20 <= taken <= asked
 
     found = read_json(whole.folder / "probes.json")
     assert set(found) == {"windows", "positions", "shift", "ablation"}

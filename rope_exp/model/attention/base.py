@@ -74,7 +74,7 @@ class Attention(nn.Module):
             values,
             scale=self.scale,
             window=self.config.window,
-            num_pads_B=cache.pads_kept_B,
+            num_pads_B=cache.num_pads,
         )
 
     def forms(self, x_BTD: Tensor, tables: Tables) -> Mapping[str, Tensor]:

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from rope_exp.config.costs import MAX_WRITTEN_OUT
 
 MIN_BLOCK = 128  # queries
+MAX_FLASH = 256  # features of a head
 
 
 def causal_attention(
@@ -54,7 +55,8 @@ def causal_attention(
 def _fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None) -> Tensor:
     """Return the same by torch's kernel.
 
-    Its fast forms know one width, which features of zero make, and no mask beside grouped heads.
+    Its fast forms know one width, which features of zero make, and beside grouped heads neither a
+    mask nor a width past `MAX_FLASH`.
     """
     key_dim = q_BTHK.shape[3]
     out_dim = v_BTGV.shape[3]
@@ -69,6 +71,8 @@ def _fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None) -
     if window is not None:
         length = q_BTHK.shape[1]
         mask_TT = _meets(length, length, window, q_BTHK.device)
+    repeats = num_shared > 1 and (mask_TT is not None or q_BTHK.shape[3] > MAX_FLASH)
+    if repeats:
         k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
         v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
 
@@ -79,7 +83,7 @@ def _fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None) -
         attn_mask=mask_TT,
         is_causal=mask_TT is None,
         scale=key_dim**-0.5,
-        enable_gqa=num_shared > 1 and mask_TT is None,
+        enable_gqa=num_shared > 1 and not repeats,
     )
     return o_BHTV[..., :out_dim].transpose(1, 2)
 

@@ -2,8 +2,9 @@
 
 Three formulas of one thing. `parallel` holds T x T weights. `chunked` holds them within chunks of
 C tokens, and between chunks the state S = sum_j gamma^(..) k_j v_j', so that time and memory grow
-with T, but for the sums of states over chunks: (T/C)^2 K V operations, few beside the rest up to
-T = 8,192. Fed one token at a time with its state, it is the recurrence S <- gamma S + k v'.
+with T, but for the sums of states over chunks: (T/C)^2 K V operations, an eighth of the rest at
+T = 2,048 and a half at 8,192, for K = V = C. Fed one token at a time with its state, it is the
+recurrence S <- gamma S + k v'.
 
 Without q and k, each is 1: decay alone.
 

@@ -28,7 +28,7 @@ class Point(NamedTuple):
     """A row in the plane of what it costs and what it reaches: less is better of both."""
 
     label: str
-    cached: float
+    num_bytes: float
     delta: float
 
 
@@ -37,7 +37,7 @@ def cached(report: Report) -> Figure | None:
     """Draw ours, and the published beside it; None where no two rows differ in what they cache."""
     drawn = [row for row in report.rows.values() if _bytes(row) and row.ours.delta is not None]
     ours = [Point(row.label, _bytes(row), row.ours.delta or 0.0) for row in drawn]
-    if len({point.cached for point in ours}) < 2:
+    if len({point.num_bytes for point in ours}) < 2:
         return None
 
     theirs = _published_points(report, drawn)
@@ -64,7 +64,7 @@ def front(points: Sequence[Point]) -> list[Point]:
     From the fewest bytes to the most; of points at one place the first stands for all.
     """
     kept: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.cached, point.delta)):
+    for point in sorted(points, key=lambda point: (point.num_bytes, point.delta)):
         if not kept or point.delta < kept[-1].delta:
             kept.append(point)
     return kept
@@ -80,11 +80,11 @@ def _published_points(report: Report, rows: Sequence[Line]) -> list[Point]:
     """Return the published rows that are here, where it is published what they cache."""
     if report.published is None:
         return []
-    cached = report.published.cached
+    numbers = report.published.cached
     return [
-        Point(row.label, _BYTES * cached[row.label], row.theirs.delta)
+        Point(row.label, _BYTES * numbers[row.label], row.theirs.delta)
         for row in rows
-        if row.label in cached and row.theirs.delta is not None
+        if row.label in numbers and row.theirs.delta is not None
     ]
 
 
@@ -95,18 +95,20 @@ def _draw(
     zero_line(axes)
     best = front(points)
     steps: Style = {"color": GREY, "linewidth": 0.8, "drawstyle": "steps-post", "zorder": 2}
-    axes.plot([p.cached for p in best], [p.delta for p in best], gid="front", **steps)
+    axes.plot([p.num_bytes for p in best], [p.delta for p in best], gid="front", **steps)
 
-    for label, cached, delta in points:
+    for label, num_bytes, delta in points:
         row = rows[label]
         style = look(label, row.number) | {"linestyle": "none"}
-        axes.plot(cached, delta, zorder=4, gid=f"{label} cached", label=row.name, **style)
+        axes.plot(num_bytes, delta, zorder=4, gid=f"{label} cached", label=row.name, **style)
         judged = report.against.get(label) if report else None
         if judged is not None:
             ends: Style = {"color": style["color"], "linewidth": 1.2, "zorder": 3}
-            axes.plot([cached, cached], [judged.low, judged.high], gid=f"{label} interval", **ends)
+            axes.plot(
+                [num_bytes, num_bytes], [judged.low, judged.high], gid=f"{label} interval", **ends
+            )
 
-    log_axis(axes, {point.cached for point in points}, lambda value: f"{value:,.0f}")
+    log_axis(axes, {point.num_bytes for point in points}, lambda value: f"{value:,.0f}")
     axes.tick_params(axis="x", rotation=45)
     axes.set_xlabel("bytes cached a token and layer, in bf16")
 

@@ -51,7 +51,8 @@ def of_campaign(runs: Sequence[Run], others: Iterable[Run]) -> dict[str, bytes]:
         runs: of the campaign.
         others: of other campaigns, which stand beside them where they differ in the factor alone.
     """
-    others = list(others)
+    # A named row of another campaign is a variant of a further one, and stands there already.
+    others = [run for run in others if run.config.row_name is None]
     factors = {key for run in runs for key in run.factors}
     files: dict[str, bytes] = {}
     if factors <= {*SEEDS} and all(run.config.pe.label != REFERENCE for run in runs):

@@ -180,7 +180,6 @@ LOOPS: dict[str, Any] = {
     "retention": retention,
     "decay": decay,
 }
-CASES = [(attn, sites) for attn in KINDS for sites in SUBSETS if allowed(attn, sites)]
 
 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.kind in LOOPS], ids=str)

@@ -124,6 +124,19 @@ def test_a_row_may_name_a_choice_of_ones_own(tmp_path: Path) -> None:
     assert cell.config.pe.fraction == 0.5
 
 
+def test_rows_that_are_more_than_variants_are_named(tmp_path: Path) -> None:
+    """All or none; a factor is no difference of rows."""
+    rows = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
+    factors = {"seed": [0], "model.hidden_size": [64, 128]}
+    plain = load(tmp_path, rows=rows, cells=[factors]).cells
+    assert [cell.config.row_name for cell in plain] == [None] * 4
+    kinds = load(tmp_path, rows=rows | {"far": ["attn=retention"]}, cells=[factors]).cells
+    assert [cell.config.row_name for cell in kinds] == [cell.row for cell in kinds]
+    # A name is in no identity.
+    hashes = {cell.config.config_sha256 for cell in kinds}
+    assert {cell.config.config_sha256 for cell in plain} < hashes
+
+
 @pytest.mark.parametrize("name", campaign_names())
 def test_the_projects_campaigns_load(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell of ours composes, and leaves nothing open; one cell an entry is composed here."""
@@ -148,7 +161,7 @@ def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
 
 def test_no_such_campaign_names_those_that_there_are(tmp_path: Path) -> None:
     write_campaign(tmp_path)
-    with refused("campaign=your", "there is english, length, lr, mine,", by=ConfigError):
+    with refused("campaign=your", "there is cores, english, length, lr, mine,", by=ConfigError):
         load_campaign("your", tmp_path, RUNS)
 
 

@@ -96,9 +96,9 @@ def _print(report: Report, count: int) -> list[str]:
     if not report.pairs:
         tested = "no two seeds, so nothing is tested and none of the order is settled."
     return [
-        f"Group {report.groups}, corpus {corpus}; ranks among the {count} that both have. Bars and "
-        f'arcs join what is not told apart. Published: "{_EQUAL}" and "/" as the source writes '
-        f"them, untested. Ours: {tested}"
+        f"Group {report.groups}, corpus {corpus}; ranks among the {count} that both have. Bars, "
+        "and arcs where they are no neighbours, join what is not told apart. Published: "
+        f'"{_EQUAL}" and "/" as the source writes them, untested. Ours: {tested}'
     ]
 
 

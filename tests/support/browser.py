@@ -29,7 +29,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--force-color-profile=srgb",
 )
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def find_chromium() -> str | None:

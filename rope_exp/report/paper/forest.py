@@ -56,17 +56,20 @@ def forest(report: Report) -> Figure | None:
         _draw(axes, report, row, place)
         _write_words(words, report, row, place, columns)
 
-    small_print(figure, *_small_print(report, rows))
+    small_print(figure, *_small_print(axes, report, rows))
     return figure
 
 
-def _small_print(report: Report, rows: list[Line]) -> Iterator[str]:
+def _small_print(axes: Axes, report: Report, rows: list[Line]) -> Iterator[str]:
     yield f"Group {report.groups}."
     if report.against:
         yield (
             "Thick: the 95 % interval of the paired difference; thin: the one that holds for all "
-            f"{len(report.against)} differences together (Bonferroni); an arrow: it goes on."
+            f"{len(report.against)} differences together (Bonferroni)."
         )
+    left, right = axes.get_xlim()
+    if any(pair.wide_low < left or pair.wide_high > right for pair in report.against.values()):
+        yield "An arrow: it goes on."
     yield f"Grey band: the margin of {MARGIN:g} nats."
     if report.against:
         yield (
@@ -78,8 +81,8 @@ def _small_print(report: Report, rows: list[Line]) -> Iterator[str]:
     theirs = report.published
     if theirs and any(row.theirs.delta is not None for row in rows):
         yield (
-            f"Hollow: published ({theirs.short}; {theirs.setting}); compare order and signs, not "
-            "sizes."
+            f"Grey circle: published ({theirs.short}; {theirs.setting}); compare order and signs, "
+            "not sizes."
         )
     if mark := diverged_mark(report.reference):
         yield f"The reference: {report.reference.name} {mark}."

@@ -100,8 +100,9 @@ def _print(report: Report, count: int) -> list[str]:
     if report.published and report.published.order:
         signs = f'"{_EQUAL}" and "/" as the source writes them, untested'
     return [
-        f"Group {report.groups}, corpus {corpus}; ranks among the {count} that both have. Bars and "
-        f"arcs join what is not told apart. Published: {signs}. Ours: {tested}"
+        f"Group {report.groups}, corpus {corpus}; ranks among the {count} that both have. Bars, "
+        "and arcs where they are no neighbours, join what is not told apart. Published: "
+        f"{signs}. Ours: {tested}"
     ]
 
 

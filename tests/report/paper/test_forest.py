@@ -78,6 +78,7 @@ def test_a_noisy_row_leaves_the_others_readable(report: Report) -> None:
     assert judged.wide_low < low
     assert judged.wide_high > high
     assert {4, 5} <= {each.get_marker() for each in axes.lines}
+    assert any("An arrow: it goes on." in said for said in texts(drawn(forest(report))))
 
 
 def test_one_seed_has_dots_beside_the_published_and_no_interval(tmp_path: Path) -> None:
@@ -90,6 +91,7 @@ def test_one_seed_has_dots_beside_the_published_and_no_interval(tmp_path: Path) 
     assert line(figure, "vo_rope published")[0] == [pytest.approx(published)]
     assert not {"vo_rope interval", "vo_rope family", "qv_rope published"} & set(artists(figure))
     assert any("nothing here can be tested" in each for each in texts(figure))
+    assert not any("arrow" in each for each in texts(figure))
 
 
 def test_a_forest_needs_the_reference_and_a_row_beside_it(tmp_path: Path) -> None:

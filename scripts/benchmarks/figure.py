@@ -33,9 +33,12 @@ def draw_contexts(folder: Path, part: str, model: str, result: dict[str, Any]) -
     else:
         times.set(ylabel="seconds of a pass", xlabel="tokens of the text", yscale="log")
         sizes.set(ylabel="bytes at its height", xlabel="tokens of the text", yscale="log")
+    places = result["contexts" if part == "decode" else "lengths"]
     for axes in (times, sizes):
         axes.set_xscale("log")
-        axes.grid(which="both", color="0.92")
+        axes.set_xticks(places, [f"{place:,}" for place in places])
+        axes.minorticks_off()
+        axes.grid(color="0.92")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     path = folder / f"{part}-{model}.png"
     figure.savefig(path, dpi=150)

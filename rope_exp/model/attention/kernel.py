@@ -56,7 +56,7 @@ def _fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None) -
     """Return the same by torch's kernel.
 
     Its fast forms know one width, which features of zero make, and beside grouped heads neither a
-    mask nor a width past `MAX_FLASH`; on a CPU they take up to twice as long as over repeated heads.
+    mask nor a width past `MAX_FLASH`; on a CPU they take up to twice as long as repeated heads do.
     """
     key_dim = q_BTHK.shape[3]
     out_dim = v_BTGV.shape[3]

@@ -145,6 +145,9 @@ def open_prepared(folder: Path, data: DataConfig) -> Prepared:
         raise damaged(tokenizer_file, "has changed")
 
     corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
+    if "path" in corpus:
+        # Who prepared it may have found the same content elsewhere.
+        corpus["path"] = data.path
     dtype = token_dtype(meta["vocab_size"])
     tokens = {}
     for side in SIDES:

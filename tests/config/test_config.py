@@ -119,8 +119,8 @@ MISTAKES = [
     ("schedule.decay_fraction=0.1", "schedule.decay_fraction", "no such key"),
     ("schedule.name=linear", "schedule.name=linear", "one of cosine, wsd"),
     (
-        "model.num_attention_heads=3",
-        "model.num_attention_heads=3",
+        "model.num_attention_heads=6",
+        "model.num_attention_heads=6",
         "must divide model.hidden_size=128",
     ),
     ("model.num_attention_heads=128", "model.num_attention_heads=128", "must be even"),
@@ -142,7 +142,7 @@ MISTAKES = [
         "data.cache_dir=${oc.env:HOME}",
         "may not read the environment",
     ),
-    ("+experiment=nosuch", "experiment=nosuch", "nine, on_cpu, on_gpu, seeds, subsets"),
+    ("+experiment=nosuch", "experiment=nosuch", "on_gpu, seeds, sequel, sequel_mini, subsets"),
     ("novalue", "override=novalue", "key=value"),
 ]
 

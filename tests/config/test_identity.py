@@ -17,6 +17,7 @@ from rope_exp.system.files import json_sha256
 # A default, once released, never changes: a changed one would be in no run's departures.
 DEFAULTS = {
     "seed": 0,
+    "row_name": None,
     "pe": {
         "name": "QK-RoPE", "rotate": ["q", "k"], "base": 10000.0, "fraction": 1.0,
         "trainable": False, "start": 0, "precision": "float32",

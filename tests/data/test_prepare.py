@@ -56,6 +56,16 @@ def test_what_was_prepared_is_found_without_reading_or_network(
     assert again.corpus["name"] == "other"
 
 
+def test_a_copy_of_a_prepared_corpus_says_where_it_lies(path: Path, tmp_path: Path) -> None:
+    first = prepare(data_config(path=path), BYTES)
+    copied = tmp_path / "copied" / path.name
+    copied.parent.mkdir()
+    shutil.copy2(path, copied)
+    again = prepare(data_config(path=copied), BYTES)
+    assert again.folder == first.folder
+    assert again.corpus["path"] == str(copied)
+
+
 def test_every_key_that_changes_tokens_changes_the_folder(path: Path) -> None:
     data = data_config(path=path)
     tokenizers = (BYTES, BPE, dataclasses.replace(BPE, vocab_size=310))

@@ -18,6 +18,7 @@ HEADER = (
     "published_loss,published_delta"
 )
 BEHIND = ",p_adjusted,family,delta_wide_low,delta_wide_high,p_equivalent,seeds_needed"
+OF_KIND = ",kind,params,cached,state"
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
             pe = "pe.rotate=[q,v]" if label == "qv_rope" else label
             make_run(tmp_path / "runs", pe=pe, seed=seed, loss=loss)
     write(tmp_path / "runs", None, tmp_path)
-    assert (tmp_path / "table.csv").read_text().splitlines()[0] == HEADER + BEHIND
+    assert (tmp_path / "table.csv").read_text().splitlines()[0] == HEADER + BEHIND + OF_KIND
 
     rows = table_rows(tmp_path)
     assert list(rows) == ["qk_rope", "vo_rope", "qv_rope"]  # best first
@@ -59,7 +60,7 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
 def test_a_row_of_each_spelling(nine: Report) -> None:
     lines = {
         csv_table: "g,vo_rope,vo,3,3.771000,0.001000,+0.058000,+0.058000,+0.058000,0.000000,worse,"
-        "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,1.000000,",
+        "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,1.000000,,softmax,1328256,256,0",
         markdown: "| VO-RoPE | v o | 3 | 3.7710 | 0.0010 | +0.0580 | +0.0580 to +0.0580 | < 0.0001 "
         "| worse | 2.770 | +0.058 | 4 | 4 |",
         tex_table: r"VO-RoPE & v o & 3 & 3.7710 & 0.0010 & +0.0580 & +0.0580 to +0.0580 "
@@ -160,7 +161,8 @@ def test_a_departing_key_gives_a_name_and_no_published_loss(tmp_path: Path) -> N
     make_run(tmp_path, pe="pe.base=500000", loss=3.4)
     report = report_of(tmp_path)
     assert "| QK-RoPE base500000 | q k | 1 | 3.4000 | — | -0.1000 | — |" in markdown(report)
-    assert "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,,\n" in csv_table(report)
+    line = "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,,,softmax,1328256,256,0\n"
+    assert line in csv_table(report)
 
 
 def test_a_run_without_an_end_is_a_word_and_never_a_number(tmp_path: Path) -> None:
@@ -182,9 +184,11 @@ def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> No
         make_run(tmp_path, group=f"lr-{lr}", loss=loss, overrides=[f"optim.lr={lr}"])
     report = report_of(tmp_path, keys=("optim.lr",))
     header, best, worst = csv_table(report).splitlines()
-    assert header == f"{HEADER}{BEHIND},optim.lr"
-    assert best == "lr-0.01,qk_rope,qk,1,3.500000,,-0.100000,,,,,,,,,,,,,0.01"
-    assert worst == "lr-0.001,qk_rope,qk,1,3.600000,,0.000000,,,,,,,,,,,,,0.001"
+    assert header == f"{HEADER}{BEHIND},optim.lr{OF_KIND}"
+    assert best == "lr-0.01,qk_rope,qk,1,3.500000,,-0.100000,,,,,,,,,,,,,0.01,softmax,1328256,256,0"
+    assert (
+        worst == "lr-0.001,qk_rope,qk,1,3.600000,,0.000000,,,,,,,,,,,,,0.001,softmax,1328256,256,0"
+    )
 
     text = markdown(report)
     assert "| optim.lr | rotates | seeds | loss (mean) |" in text

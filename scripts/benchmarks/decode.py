@@ -12,14 +12,13 @@ from torch import Tensor
 from benchmarks import ours
 from benchmarks.setting import Bench
 from rope_exp.config.kind import Kind
+from rope_exp.evaluation.generate import PART
 from rope_exp.model.cache import Cache
 from rope_exp.model.decoder import Decoder
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
 
 CONTEXTS = (256, 1024, 4096, 16384)
-# Of a prefill: what follows a part is no whole, and takes scores of so many rows.
-PART = 512
 # Decoded in one turn.
 NUM_TOKENS = 8
 

@@ -20,7 +20,7 @@ from rope_exp.report.paper.style import (
     zero_line,
 )
 
-# Of a number in bf16, in which caches are kept.
+# Of a number in bf16, as the axis says.
 _BYTES = 2
 
 

@@ -5,7 +5,7 @@ from math import prod
 
 from rope_exp.config.kinds import SOFTMAX, AttnConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.variants import PeConfig
+from rope_exp.config.variants import T5_BUCKETS, PeConfig
 from rope_exp.system.errors import ConfigError
 
 # Of model.match_params: how far the nearest whole width of an MLP may leave it.
@@ -20,6 +20,10 @@ class Architecture:
     pe: PeConfig
     vocab_size: int
     attn: AttnConfig = SOFTMAX
+    # Whether a token meets no later one.
+    causal: bool = True
+    # How many positions can be learned, where they are.
+    num_positions: int = 0
 
 
 def matrix_weights(attn: AttnConfig, model: ModelConfig) -> int:
@@ -40,13 +44,29 @@ def mlp_weights(model: ModelConfig) -> int:
 def num_parameters(architecture: Architecture) -> int:
     """Return the number of parameters, a tied head counted once."""
     model = architecture.model
-    pe = architecture.pe
 
     num_tables = 1 if model.tie_word_embeddings else 2
     embeddings = num_tables * architecture.vocab_size * model.hidden_size
     a_layer = num_weights(architecture.attn, model) + mlp_weights(model) + 2 * model.hidden_size
-    frequencies = pe.trainable * pe.num_features(architecture.attn.rotary_dim(model)) // 2
-    return embeddings + model.num_hidden_layers * a_layer + model.hidden_size + frequencies
+    of_positions = _num_of_positions(architecture)
+    return embeddings + model.num_hidden_layers * a_layer + model.hidden_size + of_positions
+
+
+def _num_of_positions(architecture: Architecture) -> int:
+    """Return the number of parameters that a variant has beside those of every decoder."""
+    model = architecture.model
+    attn = architecture.attn
+    pe = architecture.pe
+
+    times = prod(pe.trained_shape(model.num_hidden_layers, attn.key_heads(model)))
+    found = 0
+    for pair in pe.trained_pairs:
+        found += times * pe.num_features(attn.rotary_dim(model), pair) // 2
+    if pe.input == "learned":
+        found += architecture.num_positions * model.hidden_size
+    if pe.bias == "t5":
+        found += T5_BUCKETS * model.num_attention_heads
+    return found
 
 
 def matched(architecture: Architecture) -> ModelConfig:

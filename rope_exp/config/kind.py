@@ -27,6 +27,8 @@ class Kind:
     # Whether it takes model.num_key_value_heads, model.head_dim and pe.fraction, or has sizes of
     # its own.
     takes_heads = True
+    # Whether it takes model.qk_norm.
+    takes_norm = False
 
     @property
     def label(self) -> str:
@@ -61,6 +63,10 @@ class Kind:
     def rotary_dim(self, model: ModelConfig) -> int:
         """Return how many features of a head, the last ones, a rotation could act on."""
         return model.features_per_head
+
+    def key_heads(self, model: ModelConfig) -> int:
+        """Return the number of heads of keys, each of which may learn frequencies of its own."""
+        return model.num_key_value_heads
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
         """Return the features of a head's keys, and of its values and output."""
@@ -100,6 +106,12 @@ class Kind:
             raise ConfigError(
                 "model.window", model.window, f"{name} keeps a state, which cannot forget"
             )
+        if pe.bias != "none" and not self.keeps_keys:
+            raise ConfigError("pe.bias", pe.bias, f"{name} has no scores of pairs to add it to")
+        if model.qk_norm and not self.takes_norm:
+            raise ConfigError(
+                "model.qk_norm", True, f"{name} has none; attn=softmax has, and here leave false"
+            )
         if self.takes_heads:
             _check_heads(model)
             return
@@ -114,10 +126,11 @@ class Kind:
                 model.num_key_value_heads,
                 f"{name} has no such heads; leave it equal to model.num_attention_heads",
             )
-        if pe.fraction != 1:
-            raise ConfigError(
-                "pe.fraction", pe.fraction, f"{name} rotates attn.rope_dim features; leave 1"
-            )
+        for key in ("fraction", "fraction_vo"):
+            share = getattr(pe, key)
+            if share not in (1, None):
+                allowed = f"{name} rotates attn.rope_dim features; leave it as it is"
+                raise ConfigError(f"pe.{key}", share, allowed)
 
     def why_not(self, refused: Sequence[str]) -> str:
         """Return why these sites cannot rotate."""

@@ -35,6 +35,13 @@ class SoftmaxConfig(KeysKind):
 
     kind: Literal["softmax"] = numeric("softmax")
 
+    takes_norm = True
+
+    def shapes(self, model: ModelConfig) -> Shapes:
+        features = (model.features_per_head,)
+        norms = {"q_norm.weight": features, "k_norm.weight": features} if model.qk_norm else {}
+        return {**super().shapes(model), **norms}
+
     def cached(self, model: ModelConfig, pe: PeConfig) -> int:
         return 2 * model.num_key_value_heads * model.features_per_head
 
@@ -98,6 +105,10 @@ class LatentConfig(KeysKind):
 
     def rotary_dim(self, model: ModelConfig) -> int:
         return self.rope_dim
+
+    def key_heads(self, model: ModelConfig) -> int:
+        # k_R is every head's.
+        return 1
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
         return self.key_dim, self.out_dim
@@ -165,6 +176,9 @@ class SharedConfig(KeysKind):
 
     def rotary_dim(self, model: ModelConfig) -> int:
         return self.rope_dim
+
+    def key_heads(self, model: ModelConfig) -> int:
+        return self.groups
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
         return self.key_dim, self.out_dim

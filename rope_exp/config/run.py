@@ -125,7 +125,19 @@ class RunConfig:
 
     def architecture(self, vocab_size: int) -> Architecture:
         """Return what the decoder is built from, once the vocabulary is known."""
-        return Architecture(self.model, self.pe, vocab_size, self.attn)
+        return Architecture(
+            self.model,
+            self.pe,
+            vocab_size,
+            self.attn,
+            causal=self.causal,
+            num_positions=self.pe.start + self.train.seq_len,
+        )
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token meets no later one."""
+        return self.train.objective == "causal"
 
     # -- names and places ----------------------------------------------------------------------
 

@@ -242,8 +242,12 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
 
 
 def labelled(key: str, value: Any) -> str:
-    """Return how a label shows a key that departs from its default: -base500000, -trainable."""
-    spelled = f"{value:g}" if isinstance(value, int | float) else value
+    """Return how a label shows a key that departs: -base500000, -trainable, -layers_1110."""
+    spelled = value
+    if isinstance(value, int | float):
+        spelled = f"{value:g}"
+    elif isinstance(value, tuple):
+        spelled = "_" + "".join(map(str, value))
     return f"-{key}" if value is True else f"-{key}{spelled}"
 
 

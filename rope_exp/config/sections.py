@@ -58,6 +58,8 @@ class ModelConfig:
     head_dim: Count | None = numeric(None)
     # null: attention meets every earlier key; else the last so many, its own among them.
     window: Count | None = numeric(None)
+    # Whether queries and keys are normed, a head at a time, before they turn.
+    qk_norm: bool = numeric(False)
     # The MLP's width is set so that the decoder has so many parameters; null: it is as it stands.
     match_params: Count | None = setting(None)
 
@@ -178,6 +180,7 @@ class TrainConfig:
     # null: a process's whole share at once.
     micro_batch_size: Count | None = numeric(None)
     seq_len: Count = numeric(256)
+    objective: Literal["causal"] = numeric("causal")
     eval_every: Count = setting(50)
     eval_sequences: Count = numeric(128)
     save_every: Count = setting(250)

@@ -3,9 +3,9 @@
 import itertools
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from rope_exp.config.schema import Name, Natural, Rule, labelled, numeric, numeric_values
+from rope_exp.config.schema import Name, Natural, Positive, Rule, labelled, numeric, numeric_values
 from rope_exp.system.errors import ConfigError
 
 SITES = ("q", "k", "v", "o")
@@ -17,6 +17,21 @@ Sites = Annotated[
     Rule(
         "must be a list of some of q, k, v, o, each of which may stand there once",
         lambda sites: len(set(sites)) == len(sites),
+    ),
+]
+EVERY = (1,)  # as a pattern of layers
+# q and k share their frequencies, and so do v and o.
+PAIRS = ("qk", "vo")
+# Of T5's bias: how many distances a head tells apart.
+T5_BUCKETS = 32
+# The names of what is learned, where one pair's or both pairs' frequencies are.
+LEARNED = ("inv_freq", "inv_freq_vo")
+Pattern = Annotated[
+    tuple[int, ...],
+    Rule(
+        "must be a list of 1 (a layer that rotates) and 0, with at least one 1, repeated over "
+        "the layers",
+        lambda pattern: set(pattern) <= {0, 1} and 1 in pattern,
     ),
 ]
 Fraction = Annotated[float, Rule("must be a number above 0 and at most 1", lambda x: 0 < x <= 1)]
@@ -33,40 +48,171 @@ SUBSET_NAMES = frozenset(map(subset_name, SUBSETS))
 
 @dataclass(frozen=True)
 class PeConfig:
-    """How position enters: theta_f = base^(-2f/n) on n = `fraction` of the features of `rotate`."""
+    """How position enters.
+
+    By rotation: theta_f = base^(-2f/n) on n = `fraction` of the features of `rotate`, in the layers
+    that `layers` says; by what is added to the embeddings (`input`); by what is added to the scores
+    of attention (`bias`).
+    """
 
     name: Name = numeric("QK-RoPE")
     rotate: Sites = numeric(("q", "k"))
     base: Base = numeric(10000.0)
     fraction: Fraction = numeric(1.0)
-    trainable: bool = numeric(False)
+    # true: theta itself is learned (raw); log: s, where theta = theta0 e^s.
+    trainable: bool | Literal["raw", "log"] = numeric(False)
     start: Natural = numeric(0)
     # Of angles and products. bf16 is for the study of noise: it holds no position above 256.
     precision: Literal["float32", "bf16"] = numeric("float32")
+    # Of v and o; null: as q and k.
+    base_vo: Base | None = numeric(None)
+    fraction_vo: Fraction | None = numeric(None)
+    # null: every layer rotates; [1, 1, 1, 0]: all but every fourth. Of v and o; null: as q and k.
+    layers: Pattern | None = numeric(None)
+    layers_vo: Pattern | None = numeric(None)
+    # Of learned frequencies: a multiple of optim.lr; who has frequencies of their own, where
+    # head is a key/value head of a layer.
+    trainable_lr: Positive = numeric(1.0)
+    trainable_scope: Literal["model", "layer", "head"] = numeric("model")
+    # Added to the embeddings: sines and cosines of the position, or a row that is learned for it.
+    input: Literal["none", "sinusoidal", "learned"] = numeric("none")
+    # Of sines and cosines; null: as large as the embeddings at the start.
+    input_scale: Positive | None = numeric(None)
+    # Added to the scores: a slope a head times the distance, or what is learned for a distance.
+    bias: Literal["none", "alibi", "t5"] = numeric("none")
 
     def __post_init__(self) -> None:
-        if self.trainable and not self.rotate:
-            raise ConfigError("pe.trainable", True, "needs at least one site in pe.rotate")
-
         ordered = tuple(site for site in SITES if site in self.rotate)
         object.__setattr__(self, "rotate", ordered)
+        self._one_spelling()
+        self._refuse_idle_keys()
 
-        # A subset's name says the subset, so `pe.rotate=[q,v]` alone renames the variant.
-        if self.name in SUBSET_NAMES:
-            object.__setattr__(self, "name", subset_name(ordered))
+        # A scheme's name says the scheme, so `pe.rotate=[q,v]` alone renames the variant.
+        if self.name in SUBSET_NAMES | SCHEME_NAMES.keys():
+            object.__setattr__(self, "name", self._scheme() or subset_name(ordered))
 
-    def num_features(self, head_dim: int) -> int:
+    # -- of a pair of sites: qk or vo ----------------------------------------------------------
+
+    def base_of(self, pair: str) -> float:
+        """Return the base of the frequencies that q and k, or v and o, turn by."""
+        return self.base if pair == "qk" or self.base_vo is None else self.base_vo
+
+    def num_features(self, head_dim: int, pair: str = "qk") -> int:
         """Return how many of a head's features rotate: a share, rounded down to whole pairs."""
-        return 2 * int(head_dim * self.fraction / 2)
+        own = pair == "vo" and self.fraction_vo is not None
+        share = self.fraction_vo if own else self.fraction
+        assert share is not None
+        return 2 * int(head_dim * share / 2)
+
+    def sites_of(self, layer: int) -> tuple[str, ...]:
+        """Return which sites rotate in a layer, counted from 0."""
+        patterns = {"qk": self.layers, "vo": self.layers_vo or self.layers}
+        found = []
+        for pair, pattern in patterns.items():
+            if pattern is None or pattern[layer % len(pattern)]:
+                found += [site for site in pair if site in self.rotate]
+        return tuple(found)
+
+    @property
+    def trained_pairs(self) -> tuple[str, ...]:
+        """The pairs of sites whose frequencies are learned: those that rotate."""
+        return tuple(pair for pair in PAIRS if self.trainable and set(pair) & set(self.rotate))
+
+    @property
+    def learned_names(self) -> tuple[str, ...]:
+        """The names of what is learned for each of them, in the rotation's module."""
+        return LEARNED[: len(self.trained_pairs)]
+
+    def trained_shape(self, num_layers: int, num_heads: int) -> tuple[int, ...]:
+        """Return how often frequencies are learned: (), (layers,) or (layers, heads of keys)."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "model": (),
+            "layer": (num_layers,),
+            "head": (num_layers, num_heads),
+        }
+        return shapes[self.trainable_scope]
+
+    # -- names and spellings -------------------------------------------------------------------
 
     @property
     def label(self) -> str:
         """The variant in paths, tables and run names: vo_rope, or qk_rope-base500000."""
         label = re.sub(r"[^a-z0-9._+]+", "_", self.name.lower())
-        if self.name not in SUBSET_NAMES:
+        said = {"name"} | SCHEME_NAMES.get(self.name, {}).keys()
+        if self.name in SUBSET_NAMES or (self.name in SCHEME_NAMES and not self.rotate):
+            said.add("rotate")
+        elif self.name not in SCHEME_NAMES:
             return label
 
         for key, value in numeric_values(self, departing=True).items():
-            if key not in ("name", "rotate"):
+            if key not in said:
                 label += labelled(key, value)
         return label
+
+    def _scheme(self) -> str | None:
+        """Return the name of how position enters beside rotation; None: rotation alone."""
+        own = {"input": self.input, "bias": self.bias}
+        departing = {key: value for key, value in own.items() if value != "none"}
+        names = [name for name, keys in SCHEME_NAMES.items() if keys == departing]
+        return names[0] if names else None
+
+    def _one_spelling(self) -> None:
+        """Bring what means the same to the same values."""
+        settled: dict[str, Any] = {}
+        if self.trainable == "raw":
+            settled["trainable"] = True
+        if self.base_vo == self.base:
+            settled["base_vo"] = None
+        if self.fraction_vo == self.fraction:
+            settled["fraction_vo"] = None
+        layers = _shortest(self.layers)
+        layers_vo = _shortest(self.layers_vo or self.layers)
+        settled["layers"] = None if layers == EVERY else layers
+        settled["layers_vo"] = None if layers_vo == layers else layers_vo
+        for key, value in settled.items():
+            object.__setattr__(self, key, value)
+
+    def _refuse_idle_keys(self) -> None:
+        """Refuse a key that would have no effect.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        turns_vo = {"v", "o"} & set(self.rotate)
+        needs = {
+            "trainable": (bool(self.rotate), "at least one site in pe.rotate"),
+            "layers": (bool(self.rotate), "at least one site in pe.rotate"),
+            "base_vo": (turns_vo, "v or o in pe.rotate"),
+            "fraction_vo": (turns_vo, "v or o in pe.rotate"),
+            "layers_vo": (turns_vo, "v or o in pe.rotate"),
+            "trainable_lr": (self.trainable, "pe.trainable"),
+            "trainable_scope": (self.trainable, "pe.trainable"),
+            "input_scale": (self.input == "sinusoidal", "pe.input=sinusoidal"),
+        }
+        departing = numeric_values(self, departing=True)
+        for key, (is_met, what) in needs.items():
+            if key in departing and not is_met:
+                raise ConfigError(f"pe.{key}", departing[key], f"needs {what}")
+
+
+def _shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return a pattern of layers as short as it can be said; none says every layer."""
+    pattern = pattern or EVERY
+    for length in range(1, len(pattern)):
+        if len(pattern) % length == 0 and pattern == pattern[:length] * (len(pattern) // length):
+            return pattern[:length]
+    return pattern
+
+
+def _scheme_names() -> dict[str, dict[str, str]]:
+    """Return the names of the schemes beside rotation, and the keys that each name says."""
+    inputs = {"": {}, "Sinusoidal": {"input": "sinusoidal"}, "Learned": {"input": "learned"}}
+    biases = {"": {}, "ALiBi": {"bias": "alibi"}, "T5": {"bias": "t5"}}
+    found = {}
+    for (of_input, keys), (of_bias, more) in itertools.product(inputs.items(), biases.items()):
+        if keys or more:
+            found["+".join(filter(None, (of_input, of_bias)))] = {**keys, **more}
+    return found
+
+
+SCHEME_NAMES = _scheme_names()

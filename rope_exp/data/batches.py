@@ -1,4 +1,4 @@
-"""Which token ids a step sees: a pure function of (tokens, seed, step), whatever the ranks.
+"""What a step sees: a pure function of (tokens, seed, step), whatever the ranks.
 
 Training windows are T + 1 tokens long and start every T tokens, so that each token is predicted
 once an epoch (the last fewer than T are left out). Sample n of a run, counted from 0 over all
@@ -15,6 +15,7 @@ import functools
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,51 @@ from numpy.typing import NDArray
 from rope_exp.data.store import Tokens
 
 IdSource = NDArray[np.unsignedinteger] | Tokens  # 1-D
+Ids = NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """Rows that a model reads, and what it is to predict of them.
+
+    Attributes:
+        ids_BT: what it reads.
+        target_BP: what is to be predicted at each place; -1: nothing.
+        hashed_BS: what order_sha256 covers of each row.
+        place_BP: the places that targets are of; None: every one, so that P = T.
+        position_BT: where the tokens stand; None: 0, 1, 2, ...
+        document_BT: a number a document, within which attention stays; None: it meets all.
+    """
+
+    ids_BT: Ids
+    target_BP: Ids
+    hashed_BS: Ids
+    place_BP: Ids | None = None
+    position_BT: NDArray[np.int64] | NDArray[np.float64] | None = None
+    document_BT: Ids | None = None
+
+    def rows(self, part: slice) -> "Batch":
+        """Return some of the rows."""
+        return Batch(*(None if each is None else each[part] for each in self))
+
+    @property
+    def num_targets(self) -> int:
+        """How many tokens are to be predicted."""
+        return int((self.target_BP >= 0).sum())
+
+
+class Source(Protocol):
+    """Where a run's batches come from."""
+
+    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
+        """Return the batch of an optimizer step, counted from 1, or some of its rows."""
+
+    def num_targets(self, step: int) -> int:
+        """Return how many tokens are to be predicted in all rows of a step's batch."""
+
+
+def next_tokens(windows_BS: Ids) -> Batch:
+    """Return the batch in which every token but the first of windows of T + 1 is predicted."""
+    return Batch(windows_BS[:, :-1], windows_BS[:, 1:], windows_BS)
 
 
 @dataclass(frozen=True)
@@ -45,6 +91,14 @@ class Batches:
 
     def __post_init__(self) -> None:
         num_windows(self.tokens, self.seq_len)
+
+    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
+        """Return the batch of a step, in which each token is predicted from those before it."""
+        return next_tokens(self.ids(step, rows))
+
+    def num_targets(self, step: int) -> int:
+        """Return B T: every token of every row is predicted."""
+        return self.batch_size * self.seq_len
 
     def ids(self, step: int, rows: slice = slice(None)) -> NDArray[np.int64]:
         """Return the token ids of an optimizer step.

@@ -86,13 +86,16 @@ class Questions:
     def positions(self) -> Probes:
         """Return the loss by position, in bins that grow by half an octave, and by length.
 
-        Windows are as long as the held-out set allows, up to 8 training lengths; no token is read
-        more than once. A window's loss at a length is that of its beginning.
+        Windows are as long as the held-out set allows, up to 8 training lengths, or 1 where
+        positions are learned; no token is read more than once. A window's loss at a length is that
+        of its beginning.
         """
         trained = self.train.seq_len
         longest = LONGEST
         while longest > 1 and longest * trained >= len(self.held_out):
             longest //= 2
+        if self.decoder.model.num_positions is not None:
+            longest = 1
 
         count = max(1, self.train.eval_sequences // longest)
         nats_T = self._nats(count, longest * trained).mean(dim=0)
@@ -110,17 +113,21 @@ class Questions:
 
     def shift(self) -> Probes:
         """Return the loss where every position is `start` higher than in training."""
-        rotary = self.decoder.model.rotary_emb
-        usual = rotary.start
+        trunk = self.decoder.model
+        usual = trunk.start
         starts = [0, *(int(shift * self.train.seq_len) for shift in SHIFTS)]
+        if trunk.num_positions is not None:
+            # What was learned ends there.
+            room = trunk.num_positions - usual - self.train.seq_len
+            starts = [start for start in starts if start <= room]
 
         losses = []
         try:
             for start in starts:
-                rotary.start = usual + start
+                trunk.start = usual + start
                 losses.append(self._loss())
         finally:
-            rotary.start = usual
+            trunk.start = usual
         return {"start": starts, "loss": _rounded(losses)}
 
     def ablation(self) -> Probes:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import SOFTMAX
+from rope_exp.config.kind import llama_shapes
 from rope_exp.config.sections import INIT_STD
 from rope_exp.model.cache import Cache, LayerCache
-from rope_exp.model.layers import Block, Rotary
+from rope_exp.model.layers import Block
 from rope_exp.model.loss import chunk_gradients, summed_cross_entropy
+from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
 from rope_exp.system.errors import ConfigError
 
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
@@ -31,29 +32,68 @@ class Trunk(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         config = architecture.model
-        rotary_dim = architecture.attn.rotary_dim(config)
-        self.pe = architecture.pe
-        blocks = [Block(architecture) for _ in range(config.num_hidden_layers)]
+        attn = architecture.attn
+        pe = architecture.pe
+        self.pe = pe
+        blocks = [Block(architecture, number) for number in range(config.num_hidden_layers)]
 
         self.embed_tokens = nn.Embedding(architecture.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = Rotary(rotary_dim, architecture.pe)
+        self.rotary_emb = Rotary(
+            attn.rotary_dim(config),
+            pe,
+            num_layers=config.num_hidden_layers,
+            num_heads=attn.key_heads(config),
+        )
+        self.added_positions = AddedPositions(pe, config.hidden_size, architecture.num_positions)
+        self.score_bias = ScoreBias(
+            pe, config.num_attention_heads, bidirectional=not architecture.causal
+        )
 
-    def forward(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self,
+        ids_BT: Tensor,
+        cache: Cache | None = None,
+        *,
+        positions_BT: Tensor | None = None,
+        document_BT: Tensor | None = None,
+    ) -> Tensor:
         num_new = ids_BT.shape[1]
+        num_keys = num_new
         position_T = torch.arange(num_new, device=ids_BT.device)
         of_layers: list[LayerCache | None] = [None] * len(self.layers)
         if cache is not None:
             position_T = cache.positions(num_new, ids_BT.device)
             of_layers = [*cache.layers]
             cache.length += num_new
+            num_keys = cache.length
+        if positions_BT is not None:
+            position_T = positions_BT
 
-        tables = self.rotary_emb(position_T)
         x_BTD = self.embed_tokens(ids_BT)
-        for layer, of_layer in zip(self.layers, of_layers, strict=True):
-            x_BTD = layer(x_BTD, tables, of_layer)
+        x_BTD = self.added_positions(x_BTD, position_T)
+        bias_HTE = self.score_bias(num_new, num_keys)
+        of_positions = self.rotary_emb(position_T)
+        for layer, at, of_layer in zip(self.layers, of_positions, of_layers, strict=True):
+            at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT)
+            x_BTD = layer(x_BTD, at, of_layer)
         return self.last_norm(x_BTD)
+
+    @property
+    def num_positions(self) -> int | None:
+        """How many positions there are, where each is learned; None: any number."""
+        return self.added_positions.num_positions
+
+    @property
+    def start(self) -> int:
+        """The position of the first token."""
+        return self.rotary_emb.start
+
+    @start.setter
+    def start(self, position: int) -> None:
+        self.rotary_emb.start = position
+        self.added_positions.start = position
 
     def renumber(self, cache: Cache, by: int) -> None:
         """Lower the positions of all that is kept, so that they need not grow without end.
@@ -65,6 +105,12 @@ class Trunk(nn.Module):
         Raises:
             ConfigError: positions themselves, not their differences alone, enter this variant.
         """
+        if self.pe.input != "none":
+            raise ConfigError(
+                "pe.input",
+                self.pe.input,
+                "adds positions themselves to what is kept, so that a cache cannot be renumbered",
+            )
         q, k, v, o = (site in self.pe.rotate for site in "qkvo")
         if q != k or v != o:
             raise ConfigError(
@@ -78,11 +124,11 @@ class Trunk(nn.Module):
                 "pe.precision", "bf16", "rounds positions, so that a cache cannot be renumbered"
             )
 
-        device = self.rotary_emb.inv_freq.device
-        tables = self.rotary_emb(torch.tensor([by - self.rotary_emb.start], device=device))
-        for layer, of_layer in zip(self.layers, cache.layers, strict=True):
+        device = self.embed_tokens.weight.device
+        of_positions = self.rotary_emb(torch.tensor([by - self.start], device=device))
+        for layer, at, of_layer in zip(self.layers, of_positions, cache.layers, strict=True):
             assert isinstance(layer, Block)
-            layer.self_attn.shift_back(of_layer, tables)
+            layer.self_attn.shift_back(of_layer, at)
         cache.origin += by
 
     def last_norm(self, x_BTD: Tensor) -> Tensor:
@@ -107,7 +153,14 @@ class Decoder(nn.Module):
         self.chunk_gradients = chunk_gradients
 
     def forward(
-        self, ids_BT: Tensor, target_BT: Tensor | None = None, cache: Cache | None = None
+        self,
+        ids_BT: Tensor,
+        target_BT: Tensor | None = None,
+        cache: Cache | None = None,
+        *,
+        positions_BT: Tensor | None = None,
+        document_BT: Tensor | None = None,
+        predicted_BP: Tensor | None = None,
     ) -> Tensor:
         """Return logits_BTV of `ids_BT`, or the loss of predicting `target_BT`.
 
@@ -115,8 +168,14 @@ class Decoder(nn.Module):
 
         Args:
             cache: what earlier ids left; these ids go on from them, and are added to it.
+            positions_BT: any real numbers; None: 0, 1, 2, ..., or what follows the cache.
+            document_BT: attention stays within tokens of the same number; None: it meets all.
+            predicted_BP: the P places of a row that targets are of, [B, P] like them; None: all.
         """
-        x_BTD = self.model(ids_BT, cache)
+        x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
+        if predicted_BP is not None:
+            width = x_BTD.shape[-1]
+            x_BTD = x_BTD.gather(1, predicted_BP[:, :, None].expand(-1, -1, width))
         if target_BT is None:
             return self.lm_head(x_BTD)
 
@@ -169,7 +228,7 @@ class Decoder(nn.Module):
                 own.pop(name).copy_(matrix)
 
         for name, parameter in own.items():
-            if parameter.ndim == 2:
+            if name.endswith(".weight") and parameter.ndim == 2:
                 parameter.copy_(drawn(name, parameter.shape, own_stream(seed, name)))
 
 
@@ -178,7 +237,7 @@ def llama_matrices(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     config = architecture.model
     width = config.hidden_size
     inner = config.intermediate_size
-    layer = {f"self_attn.{name}": shape for name, shape in SOFTMAX.shapes(config).items()}
+    layer = {f"self_attn.{name}": shape for name, shape in llama_shapes(config).items()}
     layer |= {f"mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
     layer["mlp.down_proj.weight"] = (width, inner)
 

@@ -5,6 +5,9 @@ rotate; then the heads' outputs are unchanged if both or neither of v and o rota
 turned by R_c if v alone does, by R_{-c} if o alone does. If just one of q and k rotates, the
 weights themselves change, and none of the three holds.
 
+The logits of a whole decoder are unchanged if both or neither of q and k rotate, both or neither of
+v and o do, and no position is added to the embeddings; else they change.
+
 Whatever the kind, what is computed from a cache, a few tokens at a time, is what the whole gives;
 and where a kind has other formulas for the same (absorbed, parallel), they give the same.
 """
@@ -13,15 +16,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import SOFTMAX, AttnConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.variants import PeConfig
-from rope_exp.model.attention.base import Attention, Tables, turned
+from rope_exp.config.variants import PAIRS, PeConfig
+from rope_exp.model.attention.base import Attention, turned
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention
 from rope_exp.model.cache import LayerCache
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.positions import Positions, Tables
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import LawError
 
@@ -40,6 +46,9 @@ INVARIANT = "invariant"
 TURNED = "turned by R_c"
 TURNED_BACK = "turned by R_-c"
 NEITHER = "neither"
+CHANGED = "changed"
+
+VOCAB = 5  # of the decoder whose logits are measured
 
 
 def expected_class(rotate: tuple[str, ...]) -> str:
@@ -53,30 +62,49 @@ def expected_class(rotate: tuple[str, ...]) -> str:
 
 
 @torch.no_grad()
-def certificate(model: ModelConfig, pe: PeConfig, attn: AttnConfig = SOFTMAX) -> dict[str, Any]:
+def certificate(
+    model: ModelConfig, pe: PeConfig, attn: AttnConfig = SOFTMAX, *, causal: bool = True
+) -> dict[str, Any]:
     """Measure the laws of this run's attention on a small random instance in float64.
 
-    Two query heads over one shared key/value head, of the run's own kind, head dimension, fraction,
-    base and start.
+    Two query heads over one shared key/value head, of the run's own kind, head dimension,
+    fractions, bases and start.
 
     Returns:
         The expected and the measured answer to a shift, the shift, the largest deviation from each
-        such law, and of each other formula from the first.
+        such law, and of each other formula from the first; how the logits of a decoder of one such
+        layer answer; and, where layers differ in what rotates, the same of each such layer.
     Raises:
         LawError: a law does not hold; the run must not start.
     """
-    tolerance = TOLERANCE * (100 + pe.start)
-    attention, x_BTD = _instance(model, pe, attn)
+    found = _measured(model, pe, attn, pe.rotate, causal=causal)
+    found["decoder"] = _measured_decoder(model, pe, attn, causal=causal)
 
-    theta_F = frequencies(pe.num_features(attention.rotary_dim), pe.base, torch.float64)
+    others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
+    if others:
+        found["of_layers"] = {
+            "".join(sites): _measured(model, pe, attn, sites, causal=causal)
+            for sites in sorted(others)
+        }
+    return found
+
+
+def _measured(
+    model: ModelConfig, pe: PeConfig, attn: AttnConfig, sites: tuple[str, ...], *, causal: bool
+) -> dict[str, Any]:
+    """Measure the laws of one layer of attention, in which these sites rotate."""
+    tolerance = TOLERANCE * (100 + pe.start)
+    attention, x_BTD = _instance(model, attn, sites, causal=causal)
+
     position_T = pe.start + torch.arange(NUM_POSITIONS)
-    here = _tables(theta_F, position_T)
+    here = _positions(attention, pe, position_T)
     here_BTHV = attention.heads(x_BTD, here, None)
-    shifted_BTHV = attention.heads(x_BTD, _tables(theta_F, position_T + SHIFT), None)
+    there = _positions(attention, pe, position_T + SHIFT)
+    shifted_BTHV = attention.heads(x_BTD, there, None)
 
     laws = {INVARIANT: here_BTHV}
     if {"v", "o"} <= set(attn.sites()):
-        by_shift = _tables(theta_F, torch.full((NUM_POSITIONS,), SHIFT))
+        by_shift = _positions(attention, pe, torch.full((NUM_POSITIONS,), SHIFT)).vo
         laws[TURNED] = turned(here_BTHV, by_shift, attention.rotary_dim)
         laws[TURNED_BACK] = turned(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
     # Relative to what is large: a linear kind may divide by next to nothing.
@@ -84,15 +112,17 @@ def certificate(model: ModelConfig, pe: PeConfig, attn: AttnConfig = SOFTMAX) ->
     errors = {law: _deviation(shifted_BTHV, other) / size for law, other in laws.items()}
 
     holding = [law for law, error in errors.items() if error < tolerance] or [NEITHER]
-    expected = expected_class(pe.rotate)
+    expected = expected_class(sites)
     if holding != [expected]:
         raise LawError(
             f"the rotation of {pe.name} is {' and '.join(holding)}, and by the mathematics of "
-            f"rotate={list(pe.rotate)} it must be {expected} (deviations {errors}); "
+            f"rotate={list(sites)} it must be {expected} (deviations {errors}); "
             "refusing to train"
         )
 
-    others = {**attention.forms(x_BTD, here), "cached": _cached(attention, x_BTD, here)}
+    others = dict(attention.forms(x_BTD, here))
+    if causal:
+        others["cached"] = _cached(attention, x_BTD, here)
     formulas = {name: _deviation(other, here_BTHV) / size for name, other in others.items()}
     failing = [name for name, error in formulas.items() if not error < tolerance]
     if failing:
@@ -109,45 +139,99 @@ def certificate(model: ModelConfig, pe: PeConfig, attn: AttnConfig = SOFTMAX) ->
     }
 
 
-def _cached(attention: Attention, x_BTD: Tensor, tables: Tables) -> Tensor:
+def _measured_decoder(
+    model: ModelConfig, pe: PeConfig, attn: AttnConfig, *, causal: bool
+) -> dict[str, Any]:
+    """Measure how the logits of a decoder of one layer answer to a shift of all positions."""
+    # Learned frequencies and rounded ones are measured where they begin, and exactly.
+    exact = replace(pe, trainable=False, trainable_scope="model", trainable_lr=1.0, layers=None)
+    exact = replace(exact, layers_vo=None, precision="float32", name="test")
+    small = replace(_small(model, attn), num_hidden_layers=1, intermediate_size=1)
+    num_positions = pe.start + NUM_POSITIONS + SHIFT
+    architecture = Architecture(small, exact, VOCAB, attn.small(), causal, num_positions)
+    decoder = Decoder(architecture).double()
+    _draw(decoder)
+
+    ids_BT = torch.arange(NUM_POSITIONS)[None] % VOCAB
+    position_BT = torch.arange(NUM_POSITIONS)[None]
+    here_BTV = decoder(ids_BT, positions_BT=position_BT)
+    shifted_BTV = decoder(ids_BT, positions_BT=position_BT + SHIFT)
+    error = _deviation(shifted_BTV, here_BTV) / float(here_BTV.abs().max())
+
+    is_relative = expected_class(pe.rotate) == INVARIANT and pe.input == "none"
+    expected = INVARIANT if is_relative else CHANGED
+    measured = INVARIANT if error < TOLERANCE * (100 + pe.start) else CHANGED
+    if measured != expected:
+        raise LawError(
+            f"the logits under {pe.name} are {measured} where all positions shift, and must be "
+            f"{expected} (deviation {error}); refusing to train"
+        )
+    return {"expected": expected, "measured": measured, "deviation": error}
+
+
+def _cached(attention: Attention, x_BTD: Tensor, at: Positions) -> Tensor:
     """Return the outputs of tokens that come a few at a time."""
     cache = LayerCache(attention.config.window)
-    parts = zip(*(torch.split(part, PARTS, dim=-2) for part in (x_BTD, *tables)), strict=True)
-    outputs = [attention.heads(x, (cos_TF, sin_TF), cache) for x, cos_TF, sin_TF in parts]
+    tensors = (x_BTD, *at.qk, *at.vo)
+    parts = zip(*(torch.split(each, PARTS, dim=-2) for each in tensors), strict=True)
+    outputs = []
+    for x, *tables in parts:
+        of_part = Positions((tables[0], tables[1]), (tables[2], tables[3]))
+        outputs.append(attention.heads(x, of_part, cache))
     return torch.cat(outputs, dim=1)
 
 
-def _tables(theta_F: Tensor, position_T: Tensor) -> Tables:
-    angle_TF = angles(theta_F, position_T)
-    return angle_TF.cos(), angle_TF.sin()
+def _positions(attention: Attention, pe: PeConfig, position_T: Tensor) -> Positions:
+    """Return the tables of both pairs of sites, in float64, of frequencies as they begin."""
+    of_pairs: list[Tables] = []
+    for pair in PAIRS:
+        num_features = pe.num_features(attention.rotary_dim, pair)
+        theta_F = frequencies(num_features, pe.base_of(pair), torch.float64)
+        angle_TF = angles(theta_F, position_T)
+        of_pairs.append((angle_TF.cos(), angle_TF.sin()))
+    return Positions(*of_pairs)
 
 
 def _deviation(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max())
 
 
-def _instance(model: ModelConfig, pe: PeConfig, attn: AttnConfig) -> tuple[Attention, Tensor]:
-    """Return a small attention and its input, both random."""
+def _small(model: ModelConfig, attn: AttnConfig) -> ModelConfig:
+    """Return the sizes of two query heads over one shared key/value head."""
     # A kind with sizes of its own takes none from the model.
     features = max(model.features_per_head, 1)
-    small = replace(
+    return replace(
         model,
         hidden_size=2 * features,
         head_dim=features,
         num_attention_heads=2,
         num_key_value_heads=1,
         window=WINDOW if model.window else None,
+        match_params=None,
     )
-    generator = torch.Generator().manual_seed(0)
 
-    attention = make_attention(small, attn.small(), pe.rotate).double()
+
+def _instance(
+    model: ModelConfig, attn: AttnConfig, sites: tuple[str, ...], *, causal: bool
+) -> tuple[Attention, Tensor]:
+    """Return a small attention and its input, both random."""
+    small = _small(model, attn)
+    attention = make_attention(small, attn.small(), sites).double()
+    attention.causal = causal
+    _draw(attention)
     if isinstance(attention, StateAttention):
         # Several chunks, the last of them short.
         attention.chunk_size = CHUNK
-    for parameter in attention.parameters():
+
+    shape = (1, NUM_POSITIONS, small.hidden_size)
+    generator = torch.Generator().manual_seed(1)
+    return attention, torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _draw(module: nn.Module) -> None:
+    """Draw matrices of a size at which a softmax is neither flat nor sharp."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
         if parameter.ndim == 2:
             std = parameter.shape[1] ** -0.5
             torch.nn.init.normal_(parameter, std=std, generator=generator)
-
-    shape = (1, NUM_POSITIONS, small.hidden_size)
-    return attention, torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""The decoder's layers beside attention: SwiGLU, the block, and the rotation's tables.
+"""The decoder's layers beside attention: SwiGLU and the block.
 
 Decisions: pre-norm RMSNorm, no biases.
 
-Shapes: B batch, T position, D model width, F frequencies.
+Shapes: B batch, T position, D model width.
 """
 
 import torch.nn.functional as F
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.variants import PeConfig
-from rope_exp.model.attention.base import Tables, linears
+from rope_exp.model.attention.base import linears
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.cache import LayerCache
-from rope_exp.model.rope import angles, frequencies
+from rope_exp.model.positions import Positions
 
 
 class SwiGLU(nn.Module):
@@ -34,38 +33,21 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, number: int = 0) -> None:
+        """Build one layer.
+
+        Args:
+            number: its place, from 0: a variant may rotate in some layers only.
+        """
         super().__init__()
         config = architecture.model
+        sites = architecture.pe.sites_of(number)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = make_attention(config, architecture.attn, architecture.pe.rotate)
+        self.self_attn = make_attention(config, architecture.attn, sites)
+        self.self_attn.causal = architecture.causal
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None = None) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), tables, cache)
+    def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), at, cache)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
-
-
-class Rotary(nn.Module):
-    """The cosines and sines that every layer and site shares; their frequencies may be trained."""
-
-    inv_freq: Tensor
-
-    def __init__(self, rotary_dim: int, pe: PeConfig) -> None:
-        super().__init__()
-        self.start = pe.start
-        self.in_bf16 = pe.precision == "bf16"
-
-        theta_F = frequencies(pe.num_features(rotary_dim), pe.base)
-        if pe.trainable:
-            self.inv_freq = nn.Parameter(theta_F)
-        else:
-            # Rebuilt from the config, never stored: a checkpoint holds what was learned.
-            self.register_buffer("inv_freq", theta_F, persistent=False)
-
-    def forward(self, position_T: Tensor) -> Tables:
-        """Return the tables of positions, [T] or [B, T], counted from `start`."""
-        theta_F = self.inv_freq.bfloat16() if self.in_bf16 else self.inv_freq
-        angle_TF = angles(theta_F, self.start + position_T)
-        return angle_TF.cos(), angle_TF.sin()

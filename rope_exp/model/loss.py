@@ -20,6 +20,9 @@ from torch.autograd.function import once_differentiable
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.model.attention.kernel import wide
 
+# In place of a target: there is nothing to predict.
+NOTHING = -1
+
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -30,6 +33,7 @@ def summed_cross_entropy(
 
     Args:
         x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
+        target_N: NOTHING where there is nothing to predict.
         gradients: `chunk_gradients`, perhaps compiled.
     """
     if torch.is_grad_enabled():
@@ -39,7 +43,8 @@ def summed_cross_entropy(
     of_chunks = []
     for x_CD, target_C in zip(*_chunks(_narrow(x_ND), target_N), strict=True):
         logits_CV = wide(x_CD @ narrow_VD.T)
-        of_chunks.append(F.cross_entropy(logits_CV, target_C, reduction="sum"))
+        nats = F.cross_entropy(logits_CV, target_C, reduction="sum", ignore_index=NOTHING)
+        of_chunks.append(nats)
     return torch.stack(of_chunks).sum()
 
 
@@ -48,12 +53,15 @@ def chunk_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a chunk's summed loss, and its gradients by x_CD and by head_VD.
 
-    With z = softmax(logits) - onehot(target): dx = z head and dhead = z^T x.
+    With z = softmax(logits) - onehot(target), and 0 where there is nothing to predict: dx = z head
+    and dhead = z^T x.
     """
     logits_CV = wide(x_CD @ head_VD.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)
     logsumexp_C1 = (logits_CV - max_C1).exp().sum(-1, keepdim=True).log() + max_C1
-    nats = (logsumexp_C1 - logits_CV.gather(1, target_C[:, None])).sum()
+    counts_C1 = (target_C != NOTHING)[:, None].to(logits_CV.dtype)
+    target_logit_C1 = logits_CV.gather(1, target_C[:, None].clamp(min=0))
+    nats = (counts_C1 * (logsumexp_C1 - target_logit_C1)).sum()
 
     token_V = torch.arange(head_VD.shape[0], dtype=torch.int32, device=head_VD.device)
     is_target_CV = token_V == target_C[:, None].int()
@@ -61,7 +69,10 @@ def chunk_gradients(
     # A second exponential is cheaper than to keep the first in float32.
     z_CV = (logits_CV - logsumexp_C1).exp() - is_target_CV.to(logits_CV.dtype)
     z_CV = z_CV.to(x_CD.dtype)
-    return nats, z_CV @ head_VD, z_CV.T @ x_CD
+
+    # Narrower than z by far: what does not count is dropped on this side of the products.
+    counts_C1 = counts_C1.to(x_CD.dtype)
+    return nats, counts_C1 * (z_CV @ head_VD), z_CV.T @ (counts_C1 * x_CD)
 
 
 class _Summed(torch.autograd.Function):

@@ -38,9 +38,11 @@ def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
     """Return angle_TF[t, f] = position_t * theta_f in radians, in theta's dtype.
 
     Args:
-        position_T: or [B, T], which gives [B, T, F].
+        theta_F: or [G, F], where each of G heads has its own; then angle_TGF.
+        position_T: any real numbers; or [B, T], which gives [B, T, F].
     """
-    return position_T.to(theta_F.dtype)[..., None] * theta_F
+    position_T = position_T.to(theta_F.dtype)
+    return position_T[(..., *[None] * theta_F.ndim)] * theta_F
 
 
 def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = False) -> Tensor:

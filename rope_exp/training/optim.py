@@ -10,22 +10,34 @@ from rope_exp.config.learning import MuonConfig, OptimConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.muon import Muon
 
+# The beginnings of the names of what is learned of positions.
+FREQUENCIES = "model.rotary_emb."
+POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
+
 
 def build_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optimizer:
     """Return fused AdamW, or Muon with AdamW for embeddings, head, norms and other vectors.
 
-    Matrices decay, and vectors (norms, frequencies, decays) do not.
+    Matrices decay; vectors (norms, decays) and what is learned of positions do not. Frequencies
+    have a rate of their own: a multiple of the others'.
     """
     named = dict(decoder.named_parameters())
+    of_positions = [name for name in named if name.startswith(POSITIONS)]
+    frequencies = [name for name in of_positions if name.startswith(FREQUENCIES)]
     of_layers = [name for name in named if ".layers." in name and named[name].ndim == 2]
     of_muon = of_layers if isinstance(config, MuonConfig) else []
 
-    others = [parameter for name, parameter in named.items() if name not in of_muon]
-    decaying = [each for each in others if each.ndim >= 2]
+    others = [name for name in named if name not in {*of_muon, *frequencies}]
+    decaying = [name for name in others if named[name].ndim >= 2 and name not in of_positions]
+    staying = [name for name in others if name not in decaying]
     groups: list[dict[str, Any]] = [
-        {"params": decaying, "weight_decay": config.weight_decay},
-        {"params": [each for each in others if each.ndim < 2], "weight_decay": 0.0},
+        {"params": [named[name] for name in decaying], "weight_decay": config.weight_decay},
+        {"params": [named[name] for name in staying], "weight_decay": 0.0},
     ]
+    if frequencies:
+        rate = decoder.architecture.pe.trainable_lr
+        of_frequencies = [named[name] for name in frequencies]
+        groups.append({"params": of_frequencies, "weight_decay": 0.0, "rate": rate})
     if isinstance(config, OptimConfig):
         return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 

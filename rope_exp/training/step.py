@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from rope_exp.config.run import RunConfig
-from rope_exp.data.batches import Batches, chain_sha256
+from rope_exp.data.batches import Source, chain_sha256
+from rope_exp.evaluation.inputs import Inputs, on_device
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.optim import build_optimizer
 from rope_exp.training.parallel import Parallel
@@ -75,7 +76,7 @@ class TrainingStep:
 
     config: RunConfig
     decoder: Decoder
-    batches: Batches
+    batches: Source
     parallel: Parallel
     should_stop: Callable[[], bool]
     order_sha256: str = ""
@@ -94,31 +95,31 @@ class TrainingStep:
     def __call__(self, step: int) -> Started | None:
         """Make one update from the global batch of `step`.
 
-        The gradient is that of the mean over the global batch's tokens: each micro-batch gives
-        summed nats, divided by the global count; wrapped training averages gradients over the
-        ranks, hence the factor `world_size`.
+        The gradient is that of the mean over what is to be predicted in the global batch: each
+        micro-batch gives summed nats, divided by the global count; wrapped training averages
+        gradients over the ranks, hence the factor `world_size`.
 
         Returns:
             The step, its outcome still on the device; or None if a rank was asked to stop before
             the last micro-batch, with nothing updated.
         """
-        ids_BT, order_sha256 = self._get_batch(step)
+        inputs, order_sha256 = self._get_batch(step)
 
         # Forward and backward, one micro-batch after another.
-        num_tokens = self.config.train.tokens_per_step
-        scale = self.parallel.world_size / num_tokens
+        num_targets = self.batches.num_targets(step)
+        scale = self.parallel.world_size / num_targets
         loss = torch.zeros((), device=self.parallel.device)
-        micro_batches = torch.split(ids_BT, self.micro_batch_size)
-        for number, micro_BT in enumerate(micro_batches, start=1):
+        micro_batches = list(inputs.split(self.micro_batch_size))
+        for number, micro_batch in enumerate(micro_batches, start=1):
             if self.should_stop():
                 self.optimizer.zero_grad(set_to_none=True)
                 return None
             with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
-                nats = self.model(micro_BT[:, :-1], micro_BT[:, 1:])
+                nats = micro_batch.nats(self.model)
                 (nats * scale).backward()
             loss += nats.detach()
 
-        loss = self.parallel.sum(loss / num_tokens)
+        loss = self.parallel.sum(loss / num_targets)
         norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
         is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
         first = is_bad & (self.first_bad_step == 0)
@@ -127,7 +128,7 @@ class TrainingStep:
         # Of a bad step, the fused kernel leaves weights, moments and its own count as they were.
         self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, self.config)
+            group["lr"] = learning_rate(step, self.config) * group.get("rate", 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -136,18 +137,14 @@ class TrainingStep:
         self.order_sha256 = order_sha256
         return started
 
-    def _get_batch(self, step: int) -> tuple[Tensor, str]:
+    def _get_batch(self, step: int) -> tuple[Inputs, str]:
         """Return this rank's rows of the global batch, and order_sha256 with it."""
         order_sha256 = ""
         if self.parallel.is_main:
             # The hash covers every rank's tokens, so that rank 0 reads them all.
-            ids = self.batches.ids(step)
-            order_sha256 = chain_sha256(self.order_sha256, ids)
-            ids = ids[self.rows]
+            batch = self.batches.batch(step)
+            order_sha256 = chain_sha256(self.order_sha256, batch.hashed_BS)
+            batch = batch.rows(self.rows)
         else:
-            ids = self.batches.ids(step, self.rows)
-
-        ids_BT = torch.from_numpy(ids)
-        if self.parallel.device.type == "cuda":
-            ids_BT = ids_BT.pin_memory()
-        return ids_BT.to(self.parallel.device, non_blocking=True), order_sha256
+            batch = self.batches.batch(step, self.rows)
+        return on_device(batch, self.parallel.device), order_sha256

@@ -12,7 +12,7 @@ from pathlib import Path
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import Batches, validation_ids
+from rope_exp.data.batches import Batches, next_tokens, validation_ids
 from rope_exp.data.meta import Prepared
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.probes import Probes, Questions
@@ -72,7 +72,8 @@ class Trainer:
         )
         self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
         self.held_out = prepared.tokens["validation"]
-        self.windows_NT = validation_ids(self.held_out, train.eval_sequences, train.seq_len)
+        windows_NS = validation_ids(self.held_out, train.eval_sequences, train.seq_len)
+        self.held_out_rows = next_tokens(windows_NS)
         self.throughput = Throughput(
             train.tokens_per_step,
             flops_per_token(config, prepared.vocab_size),
@@ -120,7 +121,7 @@ class Trainer:
         with self.parallel.autocast():
             return held_out_loss(
                 self.decoder,
-                self.windows_NT,
+                self.held_out_rows,
                 micro_batch_size=self.train_step.micro_batch_size,
                 device=self.parallel.device,
                 rank=self.parallel.rank,

@@ -128,7 +128,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     train = config.train
     launch = config.launch
-    checked = certificate(config.model, config.pe, config.attn)
+    checked = certificate(config.model, config.pe, config.attn, causal=config.causal)
     prepared = prepare(config.data, config.tokenizer, seq_len=train.seq_len)
     parallel = Parallel(launch.device, train.precision, launch.num_processes)
     is_main = parallel.is_main

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from benchmarks import ours
 from benchmarks.setting import Bench
-from rope_exp.model.attention.base import Attention, Tables
+from rope_exp.model.attention.base import Attention
+from rope_exp.model.positions import Positions
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
 
@@ -64,10 +65,10 @@ class _Layer:
 
     def take(self, num_tokens: int) -> None:
         """Pass forward and backward over one text."""
-        tables: Tables = self.rotary(torch.arange(num_tokens, device=self.device))
+        at: Positions = self.rotary(torch.arange(num_tokens, device=self.device))[0]
         x_BTD = torch.zeros(1, num_tokens, self.width, device=self.device, requires_grad=True)
         with self.autocast:
-            o_BTD: Tensor = self.attention(x_BTD, tables)
+            o_BTD: Tensor = self.attention(x_BTD, at)
         o_BTD.sum().backward()  # type: ignore[no-untyped-call]
         if self.device == "cuda":
             torch.cuda.synchronize()

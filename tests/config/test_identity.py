@@ -21,11 +21,15 @@ DEFAULTS = {
     "pe": {
         "name": "QK-RoPE", "rotate": ["q", "k"], "base": 10000.0, "fraction": 1.0,
         "trainable": False, "start": 0, "precision": "float32",
+        "base_vo": None, "fraction_vo": None, "layers": None, "layers_vo": None,
+        "trainable_lr": 1.0, "trainable_scope": "model", "input": "none", "input_scale": None,
+        "bias": "none",
     },
     "model": {
         "name": "nano", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
         "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False, "head_dim": None, "window": None, "match_params": None,
+        "qk_norm": False,
     },
     "attn": {"kind": "softmax"},
     "data": {

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rope_exp.config.compose import run_config
+from rope_exp.data.batches import next_tokens
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.model.decoder import Decoder
 
@@ -33,7 +34,9 @@ def test_it_is_the_mean_of_minus_log_p(
     with torch.no_grad():
         log_p = torch.log_softmax(model(ids[:, :-1]).double(), dim=-1)
     expected = -log_p.gather(-1, ids[:, 1:, None]).mean().item()
-    loss = held_out_loss(model, windows_NT, micro_batch_size=micro_batch_size, device=CPU)
+    loss = held_out_loss(
+        model, next_tokens(windows_NT), micro_batch_size=micro_batch_size, device=CPU
+    )
     assert loss == pytest.approx(expected, abs=1e-6)
 
 
@@ -56,7 +59,7 @@ def test_ranks_share_the_windows_and_ask_equally_often(
 
         held_out_loss(
             model,
-            windows_NT,
+            next_tokens(windows_NT),
             micro_batch_size=2,
             device=CPU,
             rank=rank,
@@ -67,7 +70,7 @@ def test_ranks_share_the_windows_and_ask_equally_often(
 
     for rank in range(world_size):
         share(rank)
-    whole = held_out_loss(model, windows_NT, micro_batch_size=2, device=CPU)
+    whole = held_out_loss(model, next_tokens(windows_NT), micro_batch_size=2, device=CPU)
     assert sum(nats) / (NUM_WINDOWS * 16) == pytest.approx(whole, abs=1e-6)
     assert len(set(asked)) == 1
 
@@ -75,12 +78,16 @@ def test_ranks_share_the_windows_and_ask_equally_often(
 def test_asked_to_stop_it_gives_nothing(model: Decoder, windows_NT: np.ndarray) -> None:
     answers = iter([False, False, True])
     loss = held_out_loss(
-        model, windows_NT, micro_batch_size=2, device=CPU, should_stop=lambda: next(answers)
+        model,
+        next_tokens(windows_NT),
+        micro_batch_size=2,
+        device=CPU,
+        should_stop=lambda: next(answers),
     )
     assert loss is None
     assert list(answers) == []
 
 
 def test_it_leaves_no_gradient(model: Decoder, windows_NT: np.ndarray) -> None:
-    held_out_loss(model, windows_NT, micro_batch_size=2, device=CPU)
+    held_out_loss(model, next_tokens(windows_NT), micro_batch_size=2, device=CPU)
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -14,7 +14,7 @@ from support.models import SUBSETS, VOCAB, make_decoder, make_pe, make_sizes
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import LinearConfig
-from rope_exp.data.batches import validation_ids
+from rope_exp.data.batches import next_tokens, validation_ids
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.probes import (
     Questions,
@@ -77,7 +77,9 @@ def test_the_mean_over_windows_is_the_held_out_loss(at_once: int) -> None:
     losses = ask(decoder, "windows", at_once=at_once)["loss"]
 
     windows_NT = validation_ids(HELD_OUT, TRAIN.eval_sequences, LENGTH)
-    whole = held_out_loss(decoder, windows_NT, micro_batch_size=at_once, device=torch.device("cpu"))
+    whole = held_out_loss(
+        decoder, next_tokens(windows_NT), micro_batch_size=at_once, device=torch.device("cpu")
+    )
     assert len(losses) == len(windows_NT) == 16
     assert np.mean(losses) == pytest.approx(whole, abs=1e-5)
     for loss, ids in zip(losses, windows_NT, strict=True):
@@ -178,7 +180,9 @@ def test_without_a_site_is_a_model_built_without(rotate: tuple[str, ...]) -> Non
         other = make_decoder(*(each for each in rotate if each != site), seed=9)
         other.load_state_dict(decoder.state_dict())
         windows_NT = validation_ids(HELD_OUT, TRAIN.eval_sequences // 4, LENGTH)
-        expected = held_out_loss(other, windows_NT, micro_batch_size=3, device=torch.device("cpu"))
+        expected = held_out_loss(
+            other, next_tokens(windows_NT), micro_batch_size=3, device=torch.device("cpu")
+        )
         assert loss == pytest.approx(expected, abs=1e-5)
     assert len(set(found["loss"])) == len(found["loss"])
 
@@ -266,8 +270,8 @@ def test_the_floors_are_counted_one_by_one() -> None:
     x_BTD = block.input_layernorm(decoder.model.embed_tokens(ids_NT))
     projected = (layer.q_proj(x_BTD), layer.k_proj(x_BTD))
     q, k = (layer._feature(split_heads(each, layer.head_dim)) for each in projected)
-    tables = decoder.model.rotary_emb(torch.arange(LENGTH))
-    q, k = layer.turn("q", q, tables), layer._of_queries(layer.turn("k", k, tables))
+    at = decoder.model.rotary_emb(torch.arange(LENGTH))[0]
+    q, k = layer.turn("q", q, at), layer._of_queries(layer.turn("k", k, at))
     similarity_BHTT = torch.einsum("bihk,bjhk->bhij", q, k).tril()
     expected = (similarity_BHTT.sum(dim=-1) < layer.attn.eps).double().mean()
     assert 0 < found < 1

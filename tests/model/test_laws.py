@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rope_exp.config.kinds import AttnConfig, LatentConfig, SoftmaxConfig
 from rope_exp.config.state_kinds import RetentionConfig
-from rope_exp.model.attention.base import Attention, Tables
+from rope_exp.model.attention.base import Attention
 from rope_exp.model.laws import certificate, expected_class
+from rope_exp.model.positions import Positions
 from rope_exp.model.rope import rotate
 from rope_exp.system.errors import LawError
 
@@ -90,9 +91,9 @@ def test_a_key_that_turns_the_other_way_is_refused(
 ) -> None:
     turn = Attention.turn
 
-    def wrong(self: Attention, site: str, x: Tensor, tables: Tables) -> Tensor:
-        cos, sin = tables
-        return turn(self, site, x, (cos, -sin) if site == "k" else tables)
+    def wrong(self: Attention, site: str, x: Tensor, at: Positions) -> Tensor:
+        cos, sin = at.qk
+        return turn(self, site, x, at._replace(qk=(cos, -sin)) if site == "k" else at)
 
     monkeypatch.setattr(Attention, "turn", wrong)
     with pytest.raises(LawError, match="refusing to train"):

@@ -11,7 +11,7 @@ from support.models import (
     SUBSETS,
     make_decoder,
     make_pe,
-    make_tables,
+    make_positions,
     normal,
     rotation_matrix,
     tokens,
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.model.attention.softmax import SoftmaxAttention
-from rope_exp.model.layers import Rotary
+from rope_exp.model.positions import Rotary
 
 
 def attention_of(sites: Collection[str]) -> SoftmaxAttention:
@@ -62,7 +62,7 @@ def test_every_subset_equals_the_direct_sum(sites: tuple[str, ...]) -> None:
     attention = attention_of(sites).double()
     x_TD = normal(9, 32, seed=1)
 
-    ours = attention(x_TD[None], make_tables(9, SIZES.features_per_head))[0]
+    ours = attention(x_TD[None], make_positions(9, SIZES.features_per_head))[0]
     direct = direct_attention(attention, x_TD, sites)
     assert float((ours - direct).abs().max()) < 1e-12
 
@@ -72,7 +72,7 @@ def test_vo_equals_the_sum_over_relative_rotations() -> None:
     """o_i = sum_j a_ij R_{j-i} v_j (Su 2025): the identity that makes VO-RoPE relative."""
     attention = attention_of(("v", "o")).double()
     x_TD = normal(8, 32, seed=2)
-    ours = attention(x_TD[None], make_tables(8, 8))[0]
+    ours = attention(x_TD[None], make_positions(8, 8))[0]
 
     q, k, v = heads_of(attention, x_TD)
     output = torch.zeros(8, 4, 8, dtype=torch.float64)
@@ -89,12 +89,12 @@ def test_vo_equals_the_sum_over_relative_rotations() -> None:
 def test_vo_with_identity_attention_is_nope() -> None:
     """One position attends to itself alone: R_m^T R_m = I wherever it stands."""
     x_BTD = normal(1, 1, 32)
-    tables = make_tables(1, 8, start=1234)
+    at = make_positions(1, 8, start=1234)
     rotated = attention_of(("v", "o")).double()
     plain = attention_of(()).double()
     rotated.load_state_dict(plain.state_dict())
 
-    assert torch.allclose(rotated(x_BTD, tables), plain(x_BTD, tables), rtol=0, atol=1e-12)
+    assert torch.allclose(rotated(x_BTD, at), plain(x_BTD, at), rtol=0, atol=1e-12)
 
 
 # -- the tables' precision -------------------------------------------------------------------------
@@ -104,7 +104,8 @@ def test_tables_in_bf16_hold_no_position_above_256() -> None:
     """Eight bits of significand: 257 rounds to 256, so that the two positions turn alike, while
     every position up to 256 has the angle of its own, rounded.
     """
-    cos_TF, sin_TF = Rotary(8, make_pe("q", "k", precision="bf16"))(torch.arange(300))
+    [at] = Rotary(8, make_pe("q", "k", precision="bf16"))(torch.arange(300))
+    cos_TF, sin_TF = at.qk
     assert (cos_TF.dtype, sin_TF.dtype) == (torch.bfloat16, torch.bfloat16)
     assert torch.equal(cos_TF[257], cos_TF[256])
     assert torch.equal(sin_TF[257], sin_TF[256])
@@ -119,8 +120,8 @@ def test_tables_in_bf16_hold_no_position_above_256() -> None:
 def test_tables_are_float32_unless_the_model_is_wider() -> None:
     """A model in float64, as laws are measured and exports compared, has its tables in float64."""
     rotary = Rotary(8, make_pe("q", "k"))
-    assert rotary(torch.arange(3))[0].dtype == torch.float32
-    assert rotary.double()(torch.arange(3))[0].dtype == torch.float64
+    assert rotary(torch.arange(3))[0].qk[0].dtype == torch.float32
+    assert rotary.double()(torch.arange(3))[0].qk[0].dtype == torch.float64
 
 
 @torch.no_grad()

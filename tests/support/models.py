@@ -10,8 +10,8 @@ from torch import Tensor
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
-from rope_exp.model.attention.base import Tables
 from rope_exp.model.decoder import Decoder
+from rope_exp.model.positions import Positions, Tables
 from rope_exp.model.rope import angles, frequencies
 
 VOCAB = 61
@@ -67,6 +67,12 @@ def make_tables(
     """The cosines and sines of `num_positions` positions from `start` on."""
     angle_TF = angles(frequencies(dim, base, dtype), start + torch.arange(num_positions))
     return angle_TF.cos(), angle_TF.sin()
+
+
+def make_positions(num_positions: int, dim: int, **changes: Any) -> Positions:
+    """What a layer is told of them, where all sites share their frequencies."""
+    tables = make_tables(num_positions, dim, **changes)
+    return Positions(tables, tables)
 
 
 def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:

@@ -15,20 +15,23 @@ from torch import Tensor, nn
 
 from rope_exp.config.kind import Kind
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.kernel import attention_after, causal_attention
+from rope_exp.model.attention.kernel import attention, attention_after, wide
 from rope_exp.model.cache import LayerCache
+from rope_exp.model.positions import Positions, Tables
 from rope_exp.model.rope import rotate
-
-Tables = tuple[Tensor, Tensor]  # cos_TF, sin_TF; or cos_BTF, sin_BTF
 
 
 class Attention(nn.Module):
-    """Causal self-attention; `sites` says which of q, k, v, o rotate.
+    """Self-attention; `sites` says which of q, k, v, o rotate.
 
     A kind gives its projections their shapes, and its heads' outputs their mathematics.
+
+    Attributes:
+        causal: whether a query meets no later key; those that keep a state always are.
     """
 
     o_proj: nn.Linear
+    causal = True
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
@@ -42,30 +45,48 @@ class Attention(nn.Module):
             if of_module and len(shape) == 2:
                 self.add_module(module, nn.Linear(shape[1], shape[0], bias=False))
 
-    def forward(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
         """Return what is added to the residual stream.
 
         Args:
             x_BTD: normed.
-            tables: of the positions of x.
+            at: where the tokens of x stand.
             cache: of this layer: what earlier tokens left, to which these are added.
         """
-        return self.o_proj(self.heads(x_BTD, tables, cache).flatten(2))
+        return self.o_proj(self.heads(x_BTD, at, cache).flatten(2))
 
-    def heads(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None) -> Tensor:
+    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         """Return o_BTHV, turned back where O rotates, before heads are mixed."""
         raise NotImplementedError
 
     def attend(
-        self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, cache: LayerCache | None
+        self,
+        q_BTHK: Tensor,
+        k_BEGK: Tensor,
+        v_BEGV: Tensor,
+        at: Positions,
+        cache: LayerCache | None,
     ) -> Tensor:
         """Return softmax attention of queries that stand at the last T of E positions."""
-        if cache is None or cache.is_prefill(q_BTHK.shape[1]):
-            return causal_attention(q_BTHK, k_BEGK, v_BEGV, self.config.window)
-        return self.attend_after(q_BTHK, k_BEGK, [v_BEGV], cache)
+        if cache is not None and not cache.is_prefill(q_BTHK.shape[1]):
+            return self.attend_after(q_BTHK, k_BEGK, [v_BEGV], at, cache)
+        return attention(
+            q_BTHK,
+            k_BEGK,
+            v_BEGV,
+            self.config.window,
+            causal=self.causal,
+            bias_HTT=at.bias_HTE,
+            document_BT=at.document_BT,
+        )
 
     def attend_after(
-        self, q_BTHK: Tensor, k_BEGK: Tensor, values: Sequence[Tensor], cache: LayerCache
+        self,
+        q_BTHK: Tensor,
+        k_BEGK: Tensor,
+        values: Sequence[Tensor],
+        at: Positions,
+        cache: LayerCache,
     ) -> Tensor:
         """Return the same by what decoding takes; values may stand in parts, [B, E, G, ...]."""
         return attention_after(
@@ -75,36 +96,39 @@ class Attention(nn.Module):
             scale=self.scale,
             window=self.config.window,
             num_pads_B=cache.num_pads,
+            bias_HTE=at.bias_HTE,
         )
 
-    def forms(self, x_BTD: Tensor, tables: Tables) -> Mapping[str, Tensor]:
+    def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         """Return o_BTHV by other formulas that must give the same; their names say which."""
         return {}
 
-    def shift_back(self, cache: LayerCache, tables: Tables) -> None:
+    def shift_back(self, cache: LayerCache, at: Positions) -> None:
         """Turn all that is kept back by one angle, as if every position were lower by as much.
 
         Args:
-            tables: of the one position that is taken off, [1, F].
+            at: the one position that is taken off.
         """
         for name, x_BEGK in cache.rows.items():
-            x_BEGK.copy_(self.shifted(name, x_BEGK, tables))
+            x_BEGK.copy_(self.shifted(name, x_BEGK, at))
 
-    def shifted(self, site: str, x_BEGK: Tensor, tables: Tables) -> Tensor:
+    def shifted(self, site: str, x_BEGK: Tensor, at: Positions) -> Tensor:
         """Return x, of any positions, turned back by one angle where the site rotates.
 
         What is kept of k and v bears their names.
         """
         if site not in self.sites:
             return x_BEGK
-        cos_EF, sin_EF = (table.expand(x_BEGK.shape[-3], -1) for table in tables)
-        return turned(x_BEGK, (cos_EF, sin_EF), self.rotary_dim, inverse=True)
+        cos, sin = at.tables(site)
+        shape = (*cos.shape[:-2], x_BEGK.shape[1], cos.shape[-1])
+        tables = (cos.expand(shape), sin.expand(shape))
+        return turned(x_BEGK, tables, self.rotary_dim, inverse=True)
 
-    def turn(self, site: str, x_BTHK: Tensor, tables: Tables) -> Tensor:
+    def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
         """Return x turned by its position, or back for o, where the site rotates."""
         if site not in self.sites:
             return x_BTHK
-        return turned(x_BTHK, tables, self.rotary_dim, inverse=site == "o")
+        return turned(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
 
 
 def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = False) -> Tensor:
@@ -114,16 +138,35 @@ def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = F
     (Su 2025, eq. 5).
     """
     num_left = x_BTHK.shape[-1] - rotary_dim
+    rotated = _rotated_by_head if tables[0].ndim == 4 else rotate
     if not num_left:
-        return rotate(x_BTHK, *tables, inverse=inverse)
+        return rotated(x_BTHK, *tables, inverse=inverse)
     left, last = torch.split(x_BTHK, [num_left, rotary_dim], dim=-1)
-    return torch.cat([left, rotate(last, *tables, inverse=inverse)], dim=-1)
+    return torch.cat([left, rotated(last, *tables, inverse=inverse)], dim=-1)
+
+
+def _rotated_by_head(
+    x_BTHK: Tensor, cos_BGTF: Tensor, sin_BGTF: Tensor, *, inverse: bool = False
+) -> Tensor:
+    """Return x rotated by tables that each of G heads has for itself and the H/G that it serves."""
+    num_shared = x_BTHK.shape[2] // cos_BGTF.shape[1]
+    cos_BHTF, sin_BHTF = (
+        table.repeat_interleave(num_shared, dim=1) for table in (cos_BGTF, sin_BGTF)
+    )
+    x_BHT1K = x_BTHK.transpose(1, 2)[:, :, :, None]
+    return rotate(x_BHT1K, cos_BHTF, sin_BHTF, inverse=inverse)[:, :, :, 0].transpose(1, 2)
 
 
 def linears(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
     """Return what each layer, without bias, makes of x, by one product with all their weights."""
     packed = F.linear(x_BTD, torch.cat([layer.weight for layer in layers]))
     return torch.split(packed, [layer.out_features for layer in layers], dim=-1)
+
+
+def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """Return x normed in float32 at least, in its own dtype."""
+    found: Tensor = norm(wide(x))
+    return found.to(x.dtype)
 
 
 def split_heads(x: Tensor, features: int) -> Tensor:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import DecayConfig
-from rope_exp.model.attention.base import Tables, for_queries, split_heads
+from rope_exp.model.attention.base import for_queries, split_heads
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.retention import retnet_log_gamma
 from rope_exp.model.attention.state import StateAttention, Sums
+from rope_exp.model.positions import Positions
 
 STATE = "state"
 # Of nu = log(-log gamma), where it is learned: from next to no decay down to gamma = 0.05.
@@ -49,13 +50,13 @@ class DecayAttention(StateAttention):
             return -wide(self.nu).clamp(*NU_RANGE).exp()
         return self.get_buffer("log_gamma_H")
 
-    def sums(self, x_BTD: Tensor, tables: Tables) -> Sums:
-        v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), tables)
+    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
+        v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), at)
         return {STATE: (None, for_queries(v_BTGK, self.num_heads))}
 
-    def outputs(self, found: Mapping[str, Tensor], tables: Tables) -> Tensor:
+    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
         o_BTHK = found[STATE]
         if self.attn.normalise == "sqrt":
             scale_H = (-torch.expm1(2 * self.log_gamma())).sqrt()
             o_BTHK = o_BTHK * scale_H[:, None].to(o_BTHK.dtype)
-        return self.turn("o", o_BTHK, tables)
+        return self.turn("o", o_BTHK, at)

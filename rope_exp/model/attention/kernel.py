@@ -1,9 +1,9 @@
-"""Causal softmax attention. Device and length decide which kernel computes it, to one result.
+"""Softmax attention. Device and length decide which kernel computes it, to one result.
 
 On a GPU, and on a CPU for long sequences, torch's fused kernel. At the lengths that a CPU trains,
 that kernel is two to three times slower than plain products of matrices around one pass over the
 scores (docs/performance.md): those are written out below, with the gradient, for blocks of queries
-that meet no key past their own last position.
+that, where attention is causal, meet no key past their own last position.
 
 Shapes: B batch, T position, H query heads, G key/value heads, K features of a key, V of a value;
 N = B * H; C queries of a block, which meet E keys.
@@ -24,8 +24,15 @@ MIN_BLOCK = 128  # queries
 MAX_FLASH = 256  # features of a head
 
 
-def causal_attention(
-    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None = None
+def attention(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    window: int | None = None,
+    *,
+    causal: bool = True,
+    bias_HTT: Tensor | None = None,
+    document_BT: Tensor | None = None,
 ) -> Tensor:
     """Return o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j, in the inputs' dtype.
 
@@ -34,25 +41,68 @@ def causal_attention(
 
     Args:
         window: how many keys a query meets, the last of which is its own; None: all.
+        causal: j <= i; else over all j, and there is no window.
+        bias_HTT: added to the scores, of query i and key j; it may have a gradient.
+        document_BT: a query meets keys of the same number alone; None: all.
     """
+    assert causal or window is None
     num_heads = q_BTHK.shape[2]
     num_shared = num_heads // k_BTGK.shape[2]
     length = q_BTHK.shape[1]
     window = None if window is None or window >= length else window
 
     if q_BTHK.device.type != "cpu" or length > MAX_WRITTEN_OUT:
-        return _fused(q_BTHK, k_BTGK, v_BTGV, window)
+        mask = _mask(q_BTHK, window, causal, bias_HTT, document_BT)
+        return _fused(q_BTHK, k_BTGK, v_BTGV, mask, causal=causal)
 
     if num_shared > 1:
         k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
         v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
     o_NTV = _Short.apply(  # type: ignore[no-untyped-call]
-        _heads_first(q_BTHK), _heads_first(k_BTGK), _heads_first(v_BTGV), window
+        _heads_first(q_BTHK),
+        _heads_first(k_BTGK),
+        _heads_first(v_BTGV),
+        bias_HTT,
+        document_BT,
+        window,
+        causal,
     )
     return o_NTV.view(-1, num_heads, *o_NTV.shape[1:]).transpose(1, 2)
 
 
-def _fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None) -> Tensor:
+def _mask(
+    q_BTHK: Tensor,
+    window: int | None,
+    causal: bool,
+    bias_HTT: Tensor | None,
+    document_BT: Tensor | None,
+) -> Tensor | None:
+    """Return what torch's kernel adds to the scores, or whether a query meets a key.
+
+    None: `causal` alone says it.
+    """
+    if window is None and bias_HTT is None and document_BT is None:
+        return None
+
+    length = q_BTHK.shape[1]
+    meets = torch.ones(length, length, dtype=torch.bool, device=q_BTHK.device)
+    if causal:
+        meets = _meets(length, length, window, q_BTHK.device)
+    if document_BT is not None:
+        meets = meets & _of_one_document(document_BT)[:, None]
+    if bias_HTT is None:
+        return meets
+    return bias_HTT.to(q_BTHK.dtype).masked_fill(~meets, -math.inf)
+
+
+def _of_one_document(document_BT: Tensor) -> Tensor:
+    """Return whether two tokens of a row are, [B, T, T]."""
+    return document_BT[:, :, None] == document_BT[:, None, :]
+
+
+def _fused(
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, mask: Tensor | None, *, causal: bool
+) -> Tensor:
     """Return the same by torch's kernel.
 
     Its fast forms know one width, which features of zero make, and beside grouped heads neither a
@@ -66,12 +116,8 @@ def _fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None) -
             F.pad(x, (0, widest - x.shape[3])) for x in (q_BTHK, k_BTGK, v_BTGV)
         )
 
-    mask_TT = None
     num_shared = q_BTHK.shape[2] // k_BTGK.shape[2]
-    if window is not None:
-        length = q_BTHK.shape[1]
-        mask_TT = _meets(length, length, window, q_BTHK.device)
-    is_plain = mask_TT is None and q_BTHK.shape[3] <= MAX_FLASH
+    is_plain = mask is None and q_BTHK.shape[3] <= MAX_FLASH
     repeats = num_shared > 1 and not (is_plain and q_BTHK.device.type != "cpu")
     if repeats:
         k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
@@ -81,8 +127,8 @@ def _fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, window: int | None) -
         q_BTHK.transpose(1, 2),
         k_BTGK.transpose(1, 2),
         v_BTGV.transpose(1, 2),
-        attn_mask=mask_TT,
-        is_causal=mask_TT is None,
+        attn_mask=mask,
+        is_causal=causal and mask is None,
         scale=key_dim**-0.5,
         enable_gqa=num_shared > 1 and not repeats,
     )
@@ -105,6 +151,7 @@ def attention_after(
     scale: float,
     window: int | None = None,
     num_pads_B: Tensor | None = None,
+    bias_HTE: Tensor | None = None,
 ) -> Tensor:
     """Return o_BTHV of queries that are the last T of E positions: what decoding takes.
 
@@ -112,6 +159,7 @@ def attention_after(
         values: [B, E, G, ...] each; the output has their features one after the other.
         scale: of the scores.
         num_pads_B: how many of a row's first keys nobody meets; None: none.
+        bias_HTE: added to the scores; of more keys, of which these are the last, if there are.
     """
     num_keys, num_groups = k_BEGK.shape[1:3]
     meets_1TE = _meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
@@ -121,6 +169,8 @@ def attention_after(
 
     q_BTGSK = torch.unflatten(q_BTHK, 2, (num_groups, -1))
     score_BGSTE = wide(torch.einsum("btgsk,begk->bgste", q_BTGSK, k_BEGK)) * scale
+    if bias_HTE is not None:
+        score_BGSTE = score_BGSTE + bias_HTE[..., -num_keys:].unflatten(0, (num_groups, -1))
     score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
     weight_BGSTE = score_BGSTE.softmax(-1).to(q_BTHK.dtype)
     if num_pads_B is not None:
@@ -139,39 +189,55 @@ class _Short(torch.autograd.Function):
 
         dv = w^T g,  dw = g v^T,  ds = w (dw - g . o),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K):
 
-    the weights are never divided, and one pass makes ds. Kept for the gradient: w in the inputs'
-    dtype, and l.
+    the weights are never divided, and one pass makes ds, which summed over the batch is the
+    gradient of a bias. Kept for the gradient: w in the inputs' dtype, and l.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, q_NTK: Tensor, k_NTK: Tensor, v_NTV: Tensor, window: int | None
+        ctx: Any,
+        q_NTK: Tensor,
+        k_NTK: Tensor,
+        v_NTV: Tensor,
+        bias_HTT: Tensor | None,
+        document_BT: Tensor | None,
+        window: int | None,
+        causal: bool,
     ) -> Tensor:
         scale = 1 / math.sqrt(q_NTK.shape[2])
 
         outputs = []
         weights = []
         sums = []
-        for first, start, end in _blocks(q_NTK.shape[1], window):
-            s_NCE = wide(q_NTK[:, start:end] @ k_NTK[:, first:end].mT) * scale
+        for queries, keys in _blocks(q_NTK.shape[1], window, causal):
+            s_NCE = wide(q_NTK[:, queries] @ k_NTK[:, keys].mT) * scale
+            if bias_HTT is not None:
+                s_NCE = _by_head(s_NCE, bias_HTT).add(bias_HTT[:, queries, keys]).flatten(0, 1)
 
             # As wide as the scores: the mask then vectorises.
-            key_E = torch.arange(first, end, dtype=torch.int32)
-            query_C1 = key_E[start - first :, None]
-            s_NCE = torch.where(key_E > query_C1, -math.inf, s_NCE)
+            key_E = torch.arange(keys.start, keys.stop, dtype=torch.int32)
+            query_C1 = torch.arange(queries.start, queries.stop, dtype=torch.int32)[:, None]
+            if causal:
+                s_NCE = torch.where(key_E > query_C1, -math.inf, s_NCE)
             if window is not None:
                 s_NCE = torch.where(key_E <= query_C1 - window, -math.inf, s_NCE)
+            if document_BT is not None:
+                is_other_BCE = ~_of_one_document(document_BT)[:, queries, keys]
+                num_heads = len(s_NCE) // len(document_BT)
+                is_other_NCE = is_other_BCE.repeat_interleave(num_heads, dim=0)
+                s_NCE = torch.where(is_other_NCE, -math.inf, s_NCE)
 
             w_NCE = (s_NCE - s_NCE.amax(-1, keepdim=True)).exp().to(q_NTK.dtype)
             sum_NC1 = wide(w_NCE).sum(-1, keepdim=True)
-            o_NCV = (wide(w_NCE @ v_NTV[:, first:end]) / sum_NC1).to(q_NTK.dtype)
+            o_NCV = (wide(w_NCE @ v_NTV[:, keys]) / sum_NC1).to(q_NTK.dtype)
 
             weights.append(w_NCE)
             sums.append(sum_NC1)
             outputs.append(o_NCV)
 
         o_NTV = torch.cat(outputs, dim=1)
-        ctx.window = window
+        ctx.blocks = _blocks(q_NTK.shape[1], window, causal)
+        ctx.bias_shape = None if bias_HTT is None else bias_HTT.shape
         ctx.save_for_backward(q_NTK, k_NTK, v_NTV, o_NTV, *weights, *sums)
         return o_NTV
 
@@ -183,37 +249,54 @@ class _Short(torch.autograd.Function):
         dtype = q_NTK.dtype
         scale = 1 / math.sqrt(q_NTK.shape[2])
 
-        blocks = _blocks(q_NTK.shape[1], ctx.window)
-        weights = kept[: len(blocks)]
-        sums = kept[len(blocks) :]
+        weights = kept[: len(ctx.blocks)]
+        sums = kept[len(ctx.blocks) :]
 
         dq = []
         dk_NTK = torch.zeros_like(wide(k_NTK))
         dv_NTV = torch.zeros_like(wide(v_NTV))
-        for (first, start, end), w_NCE, sum_NC1 in zip(blocks, weights, sums, strict=True):
-            g_NCV = wide(do_NTV[:, start:end]) / sum_NC1
-            g_dot_o_NC1 = (g_NCV * wide(o_NTV[:, start:end])).sum(-1, keepdim=True)
+        dbias_HTT = None
+        if ctx.needs_input_grad[3]:
+            dbias_HTT = do_NTV.new_zeros(ctx.bias_shape, dtype=dk_NTK.dtype)
+        for (queries, keys), w_NCE, sum_NC1 in zip(ctx.blocks, weights, sums, strict=True):
+            g_NCV = wide(do_NTV[:, queries]) / sum_NC1
+            g_dot_o_NC1 = (g_NCV * wide(o_NTV[:, queries])).sum(-1, keepdim=True)
             g_NCV = g_NCV.to(dtype)
 
-            dw_NCE = wide(g_NCV @ v_NTV[:, first:end].mT)
-            ds_NCE = (wide(w_NCE) * (dw_NCE - g_dot_o_NC1) * scale).to(dtype)
+            dw_NCE = wide(g_NCV @ v_NTV[:, keys].mT)
+            if dbias_HTT is not None:
+                ds_NCE = wide(w_NCE) * (dw_NCE - g_dot_o_NC1)
+                dbias_HTT[:, queries, keys] = _by_head(ds_NCE, dbias_HTT).sum(0)
+                ds_NCE = (ds_NCE * scale).to(dtype)
+            else:
+                ds_NCE = (wide(w_NCE) * (dw_NCE - g_dot_o_NC1) * scale).to(dtype)
 
-            dq.append(ds_NCE @ k_NTK[:, first:end])
-            dk_NTK[:, first:end] += ds_NCE.mT @ q_NTK[:, start:end]
-            dv_NTV[:, first:end] += w_NCE.mT @ g_NCV
+            dq.append(ds_NCE @ k_NTK[:, keys])
+            dk_NTK[:, keys] += ds_NCE.mT @ q_NTK[:, queries]
+            dv_NTV[:, keys] += w_NCE.mT @ g_NCV
 
-        return torch.cat(dq, dim=1), dk_NTK.to(dtype), dv_NTV.to(dtype), None
+        dqkv = (torch.cat(dq, dim=1), dk_NTK.to(dtype), dv_NTV.to(dtype))
+        return *dqkv, dbias_HTT, None, None, None
 
 
-def _blocks(length: int, window: int | None = None) -> list[tuple[int, int, int]]:
-    """Return, for each block of queries, the first key it meets, its first query, and its end.
+def _blocks(length: int, window: int | None, causal: bool) -> list[tuple[slice, slice]]:
+    """Return the queries of each block, and the keys that they meet.
 
     Four blocks at the most: more would save less in products than they cost in calls.
     """
     block = max(math.ceil(length / 4), MIN_BLOCK)
-    starts = range(0, length, block)
     reach = length if window is None else window - 1
-    return [(max(start - reach, 0), start, min(start + block, length)) for start in starts]
+    found = []
+    for start in range(0, length, block):
+        end = min(start + block, length)
+        keys = slice(max(start - reach, 0), end) if causal else slice(0, length)
+        found.append((slice(start, end), keys))
+    return found
+
+
+def _by_head(x_NCE: Tensor, bias_HTT: Tensor) -> Tensor:
+    """Return [B, H, C, E]."""
+    return x_NCE.unflatten(0, (-1, len(bias_HTT)))
 
 
 def _heads_first(x_BTHK: Tensor) -> Tensor:

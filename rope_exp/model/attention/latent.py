@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from rope_exp.config.kinds import LatentConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Attention, Tables, split_heads
-from rope_exp.model.attention.kernel import wide
+from rope_exp.model.attention.base import Attention, normed, split_heads
 from rope_exp.model.cache import LayerCache
+from rope_exp.model.positions import Positions
 
 LATENT_EPS = 1e-6
 
@@ -43,13 +43,13 @@ class LatentAttention(Attention):
         if attn.q_rank is not None:
             self.q_a_layernorm = nn.RMSNorm(attn.q_rank, eps=LATENT_EPS)
 
-    def heads(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None) -> Tensor:
-        q_BTHK = self.turn("q", self._queries(x_BTD), tables)
-        rows = self._rows(x_BTD, tables)
+    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+        q_BTHK = self.turn("q", self._queries(x_BTD), at)
+        rows = self._rows(x_BTD, at)
         if cache is not None:
             rows = cache.append(**rows)
             if not cache.is_prefill(x_BTD.shape[1]):
-                return self._absorbed(q_BTHK, rows, tables, cache)
+                return self._absorbed(q_BTHK, rows, at, cache)
 
         num_heads = q_BTHK.shape[2]
         c_BTL, k_BTR = torch.split(rows["k"][:, :, 0], self.kept, dim=-1)
@@ -62,16 +62,16 @@ class LatentAttention(Attention):
         if self.attn.value_rope:
             v_BTHR = rows["v"].expand(-1, -1, num_heads, -1) if "v" in rows else k_BTHR
             v_BTHV = torch.cat([v_BTHV, v_BTHR], dim=-1)
-        return self.turn("o", self.attend(q_BTHK, k_BTHK, v_BTHV, cache), tables)
+        return self.turn("o", self.attend(q_BTHK, k_BTHK, v_BTHV, at, cache), at)
 
-    def forms(self, x_BTD: Tensor, tables: Tables) -> Mapping[str, Tensor]:
-        q_BTHK = self.turn("q", self._queries(x_BTD), tables)
+    def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
+        q_BTHK = self.turn("q", self._queries(x_BTD), at)
         cache = LayerCache()
-        rows = cache.append(**self._rows(x_BTD, tables))
-        return {"absorbed": self._absorbed(q_BTHK, rows, tables, cache)}
+        rows = cache.append(**self._rows(x_BTD, at))
+        return {"absorbed": self._absorbed(q_BTHK, rows, at, cache)}
 
     def _absorbed(
-        self, q_BTHK: Tensor, rows: Mapping[str, Tensor], tables: Tables, cache: LayerCache
+        self, q_BTHK: Tensor, rows: Mapping[str, Tensor], at: Positions, cache: LayerCache
     ) -> Tensor:
         """Return the outputs with one head of keys [c; k_R] and values c for all queries."""
         num_latent = self.attn.kv_rank
@@ -86,30 +86,24 @@ class LatentAttention(Attention):
         values = [rows["k"][..., :num_latent]]
         if self.attn.value_rope:
             values.append(rows["v"] if "v" in rows else rows["k"][..., num_latent:])
-        o = self.attend_after(torch.cat([q_BTHL, q_BTHR], dim=-1), rows["k"], values, cache)
+        o = self.attend_after(torch.cat([q_BTHL, q_BTHR], dim=-1), rows["k"], values, at, cache)
 
         o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
         o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)
-        return self.turn("o", torch.cat([o_BTHC, o_BTHR], dim=-1), tables)
+        return self.turn("o", torch.cat([o_BTHC, o_BTHR], dim=-1), at)
 
     def _queries(self, x_BTD: Tensor) -> Tensor:
         """Return [q_C; q_R] of each head."""
         if self.attn.q_rank is None:
             return split_heads(self.q_proj(x_BTD), self.attn.key_dim)
-        q_BTL = _normed(self.q_a_layernorm, self.q_a_proj(x_BTD))
+        q_BTL = normed(self.q_a_layernorm, self.q_a_proj(x_BTD))
         return split_heads(self.q_b_proj(q_BTL), self.attn.key_dim)
 
-    def _rows(self, x_BTD: Tensor, tables: Tables) -> dict[str, Tensor]:
+    def _rows(self, x_BTD: Tensor, at: Positions) -> dict[str, Tensor]:
         """Return what is kept: [c; k_R], of one head, and k_R again where V turns otherwise."""
         c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.kept, dim=-1)
-        both_BT1K = torch.cat([_normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
-        rows = {"k": self.turn("k", both_BT1K, tables)}
+        both_BT1K = torch.cat([normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
+        rows = {"k": self.turn("k", both_BT1K, at)}
         if self.attn.value_rope and ("k" in self.sites) != ("v" in self.sites):
-            rows["v"] = self.turn("v", k_BTR[:, :, None], tables)
+            rows["v"] = self.turn("v", k_BTR[:, :, None], at)
         return rows
-
-
-def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """Return x normed in float32 at least, in its own dtype."""
-    normed: Tensor = norm(wide(x))
-    return normed.to(x.dtype)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import LinearConfig
-from rope_exp.model.attention.base import Tables, for_queries, linears, split_heads
+from rope_exp.model.attention.base import for_queries, linears, split_heads
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.state import StateAttention, Sums
+from rope_exp.model.positions import Positions
 
 # The sums above and below the fraction; one sum where both have the same queries and keys.
 NUMERATOR = "numerator"
@@ -42,24 +43,24 @@ class LinearAttention(StateAttention):
     def log_gamma(self) -> Tensor:
         return self.no_decay_H
 
-    def sums(self, x_BTD: Tensor, tables: Tables) -> Sums:
+    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
         q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         q_BTHK = self._feature(split_heads(q, self.head_dim))
         k_BTGK = self._feature(split_heads(k, self.head_dim))
-        v_BTGK = self.turn("v", split_heads(v, self.head_dim), tables)
+        v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
 
         v_BTHK = for_queries(v_BTGK, self.num_heads)
         one_BTH1 = torch.ones_like(v_BTHK[..., :1])
-        turned = (self.turn("q", q_BTHK, tables), self._of_queries(self.turn("k", k_BTGK, tables)))
+        turned = (self.turn("q", q_BTHK, at), self._of_queries(self.turn("k", k_BTGK, at)))
         if self.attn.form == "numerator":
             plain = (q_BTHK, self._of_queries(k_BTGK))
             return {NUMERATOR: (turned, v_BTHK), DENOMINATOR: (plain, one_BTH1)}
         return {NUMERATOR: (turned, torch.cat([v_BTHK, one_BTH1], dim=-1))}
 
-    def outputs(self, found: Mapping[str, Tensor], tables: Tables) -> Tensor:
+    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
         sum_BTHK = found[NUMERATOR][..., : self.head_dim]
         o_BTHK = wide(sum_BTHK) / self.below(found).clamp(min=self.attn.eps)
-        return self.turn("o", o_BTHK.to(sum_BTHK.dtype), tables)
+        return self.turn("o", o_BTHK.to(sum_BTHK.dtype), at)
 
     def below(self, found: Mapping[str, Tensor]) -> Tensor:
         """Return the sums below the fraction, [B, T, H, 1], before eps floors them."""
@@ -67,14 +68,14 @@ class LinearAttention(StateAttention):
             return wide(found[DENOMINATOR])
         return wide(found[NUMERATOR][..., self.head_dim :])
 
-    def shifted_state(self, name: str, state_BHKV: Tensor, tables: Tables) -> Tensor:
+    def shifted_state(self, name: str, state_BHKV: Tensor, at: Positions) -> Tensor:
         # Below the fraction nothing rotates; and the last value of a joint sum is 1.
         if name == DENOMINATOR:
             return state_BHKV
         values, ones = state_BHKV.tensor_split([self.head_dim], dim=3)
         if not ones.shape[3]:
-            return super().shifted_state(name, state_BHKV, tables)
-        both = [super(LinearAttention, self).shifted_state(name, x, tables) for x in (values, ones)]
+            return super().shifted_state(name, state_BHKV, at)
+        both = [super(LinearAttention, self).shifted_state(name, x, at) for x in (values, ones)]
         return torch.cat(both, dim=3)
 
     def _feature(self, x_BTHK: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import RetentionConfig
-from rope_exp.model.attention.base import Tables, for_queries, linears, split_heads
+from rope_exp.model.attention.base import for_queries, linears, split_heads
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.state import StateAttention, Sums
+from rope_exp.model.positions import Positions
 
 STATE = "state"
 
@@ -43,16 +44,16 @@ class RetentionAttention(StateAttention):
     def log_gamma(self) -> Tensor:
         return self.log_gamma_H
 
-    def sums(self, x_BTD: Tensor, tables: Tables) -> Sums:
+    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
         q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
-        q_BTHK = self.turn("q", split_heads(q, self.head_dim), tables) * self.head_dim**-0.5
-        k_BTGK = self.turn("k", split_heads(k, self.head_dim), tables)
-        v_BTGK = self.turn("v", split_heads(v, self.head_dim), tables)
+        q_BTHK = self.turn("q", split_heads(q, self.head_dim), at) * self.head_dim**-0.5
+        k_BTGK = self.turn("k", split_heads(k, self.head_dim), at)
+        v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
         k_BTHK = for_queries(k_BTGK, self.num_heads)
         return {STATE: ((q_BTHK, k_BTHK), for_queries(v_BTGK, self.num_heads))}
 
-    def outputs(self, found: Mapping[str, Tensor], tables: Tables) -> Tensor:
+    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
         """Turn back first: a norm over features does not see a rotation, with weights it would."""
-        o_BTHK = self.turn("o", found[STATE], tables)
+        o_BTHK = self.turn("o", found[STATE], at)
         normed = F.rms_norm(wide(o_BTHK), (self.head_dim,), eps=self.config.rms_norm_eps)
         return normed.to(o_BTHK.dtype)

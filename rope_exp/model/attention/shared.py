@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from rope_exp.config.kinds import SharedConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Attention, Tables, linears, split_heads
+from rope_exp.model.attention.base import Attention, linears, split_heads
 from rope_exp.model.cache import LayerCache
+from rope_exp.model.positions import Positions
 
 
 class SharedAttention(Attention):
@@ -29,18 +30,18 @@ class SharedAttention(Attention):
         super().__init__(config, attn, sites)
         self.attn = attn
 
-    def heads(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None) -> Tensor:
+    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         own = [self.v_proj] if self.attn.form == "s1" else []
         q, k, *v = linears(x_BTD, self.q_proj, self.k_proj, *own)
-        q_BTHK = self.turn("q", split_heads(q, self.attn.key_dim), tables)
+        q_BTHK = self.turn("q", split_heads(q, self.attn.key_dim), at)
         k_BTGK = split_heads(k, self.attn.key_dim)
 
         # Of values, what they have of their own, or the shared features turned otherwise.
-        rows = {"k": self.turn("k", k_BTGK, tables)}
+        rows = {"k": self.turn("k", k_BTGK, at)}
         if v:
-            rows["v"] = self.turn("v", split_heads(v[0], self.attn.rope_dim), tables)
+            rows["v"] = self.turn("v", split_heads(v[0], self.attn.rope_dim), at)
         elif self.attn.form == "s2" and ("k" in self.sites) != ("v" in self.sites):
-            rows["v"] = self.turn("v", k_BTGK[..., self.attn.nope_dim :], tables)
+            rows["v"] = self.turn("v", k_BTGK[..., self.attn.nope_dim :], at)
         if cache is not None:
             rows = cache.append(**rows)
 
@@ -50,7 +51,7 @@ class SharedAttention(Attention):
         if "v" in rows:
             values.append(rows["v"])
         if cache is None or cache.is_prefill(x_BTD.shape[1]):
-            o_BTHV = self.attend(q_BTHK, rows["k"], torch.cat(values, dim=-1), cache)
+            o_BTHV = self.attend(q_BTHK, rows["k"], torch.cat(values, dim=-1), at, cache)
         else:
-            o_BTHV = self.attend_after(q_BTHK, rows["k"], values, cache)
-        return self.turn("o", o_BTHV, tables)
+            o_BTHV = self.attend_after(q_BTHK, rows["k"], values, at, cache)
+        return self.turn("o", o_BTHV, at)

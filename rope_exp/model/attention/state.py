@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from rope_exp.model.attention.base import Attention, Tables
+from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.recurrence import CHUNK, Scores, chunked, parallel
 from rope_exp.model.cache import LayerCache
+from rope_exp.model.positions import Positions
 
 # What is summed over the past, by the name of its state: queries and keys, and values.
 Sums = Mapping[str, tuple[Scores, Tensor]]
@@ -26,8 +27,8 @@ class StateAttention(Attention):
     chunk_size = CHUNK
     num_copies = 1
 
-    def heads(self, x_BTD: Tensor, tables: Tables, cache: LayerCache | None) -> Tensor:
-        sums = self.sums(x_BTD, tables)
+    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+        sums = self.sums(x_BTD, at)
         if cache is not None:
             sums = {name: _silenced(cache, *sum_) for name, sum_ in sums.items()}
 
@@ -43,15 +44,15 @@ class StateAttention(Attention):
             states[name] = state_BHKV[:, :: self.num_copies]
         if cache is not None:
             cache.replace(x_BTD.shape[1], states)
-        return self.outputs(found, tables)
+        return self.outputs(found, at)
 
-    def forms(self, x_BTD: Tensor, tables: Tables) -> Mapping[str, Tensor]:
+    def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         log_gamma_H = self.log_gamma()
-        sums = self.sums(x_BTD, tables)
+        sums = self.sums(x_BTD, at)
         found = {name: parallel(*sum_, log_gamma_H) for name, sum_ in sums.items()}
-        return {"parallel": self.outputs(found, tables)}
+        return {"parallel": self.outputs(found, at)}
 
-    def sums(self, x_BTD: Tensor, tables: Tables) -> Sums:
+    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
         """Return what is summed over the past, turned where its sites rotate."""
         raise NotImplementedError
 
@@ -59,21 +60,24 @@ class StateAttention(Attention):
         """Return the log of each head's decay a token, [H]."""
         raise NotImplementedError
 
-    def outputs(self, found: Mapping[str, Tensor], tables: Tables) -> Tensor:
+    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
         """Return o_BTHV of the sums, turned back where O rotates."""
         raise NotImplementedError
 
-    def shift_back(self, cache: LayerCache, tables: Tables) -> None:
+    def shift_back(self, cache: LayerCache, at: Positions) -> None:
         for name, state_BHKV in cache.states.items():
-            cache.states[name] = self.shifted_state(name, state_BHKV, tables)
+            cache.states[name] = self.shifted_state(name, state_BHKV, at)
 
-    def shifted_state(self, name: str, state_BHKV: Tensor, tables: Tables) -> Tensor:
+    def shifted_state(self, name: str, state_BHKV: Tensor, at: Positions) -> Tensor:
         """Return a sum of k_j v_j' with both turned back by one angle, where they rotate."""
-        for site, dim in (("k", 2), ("v", 3)):
-            # One of 1 feature holds ones, which do not turn.
-            if state_BHKV.shape[dim] > 1:
-                swapped = state_BHKV.transpose(dim, 3)
-                state_BHKV = self.shifted(site, swapped, tables).transpose(dim, 3)
+        # A column of K, or a row of V, is turned like what is kept of a token.
+        if state_BHKV.shape[2] > 1:
+            columns_BVHK = state_BHKV.permute(0, 3, 1, 2)
+            state_BHKV = self.shifted("k", columns_BVHK, at).permute(0, 2, 3, 1)
+        # One of 1 feature holds ones, which do not turn.
+        if state_BHKV.shape[3] > 1:
+            rows_BKHV = state_BHKV.transpose(1, 2)
+            state_BHKV = self.shifted("v", rows_BKHV, at).transpose(1, 2)
         return state_BHKV
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rope_exp.config.costs import MAX_WRITTEN_OUT
 from rope_exp.model.attention import kernel
-from rope_exp.model.attention.kernel import MIN_BLOCK, causal_attention
+from rope_exp.model.attention.kernel import MIN_BLOCK, attention
 
 LENGTHS = st.sampled_from(
     [1, 2, 3, MIN_BLOCK - 1, MIN_BLOCK, MIN_BLOCK + 1, 2 * MIN_BLOCK, 4 * MIN_BLOCK + 37]
@@ -72,7 +72,7 @@ def test_output_and_gradients_are_those_of_the_definition(
 ) -> None:
     arguments = inputs(length, *heads, dim, seed, torch.float64)
     for ours, theirs in zip(
-        with_gradients(causal_attention, arguments), with_gradients(direct, arguments), strict=True
+        with_gradients(attention, arguments), with_gradients(direct, arguments), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
 
@@ -87,7 +87,7 @@ def test_a_window_hides_what_is_further_back(
     right = with_gradients(partial(direct, window=window), arguments)
     for longest in (MAX_WRITTEN_OUT, 0):
         with mock.patch.object(kernel, "MAX_WRITTEN_OUT", longest):
-            ours = with_gradients(partial(causal_attention, window=window), arguments)
+            ours = with_gradients(partial(attention, window=window), arguments)
         for own, expected in zip(ours, right, strict=True):
             torch.testing.assert_close(own, expected, rtol=0, atol=1e-11)
 
@@ -95,7 +95,7 @@ def test_a_window_hides_what_is_further_back(
 def test_the_gradient_is_the_slope_of_the_output() -> None:
     q, k, v, _ = inputs(MIN_BLOCK + 3, 1, 1, 2, 0, torch.float64)
     q, k, v = (x[:1].requires_grad_() for x in (q, k, v))
-    assert torch.autograd.gradcheck(causal_attention, (q, k, v))
+    assert torch.autograd.gradcheck(attention, (q, k, v))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch by its own compiler
@@ -105,9 +105,7 @@ def test_in_bfloat16_it_errs_at_most_twice_as_torch_does(compiled: bool) -> None
     # bfloat16.
     arguments = inputs(300, 2, 2, 64, 0, torch.bfloat16)
     exact = with_gradients(direct, tuple(x.double() for x in arguments))
-    ours = with_gradients(
-        torch.compile(causal_attention) if compiled else causal_attention, arguments
-    )
+    ours = with_gradients(torch.compile(attention) if compiled else attention, arguments)
     theirs = with_gradients(fused, arguments)
     for own, other, right in zip(ours, theirs, exact, strict=True):
         assert own.dtype == torch.bfloat16
@@ -116,7 +114,7 @@ def test_in_bfloat16_it_errs_at_most_twice_as_torch_does(compiled: bool) -> None
 
 def test_scores_of_any_size_give_finite_weights() -> None:
     q, k, v, gradient = inputs(40, 1, 1, 8, 0, torch.float32)
-    ours = with_gradients(causal_attention, (1e4 * q, 1e4 * k, v, gradient))
+    ours = with_gradients(attention, (1e4 * q, 1e4 * k, v, gradient))
     for own, right in zip(
         ours, with_gradients(direct, (1e4 * q, 1e4 * k, v, gradient)), strict=True
     ):
@@ -130,6 +128,6 @@ def test_past_its_length_torchs_kernel_takes_over(
     arguments = inputs(MAX_WRITTEN_OUT + 1, 1, 1, 2, 0, torch.float32)
     monkeypatch.setattr(kernel, "_Short", None)  # is not asked
     for ours, theirs in zip(
-        with_gradients(causal_attention, arguments), with_gradients(direct, arguments), strict=True
+        with_gradients(attention, arguments), with_gradients(direct, arguments), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

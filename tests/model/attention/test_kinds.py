@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.kinds import KINDS, allowed, make_layer
-from support.models import BASE, SIZES, make_tables, normal, rotation_matrix
+from support.models import BASE, SIZES, make_positions, normal, rotation_matrix
 from torch import Tensor
 
 from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig
@@ -190,7 +190,7 @@ def test_every_subset_equals_the_loop(attn: AttnConfig) -> None:
         if not allowed(attn, sites):
             continue
         layer = make_layer(attn, sites).double()
-        ours = layer(x_TD[None], make_tables(LENGTH, layer.rotary_dim))[0]
+        ours = layer(x_TD[None], make_positions(LENGTH, layer.rotary_dim))[0]
         by_loop = LOOPS[attn.kind](Loop(layer, sites, x_TD), attn)
         # A learned decay is of float32. A negative sum is floored: what stands over it is large.
         tolerance = 1e-6 if getattr(attn, "gamma", None) == "learned" else 1e-12
@@ -208,13 +208,13 @@ def test_the_gradient_is_the_slope(attn: AttnConfig) -> None:
     """By every parameter and by the input, of the last output that both turns enter."""
     sites = tuple(site for site in "qkvo" if site in attn.sites())
     layer = make_layer(attn, sites).double()
-    tables = make_tables(LENGTH, layer.rotary_dim)
+    at = make_positions(LENGTH, layer.rotary_dim)
     names, parameters = zip(*layer.named_parameters(), strict=True)
     direction = normal(SIZES.hidden_size, seed=3)
 
     def output(x_BTD: Tensor, *weights: Tensor) -> Tensor:
         named = dict(zip(names, weights, strict=True))
-        out: Tensor = torch.func.functional_call(layer, named, (x_BTD, tables))
+        out: Tensor = torch.func.functional_call(layer, named, (x_BTD, at))
         return out @ direction
 
     leaves = [normal(1, LENGTH, SIZES.hidden_size, seed=2), *(p.detach() for p in parameters)]
@@ -230,13 +230,13 @@ def test_a_layer_is_one_graph_to_the_compiler(attn: AttnConfig) -> None:
     sites = tuple(site for site in "qkvo" if site in attn.sites())
     layer = make_layer(attn, sites).double()
     x_BTD = normal(1, 70, SIZES.hidden_size, seed=5).requires_grad_()
-    tables = make_tables(70, layer.rotary_dim)
+    at = make_positions(70, layer.rotary_dim)
     torch.compiler.reset()
     traced = torch.compile(layer, backend="aot_eager_decomp_partition", fullgraph=True)
 
     gradients = []
     for forward in (layer, traced):
-        (gradient,) = torch.autograd.grad(forward(x_BTD, tables).square().sum(), x_BTD)
+        (gradient,) = torch.autograd.grad(forward(x_BTD, at).square().sum(), x_BTD)
         gradients.append(gradient)
     eager, compiled = gradients
     assert float((compiled - eager).norm() / eager.norm()) < 1e-6
@@ -249,9 +249,9 @@ def test_bfloat16_is_near_float32(attn: AttnConfig) -> None:
     sites = tuple(site for site in "qkvo" if site in attn.sites())
     layer = make_layer(attn, sites)
     x_BTD = normal(2, 200, SIZES.hidden_size, seed=4).float()
-    cos, sin = make_tables(200, layer.rotary_dim, dtype=torch.float32)
-    exact = layer(x_BTD, (cos, sin))
+    at = make_positions(200, layer.rotary_dim, dtype=torch.float32)
+    exact = layer(x_BTD, at)
     with torch.autocast("cpu", torch.bfloat16):
-        ours = layer(x_BTD, (cos, sin))
+        ours = layer(x_BTD, at)
     assert ours.dtype == torch.bfloat16
     assert float((ours.float() - exact).norm() / exact.norm()) < 0.03

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from support.kinds import make_layer
-from support.models import SIZES, make_tables, normal
+from support.models import SIZES, make_positions, normal
 from torch import Tensor, nn
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
@@ -50,9 +50,9 @@ def test_latent_is_deepseek_v3s(q_rank: int | None) -> None:
     theirs.load_state_dict(ours.state_dict())
 
     x_BTD = normal(2, LENGTH, WIDTH, seed=1)
-    tables = make_tables(LENGTH, 4, start=5)
-    expected, *_ = theirs(x_BTD, doubled(tables), CAUSAL)
-    assert float((ours(x_BTD, tables) - expected).abs().max()) < TOLERANCE
+    at = make_positions(LENGTH, 4, start=5)
+    expected, *_ = theirs(x_BTD, doubled(at.qk), CAUSAL)
+    assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
 
 
 def interleaved(nope_dim: int, rope_dim: int) -> list[int]:
@@ -107,10 +107,11 @@ def test_shared_s2_is_deepseek_v4s() -> None:
     theirs.sinks.fill_(-math.inf)
 
     x_BTD = normal(2, LENGTH, WIDTH, seed=2)
-    cos, sin = make_tables(LENGTH, 4, start=5)
+    at = make_positions(LENGTH, 4, start=5)
+    cos, sin = at.qk
     position_BT = torch.arange(5, 5 + LENGTH)[None]
     expected, _ = theirs(x_BTD, {"main": (cos[None], sin[None])}, position_BT, CAUSAL)
-    assert float((ours(x_BTD, (cos, sin)) - expected).abs().max()) < TOLERANCE
+    assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
 
 
 @torch.no_grad()
@@ -141,12 +142,13 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s() -> None:
     theirs.o_proj.weight.copy_(rows(ours.o_proj.weight.T, order).T)
 
     x_BTD = normal(2, LENGTH, WIDTH, seed=3)
-    cos_TF, sin_TF = make_tables(LENGTH, 4, start=5)
+    at = make_positions(LENGTH, 4, start=5)
+    cos_TF, sin_TF = at.qk
     # Those that do not turn have an angle of 0.
     still = torch.zeros(LENGTH, 3, dtype=torch.float64)
     tables = (torch.cat([cos_TF, still + 1], dim=-1), torch.cat([sin_TF, still], dim=-1))
     expected, _ = theirs(x_BTD, doubled(tables), CAUSAL, {})
-    assert float((ours(x_BTD, (cos_TF, sin_TF)) - expected).abs().max()) < TOLERANCE
+    assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
 
 
 @torch.no_grad()
@@ -177,9 +179,10 @@ def test_qkv_is_roformers_with_rotary_value() -> None:
         getattr(theirs, name).bias.zero_()
 
     x_BTD = normal(2, LENGTH, WIDTH, seed=4)
-    cos_TF, sin_TF = make_tables(LENGTH, dim)
+    at = make_positions(LENGTH, dim)
+    cos_TF, sin_TF = at.qk
     sinusoidal = torch.cat([sin_TF, cos_TF], dim=-1)[None, None]
     expected = theirs(x_BTD, CAUSAL, sinusoidal)[0]
 
-    mine = ours.heads(x_BTD, (cos_TF, sin_TF), None)[..., order].flatten(2)
+    mine = ours.heads(x_BTD, at, None)[..., order].flatten(2)
     assert float((mine - expected).abs().max()) < 1e-12

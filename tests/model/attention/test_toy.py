@@ -17,11 +17,12 @@ from rope_exp.config.architecture import Architecture, num_parameters
 from rope_exp.config.kind import Kind, Shapes, llama_shapes
 from rope_exp.config.schema import numeric
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Tables, for_queries, split_heads
+from rope_exp.model.attention.base import for_queries, split_heads
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention, Sums
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate, expected_class
+from rope_exp.model.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,14 @@ class MeanAttention(StateAttention):
     def log_gamma(self) -> Tensor:
         return torch.zeros(self.num_heads)
 
-    def sums(self, x_BTD: Tensor, tables: Tables) -> Sums:
-        v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), tables)
+    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
+        v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), at)
         v_BTHK = for_queries(v_BTGK, self.num_heads)
         return {"values": (None, torch.cat([v_BTHK, torch.ones_like(v_BTHK[..., :1])], dim=-1))}
 
-    def outputs(self, found: Mapping[str, Tensor], tables: Tables) -> Tensor:
+    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
         sum_BTHK, count_BTH1 = found["values"].tensor_split([self.head_dim], dim=-1)
-        return self.turn("o", sum_BTHK / count_BTH1, tables)
+        return self.turn("o", sum_BTHK / count_BTH1, at)
 
 
 TOY: Any = MeanConfig()

@@ -1,0 +1,59 @@
+"""A batch on the device, in micro-batches, and the loss that a model has on it.
+
+Shapes as in `data.batches`.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rope_exp.data.batches import Batch
+
+
+class Inputs(NamedTuple):
+    """The tensors of a batch, as the decoder takes them."""
+
+    ids_BT: Tensor
+    target_BP: Tensor
+    place_BP: Tensor | None
+    position_BT: Tensor | None
+    document_BT: Tensor | None
+
+    def split(self, size: int) -> Iterator["Inputs"]:
+        """Yield micro-batches of `size` rows, the last perhaps of fewer."""
+        for start in range(0, len(self.ids_BT), size):
+            part = slice(start, start + size)
+            yield Inputs(*(None if each is None else each[part] for each in self))  # type: ignore[arg-type]
+
+    def nats(self, model: nn.Module) -> Tensor:
+        """Return the summed nats of what is to be predicted."""
+        further = {
+            "predicted_BP": self.place_BP,
+            "positions_BT": self.position_BT,
+            "document_BT": self.document_BT,
+        }
+        given = {name: tensor for name, tensor in further.items() if tensor is not None}
+        found: Tensor = model(self.ids_BT, self.target_BP, **given)
+        return found
+
+
+def on_device(batch: Batch, device: torch.device) -> Inputs:
+    """Copy a batch to a device, without waiting for it."""
+
+    def copied(array: object) -> Tensor | None:
+        if array is None:
+            return None
+        tensor = torch.as_tensor(array)
+        if device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(device, non_blocking=True)
+
+    return Inputs(
+        ids_BT=copied(batch.ids_BT),  # type: ignore[arg-type]
+        target_BP=copied(batch.target_BP),  # type: ignore[arg-type]
+        place_BP=copied(batch.place_BP),
+        position_BT=copied(batch.position_BT),
+        document_BT=copied(batch.document_BT),
+    )

@@ -1,0 +1,175 @@
+"""How position enters: the rotation's tables, what is added to embeddings, and to scores.
+
+q and k share their tables, and so do v and o: a relative rotation needs no more.
+
+Shapes: B batch, T position, F frequencies, L layers, G key/value heads, H query heads, E keys.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rope_exp.config.sections import INIT_STD
+from rope_exp.config.variants import PAIRS, T5_BUCKETS, PeConfig
+from rope_exp.model.biases import alibi_slopes, sinusoids, t5_buckets
+from rope_exp.model.rope import angles, frequencies
+from rope_exp.system.errors import ConfigError
+
+# cos_TF and sin_TF; or [B, T, F], where rows of a batch stand at other positions; or [B, G, T, F],
+# B perhaps 1, where heads have frequencies of their own.
+Tables = tuple[Tensor, Tensor]
+
+
+class Positions(NamedTuple):
+    """What one layer is told of where its tokens stand.
+
+    Attributes:
+        qk, vo: the tables of q and k, and of v and o.
+        bias_HTE: added to the scores, of the last T of E places; None: nothing.
+        document_BT: which document each token is of; a query meets keys of its own. None: all.
+    """
+
+    qk: Tables
+    vo: Tables
+    bias_HTE: Tensor | None = None
+    document_BT: Tensor | None = None
+
+    def tables(self, site: str) -> Tables:
+        """Return the tables that a site turns by."""
+        return self.qk if site in PAIRS[0] else self.vo
+
+
+class Rotary(nn.Module):
+    """The tables of every layer and site; their frequencies may be trained.
+
+    What is trained is theta itself, whose absolute value turns, or the logarithm s of
+    theta = theta0 e^s; of the model, of each layer, or of each key/value head of each layer.
+    """
+
+    def __init__(
+        self, rotary_dim: int, pe: PeConfig, *, num_layers: int = 1, num_heads: int = 1
+    ) -> None:
+        """Make the frequencies of both pairs of sites.
+
+        Args:
+            rotary_dim: how many features of a head could rotate.
+            num_heads: of keys.
+        """
+        super().__init__()
+        self.start = pe.start
+        self.num_layers = num_layers
+        self.in_bf16 = pe.precision == "bf16"
+        self.in_log = pe.trainable == "log"
+        self.learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
+
+        shape = pe.trained_shape(num_layers, num_heads)
+        for pair in PAIRS:
+            theta_F = frequencies(pe.num_features(rotary_dim, pair), pe.base_of(pair))
+            # Rebuilt from the config, never stored: a checkpoint holds what was learned.
+            self.register_buffer(f"theta0_{pair}", theta_F, persistent=False)
+            if pair in self.learned:
+                begin_F = theta_F * 0 if self.in_log else theta_F
+                begin = begin_F.repeat(*shape, 1) if shape else begin_F.clone()
+                self.register_parameter(self.learned[pair], nn.Parameter(begin))
+
+    def theta(self, pair: str) -> Tensor:
+        """Return the frequencies of qk or vo in radians a position: [F], [L, F] or [L, G, F]."""
+        theta0_F: Tensor = self.get_buffer(f"theta0_{pair}")
+        if pair not in self.learned:
+            return theta0_F
+        learned = self.get_parameter(self.learned[pair])
+        return theta0_F * learned.exp() if self.in_log else learned.abs()
+
+    def forward(self, position_T: Tensor) -> list[Positions]:
+        """Return what each layer is told of positions, [T] or [B, T], counted from `start`."""
+        position_T = self.start + position_T
+        qk, vo = (self._of_layers(self.theta(pair), position_T) for pair in PAIRS)
+        return [Positions(*tables) for tables in zip(qk, vo, strict=True)]
+
+    def _of_layers(self, theta: Tensor, position_T: Tensor) -> list[Tables]:
+        """Return the tables of each layer."""
+        if self.in_bf16:
+            theta = theta.bfloat16()
+        if theta.ndim == 1:
+            return [self._tables(theta, position_T)] * self.num_layers
+        return [self._tables(of_layer, position_T) for of_layer in theta]
+
+    def _tables(self, theta: Tensor, position_T: Tensor) -> Tables:
+        """Return the tables of one layer's frequencies, [F] or [G, F]."""
+        angle = angles(theta, position_T)
+        if theta.ndim == 2:
+            # From [T, G, F] or [B, T, G, F]: heads before positions, and a batch before both.
+            angle = angle.transpose(-3, -2)
+            angle = angle if angle.ndim == 4 else angle[None]
+        return angle.cos(), angle.sin()
+
+
+class AddedPositions(nn.Module):
+    """What is added to the embeddings: nothing, sines and cosines, or a learned row a position."""
+
+    def __init__(self, pe: PeConfig, width: int, num_positions: int) -> None:
+        super().__init__()
+        self.kind = pe.input
+        self.start = pe.start
+        self.width = width
+        # Sines and cosines have a root mean square of sqrt(1/2).
+        self.scale = pe.input_scale or INIT_STD * math.sqrt(2)
+        self.num_positions: int | None = None
+        if pe.input == "learned":
+            self.num_positions = num_positions
+            self.weight = nn.Parameter(torch.empty(num_positions, width))
+
+    def forward(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
+        """Return x with what its positions, [T] or [B, T] from `start`, add to it.
+
+        Raises:
+            ConfigError: a position that was not learned.
+        """
+        position_T = self.start + position_T
+        if self.kind == "sinusoidal":
+            return x_BTD + self.scale * sinusoids(position_T, self.width, x_BTD.dtype)
+        if self.kind == "learned":
+            self._check(position_T)
+            return x_BTD + self.weight[position_T]
+        return x_BTD
+
+    def _check(self, position_T: Tensor) -> None:
+        assert self.num_positions is not None
+        last = self.num_positions - 1
+        if position_T.is_floating_point():
+            raise ConfigError("pe.input", "learned", "has no rows for positions between whole ones")
+        if int(position_T.max()) > last:
+            raise ConfigError(
+                "pe.input",
+                "learned",
+                f"has learned no position past {last}; {int(position_T.max())} was asked for",
+            )
+
+
+class ScoreBias(nn.Module):
+    """What is added to the scores, by the distance of two places in the sequence."""
+
+    def __init__(self, pe: PeConfig, num_heads: int, *, bidirectional: bool) -> None:
+        super().__init__()
+        self.kind = pe.bias
+        self.bidirectional = bidirectional
+        if pe.bias == "alibi":
+            slopes_H = alibi_slopes(num_heads)
+            self.register_buffer("slopes_H", slopes_H, persistent=False)
+        elif pe.bias == "t5":
+            self.weight = nn.Parameter(torch.empty(T5_BUCKETS, num_heads))
+
+    def forward(self, num_queries: int, num_keys: int) -> Tensor | None:
+        """Return bias_HTE of queries that are the last of the keys; None: nothing is added."""
+        if self.kind == "none":
+            return None
+        tensor = next(iter([*self.parameters(), *self.buffers()]))
+        key_E = torch.arange(num_keys, device=tensor.device)
+        offset_TE = key_E - key_E[num_keys - num_queries :, None]
+
+        if self.kind == "alibi":
+            return -tensor[:, None, None] * offset_TE.abs()
+        bucket_TE = t5_buckets(offset_TE, bidirectional=self.bidirectional)
+        return tensor[bucket_TE].permute(2, 0, 1)

@@ -1,0 +1,101 @@
+"""Attention both ways, within documents and with biases, against its definition."""
+
+import itertools
+import math
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from rope_exp.config.costs import MAX_WRITTEN_OUT
+from rope_exp.model.attention import kernel
+from rope_exp.model.attention.kernel import MIN_BLOCK, attention
+
+HEADS = 4
+GROUPS = 2
+LENGTH = 2 * MIN_BLOCK + 5
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def direct(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias_HTT: Tensor,
+    *,
+    causal: bool,
+    document_BT: Tensor | None,
+) -> Tensor:
+    """The definition: every score, what is added to it, what is hidden, softmax, the sum."""
+    k, v = (x.repeat_interleave(HEADS // GROUPS, dim=2) for x in (k, v))
+    score_BHTT = torch.einsum("bthk,bshk->bhts", q, k) / math.sqrt(q.shape[3]) + bias_HTT
+    hidden = torch.zeros(len(q), 1, q.shape[1], q.shape[1], dtype=torch.bool)
+    if causal:
+        hidden |= torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
+    if document_BT is not None:
+        for row, i, j in itertools.product(range(len(q)), range(q.shape[1]), range(q.shape[1])):
+            hidden[row, 0, i, j] |= bool(document_BT[row, i] != document_BT[row, j])
+    weight_BHTT = score_BHTT.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("bhts,bshk->bthk", weight_BHTT, v)
+
+
+@pytest.mark.parametrize("longest", [MAX_WRITTEN_OUT, 0], ids=["written out", "torch's"])
+@pytest.mark.parametrize("of_documents", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_outputs_and_all_gradients(causal: bool, of_documents: bool, longest: int) -> None:
+    """By queries, keys, values and the bias, for several blocks of queries."""
+    length = LENGTH if not of_documents else 40
+    q, gradient = (drawn(2, length, HEADS, 6, seed=seed) for seed in (1, 2))
+    k, v = (drawn(2, length, GROUPS, 6, seed=seed) for seed in (3, 4))
+    leaves = [q, k, v, drawn(HEADS, length, length, seed=5)]
+    for leaf in leaves:
+        leaf.requires_grad_()
+
+    document_BT = None
+    if of_documents:
+        document_BT = torch.tensor([[0] * 7 + [1] * 33, [4] * 20 + [5] + [4] * 19])
+    expected = direct(*leaves, causal=causal, document_BT=document_BT)
+    with mock.patch.object(kernel, "MAX_WRITTEN_OUT", longest):
+        ours = attention(*leaves[:3], causal=causal, bias_HTT=leaves[3], document_BT=document_BT)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
+
+    slopes = torch.autograd.grad(ours, leaves, gradient)
+    for own, right in zip(slopes, torch.autograd.grad(expected, leaves, gradient), strict=True):
+        torch.testing.assert_close(own, right, rtol=0, atol=1e-11)
+
+
+def test_the_gradient_by_a_bias_is_the_slope() -> None:
+    q, k, v = (drawn(2, 5, 2, 2, seed=seed).requires_grad_() for seed in range(3))
+    bias_HTT = drawn(2, 5, 5, seed=3).requires_grad_()
+
+    def of(*leaves: Tensor) -> Tensor:
+        return attention(*leaves[:3], bias_HTT=leaves[3])
+
+    assert torch.autograd.gradcheck(of, (q, k, v, bias_HTT))
+
+
+def test_without_an_order_a_permutation_goes_through() -> None:
+    """Attention both ways and without positions is equivariant: it sees a set of tokens."""
+    q, k, v = (drawn(1, 30, 2, 4, seed=seed) for seed in range(3))
+    order_T = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    both_ways = partial(attention, causal=False)
+    shuffled = both_ways(*(x[:, order_T] for x in (q, k, v)))
+    torch.testing.assert_close(shuffled, both_ways(q, k, v)[:, order_T], rtol=0, atol=1e-12)
+    assert not torch.allclose(
+        attention(q, k, v)[:, order_T], attention(*(x[:, order_T] for x in (q, k, v)))
+    )
+
+
+def test_a_bias_in_bfloat16_errs_as_the_rest_does() -> None:
+    """It is added to scores in float32: of the size of a rounding of bfloat16, not of the bias."""
+    q, k, v = (drawn(1, 200, 2, 16, seed=seed) for seed in range(3))
+    bias_HTT = 100 * drawn(2, 200, 200, seed=3)
+    exact = attention(q, k, v, bias_HTT=bias_HTT)
+    narrow = attention(*(x.bfloat16() for x in (q, k, v)), bias_HTT=bias_HTT.float())
+    assert float((narrow.double() - exact).norm() / exact.norm()) < 0.02

@@ -1,0 +1,339 @@
+"""How position enters: patterns of layers, frequencies of pairs, learned ones, inputs, biases."""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.models import (
+    SIZES,
+    SUBSETS,
+    VOCAB,
+    make_architecture,
+    make_decoder,
+    make_pe,
+    make_sizes,
+    normal,
+    rotation_matrix,
+    tokens,
+)
+
+from rope_exp.config.architecture import Architecture, num_parameters
+from rope_exp.config.variants import PeConfig
+from rope_exp.model.attention.base import turned
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.layers import Block
+from rope_exp.model.positions import Rotary
+from rope_exp.system.errors import ConfigError
+
+LENGTH = 9
+
+
+def sites_of_layers(decoder: Decoder) -> list[str]:
+    found = []
+    for layer in decoder.model.layers:
+        assert isinstance(layer, Block)
+        found.append("".join(site for site in "qkvo" if site in layer.self_attn.sites))
+    return found
+
+
+def loud(decoder: Decoder) -> Decoder:
+    """In float64, with attention far from uniform, so that positions matter."""
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(12)
+    return decoder.double().eval()
+
+
+def with_positions(*rotate: str, num_positions: int = 64, **changes: Any) -> Decoder:
+    architecture = replace(make_architecture(*rotate, **changes), num_positions=num_positions)
+    decoder = Decoder(architecture)
+    decoder.initialise(0)
+    return loud(decoder)
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["qkvo"] * 5),
+        ({"layers": (1, 1, 1, 0)}, ["qkvo", "qkvo", "qkvo", "", "qkvo"]),
+        ({"layers": (1, 0), "layers_vo": (0, 1)}, ["qk", "vo", "qk", "vo", "qk"]),
+        ({"layers_vo": (0, 0, 1)}, ["qk", "qk", "qkvo", "qk", "qk"]),
+        ({"layers": (0, 1), "layers_vo": (1,)}, ["vo", "qkvo", "vo", "qkvo", "vo"]),
+    ],
+)
+def test_a_pattern_says_which_layers_rotate(changes: Any, expected: list[str]) -> None:
+    sizes = make_sizes(num_hidden_layers=5)
+    assert sites_of_layers(make_decoder(*"qkvo", sizes=sizes, **changes)) == expected
+
+
+def test_one_meaning_has_one_spelling() -> None:
+    plain = make_pe(*"qkvo")
+    assert make_pe(*"qkvo", layers=(1, 1), layers_vo=(1,), base_vo=100.0) == plain
+    assert make_pe(*"qkvo", fraction_vo=1.0, layers_vo=(1,)) == plain
+    assert make_pe(*"qkvo", layers=(1, 0, 1, 0)) == make_pe(
+        *"qkvo", layers=(1, 0), layers_vo=(1, 0)
+    )
+    assert make_pe("q", trainable="raw") == make_pe("q", trainable=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needs"),
+    [
+        ("base_vo", 5.0, "v or o"),
+        ("fraction_vo", 0.5, "v or o"),
+        ("layers_vo", (1, 0), "v or o"),
+        ("trainable_lr", 10.0, "pe.trainable"),
+        ("trainable_scope", "head", "pe.trainable"),
+        ("input_scale", 1.0, "pe.input=sinusoidal"),
+    ],
+)
+def test_a_key_without_effect_is_refused(key: str, value: Any, needs: str) -> None:
+    with pytest.raises(ConfigError, match=f"pe.{key}=.*needs {needs}"):
+        make_pe("q", "k", **{key: value})
+
+
+# -- frequencies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+def test_each_pair_turns_by_its_own_frequencies(sites: tuple[str, ...]) -> None:
+    """q and k by the base, v and o by theirs and on half of the features, as dense matrices."""
+    own = {"base_vo": 7.0, "fraction_vo": 0.5} if {"v", "o"} & set(sites) else {}
+    [at] = Rotary(8, make_pe(*sites, **own)).double()(torch.arange(LENGTH))
+    x_BTHK = normal(1, LENGTH, 2, 8)
+    for site in sites:
+        found = turned(x_BTHK, at.tables(site), 8, inverse=site == "o")
+        for position in range(LENGTH):
+            matrix = rotation_matrix(position, 8)
+            if site in "vo":
+                # Half of eight features: two pairs, the others stay.
+                matrix = torch.eye(8, dtype=torch.float64)
+                matrix[:4, :4] = rotation_matrix(position, 4, base=7.0)
+            matrix = matrix.T if site == "o" else matrix
+            right = x_BTHK[0, position] @ matrix.T
+            assert float((found[0, position] - right).abs().max()) < 1e-6
+
+
+SCOPES = {"model": (), "layer": (2,), "head": (2, 2)}
+
+
+@pytest.mark.parametrize("trainable", ["raw", "log"])
+@pytest.mark.parametrize("scope", SCOPES)
+@torch.no_grad()
+def test_learned_frequencies_begin_where_fixed_ones_stand(scope: str, trainable: str) -> None:
+    """Whoever has them, and all of LLaMA's weights are the same."""
+    fixed = loud(make_decoder(*"qkvo"))
+    ours = loud(make_decoder(*"qkvo", trainable=trainable, trainable_scope=scope))
+    named = dict(ours.named_parameters())
+    of_fixed = dict(fixed.named_parameters())
+    assert all(torch.equal(named[name], of_fixed[name]) for name in of_fixed)
+    shapes = {name: tuple(named[name].shape) for name in named.keys() - of_fixed.keys()}
+    assert shapes == {
+        "model.rotary_emb.inv_freq": (*SCOPES[scope], 4),
+        "model.rotary_emb.inv_freq_vo": (*SCOPES[scope], 4),
+    }
+    if trainable == "log" or scope == "model":
+        # Raw ones were multiplied by loud() where they are a matrix.
+        difference = ours(tokens(2, LENGTH)) - fixed(tokens(2, LENGTH))
+        assert float(difference.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_learned_frequency_moves_who_has_it(scope: str) -> None:
+    """A change in one layer's or head's frequencies is a change of its tables alone."""
+    decoder = make_decoder("v", "o", trainable="log", trainable_scope=scope)
+    rotary = decoder.model.rotary_emb
+    before = rotary(torch.arange(3))
+    with torch.no_grad():
+        first = rotary.inv_freq.view(-1, 4)[0]
+        first += 0.5
+    after = rotary(torch.arange(3))
+    changed = []
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old.qk[0], new.qk[0])
+        differs = (old.vo[0] != new.vo[0]).view(-1, 3, 4).any(-1).any(-1)
+        changed.append(differs.tolist())
+    assert (
+        changed
+        == {
+            "model": [[True], [True]],
+            "layer": [[True], [False]],
+            "head": [[True, False], [False, False]],
+        }[scope]
+    )
+
+    ids_BT = tokens(2, LENGTH)
+    decoder(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
+    gradient = rotary.inv_freq.grad
+    assert gradient is not None
+    assert bool((gradient != 0).view(-1, 4).any(-1).all())
+
+
+@torch.no_grad()
+def test_raw_frequencies_turn_by_their_absolute_value() -> None:
+    decoder = make_decoder("q", "k", trainable=True)
+    before = decoder(tokens(1, LENGTH))
+    decoder.model.rotary_emb.inv_freq.neg_()
+    assert torch.equal(decoder(tokens(1, LENGTH)), before)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@torch.no_grad()
+def test_heads_with_frequencies_of_their_own_are_cached_alike(scope: str) -> None:
+    """Rotated before they are kept, each head by its own; and renumbered so."""
+    decoder = make_decoder(*"qkvo", trainable="log", trainable_scope=scope)
+    for name, parameter in decoder.named_parameters():
+        if "inv_freq" in name:
+            parameter.copy_(0.3 * normal(*parameter.shape))
+    decoder = loud(decoder)
+    ids_BT = tokens(2, LENGTH)
+    whole = decoder(ids_BT)
+    cache = decoder.new_cache()
+    parts = [decoder(part, cache=cache) for part in ids_BT[:, :6].split([4, 1, 1], dim=1)]
+    decoder.model.renumber(cache, 4)
+    parts.append(decoder(ids_BT[:, 6:], cache=cache))
+    assert float((torch.cat(parts, dim=1) - whole).abs().max()) < 1e-5
+
+
+# -- inputs and biases -----------------------------------------------------------------------------
+
+ADDED: list[dict[str, Any]] = [
+    {"input": "sinusoidal"},
+    {"input": "learned"},
+    {"bias": "alibi"},
+    {"bias": "t5"},
+    {"input": "learned", "bias": "t5"},
+]
+
+
+@pytest.mark.parametrize("changes", ADDED, ids=str)
+@pytest.mark.parametrize("window", [None, 4])
+@torch.no_grad()
+def test_from_a_cache_as_from_the_whole(changes: dict[str, Any], window: int | None) -> None:
+    """With any rotation beside it, in any parts, with padding on the left."""
+    for rotate in ((), ("v", "o"), tuple("qkvo")):
+        decoder = with_positions(*rotate, sizes=make_sizes(window=window), start=5, **changes)
+        ids_BT = tokens(2, LENGTH)
+        whole = decoder(ids_BT)
+        for parts in ([1] * LENGTH, [4, 1, 4], [LENGTH]):
+            cache = decoder.new_cache()
+            ours = torch.cat([decoder(p, cache=cache) for p in ids_BT.split(parts, 1)], dim=1)
+            assert float((ours - whole).abs().max()) < 1e-10
+
+        cache = decoder.new_cache(pads_B=torch.tensor([0, 3]))
+        ours = torch.cat([decoder(p, cache=cache) for p in ids_BT.split([5, 4], 1)], dim=1)
+        alone = decoder(ids_BT[1:, 3:])
+        assert float((ours[1, 3:] - alone[0]).abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("changes", ADDED, ids=str)
+@torch.no_grad()
+def test_what_is_added_to_inputs_alone_is_absolute(changes: dict[str, Any]) -> None:
+    decoder = with_positions(**changes)
+    ids_BT = tokens(2, LENGTH)
+    shifted = decoder(ids_BT, positions_BT=torch.arange(LENGTH).expand(2, -1) + 11)
+    difference = float((shifted - decoder(ids_BT)).abs().max())
+    assert (difference > 1e-3) == ("input" in changes)
+
+
+@torch.no_grad()
+def test_sines_and_cosines_are_as_large_as_embeddings() -> None:
+    """Scaled so at the start; unscaled they are 35 times larger."""
+    added = make_decoder(input="sinusoidal").model.added_positions
+    zero = torch.zeros(1, 300, 32)
+    rms = added(zero, torch.arange(300)).square().mean().sqrt()
+    assert float(rms) == pytest.approx(0.02, rel=1e-6)
+    unscaled = make_decoder(input="sinusoidal", input_scale=1.0).model.added_positions
+    rms = unscaled(zero, torch.arange(300)).square().mean().sqrt()
+    assert float(rms) == pytest.approx(math.sqrt(0.5), rel=1e-6)
+
+
+def test_a_position_that_was_not_learned_is_refused() -> None:
+    decoder = with_positions(input="learned", num_positions=LENGTH)
+    decoder(tokens(1, LENGTH))
+    with pytest.raises(ConfigError, match="no position past 8; 9 was asked for"):
+        decoder(tokens(1, LENGTH + 1))
+    with pytest.raises(ConfigError, match="between whole ones"):
+        decoder(tokens(1, 3), positions_BT=torch.tensor([[0.0, 0.5, 1.0]]))
+
+
+@torch.no_grad()
+def test_a_bias_says_the_same_of_every_two_places_as_far_apart() -> None:
+    """ALiBi and T5 are relative; both ways, T5 tells before from after, and ALiBi does not."""
+    for bias, causal in itertools.product(("alibi", "t5"), (True, False)):
+        architecture = replace(make_architecture(bias=bias), causal=causal)
+        decoder = Decoder(architecture)
+        decoder.initialise(0)
+        bias_HTT = decoder.model.score_bias(200, 200)
+        assert bias_HTT is not None
+        for offset in (-150, -20, -1, 0, 1, 20, 150):
+            of_offset = bias_HTT.diagonal(offset, dim1=1, dim2=2)
+            assert torch.equal(of_offset, of_offset[:, :1].expand_as(of_offset))
+        is_symmetric = torch.equal(bias_HTT, bias_HTT.mT)
+        assert is_symmetric == (bias == "alibi")
+
+
+@pytest.mark.parametrize("changes", [*ADDED, {}], ids=str)
+def test_new_parameters_move_no_old_ones(changes: dict[str, Any]) -> None:
+    plain = dict(make_decoder("v").named_parameters())
+    decoder = Decoder(replace(make_architecture("v", **changes), num_positions=20))
+    decoder.initialise(0)
+    named = dict(decoder.named_parameters())
+    assert all(torch.equal(named[name], plain[name]) for name in plain)
+    added = sum(named[name].numel() for name in named.keys() - plain.keys())
+    expected = 20 * 32 * (changes.get("input") == "learned")
+    expected += 32 * 4 * (changes.get("bias") == "t5")
+    assert added == expected
+    assert num_parameters(decoder.architecture) == sum(p.numel() for p in named.values())
+
+
+@torch.no_grad()
+def test_real_positions_turn_as_their_angles_say() -> None:
+    """A relative variant sees their differences, between whole numbers too."""
+    decoder = loud(make_decoder(*"qkvo"))
+    ids_BT = tokens(2, LENGTH)
+    times_BT = torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(0)).double() * 9
+    there = decoder(ids_BT, positions_BT=times_BT)
+    assert float((decoder(ids_BT, positions_BT=times_BT + 2.25) - there).abs().max()) < 1e-6
+    assert float((decoder(ids_BT) - there).abs().max()) > 1e-2
+
+
+def test_what_adds_positions_is_not_renumbered() -> None:
+    decoder = with_positions(input="sinusoidal")
+    with pytest.raises(ConfigError, match=r"pe.input=sinusoidal.*cannot be renumbered"):
+        decoder.model.renumber(decoder.new_cache(), 1)
+
+
+# -- norms of queries and keys ---------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_normed_queries_and_keys_have_no_size() -> None:
+    """However large their projections are, the logits stay: norm first, then the rotation."""
+    sizes = make_sizes(qk_norm=True)
+    for rotate in ((), ("q", "k"), tuple("qkvo")):
+        decoder = loud(make_decoder(*rotate, sizes=sizes))
+        before = decoder(tokens(1, LENGTH))
+        for name, parameter in decoder.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                parameter.mul_(1000)
+        assert float((decoder(tokens(1, LENGTH)) - before).abs().max()) < 1e-3
+
+
+def test_norms_are_counted_and_begin_at_one() -> None:
+    architecture = Architecture(make_sizes(qk_norm=True), PeConfig(), VOCAB)
+    decoder = Decoder(architecture)
+    decoder.initialise(0)
+    named = dict(decoder.named_parameters())
+    norms = [name for name in named if "q_norm" in name or "k_norm" in name]
+    assert len(norms) == 4
+    assert all(torch.equal(named[name], torch.ones(8)) for name in norms)
+    assert num_parameters(architecture) == sum(p.numel() for p in named.values())
+    assert SIZES.features_per_head == 8

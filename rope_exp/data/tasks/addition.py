@@ -1,7 +1,8 @@
 """Addition: two numbers, and their sum to be predicted, as "123+4567=4690;".
 
 It is the task on which RoPER, which rotates values too, was tried (Harik and labml.ai). Several
-sums are packed into a row, as there, so that they begin anywhere, and those before are seen.
+sums are packed into a row, as there, so that they begin anywhere; each is written in sight of those
+before it.
 
 In the order "reversed", both operands and the sum are written from the least significant digit on:
 "321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs no carry

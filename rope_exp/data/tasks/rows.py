@@ -1,8 +1,8 @@
 """Rows of tokens whose answers are to be predicted, and how examples are packed into them.
 
 A token is a character of the task's vocabulary, and its id the character's place there. A decoder
-is trained on ids[:, :-1] with targets ids[:, 1:], where the mask says so: at answers alone. Their
-last token is END, so that where an answer ends is to be predicted, too.
+is trained on ids[:, :-1] with targets ids[:, 1:], where the mask says so: at answers alone. Where
+answers differ in length their last token is END, so that where one ends is to be predicted, too.
 
 Whether an answer is right is asked with the true tokens before each (teacher forcing). If all of
 an answer's tokens are the most likely ones then, greedy decoding would have written it, and if one
@@ -38,7 +38,7 @@ class Example:
 
     Attributes:
         question: what is given.
-        answer: what is to be predicted, with END.
+        answer: what is to be predicted, END with it.
         span: how long or how far it is; exact matches are reported by it.
     """
 

@@ -87,8 +87,8 @@ class Spikes:
     Attributes:
         seed: of the population and of the rows.
         num_units: U.
-        num_slots: for events; a row keeps the first so many. At the defaults it has 160 on average
-            (145 to 180 by the seed) with a standard deviation of 13, so that next to none is lost.
+        num_slots: for events; a row keeps the first so many. At the defaults it has 145 to 180 on
+            average, by the seed, with a standard deviation of 13, so that next to none is lost.
     """
 
     splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats
 
 from rope_exp.data.tasks.addition import Addition
@@ -26,6 +25,12 @@ each_case = pytest.mark.parametrize(
     ("task", "split"), CASES, ids=lambda each: each if isinstance(each, str) else repr(each)
 )
 LONGEST = 12
+GOLDEN_STARTS = [
+    "_______2+62610=62612;9+94718=94727;9611+957=1056",
+    "_______2+01626=21626;9+81749=72749;1169+759=8650",
+    "____________________ccbdbbbacbbabbacdbccbdcdadcd",
+    "eypsneqeyyuroiexcuefjabxsfltlasbhnixxyptsmqafxya",
+]
 
 
 def draw_example(draws: Draws) -> Example:
@@ -45,6 +50,13 @@ def test_a_row_is_a_pure_function_of_seed_and_number(task: Task, split: str) -> 
     np.testing.assert_array_equal(some.answer_NT, whole.answer_NT[picked])
     np.testing.assert_array_equal(some.span_NT, whole.span_NT[picked])
     assert len(np.unique(whole.ids_NS, axis=0)) == 9
+
+
+@pytest.mark.parametrize(("task", "start"), list(zip(TASKS, GOLDEN_STARTS, strict=True)))
+def test_the_rows_are_those_that_were_published(task: Task, start: str) -> None:
+    """Golden values: with every numpy on every machine, or results could not be compared."""
+    (ids_S,) = task.rows("train", [0]).ids_NS
+    assert spell(ids_S, task.vocabulary).startswith(start)
 
 
 @each_case
@@ -142,23 +154,21 @@ def packed_examples(count: int) -> Rows:
     return stack(packed, "qa" + END + PAD)
 
 
-def first_places(rows: Rows, pad: int) -> NDArray[np.int64]:
-    return np.argmax(rows.ids_NS != pad, axis=1)
-
-
 def test_packing_prefers_no_length() -> None:
     """Were an example added where it fits itself, the long ones would be too few."""
     rows = packed_examples(3000)
     span_E, _ = rows.exact_matches(rows.mask_NT)
-    assert stats.chisquare(np.bincount(span_E)[1:]).pvalue > 1e-6
+    counts = np.bincount(span_E)[1:]
+    assert len(counts) == 9
+    assert stats.chisquare(counts).pvalue > 1e-6
 
 
 def test_a_row_begins_anywhere() -> None:
     """At each share of the padding that is left, alike."""
     rows = packed_examples(3000)
-    pad = 3
-    left = (rows.ids_NS == pad).sum(axis=1)
-    before = first_places(rows, pad)
+    is_pad_NS = rows.ids_NS == 3
+    left = is_pad_NS.sum(axis=1)
+    before = np.argmin(is_pad_NS, axis=1)
     for most in range(1, LONGEST - 1):
         counts = np.bincount(before[left == most], minlength=most + 1)
         assert len(counts) == most + 1

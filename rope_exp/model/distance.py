@@ -83,7 +83,8 @@ def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Te
     q and k are a head's means before rotation, over rows and positions. A query at i and its key at
     i - m meet as (R_i q)^T (R_{i-m} k) = q^T R_{-m} k, so R_{-m} turns the key clockwise, by as
     much as it stands before the query. A score is linear in q and in k: kappa(m) is the mean score
-    at distance m over all pairs of a query and a key of the rows, wherever they came from.
+    at distance m over all pairs of a query and a key of the rows, wherever they came from. What the
+    tokens that do stand m apart have in common comes on top of it.
 
     It is of attention in which both q and k rotate.
 
@@ -91,7 +92,8 @@ def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Te
         q_HK: the mean query of each head.
         k_GK: the mean key of each key/value head, which serves H/G query heads in order.
         theta_F: in radians a position; or [G, F], where key/value heads have their own. The first
-            2F features rotate, in half-split pairs, and the others only meet.
+            2F features rotate, in half-split pairs. Of a kind whose last ones do, put these first:
+            an inner product has no order.
         distance_M: any real numbers, positive where the key comes before the query.
     Returns:
         kappa_HM in float64: what is added to a logit.

@@ -1,9 +1,9 @@
 """Frequencies for contexts longer than a trained model's: interpolation, NTK-aware, YaRN.
 
-Each takes the frequencies that a model was trained with, and turns each pair more slowly: the first
-ones by less or not at all, the last by the factor s by which the context grows. Nothing is trained.
-The factor holds for a whole evaluation: keys and values in a cache are turned already, so one that
-grew with the text would have to turn them again.
+Each takes the frequencies that a model was trained with, and turns pairs more slowly: slow ones by
+the factor s by which the context grows, fast ones perhaps by less. Nothing is trained. The factor
+holds for a whole evaluation: keys and values in a cache are turned already, so one that grew with
+the text would have to turn them again.
 
 What must turn together is one pair of sites. q and k meet in scores, and v and o in outputs, by
 R_i^T R_j, which is R_{j-i} if both sides have the same frequencies. So q and k go by one function
@@ -27,8 +27,8 @@ SLOW_TURNS = 1
 def interpolated(theta_F: Tensor, factor: float) -> Tensor:
     """Return theta / s: position interpolation, which divides every position by s.
 
-    Position m turns as m/s did in training (Chen et al. 2023). No angle within s trained lengths is
-    new, and neighbours are told apart by less.
+    Position m turns as m/s did in training (Chen et al. 2023). Within s trained lengths no angle is
+    larger than in training, and neighbours differ by less.
 
     Args:
         theta_F: as trained, in radians a position.

@@ -134,23 +134,30 @@ def kappa(
 def _draw_references(
     axes: Axes, answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str]
 ) -> None:
-    """Draw uniform attention, and each bound that a row has, at uniform's level."""
+    """Draw uniform attention, and the bound that rows have, at uniform's level.
+
+    Where rows have several, each is of the colour of the first row that has it.
+    """
     longest = max((found[0] for found in answers.values()), key=lambda answer: max(answer["m"]))
     uniform = np.array(longest["uniform"], dtype=float)
     style: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 1}
     axes.plot(_distances(longest) + 1, uniform, gid="uniform", label="uniform, 1/(i + 1)", **style)
 
     # Rows of the same frequencies have the same one.
-    bounds: dict[tuple[float, ...], str] = {}
-    for label, found in answers.items():
+    bounds: dict[tuple[float, ...], tuple[int, str]] = {}
+    for number, (label, found) in enumerate(answers.items()):
         if "bound" in found[0]:
-            bounds.setdefault(tuple(found[0]["bound"]), label)
+            bounds.setdefault(tuple(found[0]["bound"]), (number, label))
+
     dots: Style = {"color": INK, "linewidth": 1.2, "linestyle": (0, (1, 1.5)), "zorder": 1}
-    for bound, label in bounds.items():
+    name = "f(m)"
+    for bound, (number, label) in bounds.items():
         answer = answers[label][0]
+        if len(bounds) > 1:
+            dots["color"] = look(label, number)["color"]
+            name = f"f(m) of {names.get(label, label)}"
         scaled = np.array(bound) * np.mean(answer["uniform"]) / np.mean(bound)
-        of = "" if len(bounds) == 1 else f" of {names.get(label, label)}"
-        axes.plot(_distances(answer) + 1, scaled, gid=f"{label} bound", label=f"f(m){of}", **dots)
+        axes.plot(_distances(answer) + 1, scaled, gid=f"{label} bound", label=name, **dots)
 
 
 def _draw_heads(axes: Axes, label: str, answer: Answer, layer: str) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.lines import Line2D
 from support.figures import artists, line, texts
 
 from rope_exp.report.paper.distance import distance, kappa
@@ -60,7 +61,12 @@ def test_rows_of_other_frequencies_have_bounds_of_their_own() -> None:
     other = turning() | {"bound": [10 - m / 3 for m in M]}
     figure = distance({"qk_rope": [turning()], "qk_rope-base500": [other]}, NAMES)
     assert figure is not None
-    assert {"qk_rope bound", "qk_rope-base500 bound"} <= set(artists(figure))
+    lines = artists(figure)
+    for label in ("qk_rope", "qk_rope-base500"):
+        bound, attention = lines[f"{label} bound"], lines[f"{label} attention"]
+        assert isinstance(bound, Line2D)
+        assert isinstance(attention, Line2D)
+        assert bound.get_color() == attention.get_color()
     assert {"f(m) of QK-RoPE", "f(m) of qk_rope-base500"} <= set(texts(figure))
 
 

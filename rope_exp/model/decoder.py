@@ -23,6 +23,8 @@ from rope_exp.model.loss import chunk_gradients, summed_cross_entropy
 from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
 from rope_exp.system.errors import ConfigError
 
+# The beginning of the names of learned frequencies, which no draw decides.
+FREQUENCIES = "model.rotary_emb."
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
@@ -228,7 +230,7 @@ class Decoder(nn.Module):
                 own.pop(name).copy_(matrix)
 
         for name, parameter in own.items():
-            if name.endswith(".weight") and parameter.ndim == 2:
+            if parameter.ndim == 2 and not name.startswith(FREQUENCIES):
                 parameter.copy_(drawn(name, parameter.shape, own_stream(seed, name)))
 
 
@@ -265,6 +267,19 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     """
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter.detach() for name, parameter in named}
+
+
+def llama_weights(decoder: Decoder) -> dict[str, Tensor]:
+    """Return those that stand under a name, and in a shape, of transformers' LLaMA.
+
+    Every variant has them, whatever else it learns of positions.
+    """
+    shapes = llama_matrices(decoder.architecture)
+    return {
+        name: tensor
+        for name, tensor in weights(decoder).items()
+        if tensor.ndim == 1 or shapes.get(name) == tuple(tensor.shape)
+    }
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

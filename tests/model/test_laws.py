@@ -1,5 +1,6 @@
 """The certificate: each subset is measured to obey its law, and broken rotations are refused."""
 
+import itertools
 from pkgutil import resolve_name
 from typing import Any
 
@@ -128,3 +129,33 @@ def test_the_certificate_holds_at_far_positions() -> None:
     checked = certificate(SIZES, make_pe("v", "o", base=1e6, start=2**20))
     assert checked["measured"] == "invariant"
     assert checked["max_deviation"]["turned by R_c"] > 1e-3
+
+
+@pytest.mark.parametrize("changes", [{}, {"input": "sinusoidal"}, {"input": "learned"}], ids=str)
+def test_a_whole_decoder_answers_to_a_shift(changes: dict[str, Any]) -> None:
+    """By its logits: unchanged where both of a pair turn or neither, and nothing is added."""
+    for sites, causal in itertools.product(SUBSETS, (True, False)):
+        checked = certificate(SIZES, make_pe(*sites, start=2, **changes), causal=causal)["decoder"]
+        is_relative = expected_class(sites) == "invariant" and not changes
+        assert checked["measured"] == ("invariant" if is_relative else "changed")
+        assert (checked["deviation"] < 1e-11) == is_relative
+
+
+def test_each_set_of_sites_that_a_layer_has_is_measured() -> None:
+    pe = make_pe(*"qkvo", layers=(1, 1, 1, 0), layers_vo=(0, 0, 0, 1), base_vo=7.0)
+    checked = certificate(make_sizes(num_hidden_layers=8), pe)
+    assert set(checked["of_layers"]) == {"qk", "vo"}
+    assert all(each["measured"] == "invariant" for each in checked["of_layers"].values())
+    assert "of_layers" not in certificate(SIZES, make_pe(*"qkvo"))
+
+
+def test_v_and_o_by_different_tables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An angle that v turns by and o does not turn back by."""
+    turn = Attention.turn
+
+    def wrong(self: Attention, site: str, x: Tensor, at: Positions) -> Tensor:
+        return turn(self, site, x, at._replace(vo=at.qk) if site == "o" else at)
+
+    monkeypatch.setattr(Attention, "turn", wrong)
+    with pytest.raises(LawError, match="refusing to train"):
+        certificate(SIZES, make_pe(*"qkvo", base_vo=7.0))

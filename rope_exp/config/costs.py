@@ -96,7 +96,8 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     layer in bf16 with fused attention (twice that in float32), what queries, keys, values and
     outputs of wider heads than the model's take beyond that, before and after they turn, and the
     weights of attention where it is written out; the logits of one chunk of the loss three times
-    (bf16, float32, gradient), and the head's gradient three times.
+    (bf16, float32, gradient), and the head's gradient three times. A bias of the scores grows with
+    the square of the length.
     """
     train = config.train
     model = config.model
@@ -115,7 +116,11 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     logits = 10 * min(micro_tokens, TOKENS_OF_A_CHUNK[device]) * vocab_size
     head = 12 * vocab_size * model.hidden_size
     batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
-    return {
+    found = {
         "model.name": 16 * num_parameters(config.architecture(vocab_size)),
         batch: activations + logits + head,
     }
+    if config.pe.bias != "none":
+        # One for all layers, in float32: it, what it is added as, and its gradient.
+        found["train.seq_len"] = 12 * model.num_attention_heads * train.seq_len**2
+    return found

@@ -183,13 +183,13 @@ def _cached(attention: Attention, x_BTD: Tensor, at: Positions) -> Tensor:
 
 def _positions(attention: Attention, pe: PeConfig, position_T: Tensor) -> Positions:
     """Return the tables of both pairs of sites, in float64, of frequencies as they begin."""
-    of_pairs: list[Tables] = []
+    of_pairs: dict[str, Tables] = {}
     for pair in PAIRS:
         num_features = pe.num_features(attention.rotary_dim, pair)
         theta_F = frequencies(num_features, pe.base_of(pair), torch.float64)
         angle_TF = angles(theta_F, position_T)
-        of_pairs.append((angle_TF.cos(), angle_TF.sin()))
-    return Positions(*of_pairs)
+        of_pairs[pair] = (angle_TF.cos(), angle_TF.sin())
+    return Positions(**of_pairs)
 
 
 def _deviation(one: Tensor, other: Tensor) -> float:

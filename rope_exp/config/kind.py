@@ -121,7 +121,10 @@ class Kind:
 
     def why_not(self, refused: Sequence[str]) -> str:
         """Return why these sites cannot rotate."""
-        raise NotImplementedError
+        return (
+            f"attn.kind={self.kind} can rotate {' and '.join(self.sites()) or 'nothing'}; "
+            f"{' and '.join(refused)} must not stand there"
+        )
 
 
 def llama_shapes(model: ModelConfig) -> Shapes:

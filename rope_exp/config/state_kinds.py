@@ -10,6 +10,12 @@ from typing import Literal
 from rope_exp.config.kind import Kind, Shapes, llama_shapes
 from rope_exp.config.schema import OpenShare, Positive, numeric
 from rope_exp.config.sections import ModelConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.system.errors import ConfigError
+
+# Of decays that are learned, beginning at 1 - 2^(-5-h) of head h: the last of more heads would
+# begin past the slowest decay that can be learned, 1 - 2^-64, and get no gradient there.
+MAX_LEARNED_HEADS = 59
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,17 @@ class DecayConfig(Kind):
 
     def flops(self, model: ModelConfig, seq_len: int) -> int:
         return _state_flops(self.state(model))
+
+    def check(self, model: ModelConfig, pe: PeConfig) -> None:
+        super().check(model, pe)
+        heads = model.num_attention_heads
+        if self.gamma == "learned" and heads > MAX_LEARNED_HEADS:
+            raise ConfigError(
+                "attn.gamma",
+                self.gamma,
+                f"begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "
+                f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {heads}",
+            )
 
     def why_not(self, refused: Sequence[str]) -> str:
         return (

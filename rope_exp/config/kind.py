@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from rope_exp.config.schema import Rule, labelled, numeric_values
-from rope_exp.config.sections import ModelConfig
+from rope_exp.config.sections import ModelConfig, Probe
 from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError
 
@@ -81,8 +81,9 @@ class Kind:
         """
         raise NotImplementedError
 
-    def probes(self) -> tuple[str, ...]:
-        """Return what can be asked of this kind alone, of train.probes."""
+    @classmethod
+    def probes(cls) -> tuple[Probe, ...]:
+        """Return what of train.probes can be asked of this kind, and not of every other."""
         return ()
 
     def check(self, model: ModelConfig, pe: PeConfig) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rope_exp.config.kind import Kind, Shapes, llama_shapes
 from rope_exp.config.schema import OpenShare, Positive, numeric
-from rope_exp.config.sections import ModelConfig
+from rope_exp.config.sections import ModelConfig, Probe
 from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError
 
@@ -40,7 +40,8 @@ class LinearConfig(Kind):
     def flops(self, model: ModelConfig, seq_len: int) -> int:
         return _state_flops(model.num_attention_heads * self._state_of_a_head(model))
 
-    def probes(self) -> tuple[str, ...]:
+    @classmethod
+    def probes(cls) -> tuple[Probe, ...]:
         return ("floors",)
 
     def _state_of_a_head(self, model: ModelConfig) -> int:

@@ -74,6 +74,10 @@ class Kind:
         """Return the numbers that are kept however many tokens there were."""
         return 0
 
+    def head_states(self, model: ModelConfig) -> int:
+        """Return the numbers of a state for each query head, as training computes them."""
+        return self.state(model)
+
     def flops(self, model: ModelConfig, seq_len: int) -> int:
         """Return the operations of one training token beside the weights': 3 times the forward's.
 

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from rope_exp.config import plan
 from rope_exp.config.architecture import Architecture, num_parameters
 from rope_exp.config.compose import run_config
-from rope_exp.config.kind import Kind, Shapes, llama_shapes
+from rope_exp.config.kind import Shapes, llama_shapes
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric
 from rope_exp.config.sections import ModelConfig
+from rope_exp.config.state_kinds import StateKind
 from rope_exp.model.attention.base import Tables, for_queries, split_heads
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention, Sums
@@ -33,12 +34,10 @@ from rope_exp.model.laws import certificate, expected_class
 
 
 @dataclass(frozen=True)
-class MeanConfig(Kind):
+class MeanConfig(StateKind):
     """The mean of all values up to the query's."""
 
     kind: Literal["mean"] = numeric("mean")
-
-    keeps_keys = False
 
     def sites(self) -> tuple[str, ...]:
         return ("v", "o")
@@ -49,9 +48,6 @@ class MeanConfig(Kind):
 
     def state(self, model: ModelConfig) -> int:
         return model.num_attention_heads * (model.features_per_head + 1)
-
-    def flops(self, model: ModelConfig, seq_len: int) -> int:
-        return 12 * self.state(model)
 
 
 class MeanAttention(StateAttention):

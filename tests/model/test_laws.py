@@ -5,13 +5,16 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
+import torch
 from support.kinds import KINDS, allowed
 from support.models import SIZES, SUBSETS, make_pe, make_sizes
-from torch import Tensor
+from torch import Tensor, nn
 
 from rope_exp.config.kinds import AttnConfig, LatentConfig, SoftmaxConfig
 from rope_exp.config.state_kinds import RetentionConfig
 from rope_exp.model.attention.base import Attention
+from rope_exp.model.attention.latent import LatentAttention
+from rope_exp.model.cache import LayerCache
 from rope_exp.model.laws import certificate, expected_class
 from rope_exp.model.positions import Positions
 from rope_exp.model.rope import rotate
@@ -87,17 +90,60 @@ def test_the_mistakes_are_refused_in_every_kind(
 
 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, ("q", "k"))], ids=str)
-def test_a_key_that_turns_the_other_way_is_refused(
-    attn: AttnConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("times", [-1, 0], ids=["the other way", "not at all"])
+@pytest.mark.parametrize("site", ["q", "k"])
+def test_a_query_or_key_that_turns_wrongly_is_refused(
+    attn: AttnConfig, site: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = Attention.turn
 
-    def wrong(self: Attention, site: str, x: Tensor, at: Positions) -> Tensor:
+    def wrong(self: Attention, of_site: str, x: Tensor, at: Positions) -> Tensor:
         cos, sin = at.qk
-        return turn(self, site, x, at._replace(qk=(cos, -sin)) if site == "k" else at)
+        by = (cos if times else torch.ones_like(cos), times * sin)
+        return turn(self, of_site, x, at._replace(qk=by) if of_site == site else at)
 
     monkeypatch.setattr(Attention, "turn", wrong)
     with pytest.raises(LawError, match="refusing to train"):
+        certificate(SIZES, make_pe("q", "k"), attn)
+
+
+LATENTS = [kind for kind in KINDS if isinstance(kind, LatentConfig)]
+
+
+@pytest.mark.parametrize("attn", LATENTS, ids=str)
+def test_a_part_of_the_absorbed_scores_of_wrong_scale_is_refused(
+    attn: LatentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That which does not rotate has 1/sqrt(nope_dim), as if it stood alone."""
+    attend_after = LatentAttention.attend_after
+    factor = (attn.key_dim / attn.nope_dim) ** 0.5
+
+    def wrong(self: LatentAttention, q_BTHK: Tensor, *others: Any) -> Tensor:
+        q_BTHL, q_BTHR = q_BTHK.tensor_split([attn.kv_rank], dim=-1)
+        return attend_after(self, torch.cat([q_BTHL * factor, q_BTHR], dim=-1), *others)
+
+    monkeypatch.setattr(LatentAttention, "attend_after", wrong)
+    with pytest.raises(LawError, match="computed as absorbed and cached"):
+        certificate(SIZES, make_pe("q", "k"), attn)
+
+
+@pytest.mark.parametrize("attn", LATENTS, ids=str)
+def test_a_latent_that_is_kept_without_its_norm_is_refused(
+    attn: LatentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left out everywhere it breaks no law, and test_references sees it."""
+    heads = LatentAttention.heads
+
+    def wrong(
+        self: LatentAttention, x_BTD: Tensor, at: Positions, cache: LayerCache | None
+    ) -> Tensor:
+        with monkeypatch.context() as patch:
+            if cache is not None:
+                patch.setitem(self._modules, "kv_a_layernorm", nn.Identity())
+            return heads(self, x_BTD, at, cache)
+
+    monkeypatch.setattr(LatentAttention, "heads", wrong)
+    with pytest.raises(LawError, match="computed as cached is not"):
         certificate(SIZES, make_pe("q", "k"), attn)
 
 

@@ -31,6 +31,9 @@ ENV = "env.json"
 RESULT = "result.json"
 PROBES = "probes.json"
 LOCK = ".lock"
+# In the folder of a checkpoint.
+MODEL = "model.safetensors"
+MANIFEST = "manifest.json"
 
 # The first key of config.yaml. Later versions of the program give new keys their defaults, and so
 # read this format; only a change that defaults cannot bridge takes another.
@@ -120,6 +123,11 @@ def read_env(folder: Path) -> dict[str, Any]:
     """
     path = folder / ENV
     return read_as(path, Env) if os.path.lexists(path) else {}
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """Return where the checkpoint of `step` stands below a run's `checkpoints/`."""
+    return checkpoints / f"step_{step:08d}"
 
 
 def list_steps(checkpoints: Path) -> list[int]:

@@ -17,7 +17,15 @@ from typing import Any, get_args
 from rope_exp.config.architecture import Architecture, matched
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
-from rope_exp.config.schema import Name, Seed, convert, numeric, numeric_values, setting
+from rope_exp.config.schema import (
+    Name,
+    Seed,
+    Sha256,
+    convert,
+    numeric,
+    numeric_values,
+    setting,
+)
 from rope_exp.config.sections import (
     DataConfig,
     LaunchConfig,
@@ -43,6 +51,9 @@ class RunConfig:
     seed: Seed = numeric(0)
     # Its row's name in tables, where rows are more than variants; a campaign names them itself.
     row_name: Name | None = setting(None)
+    # SHA-256 of the weights that it begins with, where run.init_from names a run, which gives it;
+    # null: they are drawn from the seed.
+    init_weights: Sha256 | None = numeric(None)
     pe: PeConfig = PeConfig()
     attn: AttnConfig = SoftmaxConfig()
     model: ModelConfig = ModelConfig()
@@ -75,10 +86,19 @@ class RunConfig:
                 f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even",
             )
 
-        if self.pe.start + self.train.seq_len > MAX_POSITION:
+        if self.data.document_mask and not self.attn.keeps_keys:
             raise ConfigError(
-                "pe.start",
-                self.pe.start,
+                "data.document_mask",
+                True,
+                f"attn.kind={self.attn.kind} keeps a state, which goes on from one document into "
+                "the next; leave false",
+            )
+
+        if self.num_positions > MAX_POSITION:
+            is_random = self.data.random_start > self.pe.start
+            raise ConfigError(
+                "data.random_start" if is_random else "pe.start",
+                self.data.random_start if is_random else self.pe.start,
                 f"positions past {MAX_POSITION:,} are not exact in float32",
             )
 
@@ -130,8 +150,13 @@ class RunConfig:
             vocab_size,
             self.attn,
             causal=self.causal,
-            num_positions=self.pe.start + self.train.seq_len,
+            num_positions=self.num_positions,
         )
+
+    @property
+    def num_positions(self) -> int:
+        """One more than the last position of training, from 0."""
+        return self.pe.start + self.data.random_start + self.train.seq_len
 
     @property
     def causal(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 from rope_exp.config.schema import (
     Count,
     Name,
+    Natural,
     NonNegative,
     OpenShare,
     PathText,
@@ -101,6 +102,13 @@ class DataConfig:
     cache_dir: PathText | None = setting(None)
     # Of the order of batches; null: the run's seed.
     seed: Seed | None = numeric(None)
+    # Whether positions begin at 0, and attention anew, where a document begins within a row. Both
+    # in evaluation too.
+    reset_positions: bool = numeric(False)
+    document_mask: bool = numeric(False)
+    # Positions of a training row begin anywhere from 0 to here, at random by data.seed, step and
+    # row; in evaluation always at 0.
+    random_start: Natural = numeric(0)
 
     def __post_init__(self) -> None:
         if self.name is None:
@@ -242,3 +250,5 @@ class PlaceConfig:
     group: Name | None = setting(None)
     # Move an old folder aside instead of going on in it.
     fresh: bool = setting(False)
+    # The folder of a finished run, whose weights this one begins with; init_weights is their hash.
+    init_from: PathText | None = setting(None)

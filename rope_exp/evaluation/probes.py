@@ -5,8 +5,9 @@ Each probe tells something that the mean over the held-out windows does not:
 - windows: the loss of every held-out window, for the share of noise that the windows have in a
   difference (a paired bootstrap over windows);
 - positions: the loss by position, up to eight times the training length;
-- shift: the held-out loss where positions begin at `start` instead of 0: a relative variant cannot
-  tell, an absolute one can, and pays if it has learned to;
+- shift: the held-out loss where positions begin at `start` instead of 0, each document's where
+  they begin anew: a relative variant cannot tell, an absolute one can, and pays if it has learned
+  to;
 - ablation: the loss where one site's rotation is switched off: what the model has come to need;
 - floors: how often linear attention divides by its eps, as the sum below the fraction is less.
 
@@ -28,7 +29,9 @@ from torch import Tensor
 
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import IdSource, num_windows, validation_ids
+from rope_exp.data.batches import IdSource, next_tokens, num_windows, validation_ids
+from rope_exp.data.places import Places
+from rope_exp.evaluation.inputs import Inputs, on_device
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.linear import LinearAttention
@@ -55,6 +58,7 @@ class Questions:
         held_out: the validation side's tokens.
         micro_batch_size: how many windows of the training length at a time.
         should_stop: asked before every micro-batch.
+        places: what the run makes of documents, in windows of any length; None: a window is one.
     """
 
     def __init__(
@@ -64,12 +68,14 @@ class Questions:
         train: TrainConfig,
         micro_batch_size: int,
         should_stop: Callable[[], bool] = lambda: False,
+        places: Places | None = None,
     ) -> None:
         self.decoder = decoder
         self.held_out = held_out
         self.train = train
         self.tokens_at_once = micro_batch_size * train.seq_len
         self.should_stop = should_stop
+        self.places = places
 
     def ask(self, names: Sequence[str]) -> Probes | None:
         """Return the answer of each probe by its name; None if asked to stop."""
@@ -86,9 +92,10 @@ class Questions:
     def positions(self) -> Probes:
         """Return the loss by position, in bins that grow by half an octave, and by length.
 
-        Windows are as long as the held-out set allows, up to 8 training lengths, or 1 where
-        positions are learned; no token is read more than once. A window's loss at a length is that
-        of its beginning.
+        A position is a place in the window, also where positions begin anew at documents. Windows
+        are as long as the held-out set allows, up to 8 training lengths, or 1 where positions are
+        learned; no token is read more than once. A window's loss at a length is that of its
+        beginning.
         """
         trained = self.train.seq_len
         longest = LONGEST
@@ -158,23 +165,28 @@ class Questions:
 
     def _nats(self, count: int, length: int) -> Tensor:
         """Return nats_NT: -log p of each token of fixed held-out windows of a length."""
-        windows_NT = torch.from_numpy(validation_ids(self.held_out, count, length))
+        rows = next_tokens(validation_ids(self.held_out, count, length))
+        if self.places is not None:
+            rows = self.places.placed(rows)
         device = self.decoder.lm_head.weight.device
         at_once = max(1, self.tokens_at_once // length)
 
         parts = []
-        for ids_BT in torch.split(windows_NT, at_once):
+        for start in range(0, len(rows.ids_BT), at_once):
             if self.should_stop():
                 raise _Stopped
-            parts.append(token_nats(self.decoder, ids_BT.to(device)).double().cpu())
+            inputs = on_device(rows.rows(slice(start, start + at_once)), device)
+            parts.append(token_nats(self.decoder, inputs).double().cpu())
         return torch.cat(parts)
 
 
-def token_nats(decoder: Decoder, ids_BT: Tensor) -> Tensor:
-    """Return -log p(ids[:, t + 1] | ids[:, : t + 1]) in nats and float32, of shape [B, T - 1]."""
-    x_BTD = decoder.model(ids_BT[:, :-1])
+def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
+    """Return -log p of each target, given the ids up to its place; in nats and float32, [B, T]."""
+    x_BTD = decoder.model(
+        inputs.ids_BT, positions_BT=inputs.position_BT, document_BT=inputs.document_BT
+    )
     x_ND = x_BTD.flatten(0, 1)
-    target_N = ids_BT[:, 1:].flatten()
+    target_N = inputs.target_BP.flatten()
 
     # The logits of a whole batch would be its largest tensor by far.
     count = math.ceil(len(x_ND) / TOKENS_OF_A_CHUNK[x_ND.device.type])
@@ -183,7 +195,7 @@ def token_nats(decoder: Decoder, ids_BT: Tensor) -> Tensor:
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
         for x_CD, target_C in chunks
     ]
-    return torch.cat(nats).view(len(ids_BT), -1)
+    return torch.cat(nats).view(inputs.ids_BT.shape)
 
 
 @contextmanager

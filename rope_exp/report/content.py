@@ -136,6 +136,9 @@ def _is_plain(row: Row) -> bool:
 
 def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
     """Return the published table that has such rows; None where there is none."""
+    # It is of runs that were trained from the start.
+    if any(run.config.init_weights is not None for run in runs):
+        return None
     is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)
     if list(keys) == ["pe"]:
         is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)

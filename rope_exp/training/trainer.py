@@ -14,12 +14,14 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import Batches, next_tokens, validation_ids
 from rope_exp.data.meta import Prepared
+from rope_exp.data.places import PlacedBatches, Places
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.probes import Probes, Questions
-from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
+from rope_exp.model.decoder import Decoder, llama_weights, weights_sha256
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
+from rope_exp.training.beginning import begin
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.record import Record
 from rope_exp.training.resume import Checkpoints, Start, agree
@@ -36,6 +38,7 @@ class Trainer:
     Raises:
         CheckpointError, RecordError: the folder holds what is no beginning of this run; nothing
             was changed.
+        ConfigError: the run that it is to begin with has other weights.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class Trainer:
         # The model, its initial weights, and what updates them.
         self.decoder = Decoder(config.architecture(prepared.vocab_size))
         self.decoder.initialise(config.seed)
+        self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
         self.identity = {
             "config_sha256": config.config_sha256,
             "data_sha256": prepared.data_sha256,
-            "init_sha256": weights_sha256(weights(self.decoder)),
+            "init_sha256": begin(
+                self.decoder, config, folder, prepared.tokenizer_file, is_main=parallel.is_main
+            ),
         }
-        self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
         self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         train = config.train
         if train.compile:
@@ -71,10 +76,21 @@ class Trainer:
             batch_size=train.global_batch_size,
             seq_len=train.seq_len,
         )
-        self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
+        data = config.data
+        self.places = Places(
+            prepared.corpus["end_id"], resets=data.reset_positions, masks=data.document_mask
+        )
+        placed = PlacedBatches(
+            batches,
+            self.places,
+            seed=config.order_seed,
+            batch_size=train.global_batch_size,
+            random_start=data.random_start,
+        )
+        self.train_step = TrainingStep(config, self.decoder, placed, parallel, self.should_stop)
         self.held_out = prepared.tokens["validation"]
         windows_NS = validation_ids(self.held_out, train.eval_sequences, train.seq_len)
-        self.held_out_rows = next_tokens(windows_NS)
+        self.held_out_rows = self.places.placed(next_tokens(windows_NS))
         self.throughput = Throughput(
             train.tokens_per_step,
             flops_per_token(config, prepared.vocab_size),
@@ -143,6 +159,7 @@ class Trainer:
                 train,
                 self.train_step.micro_batch_size,
                 should_stop=lambda: self.stop.requested,
+                places=self.places,
             )
             with self.parallel.autocast():
                 answers = questions.ask(train.probes)

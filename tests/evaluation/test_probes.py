@@ -15,7 +15,9 @@ from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.data.batches import next_tokens, validation_ids
+from rope_exp.data.places import Places
 from rope_exp.evaluation.held_out import held_out_loss
+from rope_exp.evaluation.inputs import on_device
 from rope_exp.evaluation.probes import (
     Questions,
     attentions,
@@ -166,6 +168,52 @@ def test_a_shift_is_a_model_that_starts_there() -> None:
         assert ask(other, "shift")["loss"][0] == pytest.approx(loss, abs=1e-6)
 
 
+# -- documents -----------------------------------------------------------------------------------
+
+END = 0
+
+
+def nats_by_document(decoder: Decoder, ids: np.ndarray) -> list[float]:
+    """The same of a window in which each document is read by itself."""
+    begins = [0, *(np.flatnonzero(ids[1:-1] == END) + 1), len(ids) - 1]
+    parts = [ids[first : last + 1] for first, last in itertools.pairwise(begins)]
+    return [nat for part in parts for nat in nats_by_hand(decoder, part)]
+
+
+@pytest.mark.parametrize("name", ["windows", "positions", "ablation", "shift"])
+def test_windows_hold_documents_as_in_training(name: str) -> None:
+    """Of any length: each probe's first loss, as trained, is that of documents read alone."""
+    places = Places(END, resets=True, masks=True)
+    decoder = opinionated("q", "v")
+    found = ask(decoder, name, places=places)["loss"]
+
+    # Shift and ablation ask of a quarter of the windows, positions of windows of 8 lengths.
+    count, length = {"windows": (16, LENGTH), "positions": (2, 8 * LENGTH)}.get(name, (4, LENGTH))
+    windows_NT = validation_ids(HELD_OUT, count, length)
+    assert (windows_NT[:, 1:-1] == END).any()
+    nats_NT = np.array([nats_by_document(decoder, ids) for ids in windows_NT])
+    if name == "windows":
+        assert found == pytest.approx(nats_NT.mean(axis=1), abs=1e-5)
+        rows = places.placed(next_tokens(windows_NT))
+        whole = held_out_loss(decoder, rows, micro_batch_size=4, device=torch.device("cpu"))
+        assert np.mean(found) == pytest.approx(whole, abs=1e-5)
+    elif name == "positions":
+        edges = bin_edges(length)
+        expected = [nats_NT[:, a:b].mean() for a, b in itertools.pairwise(edges)]
+        assert found == pytest.approx(expected, abs=1e-5)
+    else:
+        assert found[0] == pytest.approx(nats_NT.mean(), abs=1e-5)
+
+
+def test_a_shift_moves_every_document() -> None:
+    """Whose positions then begin at `start`, as if the model said so."""
+    places = Places(END, resets=True, masks=True)
+    found = ask(opinionated("k", "v"), "shift", places=places)
+    for start, loss in zip(found["start"], found["loss"], strict=True):
+        other = opinionated("k", "v", start=start)
+        assert ask(other, "shift", places=places)["loss"][0] == pytest.approx(loss, abs=1e-6)
+
+
 # -- ablation ------------------------------------------------------------------------------------
 
 
@@ -209,15 +257,15 @@ def stops_at(number: int, *, broken: bool) -> Callable[[], bool]:
 def test_a_probe_that_breaks_off_leaves_no_trace(name: str, broken: bool) -> None:
     """Asked to stop, or broken, in every micro-batch in turn: the decoder computes what it did."""
     decoder = opinionated("q", "v")
-    ids = torch.from_numpy(HELD_OUT[None, :40])
-    before = token_nats(decoder, ids).detach()
+    inputs = on_device(next_tokens(HELD_OUT[None, :40]), torch.device("cpu"))
+    before = token_nats(decoder, inputs).detach()
 
     for number in range(NUM_BATCHES[name]):
         should_stop = stops_at(number, broken=broken)
         questions = Questions(decoder, HELD_OUT, TRAIN, 4, should_stop)
         with pytest.raises(ZeroDivisionError) if broken else nullcontext():
             assert questions.ask([name]) is None
-        assert torch.equal(token_nats(decoder, ids).detach(), before)
+        assert torch.equal(token_nats(decoder, inputs).detach(), before)
         assert {attention.sites for attention in attentions(decoder)} == {frozenset("qv")}
     assert torch.is_grad_enabled()
 

@@ -28,6 +28,9 @@ class KeysKind(Kind):
         pairs = seen * (seen + 1) // 2 + (seq_len - seen) * seen
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
+    def probes(self) -> tuple[str, ...]:
+        return ("distance",)
+
 
 @dataclass(frozen=True)
 class SoftmaxConfig(KeysKind):

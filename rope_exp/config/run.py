@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rope_exp.config.architecture import Architecture, matched
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
+from rope_exp.config.probing import check_probes
 from rope_exp.config.schema import (
     Name,
     Seed,
@@ -35,7 +36,7 @@ from rope_exp.config.sections import (
     TrackerConfig,
     TrainConfig,
 )
-from rope_exp.config.variants import PeConfig
+from rope_exp.config.variants import EVERY, PeConfig
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import json_sha256
 
@@ -71,11 +72,15 @@ class RunConfig:
         if self.model.match_params is not None:
             self._match_params()
 
-        of_some = {probe for kind in get_args(AttnConfig) for probe in kind.probes()}
-        for probe in self.train.probes:
-            if probe in of_some.difference(self.attn.probes()):
-                allowed = f"attn.kind={self.attn.kind} cannot be asked for {probe}"
-                raise ConfigError("train.probes", list(self.train.probes), allowed)
+        check_probes(self.train, self.model, self.attn, self.pe)
+        for key in ("layers", "layers_vo"):
+            pattern = getattr(self.pe, key) or EVERY
+            if 1 not in pattern[: self.model.num_hidden_layers]:
+                raise ConfigError(
+                    f"pe.{key}",
+                    list(pattern),
+                    f"rotates none of the {self.model.num_hidden_layers} layers",
+                )
 
         # Held by NoPE too: a size is one that all variants can be compared at.
         rotary_dim = self.attn.rotary_dim(self.model)

@@ -31,7 +31,9 @@ Layers = Annotated[int, whole("from 1 to 4096", 1, 4096)]
 # The largest published vocabularies hold a million; the trainer of merges reserves memory for all
 # that it is asked.
 VocabSize = Annotated[int, whole("from 257 to 2^24", MIN_VOCAB_SIZE, 2**24)]
-Probe = Literal["windows", "positions", "shift", "ablation", "floors"]
+Probe = Literal[
+    "windows", "positions", "shift", "ablation", "floors", "distance", "drift", "extension"
+]
 Probes = Annotated[
     tuple[Probe, ...],
     Rule(

@@ -16,12 +16,14 @@ from rope_exp.data.batches import Batches, next_tokens, validation_ids
 from rope_exp.data.meta import Prepared
 from rope_exp.data.places import PlacedBatches, Places
 from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.probes import Probes, Questions
+from rope_exp.evaluation.probes import Questions
+from rope_exp.evaluation.values import Probes
 from rope_exp.model.decoder import Decoder, llama_weights, weights_sha256
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
 from rope_exp.training.beginning import begin
+from rope_exp.training.optim import crossings
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.record import Record
 from rope_exp.training.resume import Checkpoints, Start, agree
@@ -160,6 +162,7 @@ class Trainer:
                 self.train_step.micro_batch_size,
                 should_stop=lambda: self.stop.requested,
                 places=self.places,
+                crossings=crossings(self.train_step.optimizer, self.decoder),
             )
             with self.parallel.autocast():
                 answers = questions.ask(train.probes)

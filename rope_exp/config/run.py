@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.architecture import Architecture, matched
+from rope_exp.config.generated import check_generated
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
 from rope_exp.config.schema import Name, Seed, convert, numeric, numeric_values, setting
@@ -66,6 +67,7 @@ class RunConfig:
             if probe in own:
                 allowed = f"attn.kind={self.attn.kind} cannot be asked for {probe}"
                 raise ConfigError("train.probes", list(self.train.probes), allowed)
+        check_generated(self)
 
         # Held by NoPE too: a size is one that all variants can be compared at.
         rotary_dim = self.attn.rotary_dim(self.model)
@@ -92,7 +94,7 @@ class RunConfig:
 
     def _match_params(self) -> None:
         """Settle the MLP's width, before anything is named or hashed by it."""
-        vocab_size = self.tokenizer.known_vocab_size
+        vocab_size = self.known_vocab_size
         if vocab_size is None:
             raise ConfigError(
                 "model.match_params",
@@ -132,7 +134,14 @@ class RunConfig:
             self.attn,
             causal=self.causal,
             num_positions=self.pe.start + self.train.seq_len,
+            num_outputs=self.data.task.num_outputs if self.data.task else None,
         )
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """The vocabulary's size; None where only a pretrained tokenizer itself knows it."""
+        task = self.data.task
+        return self.tokenizer.known_vocab_size if task is None else task.vocab_size
 
     @property
     def causal(self) -> bool:

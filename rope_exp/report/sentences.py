@@ -37,6 +37,7 @@ _ADDED = (
     "pe.input",
     "pe.bias",
     "model.qk_norm",
+    "data.order",
     "train.objective",
 )
 # What no key says.
@@ -47,10 +48,17 @@ _FIXED = (
     "size.",
     "Weight decay: of matrices alone.",
     "Precision: bf16 is autocast over float32 weights.",
+)
+_OF_TEXT = (
     "Documents: packed one after another, an end-of-text token between them, without attention "
     "masks.",
     "Evaluation: mean nats per token on fixed held-out windows of the training length, "
     "eval_sequences of them, or all there are.",
+)
+# Of generated data; its unit stands between.
+_OF_TASKS = (
+    "Data: generated, row by row from the data seed, so that no row of training comes twice.",
+    "Evaluation: {unit} on eval_sequences rows of another stream, the same for every run.",
 )
 
 
@@ -68,7 +76,7 @@ def caption(report: Report) -> str:
         f"Group {report.groups}: {rows}, {_seeds(run.config.seed for run in report.runs)}; "
         f"{params or 'unknown'} parameters; corpus {' or '.join(corpora)}; "
         f"{tokens} tokens a run{passes}. "
-        "Losses are validation losses in nats per token; "
+        f"Losses are validation losses in {report.unit}; "
         f"Δ is the mean difference to {report.reference.name} within a seed."
     )
 
@@ -93,12 +101,13 @@ def summary(report: Report) -> str:
     if not report.pairs:
         return f"No two rows share two seeds, so nothing can be tested{agreement}."
     order = _order(report, ranked)
-    signs = '">": better, "≈": shown to differ by less than {margin:g} nats, "?": not settled'
+    margin = f"{MARGIN:g} {report.margin_unit}"
+    signs = f'">": better, "≈": shown to differ by less than {margin}, "?": not settled'
     if "<" in order:
         signs += ', "<": worse over the seeds that both have'
     return (
-        f"{order} ({_span(counts, 'd')} seeds; {signs.format(margin=MARGIN)}; all "
-        f"{len(report.pairs)} pairs tested together{agreement})."
+        f"{order} ({_span(counts, 'd')} seeds; {signs}; all {len(report.pairs)} pairs tested "
+        f"together{agreement})."
     )
 
 
@@ -131,6 +140,8 @@ def notes(report: Report) -> list[str]:
             f"all share, untested; the published among its {len(theirs.losses)}. "
             f"Source: {theirs.source}."
         )
+    if report.claim:
+        said.append(f"What is published of such rows, without numbers: {report.claim.source}.")
     if not report.reference.losses:
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ.")
 
@@ -159,7 +170,14 @@ def assumptions(report: Report) -> list[str]:
     for section in _SECTIONS:
         said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
     kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
-    return [*said, *kinds, *_FIXED]
+    return [*said, *kinds, *_FIXED, *_of_data(report)]
+
+
+def _of_data(report: Report) -> list[str]:
+    """Say how what is read is put together, and how runs are evaluated on it."""
+    tasks = [sentence.format(unit=report.unit) for sentence in _OF_TASKS]
+    of_kinds = {bool(run.config.data.task): run for run in report.runs}
+    return [*(_OF_TEXT if False in of_kinds else ()), *(tasks if True in of_kinds else ())]
 
 
 # -- of one run ------------------------------------------------------------------------------------
@@ -224,8 +242,9 @@ def _test_notes(report: Report) -> list[str]:
     if noise.method == "paired":
         how = "each pair's own, as rows look unequally noisy"
     return [
-        f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} nats ({noise.df} "
-        f"degrees of freedom{look}); standard errors: {how}. Tests: docs/protocol.md.",
+        f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} "
+        f"{report.margin_unit} ({noise.df} degrees of freedom{look}); standard errors: {how}. "
+        "Tests: docs/protocol.md.",
         "Intervals are of each contrast alone; verdicts are adjusted over the "
         f"{len(report.against)} contrasts with {report.reference.name} (differences and "
         "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open.",

@@ -12,10 +12,10 @@ from pathlib import Path
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import Batches, next_tokens, validation_ids
-from rope_exp.data.meta import Prepared
+from rope_exp.data.generated import DataSet, held_out_rows, training_source
+from rope_exp.evaluation.answers import make_questions
 from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.probes import Probes, Questions
+from rope_exp.evaluation.probes import Probes
 from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
@@ -42,22 +42,23 @@ class Trainer:
         self,
         config: RunConfig,
         folder: Path,
-        prepared: Prepared,
+        data: DataSet,
         parallel: Parallel,
         stop: StopSignal,
     ) -> None:
         self.config = config
         self.folder = folder
+        self.data = data
         self.parallel = parallel
         self.stop = stop
         self.reads_late = parallel.device.type == "cuda"
 
         # The model, its initial weights, and what updates them.
-        self.decoder = Decoder(config.architecture(prepared.vocab_size))
+        self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
         self.identity = {
             "config_sha256": config.config_sha256,
-            "data_sha256": prepared.data_sha256,
+            "data_sha256": data.data_sha256,
             "init_sha256": weights_sha256(weights(self.decoder)),
         }
         self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
@@ -65,19 +66,12 @@ class Trainer:
         train = config.train
         if train.compile:
             self.decoder.compile_parts()
-        batches = Batches(
-            prepared.tokens["train"],
-            seed=config.order_seed,
-            batch_size=train.global_batch_size,
-            seq_len=train.seq_len,
-        )
+        batches = training_source(config, data)
         self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
-        self.held_out = prepared.tokens["validation"]
-        windows_NS = validation_ids(self.held_out, train.eval_sequences, train.seq_len)
-        self.held_out_rows = next_tokens(windows_NS)
+        self.held_out_rows = held_out_rows(train, data)
         self.throughput = Throughput(
             train.tokens_per_step,
-            flops_per_token(config, prepared.vocab_size),
+            flops_per_token(config, data.vocab_size),
             peak_flops_per_s(parallel.device, parallel.world_size, train.peak_tflops),
         )
 
@@ -137,9 +131,9 @@ class Trainer:
         train = self.config.train
         answers: Probes | None = {}
         if self.parallel.is_main:
-            questions = Questions(
+            questions = make_questions(
                 self.decoder,
-                self.held_out,
+                self.data,
                 train,
                 self.train_step.micro_batch_size,
                 should_stop=lambda: self.stop.requested,

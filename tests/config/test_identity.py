@@ -36,6 +36,7 @@ DEFAULTS = {
         "name": "stdlib", "kind": "stdlib", "path": None, "subset": None, "revision": None,
         "text_column": None, "sample_by": None, "validation_split": None,
         "holdout_fraction": 0.05, "max_tokens": None, "cache_dir": None, "seed": None,
+        "order": "plain", "period": None,
     },
     "tokenizer": {
         "name": "bpe_2k", "kind": "bpe", "vocab_size": 2048, "train_bytes": 20_000_000,

@@ -57,25 +57,31 @@ def peak_flops_per_s(device_name: str) -> float | None:
     return None
 
 
-def attention_flops_per_token(model: ModelConfig, attn: AttnConfig, seq_len: int) -> int:
+def attention_flops_per_token(
+    model: ModelConfig, attn: AttnConfig, seq_len: int, *, causal: bool = True
+) -> int:
     """Return the operations of one training token in attention, beside those of its weights.
 
     In softmax attention 6 layers (T + 1) D: a query at position t meets t + 1 keys, (T + 1)/2 on
     average; each costs 2 D operations for the score and 2 D for the sum, three times that with the
-    backward pass.
+    backward pass. Where attention is not causal a query meets T keys.
     """
-    return model.num_hidden_layers * attn.flops(model, seq_len)
+    return model.num_hidden_layers * attn.flops(model, seq_len, causal=causal)
 
 
 def flops_per_token(config: RunConfig, vocab_size: int) -> int:
-    """Return MFU's numerator: weights plus causal attention, nothing recomputed.
+    """Return MFU's numerator: weights plus attention, nothing recomputed.
 
     A weight takes 6 operations of one training token, and so does one of the head's.
     """
     model = config.model
     a_layer = matrix_weights(config.attn, model) + mlp_weights(model)
-    weights = model.num_hidden_layers * a_layer + vocab_size * model.hidden_size
-    return 6 * weights + attention_flops_per_token(model, config.attn, config.train.seq_len)
+    head = config.architecture(vocab_size).head_size * model.hidden_size
+    weights = model.num_hidden_layers * a_layer + head
+    in_attention = attention_flops_per_token(
+        model, config.attn, config.train.seq_len, causal=config.causal
+    )
+    return 6 * weights + in_attention
 
 
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.architecture import Architecture, matched
+from rope_exp.config.generated import check_generated
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
 from rope_exp.config.probing import check_probes
@@ -72,6 +73,7 @@ class RunConfig:
         if self.model.match_params is not None:
             self._match_params()
 
+        check_generated(self)
         check_probes(self.train, self.model, self.attn, self.pe)
         for key in ("layers", "layers_vo"):
             pattern = getattr(self.pe, key) or EVERY
@@ -116,7 +118,7 @@ class RunConfig:
 
     def _match_params(self) -> None:
         """Settle the MLP's width, before anything is named or hashed by it."""
-        vocab_size = self.tokenizer.known_vocab_size
+        vocab_size = self.known_vocab_size
         if vocab_size is None:
             raise ConfigError(
                 "model.match_params",
@@ -156,12 +158,19 @@ class RunConfig:
             self.attn,
             causal=self.causal,
             num_positions=self.num_positions,
+            num_outputs=self.data.task.num_outputs if self.data.task else None,
         )
 
     @property
     def num_positions(self) -> int:
         """One more than the last position of training, from 0."""
         return self.pe.start + self.data.random_start + self.train.seq_len
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """The vocabulary's size; None where only a pretrained tokenizer itself knows it."""
+        task = self.data.task
+        return self.tokenizer.known_vocab_size if task is None else task.vocab_size
 
     @property
     def causal(self) -> bool:

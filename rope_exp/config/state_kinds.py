@@ -23,7 +23,7 @@ class StateKind(Kind):
 
     keeps_keys = False
 
-    def flops(self, model: ModelConfig, seq_len: int) -> int:
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
         """Return 12 a number of a head's state: 2 to add, 2 to read, three times with backward."""
         return 12 * self.head_states(model)
 

@@ -34,7 +34,6 @@ from torch import Tensor
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import Batch, Ids, IdSource, next_tokens, validation_ids
-from rope_exp.data.places import Places
 from rope_exp.evaluation.contexts import attentions, floored, switched_off
 from rope_exp.evaluation.distance import by_distance
 from rope_exp.evaluation.drift import drifted
@@ -64,7 +63,8 @@ class Questions:
         held_out: the validation side's tokens.
         micro_batch_size: how many windows of the training length at a time.
         should_stop: asked before every micro-batch.
-        places: what the run makes of documents, in windows of any length; None: a window is one.
+        read: how the run reads windows of any length: where their tokens stand, and what is to be
+            predicted.
         crossings: how often each learned frequency has passed 0 in training, by pair of sites,
             where that can be.
     """
@@ -76,7 +76,7 @@ class Questions:
         train: TrainConfig,
         micro_batch_size: int,
         should_stop: Callable[[], bool] = lambda: False,
-        places: Places | None = None,
+        read: Callable[[Ids], Batch] = next_tokens,
         crossings: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.decoder = decoder
@@ -84,7 +84,7 @@ class Questions:
         self.train = train
         self.tokens_at_once = micro_batch_size * train.seq_len
         self.should_stop = should_stop
-        self.places = places
+        self.read = read
         self.crossings = crossings or {}
 
     def ask(self, names: Sequence[str]) -> Probes | None:
@@ -96,7 +96,7 @@ class Questions:
 
     def windows(self) -> Probes:
         """Return the loss of each held-out window."""
-        rows = self._rows(self._windows(self.train.eval_sequences, self.train.seq_len))
+        rows = self.read(self._windows(self.train.eval_sequences, self.train.seq_len))
         return {"loss": rounded(self._nats(rows).mean(dim=1))}
 
     def positions(self) -> Probes:
@@ -109,7 +109,7 @@ class Questions:
         """
         factors = self._factors()
         windows_NS = self._long_windows(self.train.eval_sequences, factors)
-        nats_T = self._nats(self._rows(windows_NS)).mean(dim=0)
+        nats_T = self._nats(self.read(windows_NS)).mean(dim=0)
 
         edges = bin_edges(len(nats_T))
         bins = [nats_T[first:last].mean() for first, last in itertools.pairwise(edges)]
@@ -171,7 +171,7 @@ class Questions:
         Of the windows that shift and ablation read.
         """
         length = self.train.seq_len
-        rows = self._rows(self._windows(self._share, length))
+        rows = self.read(self._windows(self._share, length))
         batches = self._batches(rows, at_once=1)
         return by_distance(self.decoder, batches, bin_edges((length + 1) // 2)[:-1])
 
@@ -190,7 +190,7 @@ class Questions:
 
         def loss(factor: int) -> Tensor:
             beginnings_NS = windows_NS[:, : factor * trained + 1]
-            return self._nats(self._rows(beginnings_NS)).mean()
+            return self._nats(self.read(beginnings_NS)).mean()
 
         losses = by_length(self.decoder, trained, factors, loss)
         return {"num_windows": len(windows_NS), **losses}
@@ -219,11 +219,6 @@ class Questions:
         """Return fixed held-out windows, of which there may be fewer."""
         return validation_ids(self.held_out, count, length)
 
-    def _rows(self, windows_NS: Ids) -> Batch:
-        """Return what is read of windows, where it stands, and what is predicted."""
-        rows = next_tokens(windows_NS)
-        return rows if self.places is None else self.places.placed(rows)
-
     def _batches(self, rows: Batch, at_once: int) -> Iterator[Inputs]:
         """Yield the rows on the device, so many at a time."""
         device = self.decoder.lm_head.weight.device
@@ -233,7 +228,7 @@ class Questions:
             yield on_device(rows.rows(slice(start, start + at_once)), device)
 
     def _loss(self) -> Tensor:
-        return self._nats(self._rows(self._windows(self._share, self.train.seq_len))).mean()
+        return self._nats(self.read(self._windows(self._share, self.train.seq_len))).mean()
 
     def _nats(self, rows: Batch) -> Tensor:
         """Return nats_NP: -log p of each token that is to be predicted."""

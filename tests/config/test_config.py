@@ -25,6 +25,7 @@ NEEDS = {
     "data=files": ["data.path=somewhere"],
     "data=hub": ["data.path=some/where"],
     "tokenizer=pretrained": ["tokenizer.path=somewhere"],
+    "tokenizer=task": ["data=addition"],
 }
 
 

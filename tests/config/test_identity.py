@@ -38,6 +38,7 @@ DEFAULTS = {
         "text_column": None, "sample_by": None, "validation_split": None,
         "holdout_fraction": 0.05, "max_tokens": None, "cache_dir": None, "seed": None,
         "reset_positions": False, "document_mask": False, "random_start": 0,
+        "order": "plain", "period": None,
     },
     "tokenizer": {
         "name": "bpe_2k", "kind": "bpe", "vocab_size": 2048, "train_bytes": 20_000_000,

@@ -13,7 +13,7 @@ from support.models import SUBSETS, VOCAB, make_decoder, opinionated
 
 from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import LinearConfig
-from rope_exp.data.batches import next_tokens, validation_ids
+from rope_exp.data.batches import Batch, next_tokens, validation_ids
 from rope_exp.data.places import Places
 from rope_exp.evaluation.contexts import attentions, switched_off
 from rope_exp.evaluation.held_out import held_out_loss
@@ -47,6 +47,11 @@ def ask(decoder: Decoder, name: str, *, at_once: int = 4, **changes: Any) -> dic
     answers = Questions(decoder, HELD_OUT, TRAIN, at_once, **changes).ask([name])
     assert answers is not None
     return answers[name]
+
+
+def of_documents(windows_NS: np.ndarray) -> Batch:
+    """Rows as they are read where positions and attention begin anew at documents."""
+    return Places(END, resets=True, masks=True).placed(next_tokens(windows_NS))
 
 
 def nats_by_hand(decoder: Decoder, ids: np.ndarray) -> list[float]:
@@ -175,9 +180,8 @@ def nats_by_document(decoder: Decoder, ids: np.ndarray) -> list[float]:
 @pytest.mark.parametrize("name", ["windows", "positions", "ablation", "shift"])
 def test_windows_hold_documents_as_in_training(name: str) -> None:
     """Of any length: each probe's first loss, as trained, is that of documents read alone."""
-    places = Places(END, resets=True, masks=True)
     decoder = opinionated("q", "v")
-    found = ask(decoder, name, places=places)["loss"]
+    found = ask(decoder, name, read=of_documents)["loss"]
 
     # Shift and ablation ask of a quarter of the windows, positions of windows of 8 lengths.
     count, length = {"windows": (16, LENGTH), "positions": (2, 8 * LENGTH)}.get(name, (4, LENGTH))
@@ -186,7 +190,7 @@ def test_windows_hold_documents_as_in_training(name: str) -> None:
     nats_NT = np.array([nats_by_document(decoder, ids) for ids in windows_NT])
     if name == "windows":
         assert found == pytest.approx(nats_NT.mean(axis=1), abs=1e-5)
-        rows = places.placed(next_tokens(windows_NT))
+        rows = of_documents(windows_NT)
         whole = held_out_loss(decoder, rows, micro_batch_size=4, device=torch.device("cpu"))
         assert np.mean(found) == pytest.approx(whole, abs=1e-5)
     elif name == "positions":
@@ -199,11 +203,14 @@ def test_windows_hold_documents_as_in_training(name: str) -> None:
 
 def test_a_shift_moves_every_document() -> None:
     """Whose positions then begin at `start`, as if the model said so."""
-    places = Places(END, resets=True, masks=True)
-    found = ask(opinionated("k", "v"), "shift", places=places)
+    found = ask(
+        opinionated("k", "v"),
+        "shift",
+        read=lambda windows_NS: places.placed(next_tokens(windows_NS)),
+    )
     for start, loss in zip(found["start"], found["loss"], strict=True):
         other = opinionated("k", "v", start=start)
-        assert ask(other, "shift", places=places)["loss"][0] == pytest.approx(loss, abs=1e-6)
+        assert ask(other, "shift", read=of_documents)["loss"][0] == pytest.approx(loss, abs=1e-6)
 
 
 # -- ablation ------------------------------------------------------------------------------------

@@ -203,11 +203,7 @@ def test_windows_hold_documents_as_in_training(name: str) -> None:
 
 def test_a_shift_moves_every_document() -> None:
     """Whose positions then begin at `start`, as if the model said so."""
-    found = ask(
-        opinionated("k", "v"),
-        "shift",
-        read=lambda windows_NS: places.placed(next_tokens(windows_NS)),
-    )
+    found = ask(opinionated("k", "v"), "shift", read=of_documents)
     for start, loss in zip(found["start"], found["loss"], strict=True):
         other = opinionated("k", "v", start=start)
         assert ask(other, "shift", read=of_documents)["loss"][0] == pytest.approx(loss, abs=1e-6)

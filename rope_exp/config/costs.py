@@ -5,8 +5,10 @@ import re
 from rope_exp.config.architecture import matrix_weights, mlp_weights, num_parameters
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.learning import MuonConfig
+from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import ModelConfig
+from rope_exp.config.stages import Stage
 
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheets, without sparsity, sums in float32.
 # Matched as whole words of the device's name, in this order: an H100 PCIe is no H100.
@@ -54,25 +56,45 @@ def peak_flops_per_s(device_name: str) -> float | None:
     return None
 
 
-def attention_flops_per_token(model: ModelConfig, attn: AttnConfig, seq_len: int) -> int:
+def attention_flops_per_token(
+    model: ModelConfig, attn: AttnConfig, seq_len: int, *, causal: bool = True
+) -> int:
     """Return the operations of one training token in attention, beside those of its weights.
 
     In softmax attention 6 layers (T + 1) D: a query at position t meets t + 1 keys, (T + 1)/2 on
     average; each costs 2 D operations for the score and 2 D for the sum, three times that with the
-    backward pass.
+    backward pass. Where attention is not causal a query meets T keys.
     """
-    return model.num_hidden_layers * attn.flops(model, seq_len)
+    return model.num_hidden_layers * attn.flops(model, seq_len, causal=causal)
 
 
-def flops_per_token(config: RunConfig, vocab_size: int) -> int:
-    """Return MFU's numerator: weights plus causal attention, nothing recomputed.
+def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = None) -> int:
+    """Return MFU's numerator: weights plus attention, nothing recomputed.
 
-    A weight takes 6 operations of one training token, and so does one of the head's.
+    A weight takes 6 operations of one training token, and so does one of the head's of a token
+    that is predicted.
+
+    Args:
+        vocab_size: the tokenizer's.
+        seq_len: of a stage; None: train.seq_len.
     """
     model = config.model
+    seq_len = seq_len or config.train.seq_len
+
     a_layer = matrix_weights(config.attn, model) + mlp_weights(model)
-    weights = model.num_hidden_layers * a_layer + vocab_size * model.hidden_size
-    return 6 * weights + attention_flops_per_token(model, config.attn, config.train.seq_len)
+    in_layers = 6 * model.num_hidden_layers * a_layer
+    head = config.architecture(vocab_size).vocab_size * model.hidden_size
+    in_head = 6 * head * num_predicted(config.train, seq_len) // seq_len
+    in_attention = attention_flops_per_token(model, config.attn, seq_len, causal=config.causal)
+    return in_layers + in_head + in_attention
+
+
+def run_flops(config: RunConfig, vocab_size: int) -> int:
+    """Return the operations of the whole run, stage by stage."""
+    return sum(
+        stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
+        for stage in config.train.staged
+    )
 
 
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
@@ -80,42 +102,66 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
 
     AdamW has two moments, Muon one of the matrices that it moves. A tied head stands under both
     its names.
+
+    Args:
+        vocab_size: the tokenizer's.
     """
     model = config.model
-    tied = vocab_size * model.hidden_size if model.tie_word_embeddings else 0
+    architecture = config.architecture(vocab_size)
+    tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     of_layers = model.num_hidden_layers * (matrix_weights(config.attn, model) + mlp_weights(model))
     spared = of_layers if isinstance(config.optim, MuonConfig) else 0
-    every = num_parameters(config.architecture(vocab_size))
+    every = num_parameters(architecture)
     return 12 * every - 4 * spared + 4 * tied + 2**20
 
 
 def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     """Estimate one process's peak, by the key of the config that most of a part follows from.
 
-    Weights, gradients and moments in float32. Activations: about 34 bytes a feature, token and
-    layer in bf16 with fused attention (twice that in float32), what queries, keys, values and
-    outputs of wider heads than the model's take beyond that, before and after they turn, and the
-    weights of attention where it is written out; the logits of one chunk of the loss three times
-    (bf16, float32, gradient), and the head's gradient three times.
+    Weights, gradients and moments in float32. What a micro-batch takes, in the stage in which that
+    is most; and the head's gradient three times.
+
+    Args:
+        vocab_size: the tokenizer's.
+    """
+    train = config.train
+    architecture = config.architecture(vocab_size)
+
+    head = 12 * architecture.vocab_size * config.model.hidden_size
+    of_stages = [
+        _micro_batch_bytes(config, stage, architecture.vocab_size) for stage in train.staged
+    ]
+    batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
+    return {
+        "model.name": 16 * num_parameters(architecture),
+        batch: max(of_stages) + head,
+    }
+
+
+def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
+    """Estimate what one micro-batch takes.
+
+    Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice that
+    in float32), what queries, keys, values and outputs of wider heads than the model's take beyond
+    that, before and after they turn, and the weights of attention where it is written out; the
+    logits of one chunk of the loss three times (bf16, float32, gradient).
+
+    Args:
+        vocab_size: the decoder's.
     """
     train = config.train
     model = config.model
     device = config.launch.device
     width = 2 if train.precision == "bf16" else 4
 
-    share = train.global_batch_size // int(config.launch.num_processes)
-    micro_tokens = min(train.micro_batch_size or share, share) * train.seq_len
+    share = stage.batch_size // int(config.launch.num_processes)
+    rows = train.rows_at_once(share, stage.seq_len)
 
     heads = 2 * model.num_attention_heads * sum(config.attn.widths(model))
     a_layer = width * (17 * model.hidden_size + 2 * max(0, heads - 4 * model.hidden_size))
-    if device == "cpu" and train.seq_len <= MAX_WRITTEN_OUT and config.attn.keeps_keys:
-        a_layer += width * model.num_attention_heads * train.seq_len
-    activations = micro_tokens * model.num_hidden_layers * a_layer
+    if device == "cpu" and stage.seq_len <= MAX_WRITTEN_OUT and config.attn.keeps_keys:
+        a_layer += width * model.num_attention_heads * stage.seq_len
+    activations = rows * stage.seq_len * model.num_hidden_layers * a_layer
 
-    logits = 10 * min(micro_tokens, TOKENS_OF_A_CHUNK[device]) * vocab_size
-    head = 12 * vocab_size * model.hidden_size
-    batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
-    return {
-        "model.name": 16 * num_parameters(config.architecture(vocab_size)),
-        batch: activations + logits + head,
-    }
+    predicted = rows * num_predicted(train, stage.seq_len)
+    return activations + 10 * min(predicted, TOKENS_OF_A_CHUNK[device]) * vocab_size

@@ -80,10 +80,13 @@ class Kind:
         """Return the numbers that are kept however many tokens there were."""
         return 0
 
-    def flops(self, model: ModelConfig, seq_len: int) -> int:
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
         """Return the operations of one training token beside the weights': 3 times the forward's.
 
         Nothing that a kernel computes and masks, or computes anew, is counted.
+
+        Args:
+            causal: whether a token meets no later one; a state never does.
         """
         raise NotImplementedError
 

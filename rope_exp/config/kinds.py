@@ -19,13 +19,15 @@ from rope_exp.system.errors import ConfigError
 class KeysKind(Kind):
     """A softmax over keys, whose cost grows with the keys that a query meets."""
 
-    def flops(self, model: ModelConfig, seq_len: int) -> int:
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
         """Return 6 H (keys' width + values' width) for each key that a token meets, on average.
 
         Of a score and a weighted sum, 2 a feature each, three times with the backward pass.
         """
         seen = min(model.window or seq_len, seq_len)
-        pairs = seen * (seen + 1) // 2 + (seq_len - seen) * seen
+        pairs = seq_len * seq_len
+        if causal:
+            pairs = seen * (seen + 1) // 2 + (seq_len - seen) * seen
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from rope_exp.config.architecture import Architecture, matched
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
+from rope_exp.config.objective import check_objective
 from rope_exp.config.schema import Name, Seed, convert, numeric, numeric_values, setting
 from rope_exp.config.sections import (
     OWN_PROBES,
@@ -58,6 +59,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.attn.check(self.model, self.pe)
+        check_objective(self.train, self.model, self.attn)
         if self.model.match_params is not None:
             self._match_params()
 
@@ -76,7 +78,7 @@ class RunConfig:
                 f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even",
             )
 
-        if self.pe.start + self.train.seq_len > MAX_POSITION:
+        if self.pe.start + self.train.longest > MAX_POSITION:
             raise ConfigError(
                 "pe.start",
                 self.pe.start,
@@ -124,15 +126,24 @@ class RunConfig:
         return RunConfig.from_dict(values)
 
     def architecture(self, vocab_size: int) -> Architecture:
-        """Return what the decoder is built from, once the vocabulary is known."""
+        """Return what the decoder is built from, once the vocabulary is known.
+
+        Args:
+            vocab_size: the tokenizer's; the decoder's has `num_own_ids` more.
+        """
         return Architecture(
             self.model,
             self.pe,
-            vocab_size,
+            vocab_size + self.num_own_ids,
             self.attn,
             causal=self.causal,
-            num_positions=self.pe.start + self.train.seq_len,
+            num_positions=self.pe.start + self.train.longest,
         )
+
+    @property
+    def num_own_ids(self) -> int:
+        """How many ids past the tokenizer's the decoder has: under mlm the mask's."""
+        return 0 if self.causal else 1
 
     @property
     def causal(self) -> bool:

@@ -31,7 +31,7 @@ class LinearConfig(Kind):
         # Query heads of one group read one state.
         return model.num_key_value_heads * self._state_of_a_head(model)
 
-    def flops(self, model: ModelConfig, seq_len: int) -> int:
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
         return _state_flops(model.num_attention_heads * self._state_of_a_head(model))
 
     def probes(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class RetentionConfig(Kind):
         # Heads of one group forget at rates of their own.
         return model.num_attention_heads * model.features_per_head**2
 
-    def flops(self, model: ModelConfig, seq_len: int) -> int:
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
         return _state_flops(self.state(model))
 
 
@@ -90,7 +90,7 @@ class DecayConfig(Kind):
     def state(self, model: ModelConfig) -> int:
         return model.num_attention_heads * model.features_per_head
 
-    def flops(self, model: ModelConfig, seq_len: int) -> int:
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
         return _state_flops(self.state(model))
 
     def why_not(self, refused: Sequence[str]) -> str:

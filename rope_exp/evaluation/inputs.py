@@ -27,15 +27,19 @@ class Inputs(NamedTuple):
             part = slice(start, start + size)
             yield Inputs(*(None if each is None else each[part] for each in self))  # type: ignore[arg-type]
 
-    def nats(self, model: nn.Module) -> Tensor:
-        """Return the summed nats of what is to be predicted."""
-        further = {
+    @property
+    def further(self) -> dict[str, Tensor]:
+        """What the decoder is told beside ids and targets, by its keywords."""
+        keywords = {
             "predicted_BP": self.place_BP,
             "positions_BT": self.position_BT,
             "document_BT": self.document_BT,
         }
-        given = {name: tensor for name, tensor in further.items() if tensor is not None}
-        found: Tensor = model(self.ids_BT, self.target_BP, **given)
+        return {name: tensor for name, tensor in keywords.items() if tensor is not None}
+
+    def nats(self, model: nn.Module) -> Tensor:
+        """Return the summed nats of what is to be predicted."""
+        found: Tensor = model(self.ids_BT, self.target_BP, **self.further)
         return found
 
 

@@ -10,10 +10,12 @@ Each probe tells something that the mean over the held-out windows does not:
 - ablation: the loss where one site's rotation is switched off: what the model has come to need;
 - floors: how often linear attention divides by its eps, as the sum below the fraction is less.
 
-Losses are mean nats per token, in the precision that the run trained in; null where one is not
-finite.
+Losses are mean nats per token that is predicted, in the precision that the run trained in; null
+where one is not finite. Under train.objective=mlm the windows have the masks of every evaluation,
+and a bin of positions in which no token is hidden is null.
 
-Shapes: N windows, B of a micro-batch, T positions, D model width, C tokens of a chunk.
+Shapes: N windows, B of a micro-batch, T positions, P places that are predicted, D model width, C
+tokens of a chunk.
 """
 
 import itertools
@@ -28,7 +30,9 @@ from torch import Tensor
 
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import IdSource, num_windows, validation_ids
+from rope_exp.data.batches import Batch, Ids, IdSource, validation_ids
+from rope_exp.data.sources import held_out_rows
+from rope_exp.evaluation.inputs import Inputs, on_device
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.linear import LinearAttention
@@ -80,15 +84,15 @@ class Questions:
 
     def windows(self) -> Probes:
         """Return the loss of each held-out window."""
-        nats_NT = self._nats(self.train.eval_sequences, self.train.seq_len)
-        return {"loss": _rounded(nats_NT.mean(dim=1))}
+        rows = self._rows(self._windows(self.train.eval_sequences, self.train.seq_len))
+        return {"loss": _rounded(self._nats(rows).mean(dim=1))}
 
     def positions(self) -> Probes:
         """Return the loss by position, in bins that grow by half an octave, and by length.
 
         Windows are as long as the held-out set allows, up to 8 training lengths, or 1 where
         positions are learned; no token is read more than once. A window's loss at a length is that
-        of its beginning.
+        of its beginning, read alone.
         """
         trained = self.train.seq_len
         longest = LONGEST
@@ -96,19 +100,27 @@ class Questions:
             longest //= 2
         if self.decoder.model.num_positions is not None:
             longest = 1
+        lengths = [trained * 2**power for power in range(longest.bit_length())]
 
         count = max(1, self.train.eval_sequences // longest)
-        nats_T = self._nats(count, longest * trained).mean(dim=0)
+        windows_NS = self._windows(count, lengths[-1])
+        rows = self._rows(windows_NS)
+        nats_NP = self._nats(rows)
 
-        edges = bin_edges(len(nats_T))
-        bins = [nats_T[first:last].mean() for first, last in itertools.pairwise(edges)]
-        lengths = [trained * 2**power for power in range(longest.bit_length())]
+        edges = bin_edges(lengths[-1])
+        of_bins = [_between(nats_NP, rows, *ends).mean() for ends in itertools.pairwise(edges)]
+        if self.train.objective == "causal":
+            at_length = [nats_NP[:, :length].mean() for length in lengths]
+        else:
+            # A token meets those after it, so that a beginning is not what it is alone.
+            beginnings = [self._rows(windows_NS[:, : length + 1]) for length in lengths]
+            at_length = [self._nats(each).mean() for each in beginnings]
         return {
-            "num_windows": min(count, num_windows(self.held_out, longest * trained)),
+            "num_windows": len(windows_NS),
             "edges": edges,
-            "loss": _rounded(bins),
+            "loss": _rounded(of_bins),
             "lengths": lengths,
-            "loss_at_length": _rounded([nats_T[:length].mean() for length in lengths]),
+            "loss_at_length": _rounded(at_length),
         }
 
     def shift(self) -> Probes:
@@ -154,27 +166,36 @@ class Questions:
         return {"share": _rounded(shares)}
 
     def _loss(self) -> Tensor:
-        return self._nats(max(1, self.train.eval_sequences // SHARE), self.train.seq_len).mean()
+        count = max(1, self.train.eval_sequences // SHARE)
+        return self._nats(self._rows(self._windows(count, self.train.seq_len))).mean()
 
-    def _nats(self, count: int, length: int) -> Tensor:
-        """Return nats_NT: -log p of each token of fixed held-out windows of a length."""
-        windows_NT = torch.from_numpy(validation_ids(self.held_out, count, length))
-        device = self.decoder.lm_head.weight.device
-        at_once = max(1, self.tokens_at_once // length)
+    def _windows(self, count: int, length: int) -> Ids:
+        """Return fixed held-out windows of a length, of which there may be fewer."""
+        return validation_ids(self.held_out, count, length)
+
+    def _rows(self, windows_NS: Ids) -> Batch:
+        """Return what is read of windows, and predicted."""
+        # Under mlm the mask is the decoder's last id.
+        mask_id = self.decoder.architecture.vocab_size - 1
+        return held_out_rows(self.train, windows_NS, mask_id)
+
+    def _nats(self, rows: Batch) -> Tensor:
+        """Return nats_NP: -log p of each token that is predicted."""
+        inputs = on_device(rows, self.decoder.lm_head.weight.device)
+        at_once = max(1, self.tokens_at_once // rows.ids_BT.shape[1])
 
         parts = []
-        for ids_BT in torch.split(windows_NT, at_once):
+        for part in inputs.split(at_once):
             if self.should_stop():
                 raise _Stopped
-            parts.append(token_nats(self.decoder, ids_BT.to(device)).double().cpu())
+            parts.append(token_nats(self.decoder, part).double().cpu())
         return torch.cat(parts)
 
 
-def token_nats(decoder: Decoder, ids_BT: Tensor) -> Tensor:
-    """Return -log p(ids[:, t + 1] | ids[:, : t + 1]) in nats and float32, of shape [B, T - 1]."""
-    x_BTD = decoder.model(ids_BT[:, :-1])
-    x_ND = x_BTD.flatten(0, 1)
-    target_N = ids_BT[:, 1:].flatten()
+def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
+    """Return -log p of each target, in nats and float32, of shape [B, P]."""
+    x_ND = decoder.model(inputs.ids_BT, **inputs.further).flatten(0, 1)
+    target_N = inputs.target_BP.flatten()
 
     # The logits of a whole batch would be its largest tensor by far.
     count = math.ceil(len(x_ND) / TOKENS_OF_A_CHUNK[x_ND.device.type])
@@ -183,7 +204,15 @@ def token_nats(decoder: Decoder, ids_BT: Tensor) -> Tensor:
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
         for x_CD, target_C in chunks
     ]
-    return torch.cat(nats).view(len(ids_BT), -1)
+    return torch.cat(nats).view_as(inputs.target_BP)
+
+
+def _between(nats_NP: Tensor, rows: Batch, first: int, last: int) -> Tensor:
+    """Return the nats of what is predicted at positions from `first` up to `last`."""
+    if rows.place_BP is None:
+        return nats_NP[:, first:last]
+    place_NP = torch.from_numpy(rows.place_BP)
+    return nats_NP[(first <= place_NP) & (place_NP < last)]
 
 
 @contextmanager

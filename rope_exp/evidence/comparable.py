@@ -50,12 +50,14 @@ REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
 # What result.json says that must be equal in runs which agree in the keys that it follows from.
 _VOCABULARY = ("data", "tokenizer")
-_BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len")
+_BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
+# The mask is an id more.
+_IDS = (*_VOCABULARY, "train.objective")
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
-    ("init_sha256", "began at different weights", ("seed", "model", "attn", *_VOCABULARY)),
-    ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_VOCABULARY)),
-    ("params", "differ in parameters", ("model", "attn", *_VOCABULARY)),
+    ("init_sha256", "began at different weights", ("seed", "model", "attn", *_IDS)),
+    ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
+    ("params", "differ in parameters", ("model", "attn", *_IDS)),
 )
 
 

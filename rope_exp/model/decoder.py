@@ -58,6 +58,7 @@ class Trunk(nn.Module):
         *,
         positions_BT: Tensor | None = None,
         document_BT: Tensor | None = None,
+        predicted_BP: Tensor | None = None,
     ) -> Tensor:
         num_new = ids_BT.shape[1]
         num_keys = num_new
@@ -78,6 +79,9 @@ class Trunk(nn.Module):
         for layer, at, of_layer in zip(self.layers, of_positions, of_layers, strict=True):
             at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT)
             x_BTD = layer(x_BTD, at, of_layer)
+        if predicted_BP is not None:
+            width = x_BTD.shape[-1]
+            x_BTD = x_BTD.gather(1, predicted_BP[:, :, None].expand(-1, -1, width))
         return self.last_norm(x_BTD)
 
     @property
@@ -140,7 +144,7 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model: ids in, logits out; with targets, the summed cross-entropy."""
+    """A language model: ids in, logits out; with targets, the summed cross-entropy."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -172,10 +176,13 @@ class Decoder(nn.Module):
             document_BT: attention stays within tokens of the same number; None: it meets all.
             predicted_BP: the P places of a row that targets are of, [B, P] like them; None: all.
         """
-        x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
-        if predicted_BP is not None:
-            width = x_BTD.shape[-1]
-            x_BTD = x_BTD.gather(1, predicted_BP[:, :, None].expand(-1, -1, width))
+        x_BTD = self.model(
+            ids_BT,
+            cache,
+            positions_BT=positions_BT,
+            document_BT=document_BT,
+            predicted_BP=predicted_BP,
+        )
         if target_BT is None:
             return self.lm_head(x_BTD)
 
@@ -199,7 +206,12 @@ class Decoder(nn.Module):
 
         Args:
             pads_B: how many ids at the beginning of each row are padding; None: none.
+        Raises:
+            ConfigError: tokens meet later ones.
         """
+        if not self.architecture.causal:
+            allowed = "predicts no next token: there is nothing to cache, or to generate"
+            raise ConfigError("train.objective", "mlm", allowed)
         layers = self.model.layers
         return Cache(len(layers), window=self.architecture.model.window, pads_B=pads_B)
 

@@ -44,6 +44,13 @@ _FIXED = (
     "eval_sequences of them, or all there are.",
 )
 
+# Of runs that predict hidden tokens.
+_MASKED = (
+    "Objective mlm: attention looks both ways; of each sequence 15 % of the tokens are predicted, "
+    "of which 80 % are read as a mask, 10 % as a random token and 10 % as they are; losses are "
+    "means over them alone, and those of held-out windows are the same in every run."
+)
+
 
 def caption(report: Report) -> str:
     """Say what was run: groups, seeds, parameters, corpus, budget."""
@@ -156,7 +163,10 @@ def assumptions(report: Report) -> list[str]:
     for section in _SECTIONS:
         said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
     kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
-    return [*said, *kinds, *_FIXED]
+    listed = [*said, *kinds, *_FIXED]
+    if not all(run.config.causal for run in report.runs):
+        listed.append(_MASKED)
+    return listed
 
 
 # -- of one run ------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from pathlib import Path
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import Batches, next_tokens, validation_ids
+from rope_exp.data.batches import validation_ids
 from rope_exp.data.meta import Prepared
+from rope_exp.data.sources import held_out_rows, training_source
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.probes import Probes, Questions
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
@@ -64,19 +65,17 @@ class Trainer:
         train = config.train
         if train.compile:
             self.decoder.compile_parts()
-        batches = Batches(
-            prepared.tokens["train"],
-            seed=config.order_seed,
-            batch_size=train.global_batch_size,
-            seq_len=train.seq_len,
-        )
+        batches = training_source(config, prepared.tokens["train"], prepared.vocab_size)
         self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
         self.held_out = prepared.tokens["validation"]
         windows_NS = validation_ids(self.held_out, train.eval_sequences, train.seq_len)
-        self.held_out_rows = next_tokens(windows_NS)
+        self.held_out_rows = held_out_rows(train, windows_NS, prepared.vocab_size)
+        share = train.global_batch_size // parallel.world_size
+        self.rows_at_once = train.rows_at_once(share, train.seq_len)
+
+        lengths = {stage.seq_len for stage in train.staged}
         self.throughput = Throughput(
-            train.tokens_per_step,
-            flops_per_token(config, prepared.vocab_size),
+            {length: flops_per_token(config, prepared.vocab_size, length) for length in lengths},
             peak_flops_per_s(parallel.device, parallel.world_size, train.peak_tflops),
         )
 
@@ -122,7 +121,7 @@ class Trainer:
             return held_out_loss(
                 self.decoder,
                 self.held_out_rows,
-                micro_batch_size=self.train_step.micro_batch_size,
+                micro_batch_size=self.rows_at_once,
                 device=self.parallel.device,
                 rank=self.parallel.rank,
                 world_size=self.parallel.world_size,
@@ -139,7 +138,7 @@ class Trainer:
                 self.decoder,
                 self.held_out,
                 train,
-                self.train_step.micro_batch_size,
+                self.rows_at_once,
                 should_stop=lambda: self.stop.requested,
             )
             with self.parallel.autocast():
@@ -173,7 +172,8 @@ class Trainer:
 
             if due & {"row", "eval", "end"}:
                 record.row(outcome, validation)
-            if validation:
+            # What follows an evaluation is not timed, nor the step in which a stage compiles.
+            if validation or "stage" in due:
                 self.throughput.pause()
 
             if due & {"save", "end"}:
@@ -229,11 +229,12 @@ class Trainer:
 
 
 def _due(train: TrainConfig, step: int) -> set[str]:
-    """Return what follows a step."""
+    """Return what follows a step: a row, an evaluation, a save, another stage, the end."""
     every = {
         "row": train.log_every,
         "eval": train.eval_every,
         "save": train.save_every,
         "end": train.num_steps,
     }
-    return {what for what, period in every.items() if step % period == 0}
+    due = {what for what, period in every.items() if step % period == 0}
+    return due | {"stage"} if step == train.stage_at(step).last_step else due

@@ -16,6 +16,7 @@ from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.data.batches import next_tokens, validation_ids
 from rope_exp.evaluation.held_out import held_out_loss
+from rope_exp.evaluation.inputs import on_device
 from rope_exp.evaluation.probes import (
     Questions,
     attentions,
@@ -209,15 +210,15 @@ def stops_at(number: int, *, broken: bool) -> Callable[[], bool]:
 def test_a_probe_that_breaks_off_leaves_no_trace(name: str, broken: bool) -> None:
     """Asked to stop, or broken, in every micro-batch in turn: the decoder computes what it did."""
     decoder = opinionated("q", "v")
-    ids = torch.from_numpy(HELD_OUT[None, :40])
-    before = token_nats(decoder, ids).detach()
+    inputs = on_device(next_tokens(HELD_OUT[None, :40]), torch.device("cpu"))
+    before = token_nats(decoder, inputs).detach()
 
     for number in range(NUM_BATCHES[name]):
         should_stop = stops_at(number, broken=broken)
         questions = Questions(decoder, HELD_OUT, TRAIN, 4, should_stop)
         with pytest.raises(ZeroDivisionError) if broken else nullcontext():
             assert questions.ask([name]) is None
-        assert torch.equal(token_nats(decoder, ids).detach(), before)
+        assert torch.equal(token_nats(decoder, inputs).detach(), before)
         assert {attention.sites for attention in attentions(decoder)} == {frozenset("qv")}
     assert torch.is_grad_enabled()
 

@@ -80,7 +80,7 @@ def test_counted_operations_are_those_that_torch_does() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["attn=linear"], "train.objective=mlm: looks both ways, and the state that attn.kind=linear"),
+        (["attn=linear"], "train.objective=mlm: looks both ways, and the state that attn"),
         (["attn=retention"], "attn.kind=retention keeps goes one way alone"),
         (["attn=decay", "pe=vo_rope"], "attn.kind=decay keeps"),
         (["model.window=8"], "model.window=8: is of the keys before a query"),

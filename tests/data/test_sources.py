@@ -1,5 +1,6 @@
 """What a run reads: stage by stage, whatever its variant, with masks where hidden tokens count."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_masks_stand_on_the_tokens_of_causal_training() -> None:
 def test_steps_of_a_stage_have_masks_of_their_own() -> None:
     hidden = [batch.place_BP for batch in batches(objective="mlm")]
     of_length = [place_BP.tolist() for place_BP in hidden if place_BP is not None]
-    assert all(first != second for first, second in zip(of_length, of_length[1:], strict=False))
+    assert all(first != second for first, second in itertools.pairwise(of_length))
 
 
 def test_held_out_rows_are_those_of_every_run() -> None:

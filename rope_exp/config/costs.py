@@ -1,5 +1,6 @@
 """Counting: parameters, floating-point operations, memory and peaks. Arithmetic only, no torch."""
 
+import math
 import re
 
 from rope_exp.config.architecture import matrix_weights, mlp_weights, num_parameters
@@ -46,6 +47,8 @@ TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
 # The longest sequence whose attention is written out, on a CPU: its memory grows with the square
 # of the length.
 MAX_WRITTEN_OUT = 2048
+# Of kinds with a state: so many tokens stand between two states that training holds.
+CHUNK = 64
 
 
 def peak_flops_per_s(device_name: str) -> float | None:
@@ -119,23 +122,29 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     """Estimate one process's peak, by the key of the config that most of a part follows from.
 
     Weights, gradients and moments in float32. What a micro-batch takes, in the stage in which that
-    is most; and the head's gradient three times.
+    is most; and the head's gradient three times. A bias of the scores grows with the square of the
+    length.
 
     Args:
         vocab_size: the tokenizer's.
     """
     train = config.train
+    model = config.model
     architecture = config.architecture(vocab_size)
 
-    head = 12 * architecture.vocab_size * config.model.hidden_size
+    head = 12 * architecture.vocab_size * model.hidden_size
     of_stages = [
         _micro_batch_bytes(config, stage, architecture.vocab_size) for stage in train.staged
     ]
     batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
-    return {
+    found = {
         "model.name": 16 * num_parameters(architecture),
         batch: max(of_stages) + head,
     }
+    if config.pe.bias != "none":
+        # One for all layers, in float32: it, what it is added as, and its gradient.
+        found["train.seq_len"] = 12 * model.num_attention_heads * train.longest**2
+    return found
 
 
 def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
@@ -143,19 +152,17 @@ def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
 
     Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice that
     in float32), what queries, keys, values and outputs of wider heads than the model's take beyond
-    that, before and after they turn, and the weights of attention where it is written out; the
-    logits of one chunk of the loss three times (bf16, float32, gradient).
+    that, before and after they turn, the weights of attention where it is written out, and the
+    states between chunks; the logits of one chunk of the loss three times (bf16, float32,
+    gradient).
 
     Args:
         vocab_size: the decoder's.
     """
-    train = config.train
     model = config.model
     device = config.launch.device
-    width = 2 if train.precision == "bf16" else 4
-
-    share = stage.batch_size // int(config.launch.num_processes)
-    rows = train.rows_at_once(share, stage.seq_len)
+    width = _width(config)
+    rows = _sequences_at_once(config, stage)
 
     heads = 2 * model.num_attention_heads * sum(config.attn.widths(model))
     a_layer = width * (17 * model.hidden_size + 2 * max(0, heads - 4 * model.hidden_size))
@@ -163,5 +170,30 @@ def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
         a_layer += width * model.num_attention_heads * stage.seq_len
     activations = rows * stage.seq_len * model.num_hidden_layers * a_layer
 
-    predicted = rows * num_predicted(train, stage.seq_len)
-    return activations + 10 * min(predicted, TOKENS_OF_A_CHUNK[device]) * vocab_size
+    predicted = rows * num_predicted(config.train, stage.seq_len)
+    logits = 10 * min(predicted, TOKENS_OF_A_CHUNK[device]) * vocab_size
+    return activations + state_bytes(config, stage) + logits
+
+
+def state_bytes(config: RunConfig, stage: Stage) -> int:
+    """Estimate what one process holds, at its peak, of the states between chunks.
+
+    Each layer keeps those that its queries read, for the gradient, in the products' precision. The
+    layer that computes has them in float32 three times: what each chunk adds, and the sums after
+    and before each.
+    """
+    model = config.model
+    chunks = math.ceil(stage.seq_len / CHUNK)
+    numbers = _sequences_at_once(config, stage) * chunks * config.attn.head_states(model)
+    return numbers * (_width(config) * model.num_hidden_layers + 3 * 4)
+
+
+def _sequences_at_once(config: RunConfig, stage: Stage) -> int:
+    """Return the sequences of one process's micro-batch."""
+    share = stage.batch_size // int(config.launch.num_processes)
+    return config.train.rows_at_once(share, stage.seq_len)
+
+
+def _width(config: RunConfig) -> int:
+    """Return the bytes of a number that products are taken in."""
+    return 2 if config.train.precision == "bf16" else 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rope_exp.config.architecture import Architecture, matched
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
@@ -20,7 +20,6 @@ from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, Sche
 from rope_exp.config.objective import check_objective
 from rope_exp.config.schema import Name, Seed, convert, numeric, numeric_values, setting
 from rope_exp.config.sections import (
-    OWN_PROBES,
     DataConfig,
     LaunchConfig,
     ModelConfig,
@@ -63,9 +62,9 @@ class RunConfig:
         if self.model.match_params is not None:
             self._match_params()
 
-        own = set(OWN_PROBES) - set(self.attn.probes())
+        of_some = {probe for kind in get_args(AttnConfig) for probe in kind.probes()}
         for probe in self.train.probes:
-            if probe in own:
+            if probe in of_some.difference(self.attn.probes()):
                 allowed = f"attn.kind={self.attn.kind} cannot be asked for {probe}"
                 raise ConfigError("train.probes", list(self.train.probes), allowed)
 

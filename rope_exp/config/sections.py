@@ -32,8 +32,6 @@ Layers = Annotated[int, whole("from 1 to 4096", 1, 4096)]
 # that it is asked.
 VocabSize = Annotated[int, whole("from 257 to 2^24", MIN_VOCAB_SIZE, 2**24)]
 Probe = Literal["windows", "positions", "shift", "ablation", "floors"]
-# Of some kinds of attention alone: Kind.probes.
-OWN_PROBES = ("floors",)
 Probes = Annotated[
     tuple[Probe, ...],
     Rule(

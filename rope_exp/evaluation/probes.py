@@ -37,6 +37,7 @@ from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.linear import LinearAttention
 from rope_exp.model.decoder import Decoder
+from rope_exp.model.loss import at_places
 
 LONGEST = 8  # of the windows by position, in training lengths
 # Of positions, in training lengths: from within the first window to far outside.
@@ -194,7 +195,10 @@ class Questions:
 
 def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
     """Return -log p of each target, in nats and float32, of shape [B, P]."""
-    x_ND = decoder.model(inputs.ids_BT, **inputs.further).flatten(0, 1)
+    x_BTD = decoder.model(
+        inputs.ids_BT, positions_BT=inputs.position_BT, document_BT=inputs.document_BT
+    )
+    x_ND = at_places(x_BTD, inputs.place_BP).flatten(0, 1)
     target_N = inputs.target_BP.flatten()
 
     # The logits of a whole batch would be its largest tensor by far.

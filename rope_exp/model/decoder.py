@@ -19,10 +19,12 @@ from rope_exp.config.kind import llama_shapes
 from rope_exp.config.sections import INIT_STD
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
-from rope_exp.model.loss import chunk_gradients, summed_cross_entropy
+from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy
 from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
 from rope_exp.system.errors import ConfigError
 
+# The beginning of the names of learned frequencies, which no draw decides.
+FREQUENCIES = "model.rotary_emb."
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
@@ -58,7 +60,6 @@ class Trunk(nn.Module):
         *,
         positions_BT: Tensor | None = None,
         document_BT: Tensor | None = None,
-        predicted_BP: Tensor | None = None,
     ) -> Tensor:
         num_new = ids_BT.shape[1]
         num_keys = num_new
@@ -79,9 +80,6 @@ class Trunk(nn.Module):
         for layer, at, of_layer in zip(self.layers, of_positions, of_layers, strict=True):
             at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT)
             x_BTD = layer(x_BTD, at, of_layer)
-        if predicted_BP is not None:
-            width = x_BTD.shape[-1]
-            x_BTD = x_BTD.gather(1, predicted_BP[:, :, None].expand(-1, -1, width))
         return self.last_norm(x_BTD)
 
     @property
@@ -176,13 +174,8 @@ class Decoder(nn.Module):
             document_BT: attention stays within tokens of the same number; None: it meets all.
             predicted_BP: the P places of a row that targets are of, [B, P] like them; None: all.
         """
-        x_BTD = self.model(
-            ids_BT,
-            cache,
-            positions_BT=positions_BT,
-            document_BT=document_BT,
-            predicted_BP=predicted_BP,
-        )
+        x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
+        x_BTD = at_places(x_BTD, predicted_BP)
         if target_BT is None:
             return self.lm_head(x_BTD)
 
@@ -193,7 +186,7 @@ class Decoder(nn.Module):
     def compile_parts(self) -> None:
         """Compile one block, for every layer, the last norm and a chunk of the loss.
 
-        Three graphs, at any depth.
+        Three graphs for each length, at any depth.
         """
         for layer in self.model.layers:
             layer.compile(dynamic=False)
@@ -240,7 +233,7 @@ class Decoder(nn.Module):
                 own.pop(name).copy_(matrix)
 
         for name, parameter in own.items():
-            if name.endswith(".weight") and parameter.ndim == 2:
+            if parameter.ndim == 2 and not name.startswith(FREQUENCIES):
                 parameter.copy_(drawn(name, parameter.shape, own_stream(seed, name)))
 
 
@@ -277,6 +270,19 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     """
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter.detach() for name, parameter in named}
+
+
+def llama_weights(decoder: Decoder) -> dict[str, Tensor]:
+    """Return those that stand under a name, and in a shape, of transformers' LLaMA.
+
+    Every variant has them, whatever else it learns of positions.
+    """
+    shapes = llama_matrices(decoder.architecture)
+    return {
+        name: tensor
+        for name, tensor in weights(decoder).items()
+        if tensor.ndim == 1 or shapes.get(name) == tuple(tensor.shape)
+    }
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -24,12 +24,21 @@ _SECTIONS = {
     "data": "Corpus",
     "tokenizer": "Tokenizer",
     "model": "Model",
-    "pe": "Rotation",
+    "pe": "Position",
     "optim": "Optimiser",
     "schedule": "Schedule",
     "train": "Training",
 }
 _OF_ROWS = ("pe.name", "pe.rotate")
+# What a reader need not be told of a run that has nothing of it.
+_ADDED = (
+    "pe.trainable_lr",
+    "pe.trainable_scope",
+    "pe.input",
+    "pe.bias",
+    "model.qk_norm",
+    "train.objective",
+)
 # What no key says.
 _FIXED = (
     "Pairing: half-split, feature f with f + K/2, as LLaMA in transformers.",
@@ -139,12 +148,6 @@ def notes(report: Report) -> list[str]:
             said += _run_notes(row.name, run)
     said += _seed_notes(report)
 
-    for row in report.rows.values():
-        if row.runs[0].config.pe.trainable:
-            said.append(
-                f"{row.name} learns its frequencies: its initial weights hold them, and no hash "
-                "shows the rest to be the others'."
-            )
     mixed = mixed_blocks(report.runs)
     for seed, differing in mixed.items():
         for key, values in differing.items():
@@ -199,13 +202,19 @@ def _kind(config: RunConfig) -> str:
 
 
 def _choices(config: RunConfig, section: str) -> str:
-    """Say every value of a section that can change a number."""
+    """Say every value of a section that can change a number.
+
+    What can be added to a variant is said of those that have it.
+    """
     chosen = getattr(config, section)
     values = {"name": chosen.name, **numeric_values(chosen)}
+    departing = numeric_values(chosen, departing=True)
     listed = [
         f"{key} {show(value)}"
         for key, value in values.items()
-        if value is not None and f"{section}.{key}" not in _OF_ROWS
+        if value is not None
+        and f"{section}.{key}" not in _OF_ROWS
+        and (key in departing or f"{section}.{key}" not in _ADDED)
     ]
     return f"{_SECTIONS[section]}: {', '.join(listed)}."
 

@@ -7,11 +7,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from rope_exp.config.learning import MuonConfig, OptimConfig
-from rope_exp.model.decoder import Decoder
+from rope_exp.model.decoder import FREQUENCIES, Decoder
 from rope_exp.training.muon import Muon
 
 # The beginnings of the names of what is learned of positions.
-FREQUENCIES = "model.rotary_emb."
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
 
 

@@ -17,7 +17,7 @@ from rope_exp.data.meta import Prepared
 from rope_exp.data.sources import held_out_rows, training_source
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.probes import Probes, Questions
-from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
@@ -61,6 +61,7 @@ class Trainer:
             "data_sha256": prepared.data_sha256,
             "init_sha256": weights_sha256(weights(self.decoder)),
         }
+        self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
         self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         train = config.train
         if train.compile:
@@ -107,7 +108,8 @@ class Trainer:
             status = self._loop(record)
             if status == "finished" and self.config.train.probes:
                 status = self._ask_probes()
-            facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
+            order = {"order_sha256": self.train_step.order_sha256}
+            facts = {"params": self.num_parameters, **order, **self.facts}
             record.end(status, self.step, facts | self.identity)
         return status
 

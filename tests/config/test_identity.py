@@ -48,10 +48,11 @@ DEFAULTS = {
     "schedule": {"name": "cosine", "warmup_fraction": 0.05, "final_fraction": 0.1},
     "train": {
         "name": "nano", "num_steps": 500, "global_batch_size": 16, "micro_batch_size": None,
-        "seq_len": 256, "eval_every": 50, "eval_sequences": 128, "save_every": 250,
+        "seq_len": 256, "objective": "causal",
+        "eval_every": 50, "eval_sequences": 128, "save_every": 250,
         "keep_checkpoints": 2, "log_every": 10, "precision": "auto", "compile": "auto",
         "deterministic": "auto", "peak_tflops": None, "probes": [],
-        "objective": "causal", "stages": None,
+        "stages": None,
     },
     "tracker": {"name": "none", "mode": "online", "project": "rope_exp", "entity": None},
     "launch": {

@@ -191,7 +191,7 @@ def test_a_plan_names_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("in 490 steps of 16 x 256, then 10 steps of 4 x 1024, " in line for line in lines)
 
 
-def test_the_experiment_has_roformers_lengths_and_constant_tokens() -> None:
+def test_the_experiment_has_roformers_lengths() -> None:
     configs = compose_jobs(["+experiment=stages", "pe=nope,vo_rope"]).configs
     [stages] = {config.train.staged for config in configs}
     assert [stage.seq_len for stage in stages] == [512, 1536, 256, 128, 1536, 512]

@@ -142,6 +142,13 @@ def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, f
     return low - pad, high + pad
 
 
+def shades(count: int) -> list[tuple[float, ...]]:
+    """Return colours of lines that have an order, from pale to dark, which is kept in grey."""
+    # The palest end of the scheme is lost on white.
+    places = np.linspace(0.85, 0.0, count) if count > 1 else [0.0]
+    return [matplotlib.colormaps["viridis"](place) for place in places]
+
+
 def zero_line(axes: Axes) -> None:
     """Draw the reference's height."""
     axes.axhline(0, color=INK, linewidth=0.8, zorder=1)

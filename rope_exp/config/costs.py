@@ -6,8 +6,10 @@ import re
 from rope_exp.config.architecture import matrix_weights, mlp_weights, num_parameters
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.learning import MuonConfig
+from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import ModelConfig
+from rope_exp.config.stages import Stage
 
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheets, without sparsity, sums in float32.
 # Matched as whole words of the device's name, in this order: an H100 PCIe is no H100.
@@ -69,19 +71,33 @@ def attention_flops_per_token(
     return model.num_hidden_layers * attn.flops(model, seq_len, causal=causal)
 
 
-def flops_per_token(config: RunConfig, vocab_size: int) -> int:
+def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = None) -> int:
     """Return MFU's numerator: weights plus attention, nothing recomputed.
 
-    A weight takes 6 operations of one training token, and so does one of the head's.
+    A weight takes 6 operations of one training token, and so does one of the head's of a token
+    that is predicted.
+
+    Args:
+        vocab_size: the tokenizer's.
+        seq_len: of a stage; None: train.seq_len.
     """
     model = config.model
+    seq_len = seq_len or config.train.seq_len
+
     a_layer = matrix_weights(config.attn, model) + mlp_weights(model)
+    in_layers = 6 * model.num_hidden_layers * a_layer
     head = config.architecture(vocab_size).head_size * model.hidden_size
-    weights = model.num_hidden_layers * a_layer + head
-    in_attention = attention_flops_per_token(
-        model, config.attn, config.train.seq_len, causal=config.causal
+    in_head = 6 * head * num_predicted(config.train, seq_len) // seq_len
+    in_attention = attention_flops_per_token(model, config.attn, seq_len, causal=config.causal)
+    return in_layers + in_head + in_attention
+
+
+def run_flops(config: RunConfig, vocab_size: int) -> int:
+    """Return the operations of the whole run, stage by stage."""
+    return sum(
+        stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
+        for stage in config.train.staged
     )
-    return 6 * weights + in_attention
 
 
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
@@ -89,69 +105,93 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
 
     AdamW has two moments, Muon one of the matrices that it moves. A tied head stands under both
     its names.
+
+    Args:
+        vocab_size: the tokenizer's.
     """
     model = config.model
-    tied = vocab_size * model.hidden_size if model.tie_word_embeddings else 0
+    architecture = config.architecture(vocab_size)
+    tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     of_layers = model.num_hidden_layers * (matrix_weights(config.attn, model) + mlp_weights(model))
     spared = of_layers if isinstance(config.optim, MuonConfig) else 0
-    every = num_parameters(config.architecture(vocab_size))
+    every = num_parameters(architecture)
     return 12 * every - 4 * spared + 4 * tied + 2**20
 
 
 def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     """Estimate one process's peak, by the key of the config that most of a part follows from.
 
-    Weights, gradients and moments in float32. Activations: about 34 bytes a feature, token and
-    layer in bf16 with fused attention (twice that in float32), what queries, keys, values and
-    outputs of wider heads than the model's take beyond that, before and after they turn, the
-    weights of attention where it is written out, and the states between chunks; the logits of one
-    chunk of the loss three times (bf16, float32, gradient), and the head's gradient three times. A
-    bias of the scores grows with the square of the length.
+    Weights, gradients and moments in float32. What a micro-batch takes, in the stage in which that
+    is most; and the head's gradient three times. A bias of the scores grows with the square of the
+    length.
+
+    Args:
+        vocab_size: the tokenizer's.
     """
     train = config.train
     model = config.model
-    device = config.launch.device
-    width = _width(config)
+    architecture = config.architecture(vocab_size)
 
-    micro_tokens = _sequences_at_once(config) * train.seq_len
-
-    heads = 2 * model.num_attention_heads * sum(config.attn.widths(model))
-    a_layer = width * (17 * model.hidden_size + 2 * max(0, heads - 4 * model.hidden_size))
-    if device == "cpu" and train.seq_len <= MAX_WRITTEN_OUT and config.attn.keeps_keys:
-        a_layer += width * model.num_attention_heads * train.seq_len
-    activations = micro_tokens * model.num_hidden_layers * a_layer
-
-    logits = 10 * min(micro_tokens, TOKENS_OF_A_CHUNK[device]) * vocab_size
-    head = 12 * vocab_size * model.hidden_size
+    head = 12 * architecture.vocab_size * model.hidden_size
+    of_stages = [
+        _micro_batch_bytes(config, stage, architecture.vocab_size) for stage in train.staged
+    ]
     batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
     found = {
-        "model.name": 16 * num_parameters(config.architecture(vocab_size)),
-        batch: activations + state_bytes(config) + logits + head,
+        "model.name": 16 * num_parameters(architecture),
+        batch: max(of_stages) + head,
     }
     if config.pe.bias != "none":
         # One for all layers, in float32: it, what it is added as, and its gradient.
-        found["train.seq_len"] = 12 * model.num_attention_heads * train.seq_len**2
+        found["train.seq_len"] = 12 * model.num_attention_heads * train.longest**2
     return found
 
 
-def state_bytes(config: RunConfig) -> int:
+def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
+    """Estimate what one micro-batch takes.
+
+    Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice that
+    in float32), what queries, keys, values and outputs of wider heads than the model's take beyond
+    that, before and after they turn, the weights of attention where it is written out, and the
+    states between chunks; the logits of one chunk of the loss three times (bf16, float32,
+    gradient).
+
+    Args:
+        vocab_size: the decoder's.
+    """
+    model = config.model
+    device = config.launch.device
+    width = _width(config)
+    rows = _sequences_at_once(config, stage)
+
+    heads = 2 * model.num_attention_heads * sum(config.attn.widths(model))
+    a_layer = width * (17 * model.hidden_size + 2 * max(0, heads - 4 * model.hidden_size))
+    if device == "cpu" and stage.seq_len <= MAX_WRITTEN_OUT and config.attn.keeps_keys:
+        a_layer += width * model.num_attention_heads * stage.seq_len
+    activations = rows * stage.seq_len * model.num_hidden_layers * a_layer
+
+    predicted = rows * num_predicted(config.train, stage.seq_len)
+    logits = 10 * min(predicted, TOKENS_OF_A_CHUNK[device]) * vocab_size
+    return activations + state_bytes(config, stage) + logits
+
+
+def state_bytes(config: RunConfig, stage: Stage) -> int:
     """Estimate what one process holds, at its peak, of the states between chunks.
 
     Each layer keeps those that its queries read, for the gradient, in the products' precision. The
     layer that computes has them in float32 three times: what each chunk adds, and the sums after
     and before each.
     """
-    train = config.train
     model = config.model
-    chunks = math.ceil(train.seq_len / CHUNK)
-    numbers = _sequences_at_once(config) * chunks * config.attn.head_states(model)
+    chunks = math.ceil(stage.seq_len / CHUNK)
+    numbers = _sequences_at_once(config, stage) * chunks * config.attn.head_states(model)
     return numbers * (_width(config) * model.num_hidden_layers + 3 * 4)
 
 
-def _sequences_at_once(config: RunConfig) -> int:
+def _sequences_at_once(config: RunConfig, stage: Stage) -> int:
     """Return the sequences of one process's micro-batch."""
-    share = config.train.global_batch_size // int(config.launch.num_processes)
-    return min(config.train.micro_batch_size or share, share)
+    share = stage.batch_size // int(config.launch.num_processes)
+    return config.train.rows_at_once(share, stage.seq_len)
 
 
 def _width(config: RunConfig) -> int:

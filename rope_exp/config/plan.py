@@ -14,8 +14,8 @@ from rope_exp.config.costs import (
     PEAK_TFLOPS,
     attention_flops_per_token,
     checkpoint_bytes,
-    flops_per_token,
     memory_bytes,
+    run_flops,
 )
 from rope_exp.config.run import RunConfig
 from rope_exp.system.errors import ConfigError
@@ -49,13 +49,15 @@ def cost_lines(
             "tokenizer", "pretrained", "its vocabulary is known once data are prepared"
         )
 
-    params = num_parameters(config.architecture(vocab_size))
+    architecture = config.architecture(vocab_size)
+    params = num_parameters(architecture)
     tokens = train.num_tokens
-    per_token = flops_per_token(config, vocab_size)
-    in_attention = attention_flops_per_token(
-        model, config.attn, train.seq_len, causal=config.causal
+    total = run_flops(config, vocab_size)
+    in_attention = sum(
+        stage.num_tokens
+        * attention_flops_per_token(model, attn, stage.seq_len, causal=config.causal)
+        for stage in train.staged
     )
-    total = per_token * tokens
     memory = sum(memory_bytes(config, vocab_size).values())
     epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
 
@@ -63,13 +65,11 @@ def cost_lines(
         f"run          {config.pe.name} {model.name} on {config.data.name}, group {config.group}",
         f"model        {params:,} parameters: {model.num_hidden_layers} layers of "
         f"{model.hidden_size}, {model.num_attention_heads} heads of {_widths(config)}, "
-        f"vocabulary {vocab_size:,}",
-        f"attention    {attn.label}; a layer caches {attn.cached(model, config.pe):,} "
-        f"numbers a token, and {attn.state(model):,} that do not grow",
-        f"tokens       {tokens:,} in {train.num_steps:,} steps of {train.global_batch_size} x "
-        f"{train.seq_len}, {tokens / params:.1f} a parameter{epochs}",
-        f"operations   {per_token:.3e} a token, {in_attention:.3e} of them in attention, "
-        f"{total:.3e} in all",
+        f"vocabulary {architecture.vocab_size:,}",
+        f"attention    {attn.label}{_kept(config)}",
+        f"tokens       {tokens:,} in {_steps(config)}, {tokens / params:.1f} a parameter{epochs}",
+        f"operations   {total / tokens:.3e} a token, {in_attention / tokens:.3e} of them in "
+        f"attention, {total:.3e} in all",
         f"memory       about {memory / GIB:.1f} GiB a process in {train.precision}",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",
@@ -103,6 +103,25 @@ def _time(seconds: float, where: str) -> str:
         if seconds >= 2 * length:
             return f"time         {seconds / length:,.1f} {unit} {where}"
     return f"time         {seconds:,.1f} seconds {where}"
+
+
+def _kept(config: RunConfig) -> str:
+    """Return what is kept of earlier tokens, where they are read one after another."""
+    if not config.causal:
+        return ", both ways"
+    attn = config.attn
+    return (
+        f"; a layer caches {attn.cached(config.model, config.pe):,} numbers a token, and "
+        f"{attn.state(config.model):,} that do not grow"
+    )
+
+
+def _steps(config: RunConfig) -> str:
+    """Return the steps of each stage, and their sequences."""
+    return ", then ".join(
+        f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}"
+        for stage in config.train.staged
+    )
 
 
 def _widths(config: RunConfig) -> str:

@@ -6,7 +6,7 @@ No torch: the dispatcher asks before any run is started.
 from collections.abc import Mapping
 from operator import attrgetter
 
-from rope_exp.config.costs import flops_per_token, memory_bytes
+from rope_exp.config.costs import memory_bytes, run_flops
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig, TrainConfig
 from rope_exp.system.errors import ConfigError
@@ -35,7 +35,13 @@ def operations(config: RunConfig) -> int:
     A pretrained tokenizer's vocabulary is not known yet, and counted as the smallest.
     """
     vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
-    return config.train.num_tokens * flops_per_token(config, vocab_size)
+    return run_flops(config, vocab_size)
+
+
+def pays_to_compile(config: RunConfig, device: str) -> float:
+    """Return from how many operations on a run pays compiling back: each length has its graphs."""
+    lengths = {stage.seq_len for stage in config.train.staged}
+    return PAYS_TO_COMPILE[device] * len(lengths)
 
 
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
@@ -56,7 +62,7 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     has_bf16 = gpus_have_bf16() if device == "cuda" else cpu_has_bf16()
     automatic = {
         "precision": "bf16" if has_bf16 else "fp32",
-        "compile": operations(config) >= PAYS_TO_COMPILE[device] and has_compiler(device),
+        "compile": operations(config) >= pays_to_compile(config, device) and has_compiler(device),
         "deterministic": device == "cpu",
     }
     chosen = {key: value for key, value in automatic.items() if getattr(train, key) == "auto"}
@@ -122,6 +128,15 @@ def _check_batch(train: TrainConfig, num_processes: int) -> None:
             f"must divide a process's share of {share} sequences",
         )
 
+    for stage in train.staged:
+        if stage.batch_size % num_processes:
+            raise ConfigError(
+                "train.stages",
+                train.stages,
+                f"a step has {stage.batch_size} sequences of {stage.seq_len}, which must be a "
+                f"multiple of the {num_processes} processes",
+            )
+
 
 def check_memory(
     config: RunConfig, vocab_size: int | None = None, num_here: int | None = None
@@ -131,7 +146,8 @@ def check_memory(
     Not part of resolving: a plan is for other machines too.
 
     Args:
-        vocab_size: None: the config's own, and the smallest for a pretrained tokenizer.
+        vocab_size: the tokenizer's; None: as the config says, and the smallest for a pretrained
+            one.
         num_here: how many of the run's processes are on this machine; None: all.
     """
     train = config.train
@@ -139,8 +155,9 @@ def check_memory(
     vocab_size = vocab_size or config.known_vocab_size or MIN_VOCAB_SIZE
 
     # The first process reads the whole batch, as 64-bit ids, and lists its windows.
+    read = max(stage.batch_size * (8 * (stage.seq_len + 1) + 64) for stage in train.staged)
     sizes = {
-        "train.global_batch_size": train.global_batch_size * (8 * (train.seq_len + 1) + 64),
+        "train.global_batch_size": read,
         "launch.num_processes": num_here * PROCESS_BYTES,
     }
     of_model = memory_bytes(config, vocab_size)

@@ -18,6 +18,7 @@ from rope_exp.config.architecture import Architecture, matched
 from rope_exp.config.generated import check_generated
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
+from rope_exp.config.objective import check_objective
 from rope_exp.config.probing import check_probes
 from rope_exp.config.schema import (
     Name,
@@ -70,6 +71,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.attn.check(self.model, self.pe)
+        check_objective(self.train, self.model, self.attn)
         if self.model.match_params is not None:
             self._match_params()
 
@@ -150,11 +152,15 @@ class RunConfig:
         return RunConfig.from_dict(values)
 
     def architecture(self, vocab_size: int) -> Architecture:
-        """Return what the decoder is built from, once the vocabulary is known."""
+        """Return what the decoder is built from, once the vocabulary is known.
+
+        Args:
+            vocab_size: the tokenizer's; the decoder's has `num_own_ids` more.
+        """
         return Architecture(
             self.model,
             self.pe,
-            vocab_size,
+            vocab_size + self.num_own_ids,
             self.attn,
             causal=self.causal,
             num_positions=self.num_positions,
@@ -164,7 +170,12 @@ class RunConfig:
     @property
     def num_positions(self) -> int:
         """One more than the last position of training, from 0."""
-        return self.pe.start + self.data.random_start + self.train.seq_len
+        return self.pe.start + self.data.random_start + self.train.longest
+
+    @property
+    def num_own_ids(self) -> int:
+        """How many ids past the tokenizer's the decoder has: under mlm the mask's."""
+        return 1 if self.train.objective == "mlm" else 0
 
     @property
     def known_vocab_size(self) -> int | None:

@@ -6,6 +6,9 @@ steps and rows, is window n mod N of epoch n div N. An epoch's order sorts the w
 words of a Philox counter generator keyed by (seed, epoch): raw bit streams are what numpy keeps
 stable over its versions, unlike `Generator.permutation`.
 
+Each stage of a run has windows of its own T, and the number of samples goes on from stage to stage:
+what two stages of one length read differs, as if nothing stood between them.
+
 Reading `Tokens` may raise DataError, of a block that is damaged; a plain array is read as it is.
 
 Shapes: B global batch, T positions, N windows.
@@ -14,7 +17,7 @@ Shapes: B global batch, T positions, N windows.
 import functools
 import hashlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -86,6 +89,7 @@ class Batches:
         seed: of the order of windows.
         batch_size: B, of all ranks together.
         seq_len: T.
+        steps_before, samples_before: of earlier stages.
 
     Raises:
         ValueError: there is no whole window.
@@ -95,6 +99,8 @@ class Batches:
     seed: int
     batch_size: int
     seq_len: int
+    steps_before: int = 0
+    samples_before: int = 0
 
     def __post_init__(self) -> None:
         num_windows(self.tokens, self.seq_len)
@@ -117,16 +123,40 @@ class Batches:
             [B, T + 1], or as many rows as asked for, contiguous; inputs are [:, :-1], targets
             [:, 1:].
         """
-        if step < 1:
-            raise ValueError(f"steps are counted from 1, got {step}")
+        number = step - self.steps_before
+        if number < 1:
+            raise ValueError(f"steps are counted from {self.steps_before + 1}, got {step}")
 
         count = num_windows(self.tokens, self.seq_len)
+        first = self.samples_before + (number - 1) * self.batch_size
         windows = []
-        for sample in range((step - 1) * self.batch_size, step * self.batch_size)[rows]:
+        for sample in range(first, first + self.batch_size)[rows]:
             epoch, place = divmod(sample, count)
             order_N = epoch_order(self.seed, epoch, count)
             windows.append(int(order_N[place]))
         return _windows(self.tokens, windows, self.seq_len)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The batches of a run's stages, one after another.
+
+    Attributes:
+        sources: those of each stage, by its last step, ascending.
+    """
+
+    sources: Mapping[int, Source]
+
+    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
+        """Return the batch of a step, by its stage."""
+        return self._of(step).batch(step, rows)
+
+    def num_targets(self, step: int) -> int:
+        """Return how many tokens are to be predicted in it."""
+        return self._of(step).num_targets(step)
+
+    def _of(self, step: int) -> Source:
+        return next(source for last, source in self.sources.items() if step <= last)
 
 
 @functools.lru_cache(maxsize=1)

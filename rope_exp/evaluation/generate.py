@@ -49,6 +49,7 @@ def complete(
     Raises:
         RecordError: the folder is no run, or is of a form that does not say how documents end.
         CheckpointError: there is no such checkpoint.
+        ConfigError: the run was trained on hidden tokens, and predicts no next one.
     """
     decoder, tokenizer = load_run(run_dir, step)
     end_id = read_env(run_dir).get("corpus", {}).get("end_id")

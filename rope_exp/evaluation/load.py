@@ -21,6 +21,7 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
         step: a saved step; None: the newest checkpoint that verifies.
     Returns:
         The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV) and its tokenizer.
+        Under train.objective=mlm the model's last id is the mask, one past the tokenizer's.
     Raises:
         RecordError: the folder is no run.
         CheckpointError: there is no such checkpoint, or it does not verify.
@@ -32,7 +33,8 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
 
     # The weights say how large the vocabulary was; that they are embeddings is checked below.
     table = saved.model.get("model.embed_tokens.weight", torch.empty(1, 1))
-    architecture = config.architecture(len(table) if table.ndim else 1)
+    num_rows = len(table) if table.ndim else 1
+    architecture = config.architecture(num_rows - config.num_own_ids)
 
     # First without memory: config.yaml may claim any sizes.
     with torch.device("meta"):

@@ -15,11 +15,12 @@ Each probe tells something that the mean over the held-out windows does not:
 - drift: learned frequencies, and how far they have come from where they began;
 - extension: the loss by length, where pairs of sites turn by frequencies for that length.
 
-Losses are mean nats per token, in the precision that the run trained in; null where one is not
-finite.
+Losses are mean nats per token that is predicted, in the precision that the run trained in; null
+where one is not finite. Under train.objective=mlm the windows have the masks of every evaluation,
+and a bin of positions in which no token is hidden is null.
 
-Shapes: N windows, B of a micro-batch, S = T + 1 tokens, T positions, D model width, C tokens of a
-chunk.
+Shapes: N windows, B of a micro-batch, S = T + 1 tokens, T positions, P places that are predicted, D
+model width, C tokens of a chunk.
 """
 
 import itertools
@@ -43,6 +44,7 @@ from rope_exp.evaluation.values import Probes, rounded
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.linear import LinearAttention
 from rope_exp.model.decoder import Decoder
+from rope_exp.model.loss import at_places
 
 LONGEST = 8  # of the windows by position, in training lengths
 # Of positions, in training lengths: from within the first window to far outside.
@@ -105,21 +107,28 @@ class Questions:
         A position is a place in the window, also where positions begin anew at documents. Windows
         are as long as the held-out set allows, up to 8 training lengths, or 1 where positions are
         learned; no token is read more than once. A window's loss at a length is that of its
-        beginning.
+        beginning, read alone.
         """
         factors = self._factors()
         windows_NS = self._long_windows(self.train.eval_sequences, factors)
-        nats_T = self._nats(self.read(windows_NS)).mean(dim=0)
+        rows = self.read(windows_NS)
+        nats_NP = self._nats(rows)
 
-        edges = bin_edges(len(nats_T))
-        bins = [nats_T[first:last].mean() for first, last in itertools.pairwise(edges)]
+        edges = bin_edges(rows.ids_BT.shape[1])
+        bins = [_between(nats_NP, rows, *ends).mean() for ends in itertools.pairwise(edges)]
         lengths = [self.train.seq_len * factor for factor in factors]
+        if rows.place_BP is None:
+            at_length = [nats_NP[:, :length].mean() for length in lengths]
+        else:
+            # A token meets those after it, so that a beginning is not what it is alone.
+            beginnings = [self.read(windows_NS[:, : length + 1]) for length in lengths]
+            at_length = [self._nats(each).mean() for each in beginnings]
         return {
             "num_windows": len(windows_NS),
             "edges": edges,
             "loss": rounded(bins),
             "lengths": lengths,
-            "loss_at_length": rounded([nats_T[:length].mean() for length in lengths]),
+            "loss_at_length": rounded(at_length),
         }
 
     def shift(self) -> Probes:
@@ -238,11 +247,11 @@ class Questions:
 
 
 def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
-    """Return -log p of each target, given the ids up to its place; in nats and float32, [B, T]."""
+    """Return -log p of each target, in nats and float32, of shape [B, P]."""
     x_BTD = decoder.model(
         inputs.ids_BT, positions_BT=inputs.position_BT, document_BT=inputs.document_BT
     )
-    x_ND = x_BTD.flatten(0, 1)
+    x_ND = at_places(x_BTD, inputs.place_BP).flatten(0, 1)
     target_N = inputs.target_BP.flatten()
 
     # The logits of a whole batch would be its largest tensor by far.
@@ -252,7 +261,15 @@ def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
         for x_CD, target_C in chunks
     ]
-    return torch.cat(nats).view(inputs.ids_BT.shape)
+    return torch.cat(nats).view_as(inputs.target_BP)
+
+
+def _between(nats_NP: Tensor, rows: Batch, first: int, last: int) -> Tensor:
+    """Return the nats of what is predicted at positions from `first` up to `last`."""
+    if rows.place_BP is None:
+        return nats_NP[:, first:last]
+    place_NP = torch.from_numpy(rows.place_BP)
+    return nats_NP[(first <= place_NP) & (place_NP < last)]
 
 
 def bin_edges(length: int) -> list[int]:

@@ -196,7 +196,7 @@ def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[
         if row["step"] <= last_step:
             raise ReportError(f"{path} holds a curve in which step {row['step']} is out of order")
         last_step = row["step"]
-        row["tokens"] = last_step * config.train.tokens_per_step
+        row["tokens"] = config.train.tokens_until(last_step)
         if row["val/loss"] is None:
             del row["val/loss"]
     return rows

@@ -13,6 +13,7 @@ from pathlib import Path
 from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
+from rope_exp.config.sections import TrainConfig
 from rope_exp.data.generated import open_data
 from rope_exp.data.prepare import pin_revision
 from rope_exp.launch.job import Job
@@ -218,6 +219,8 @@ def _check_room(jobs: Iterable[Job]) -> None:
         config = job.config
         train = config.train
         data = open_once(config.data, config.tokenizer, seq_len=train.seq_len)
+        if data.num_train_tokens is not None:
+            _check_stages(train, data.num_train_tokens)
         vocab_size = data.vocab_size
         if config.known_vocab_size is None:
             check_memory(config, vocab_size)
@@ -228,6 +231,16 @@ def _check_room(jobs: Iterable[Job]) -> None:
         job.checkpoint_bytes = checkpoint_bytes(config, vocab_size)
         needed_bytes += num_saves * job.checkpoint_bytes
         check_space(job.folder, needed_bytes, "the checkpoints' room")
+
+
+def _check_stages(train: TrainConfig, num_tokens: int) -> None:
+    """Refuse stages longer than the corpus."""
+    if num_tokens <= train.longest:
+        raise ConfigError(
+            "train.stages",
+            train.stages,
+            f"a window needs {train.longest + 1} tokens and the corpus has {num_tokens} for train",
+        )
 
 
 def _begin(job: Job) -> None:

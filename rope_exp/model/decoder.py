@@ -19,7 +19,12 @@ from rope_exp.config.kind import llama_shapes
 from rope_exp.config.sections import INIT_STD
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
-from rope_exp.model.loss import chunk_gradients, summed_cross_entropy, summed_squares
+from rope_exp.model.loss import (
+    at_places,
+    chunk_gradients,
+    summed_cross_entropy,
+    summed_squares,
+)
 from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
 from rope_exp.system.errors import ConfigError
 
@@ -180,9 +185,7 @@ class Decoder(nn.Module):
             predicted_BP: the P places of a row that targets are of, [B, P] like them; None: all.
         """
         x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
-        if predicted_BP is not None:
-            width = x_BTD.shape[-1]
-            x_BTD = x_BTD.gather(1, predicted_BP[:, :, None].expand(-1, -1, width))
+        x_BTD = at_places(x_BTD, predicted_BP)
         if target_BT is None:
             return self.lm_head(x_BTD)
 
@@ -195,7 +198,7 @@ class Decoder(nn.Module):
     def compile_parts(self) -> None:
         """Compile one block, for every layer, the last norm and a chunk of the loss.
 
-        Three graphs, at any depth.
+        Three graphs for each length, at any depth.
         """
         for layer in self.model.layers:
             layer.compile(dynamic=False)
@@ -208,7 +211,12 @@ class Decoder(nn.Module):
 
         Args:
             pads_B: how many ids at the beginning of each row are padding; None: none.
+        Raises:
+            ConfigError: tokens meet later ones.
         """
+        if not self.architecture.causal:
+            allowed = "predicts no next token: there is nothing to cache, or to generate"
+            raise ConfigError("train.objective", "mlm", allowed)
         layers = self.model.layers
         return Cache(len(layers), window=self.architecture.model.window, pads_B=pads_B)
 

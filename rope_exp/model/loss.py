@@ -26,6 +26,13 @@ NOTHING = -1
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
+def at_places(x_BTD: Tensor, place_BP: Tensor | None) -> Tensor:
+    """Return x_BPD, of the places of each row that are predicted; None: of all."""
+    if place_BP is None:
+        return x_BTD
+    return x_BTD.gather(1, place_BP[:, :, None].expand(-1, -1, x_BTD.shape[-1]))
+
+
 def summed_cross_entropy(
     x_ND: Tensor, head_VD: Tensor, target_N: Tensor, gradients: Gradients
 ) -> Tensor:

@@ -15,8 +15,8 @@ def by_tokens(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
     """Return one column a seed, by tokens: the running median over `window` rows with `key`."""
     columns = {}
     for run in sorted(runs, key=lambda run: run.config.seed):
-        per_step = run.config.train.tokens_per_step
-        values = {row["step"] * per_step: row[key] for row in run.metrics if key in row}
+        train = run.config.train
+        values = {train.tokens_until(row["step"]): row[key] for row in run.metrics if key in row}
         curve = pd.Series(values, dtype=float)
         columns[run.config.seed] = curve.rolling(window, min_periods=1).median()
     return pd.DataFrame(columns, dtype=float).sort_index()

@@ -119,13 +119,13 @@ def _base(config: RunConfig) -> dict[str, Choice]:
     model = config.model
     layers = model.num_hidden_layers
     tokens = config.train.num_tokens
-    length = config.train.seq_len
+    lengths = sorted({stage.seq_len for stage in config.train.staged})
     size = f"{model.name}: {layers} layers of {model.hidden_size}"
     return {
         "corpus": Choice(0, str(config.data.name)),
         "size": Choice(layers * model.hidden_size**2, size),
         "tokens": Choice(tokens, f"{tokens:,} tokens"),
-        "length": Choice(length, f"{length:,} tokens"),
+        "length": Choice(lengths[-1], f"{', '.join(f'{length:,}' for length in lengths)} tokens"),
     }
 
 

@@ -67,6 +67,13 @@ _OF_TASKS = (
     "Evaluation: {unit} on eval_sequences rows of another stream, the same for every run.",
 )
 
+# Of runs that predict hidden tokens.
+_MASKED = (
+    "Objective mlm: attention looks both ways; of each sequence 15 % of the tokens are predicted, "
+    "of which 80 % are read as a mask, 10 % as a random token and 10 % as they are; losses are "
+    "means over them alone, and those of held-out windows are the same in every run."
+)
+
 
 def caption(report: Report) -> str:
     """Say what was run: groups, seeds, parameters, corpus, budget."""
@@ -186,6 +193,8 @@ def _of_data(report: Report) -> list[str]:
     of_text = [run.config for run in report.runs if run.config.data.task is None]
     if of_text:
         said |= dict.fromkeys([*map(_documents, of_text), _EVALUATION])
+    if any(config.train.objective == "mlm" for config in of_text):
+        said[_MASKED] = None
     if len(of_text) < len(report.runs):
         said |= dict.fromkeys(sentence.format(unit=report.unit) for sentence in _OF_TASKS)
     return list(said)

@@ -19,7 +19,7 @@ from rope_exp.training.parallel import Parallel
 from rope_exp.training.resume import Start
 from rope_exp.training.schedule import learning_rate
 from rope_exp.training.step import Outcome
-from rope_exp.training.throughput import Throughput
+from rope_exp.training.throughput import Speed, Throughput
 
 
 class Record(ExitStack):
@@ -58,7 +58,8 @@ class Record(ExitStack):
 
     def step(self, outcome: Outcome) -> None:
         """Note that a step has ended."""
-        self.throughput.step()
+        stage = self.config.train.stage_at(outcome.step)
+        self.throughput.step(stage.tokens_per_step, stage.seq_len)
         self.progress.step(outcome.step, outcome.loss)
 
     def row(self, outcome: Outcome, validation: Mapping[str, float]) -> None:
@@ -67,16 +68,16 @@ class Record(ExitStack):
             return
 
         train = self.config.train
-        rate = self.throughput.recent(train.log_every)
+        speed = self.throughput.recent(train.log_every)
         row = {
             "step": outcome.step,
-            "tokens": outcome.step * train.tokens_per_step,
+            "tokens": train.tokens_until(outcome.step),
             "train/loss": outcome.loss,
             **validation,
             "lr": learning_rate(outcome.step, self.config),
             "grad_norm": outcome.grad_norm,
-            "tokens_per_s": rate,
-            "mfu": self.throughput.mfu(rate),
+            "tokens_per_s": speed.tokens_per_s,
+            "mfu": speed.mfu,
             "elapsed_s": self.elapsed_s(),
         }
         self.writer.write(row)
@@ -99,20 +100,22 @@ class Record(ExitStack):
         config = self.config
         last = self.writer.last
         finished = status == "finished"
-        rate = self.throughput.overall() or last.get("tokens_per_s")
+        speed = self.throughput.overall()
+        if speed.tokens_per_s is None:
+            speed = Speed(last.get("tokens_per_s"), last.get("mfu"))
         result = {
             "status": status,
             "pe": config.pe.label,
             "rotate": list(config.pe.rotate),
             "seed": config.seed,
             **facts,
-            "tokens": steps * config.train.tokens_per_step,
+            "tokens": config.train.tokens_until(steps),
             "steps": steps,
             "val/loss": last["val/loss"] if finished else None,
             "train/loss_last": last.get("train/loss"),
             "group_sha256": config.group_sha256,
-            "tokens_per_s": rate,
-            "mfu": self.throughput.mfu(rate),
+            "tokens_per_s": speed.tokens_per_s,
+            "mfu": speed.mfu,
             "wall_s": self.elapsed_s(),
         }
         if not finished:

@@ -82,15 +82,9 @@ class TrainingStep:
     order_sha256: str = ""
 
     def __post_init__(self) -> None:
-        train = self.config.train
-        parallel = self.parallel
-        share = train.global_batch_size // parallel.world_size
-        self.rows = slice(parallel.rank * share, (parallel.rank + 1) * share)
-        self.micro_batch_size = min(train.micro_batch_size or share, share)
-
-        self.model = parallel.prepare(self.decoder)
+        self.model = self.parallel.prepare(self.decoder)
         self.optimizer = build_optimizer(self.decoder, self.config.optim)
-        self.first_bad_step = torch.zeros((), dtype=torch.int64, device=parallel.device)
+        self.first_bad_step = torch.zeros((), dtype=torch.int64, device=self.parallel.device)
 
     def __call__(self, step: int) -> Started | None:
         """Make one update from the global batch of `step`.
@@ -109,7 +103,8 @@ class TrainingStep:
         num_targets = self.batches.num_targets(step)
         scale = self.parallel.world_size / num_targets
         loss = torch.zeros((), device=self.parallel.device)
-        micro_batches = list(inputs.split(self.micro_batch_size))
+        rows_at_once = self.config.train.rows_at_once(*inputs.ids_BT.shape)
+        micro_batches = list(inputs.split(rows_at_once))
         for number, micro_batch in enumerate(micro_batches, start=1):
             if self.should_stop():
                 self.optimizer.zero_grad(set_to_none=True)
@@ -139,12 +134,15 @@ class TrainingStep:
 
     def _get_batch(self, step: int) -> tuple[Inputs, str]:
         """Return this rank's rows of the global batch, and order_sha256 with it."""
+        share = self.config.train.stage_at(step).batch_size // self.parallel.world_size
+        rows = slice(self.parallel.rank * share, (self.parallel.rank + 1) * share)
+
         order_sha256 = ""
         if self.parallel.is_main:
             # The hash covers every rank's tokens, so that rank 0 reads them all.
             batch = self.batches.batch(step)
             order_sha256 = chain_sha256(self.order_sha256, batch.hashed_BS)
-            batch = batch.rows(self.rows)
+            batch = batch.rows(rows)
         else:
-            batch = self.batches.batch(step, self.rows)
+            batch = self.batches.batch(step, rows)
         return on_device(batch, self.parallel.device), order_sha256

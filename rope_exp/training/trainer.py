@@ -75,9 +75,12 @@ class Trainer:
         batches = training_source(config, data)
         self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
         self.held_out_rows = held_out_rows(config, data)
+        share = train.global_batch_size // parallel.world_size
+        self.rows_at_once = train.rows_at_once(share, train.seq_len)
+
+        lengths = {stage.seq_len for stage in train.staged}
         self.throughput = Throughput(
-            train.tokens_per_step,
-            flops_per_token(config, data.vocab_size),
+            {length: flops_per_token(config, data.vocab_size, length) for length in lengths},
             peak_flops_per_s(parallel.device, parallel.world_size, train.peak_tflops),
         )
 
@@ -124,7 +127,7 @@ class Trainer:
             return held_out_loss(
                 self.decoder,
                 self.held_out_rows,
-                micro_batch_size=self.train_step.micro_batch_size,
+                micro_batch_size=self.rows_at_once,
                 device=self.parallel.device,
                 rank=self.parallel.rank,
                 world_size=self.parallel.world_size,
@@ -141,7 +144,7 @@ class Trainer:
                 self.decoder,
                 self.data,
                 self.config,
-                self.train_step.micro_batch_size,
+                self.rows_at_once,
                 should_stop=lambda: self.stop.requested,
                 crossings=crossings(self.train_step.optimizer, self.decoder),
             )
@@ -176,7 +179,8 @@ class Trainer:
 
             if due & {"row", "eval", "end"}:
                 record.row(outcome, validation)
-            if validation:
+            # What follows an evaluation is not timed, nor the step in which a stage compiles.
+            if validation or "stage" in due:
                 self.throughput.pause()
 
             if due & {"save", "end"}:
@@ -232,11 +236,12 @@ class Trainer:
 
 
 def _due(train: TrainConfig, step: int) -> set[str]:
-    """Return what follows a step."""
+    """Return what follows a step: a row, an evaluation, a save, another stage, the end."""
     every = {
         "row": train.log_every,
         "eval": train.eval_every,
         "save": train.save_every,
         "end": train.num_steps,
     }
-    return {what for what, period in every.items() if step % period == 0}
+    due = {what for what, period in every.items() if step % period == 0}
+    return due | {"stage"} if step == train.stage_at(step).last_step else due

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from rope_exp.config.resolve import PAYS_TO_COMPILE, operations
+from rope_exp.config.resolve import operations, pays_to_compile
 from rope_exp.config.run import RunConfig
 from rope_exp.run.folder import ENV, RESULT, describe, read_config, read_env
 from rope_exp.system.console import log
@@ -34,6 +34,9 @@ from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE
 from rope_exp.system.signals import StopSignal, end_with_parent
 
 FAILURES = (EXIT_FAILED, EXIT_USAGE)
+
+# What torch compiles of one function at the most, before it goes on eagerly: its own limit.
+GRAPHS_OF_A_LENGTH = 8
 
 # glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
@@ -169,6 +172,9 @@ def set_up_process(config: RunConfig) -> None:
     """Decide for the whole process what is deterministic, compiled and kept in memory."""
     import torch
 
+    # Each length has graphs of its own.
+    torch._dynamo.config.recompile_limit = GRAPHS_OF_A_LENGTH * len(config.train.staged)
+
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -213,9 +219,10 @@ def describe_start(config: RunConfig, num_tokens: int | None) -> str:
     if num_tokens is not None:
         what = f"{train.num_tokens / num_tokens:.3g} epochs"
     how = "compiled" if train.compile else "not compiled"
+    pays = pays_to_compile(config, device)
     return (
         f"{what} in {train.precision} on {device}, {how} (to compile pays back from "
-        f"{PAYS_TO_COMPILE[device]:.0e} operations on; this run takes {operations(config):.1e})"
+        f"{pays:.0e} operations on; this run takes {operations(config):.1e})"
     )
 
 

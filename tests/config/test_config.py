@@ -172,7 +172,11 @@ MISTAKES = [
         "data.cache_dir=${oc.env:HOME}",
         "may not read the environment",
     ),
-    ("+experiment=nosuch", "experiment=nosuch", "on_gpu, seeds, sequel, sequel_mini, subsets"),
+    (
+        "+experiment=nosuch",
+        "experiment=nosuch",
+        "mlm, nine, on_cpu, on_gpu, seeds, sequel, sequel_mini, stages, subsets",
+    ),
     ("novalue", "override=novalue", "key=value"),
 ]
 
@@ -285,3 +289,5 @@ def test_experiments_sweep_over_what_they_say() -> None:
         sites for size in range(5) for sites in itertools.combinations(SITES, size)
     }
     assert len(subsets) == 16
+    assert swept("mlm") == {"seed": "0,1,2", "pe": ",".join(NINE)}
+    assert swept("stages") == {"pe": ",".join(NINE)}

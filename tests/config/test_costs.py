@@ -146,12 +146,13 @@ def test_states_between_chunks_are_those_that_training_holds(
         train=TrainConfig(seq_len=length, global_batch_size=rows, precision=precision),
         launch=LaunchConfig(device="cpu"),
     )
-    assert held.peak <= state_bytes(config) <= 1.3 * held.peak
+    assert held.peak <= state_bytes(config, *config.train.staged) <= 1.3 * held.peak
 
     # Decay has heads of the same widths, and hardly a state.
     other = replace(config, attn=DecayConfig(), pe=make_pe())
     of_batch = [memory_bytes(each, VOCAB)["train.global_batch_size"] for each in (config, other)]
-    assert of_batch[0] - of_batch[1] == state_bytes(config) - state_bytes(other)
+    of_states = [state_bytes(each, *each.train.staged) for each in (config, other)]
+    assert of_batch[0] - of_batch[1] == of_states[0] - of_states[1]
 
 
 def test_a_window_costs_the_keys_that_are_met() -> None:

@@ -55,6 +55,7 @@ DEFAULTS = {
         "eval_every": 50, "eval_sequences": 128, "save_every": 250,
         "keep_checkpoints": 2, "log_every": 10, "precision": "auto", "compile": "auto",
         "deterministic": "auto", "peak_tflops": None, "probes": [], "objective": "causal",
+        "stages": None,
     },
     "tracker": {"name": "none", "mode": "online", "project": "rope_exp", "entity": None},
     "launch": {
@@ -99,6 +100,11 @@ HASHES = {
     ("attn=mla",): ("dc46fe5d41d5c73a", "dc46fe5d41d5c73a"),
     ("attn=shared_s1", "model.window=64"): ("ea41696d3a04f0fb", "ea41696d3a04f0fb"),
     ("attn=decay", "pe=vo_rope", "attn.gamma=learned"): ("c01dbb875f8fa89c", "c129835e11cb2f24"),
+    ("train.objective=mlm",): ("fbfc3521e8873c54", "fbfc3521e8873c54"),
+    ("pe=vo_rope", "train.stages=[[512,200],[128,300,16]]"): (
+        "66aa614c745b3292",
+        "b25c10a0f0d2065f",
+    ),
 }
 
 MUON_SHA256 = "cff3586e2f638063"

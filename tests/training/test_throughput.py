@@ -15,41 +15,66 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def take(steps: Throughput, clock: list[float], seconds: list[float]) -> None:
+# Operations a token, by length.
+FLOPS = {8: 10, 32: 40}
+
+
+def take(
+    steps: Throughput,
+    clock: list[float],
+    seconds: list[float],
+    num_tokens: int = 100,
+    seq_len: int = 8,
+) -> None:
     for length in seconds:
         clock[0] += length
-        steps.step()
+        steps.step(num_tokens, seq_len)
 
 
 def test_a_rate_is_the_median_over_steps_after_warmup(clock: list[float]) -> None:
-    steps = Throughput(100, 1, None)
-    assert steps.overall() is None
+    steps = Throughput(FLOPS, None)
+    assert steps.overall() == (None, None)
     take(steps, clock, [60.0] + [9.0] * WARMUP_STEPS + [2.0, 2.0, 50.0, 2.0, 4.0])
-    assert steps.overall() == 50.0
-    assert steps.recent(2) == 100 / 3
+    assert steps.overall().tokens_per_s == pytest.approx(50.0)
+    assert steps.recent(2).tokens_per_s == pytest.approx(100 / 3)
 
 
 def test_the_step_after_a_pause_is_not_timed(clock: list[float]) -> None:
-    steps = Throughput(100, 1, None)
+    steps = Throughput(FLOPS, None)
     take(steps, clock, [1.0, 1.0])
     steps.pause()
     take(steps, clock, [500.0, 1.0])
-    assert steps.recent(99) == 100.0
-    assert steps.overall() == 100.0
+    assert steps.recent(99).tokens_per_s == 100.0
+    assert steps.overall().tokens_per_s == 100.0
 
 
-def test_mfu_is_operations_over_peak() -> None:
-    steps = Throughput(100, 10, 2000.0)
-    assert steps.mfu(50.0) == 0.25
-    assert steps.mfu(None) is None
-    assert Throughput(100, 10, None).mfu(50.0) is None
+def test_mfu_is_operations_over_peak(clock: list[float]) -> None:
+    for peak, expected in ((2000.0, 0.25), (None, None)):
+        steps = Throughput(FLOPS, peak)
+        take(steps, clock, [0.0, 2.0])
+        assert steps.recent(1) == (50.0, expected)
 
 
-def test_mfu_above_one_is_a_warning_once_and_null(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) -> None:
+    """Three steps of each length; the medians are of all six by seconds a token, and a FLOP."""
+    steps = Throughput(FLOPS, 2000.0)
+    take(steps, clock, [0.0, 2.0, 2.0, 2.0], num_tokens=100, seq_len=8)
+    take(steps, clock, [3.0, 3.0, 3.0], num_tokens=60, seq_len=32)
+    speed = steps.recent(6)
+    assert speed.tokens_per_s == pytest.approx(2 / (2 / 100 + 3 / 60))
+    assert speed.mfu == pytest.approx(2 / (2 / 1000 + 3 / 2400) / 2000)
+    assert steps.recent(3).tokens_per_s == pytest.approx(20.0)
+
+
+def test_mfu_above_one_is_a_warning_once_and_null(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A peak that has proved to be wrong is not believed again: no later MFU flatters, either."""
-    steps = Throughput(100, 10, 2000.0)
-    assert steps.mfu(200.0) == 1.0
-    assert [steps.mfu(rate) for rate in (500.0, 600.0, 50.0)] == [None] * 3
+    steps = Throughput(FLOPS, 2000.0)
+    take(steps, clock, [0.0, 0.5])
+    assert steps.recent(1).mfu == 1.0
+    take(steps, clock, [0.2, 0.1, 2.0])
+    assert [steps.recent(count).mfu for count in (3, 2, 1)] == [None] * 3
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: MFU 250%")
     assert "train.peak_tflops" in line

@@ -204,10 +204,12 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s() -> None:
     assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
-def test_qkv_is_roformers_with_rotary_value() -> None:
-    """Its pairs are neighbours, and its output does not turn back; here with a causal mask."""
+def test_qkv_is_roformers_with_rotary_value(causal: bool) -> None:
+    """Its pairs are neighbours, and its output does not turn back; without a mask as it trained."""
     ours = make_layer(SoftmaxConfig(), ("q", "k", "v")).double()
+    ours.causal = causal
     dim = WIDTH // HEADS
     config = roformer.RoFormerConfig(
         hidden_size=WIDTH,
@@ -235,7 +237,7 @@ def test_qkv_is_roformers_with_rotary_value() -> None:
     at = make_positions(LENGTH, dim)
     cos_TF, sin_TF = at.qk
     sinusoidal = torch.cat([sin_TF, cos_TF], dim=-1)[None, None]
-    expected = theirs(x_BTD, CAUSAL, sinusoidal)[0]
+    expected = theirs(x_BTD, CAUSAL if causal else None, sinusoidal)[0]
 
     mine = ours.heads(x_BTD, at, None)[..., order].flatten(2)
     assert float((mine - expected).abs().max()) < 1e-12

@@ -1,0 +1,115 @@
+"""Stages: a run on sequences of one length, then of another, as RoFormer's training had them.
+
+`train.stages` lists them, each as [length, steps] or [length, steps, sequences]. Without the third
+number a step of the stage has as many tokens as one of global_batch_size x seq_len; RoFormer fixed
+the sequences instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from rope_exp.config.schema import Count, Rule
+from rope_exp.system.errors import ConfigError
+
+Listed = tuple[tuple[int, ...], ...]
+Stages = Annotated[
+    tuple[tuple[Count, ...], ...],
+    Rule(
+        "must be a list of stages, each [length, steps] or [length, steps, sequences], in whole "
+        "numbers of at least 1",
+        lambda stages: stages and all(len(stage) in (2, 3) for stage in stages),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps on sequences of one length.
+
+    Attributes:
+        seq_len: T.
+        num_steps: of this stage.
+        batch_size: B, the sequences of a step, of all processes together.
+        steps_before, samples_before, tokens_before: of all stages before it; a sample is one
+            sequence of a step.
+    """
+
+    seq_len: int
+    num_steps: int
+    batch_size: int
+    steps_before: int = 0
+    samples_before: int = 0
+    tokens_before: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """Its last step, counted from 1 over the whole run."""
+        return self.steps_before + self.num_steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The tokens that one update is made from."""
+        return self.batch_size * self.seq_len
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all its steps."""
+        return self.num_steps * self.tokens_per_step
+
+    def tokens_until(self, step: int) -> int:
+        """Return the tokens of the run up to one of its steps."""
+        return self.tokens_before + (step - self.steps_before) * self.tokens_per_step
+
+
+def make_stages(listed: Listed, tokens_per_step: int) -> tuple[Stage, ...]:
+    """Return the stages that a list says.
+
+    Args:
+        tokens_per_step: of a stage that does not say its sequences.
+    Raises:
+        ConfigError: such a stage's length does not divide them.
+    """
+    stages: list[Stage] = []
+    for seq_len, num_steps, *own in listed:
+        batch_size, rest = divmod(tokens_per_step, seq_len)
+        if not own and rest:
+            raise ConfigError(
+                "train.stages",
+                listed,
+                f"sequences of {seq_len} do not divide the {tokens_per_step} tokens of a step "
+                f"(train.global_batch_size x train.seq_len); or say how many sequences a step has, "
+                f"as in [{seq_len},{num_steps},{max(batch_size, 1)}]",
+            )
+        if own:
+            [batch_size] = own
+
+        before = stages[-1] if stages else Stage(seq_len, 0, batch_size)
+        stages.append(
+            Stage(
+                seq_len,
+                num_steps,
+                batch_size,
+                steps_before=before.last_step,
+                samples_before=before.samples_before + before.num_steps * before.batch_size,
+                tokens_before=before.tokens_before + before.num_tokens,
+            )
+        )
+    return tuple(stages)
+
+
+def shortest(stages: Sequence[Stage], seq_len: int, tokens_per_step: int) -> Listed | None:
+    """Return the one spelling of stages; None: there is one alone, of `seq_len`.
+
+    Neighbours that are alike are one, and sequences are said where they do not follow.
+    """
+    listed: list[tuple[int, ...]] = []
+    for stage in stages:
+        own = (stage.batch_size,) if stage.tokens_per_step != tokens_per_step else ()
+        num_steps = stage.num_steps
+        if listed and (listed[-1][0], listed[-1][2:]) == (stage.seq_len, own):
+            num_steps += listed.pop()[1]
+        listed.append((stage.seq_len, num_steps, *own))
+
+    is_plain = len(listed) == 1 and listed[0][0] == seq_len and len(listed[0]) == 2
+    return None if is_plain else tuple(listed)

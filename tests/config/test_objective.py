@@ -1,0 +1,114 @@
+"""Hidden tokens in place of next ones: the mask's id, what is counted, and what is refused."""
+
+import pytest
+import torch
+from support.models import VOCAB, make_pe, make_sizes, tokens
+from support.refused import refused
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from rope_exp.config import plan
+from rope_exp.config.architecture import num_parameters
+from rope_exp.config.campaign_file import read_campaign
+from rope_exp.config.compose import compose_jobs, run_config
+from rope_exp.config.costs import checkpoint_bytes, flops_per_token, memory_bytes
+from rope_exp.config.objective import num_predicted
+from rope_exp.config.resolve import resolve
+from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import TrainConfig
+from rope_exp.model.decoder import Decoder
+
+MLM = "train.objective=mlm"
+
+
+def test_the_mask_is_one_id_past_the_tokenizers() -> None:
+    causal = run_config([]).architecture(2048)
+    mlm = run_config([MLM]).architecture(2048)
+    assert (causal.vocab_size, causal.causal) == (2048, True)
+    assert (mlm.vocab_size, mlm.causal) == (2049, False)
+    # A row of the embedding, and one of the head.
+    assert num_parameters(mlm) - num_parameters(causal) == 2 * 128
+    with torch.device("meta"):
+        assert num_parameters(mlm) == sum(p.numel() for p in Decoder(mlm).parameters())
+
+
+def test_all_that_is_counted_counts_the_mask() -> None:
+    """A width that meets so many parameters, a checkpoint, memory, a plan."""
+    matched = run_config([MLM, "model.match_params=1500000"])
+    count = num_parameters(matched.architecture(2048))
+    assert abs(count - 1_500_000) <= 1500
+
+    causal = resolve(run_config(["launch.device=cpu"]))
+    mlm = resolve(run_config([MLM, "launch.device=cpu"]))
+    assert checkpoint_bytes(mlm, 2048) - checkpoint_bytes(causal, 2048) == 12 * 2 * 128
+    weights = [memory_bytes(config, 2048)["model.name"] for config in (mlm, causal)]
+    assert weights[0] - weights[1] == 16 * 2 * 128
+
+
+def test_a_plan_says_what_attention_and_vocabulary_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+    lines = plan.cost_lines(resolve(run_config([MLM, "launch.device=cpu"])))
+    assert "attention    softmax, both ways" in lines
+    assert any("vocabulary 2,049" in line for line in lines)
+
+
+def test_a_share_of_each_sequence_is_predicted() -> None:
+    """15 %, rounded, and one at least; of causal training all."""
+    mlm = TrainConfig(objective="mlm")
+    assert [num_predicted(mlm, length) for length in (1, 3, 7, 16, 256, 512)] == [
+        1, 1, 1, 2, 38, 77,
+    ]  # fmt: skip
+    assert num_predicted(TrainConfig(), 256) == 256
+
+
+def test_counted_operations_are_those_that_torch_does() -> None:
+    """Of T keys for each query, and of the head at the predicted places alone."""
+    length = 32
+    train = TrainConfig(seq_len=length, objective="mlm")
+    sizes = make_sizes(num_key_value_heads=4)
+    config = RunConfig(pe=make_pe("q", "k"), model=sizes, train=train)
+    decoder = Decoder(config.architecture(VOCAB))
+    ids_BT = tokens(1, length)
+    place_BP = torch.arange(num_predicted(train, length))[None]
+
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        decoder(ids_BT, ids_BT[:, : place_BP.shape[1]], predicted_BP=place_BP).backward()
+    # Operations of one token are whole numbers, rounded down.
+    assert counter.get_total_flops() // length == flops_per_token(config, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["attn=linear"], "train.objective=mlm: looks both ways, and the state that attn"),
+        (["attn=retention"], "attn.kind=retention keeps goes one way alone"),
+        (["attn=decay", "pe=vo_rope"], "attn.kind=decay keeps"),
+        (["model.window=8"], "model.window=8: is of the keys before a query"),
+        (["train.objective=next"], "train.objective=next: must be one of causal, mlm"),
+    ],
+)  # fmt: skip
+def test_what_looks_one_way_is_refused(words: list[str], sentence: str) -> None:
+    with refused(sentence):
+        run_config([MLM, *words])
+
+
+@pytest.mark.parametrize("attn", ["softmax", "mla", "mla_vo", "shared_s1", "shared_s2"])
+def test_kinds_that_keep_keys_look_both_ways(attn: str) -> None:
+    assert not run_config([MLM, f"attn={attn}", "model=sequel_mini"]).causal
+
+
+def test_the_experiment_is_of_the_objective() -> None:
+    configs = compose_jobs(["+experiment=mlm", "pe=nope,vo_rope", "seed=0"]).configs
+    assert {config.train.objective for config in configs} == {"mlm"}
+    assert len({config.group_sha256 for config in configs}) == 1
+
+
+def test_the_campaign_differs_from_english_in_the_objective() -> None:
+    """So that each of its runs stands beside the one of causal training, at equal seed."""
+    mlm, english = (read_campaign(name, None) for name in ("mlm", "english"))
+    assert mlm.fixed == (*english.fixed, MLM)
+    assert mlm.rows == english.rows
+    [entry] = mlm.entries
+    assert list(entry.rows) == list(english.rows)
+    assert entry.factors == {"seed": [0, 1, 2]}
+    assert all(set(entry.factors["seed"]) <= set(each.factors["seed"]) for each in english.entries)

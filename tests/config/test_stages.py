@@ -1,0 +1,199 @@
+"""Stages of one length after another: their sizes, their spelling, and what is refused."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.refused import refused
+
+from rope_exp.config import plan
+from rope_exp.config.compose import compose_jobs, run_config
+from rope_exp.config.costs import flops_per_token, memory_bytes, run_flops
+from rope_exp.config.resolve import check_memory, operations, resolve
+from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import TrainConfig
+
+# 6,144 tokens a step.
+SIZES = {"global_batch_size": 12, "seq_len": 512}
+
+
+def make_train(*stages: tuple[int, ...], **changes: Any) -> TrainConfig:
+    num_steps = sum(stage[1] for stage in stages)
+    return TrainConfig(**{**SIZES, "num_steps": num_steps, "stages": stages, **changes})
+
+
+def test_with_constant_tokens_a_longer_stage_has_fewer_rows() -> None:
+    train = make_train((512, 7), (1536, 5), (256, 3), (128, 2))
+    assert [(stage.batch_size, stage.seq_len) for stage in train.staged] == [
+        (12, 512),
+        (4, 1536),
+        (24, 256),
+        (48, 128),
+    ]
+    assert {stage.tokens_per_step for stage in train.staged} == {6144}
+    assert train.num_tokens == 17 * 6144
+    assert train.longest == 1536
+
+
+def test_sequences_can_be_said_as_roformer_had_them() -> None:
+    """Its six stages, of which two have 512 sequences and the others 256."""
+    listed = (
+        (512, 200_000, 256),
+        (1536, 12_500, 256),
+        (256, 120_000, 256),
+        (128, 80_000, 512),
+        (1536, 10_000, 256),
+        (512, 30_000, 512),
+    )
+    train = make_train(*listed)
+    assert [stage.batch_size for stage in train.staged] == [256, 256, 256, 512, 256, 512]
+    assert train.num_steps == 452_500
+    assert train.num_tokens == sum(length * steps * rows for length, steps, rows in listed)
+
+
+lists = st.lists(
+    st.tuples(st.sampled_from([64, 128, 256, 512]), st.integers(1, 9))
+    | st.tuples(st.integers(1, 99), st.integers(1, 9), st.integers(1, 9)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(lists)
+def test_steps_and_tokens_add_up_one_by_one(stages: list[tuple[int, ...]]) -> None:
+    train = make_train(*stages)
+    of_steps = []
+    for length, steps, *own in stages:
+        of_steps += [(length, own[0] if own else 6144 // length)] * steps
+
+    tokens = 0
+    samples = 0
+    for step, (length, rows) in enumerate(of_steps, start=1):
+        stage = train.stage_at(step)
+        assert (stage.seq_len, stage.batch_size) == (length, rows)
+        assert samples == stage.samples_before + (step - 1 - stage.steps_before) * rows
+        tokens += length * rows
+        samples += rows
+        assert train.tokens_until(step) == tokens
+    assert train.tokens_until(0) == 0
+    assert train.num_tokens == tokens
+
+
+@given(lists)
+def test_one_meaning_has_one_spelling(stages: list[tuple[int, ...]]) -> None:
+    """However it is split or spelled, and whatever is written out: one config, one hash."""
+    train = make_train(*stages)
+    longhand = []
+    for length, steps, *own in stages:
+        rows = own[0] if own else 6144 // length
+        longhand += [(length, 1, rows)] * steps
+    assert make_train(*longhand) == train
+    assert make_train(*(train.stages or [(512, train.num_steps)])) == train
+
+
+def test_one_stage_of_the_length_itself_is_none() -> None:
+    plain = RunConfig(train=TrainConfig(**SIZES))
+    staged = RunConfig(train=make_train((512, 100, 12), (512, 400)))
+    assert staged == plain
+    assert staged.config_sha256 == plain.config_sha256
+
+
+@given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 600))
+def test_micro_batches_have_as_many_tokens(share: int, micro: int, length: int) -> None:
+    """Or fewer, unless one row has more; they cover the share, and differ by less than a part."""
+    train = TrainConfig(**SIZES, micro_batch_size=micro)
+    rows = train.rows_at_once(share, length)
+    num_parts = -(-share // rows)
+    assert 1 <= rows <= share
+    assert rows * length <= max(micro * 512, length)
+    # No fewer parts would do.
+    assert num_parts == 1 or share > (num_parts - 1) * max(1, micro * 512 // length)
+    if length == 512 and share % micro == 0:
+        assert rows == micro
+    assert TrainConfig(**SIZES).rows_at_once(share, length) == share
+
+
+# -- as a command line has them ------------------------------------------------------------------
+
+
+def test_the_command_line_and_files_spell_them() -> None:
+    config = run_config(["train.stages=[[512,200],[1024,50,3]]", "train.num_steps=250"])
+    assert config.train.stages == ((512, 200), (1024, 50, 3))
+    assert RunConfig.from_dict(config.to_dict()) == config
+    assert config.train.tokens_until(201) == 200 * 4096 + 3 * 1024
+    assert config.group_sha256 != run_config(["train.num_steps=250"]).group_sha256
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ("[[512,200]]", ["train.num_steps=500: must be the 200 steps of train.stages"]),
+        ("[[1000,500]]", ["sequences of 1000 do not divide the 4096 tokens", "[1000,500,4]"]),
+        ("[[9999,500]]", ["do not divide", "[9999,500,1]"]),
+        ("[[512]]", ["train.stages=[[512]]: must be a list of stages, each [length, steps] or"]),
+        ("[[512,500,1,1]]", ["must be a list of stages"]),
+        ("[512,500]", ["must be a list of stages"]),
+        ("[]", ["must be a list of stages"]),
+        ("[[512,0]]", ["must be a list of stages"]),
+        ("tokens", ["must be a list of stages", "or must be null"]),
+    ],
+)
+def test_what_are_no_stages_is_one_sentence(stages: str, words: list[str]) -> None:
+    with refused(*words):
+        run_config([f"train.stages={stages}"])
+
+
+def test_every_stage_divides_among_the_processes() -> None:
+    words = ["train.stages=[[256,490],[1024,10]]", "launch.device=cpu"]
+    assert resolve(run_config([*words, "launch.num_processes=4"])).launch.num_processes == 4
+    with refused("train.stages=", "4 sequences of 1024", "multiple of the 8 processes"):
+        resolve(run_config([*words, "launch.num_processes=8"]))
+
+
+def test_positions_reach_as_far_as_the_longest_stage() -> None:
+    config = run_config(["train.stages=[[256,490],[1024,10]]", "pe.input=learned"])
+    assert config.architecture(2048).num_positions == 1024
+    with refused("pe.start=16777000"):
+        run_config(["train.stages=[[256,490],[1024,10]]", "pe.start=16777000"])
+
+
+# -- what they cost ------------------------------------------------------------------------------
+
+
+def test_operations_are_counted_stage_by_stage() -> None:
+    config = resolve(run_config(["train.stages=[[256,400],[1024,100]]", "launch.device=cpu"]))
+    short = run_config(["train.num_steps=400"])
+    long = run_config(["train.num_steps=100", "train.seq_len=1024", "train.global_batch_size=4"])
+    assert run_flops(config, 2048) == operations(config) == operations(short) + operations(long)
+    assert flops_per_token(config, 2048, 1024) == flops_per_token(long, 2048)
+    assert flops_per_token(config, 2048) == flops_per_token(short, 2048)
+
+
+def test_memory_is_that_of_the_stage_that_takes_most() -> None:
+    """Of as many tokens at a longer length, the scores; of as many sequences, all else too."""
+    sizes = ["launch.device=cpu", "train.precision=fp32"]
+    plain = resolve(run_config(sizes))
+    staged = resolve(run_config([*sizes, "train.stages=[[256,490],[1024,10]]"]))
+    wide = resolve(run_config([*sizes, "train.stages=[[256,490],[1024,10,16]]"]))
+    needed = [memory_bytes(each, 2048)["train.global_batch_size"] for each in (plain, staged, wide)]
+    assert needed == sorted(set(needed))
+
+    huge = resolve(run_config([*sizes, f"train.stages=[[256,499],[1024,1,{2**40}]]"]))
+    with refused("takes most of the memory"):
+        check_memory(huge)
+
+
+def test_a_plan_names_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+    words = ["train.stages=[[256,490],[1024,10]]", "launch.device=cpu"]
+    lines = plan.cost_lines(resolve(run_config(words)))
+    assert any("in 490 steps of 16 x 256, then 10 steps of 4 x 1024, " in line for line in lines)
+
+
+def test_the_experiment_has_roformers_lengths() -> None:
+    configs = compose_jobs(["+experiment=stages", "pe=nope,vo_rope"]).configs
+    [stages] = {config.train.staged for config in configs}
+    assert [stage.seq_len for stage in stages] == [512, 1536, 256, 128, 1536, 512]
+    assert {stage.tokens_per_step for stage in stages} == {6144}
+    assert len({config.group_sha256 for config in configs}) == 1

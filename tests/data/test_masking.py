@@ -1,0 +1,164 @@
+"""Which tokens are hidden, what is read in their place, and that nothing else decides it."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rope_exp.data.batches import Batch, Batches, chain_sha256, next_tokens
+from rope_exp.data.masking import Masked, held_out_masked, masked
+
+VOCAB = 50
+MASK = VOCAB
+TOKENS = np.arange(4001, dtype=np.uint16) % VOCAB
+# Of seed 0, step 1, the first row: five of twenty places, and which of them read as the mask.
+GOLDEN_PLACES = [0, 1, 5, 15, 19]
+GOLDEN_HIDDEN = [False, False, True, False, True]
+
+
+def make_masked(seed: int = 3, *, batch_size: int = 6, length: int = 40, places: int = 6) -> Masked:
+    plain = Batches(TOKENS, seed=seed, batch_size=batch_size, seq_len=length)
+    return Masked(plain, seed, batch_size, places, MASK)
+
+
+def plain_rows(num_rows: int, length: int, *, seed: int = 0) -> Batch:
+    generator = np.random.default_rng(seed)
+    return next_tokens(generator.integers(0, VOCAB, size=(num_rows, length + 1)))
+
+
+def equal(left: Batch, right: Batch) -> bool:
+    pairs = zip(left, right, strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs if a is not None or b is not None)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 10**9), st.integers(1, 60), st.data())
+def test_of_each_row_so_many_places_are_hidden(
+    seed: int, step: int, length: int, data: st.DataObject
+) -> None:
+    """They are distinct and ascending, their targets are what stood there, and all other tokens
+    are read as they are.
+    """
+    places = data.draw(st.integers(1, length))
+    plain = plain_rows(4, length, seed=seed)
+    found = masked(plain, (seed, step), range(4), places, MASK)
+    assert found.place_BP is not None
+    assert found.place_BP.shape == found.target_BP.shape == (4, places)
+    assert found.num_targets == 4 * places
+
+    for row in range(4):
+        hidden = found.place_BP[row].tolist()
+        assert hidden == sorted(set(hidden))
+        assert set(hidden) <= set(range(length))
+        assert found.target_BP[row].tolist() == plain.ids_BT[row, hidden].tolist()
+        rest = np.setdiff1d(np.arange(length), hidden)
+        assert np.array_equal(found.ids_BT[row, rest], plain.ids_BT[row, rest])
+    assert found.ids_BT.min() >= 0
+    assert found.ids_BT.max() <= MASK
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 6))
+def test_masks_are_a_pure_function_of_seed_and_step(step: int, other: int, share: int) -> None:
+    """Whatever was asked before, and whichever rows a rank asks for."""
+    whole = make_masked().batch(step)
+    used = make_masked()
+    used.batch(other)
+    assert equal(used.batch(step), whole)
+    for first in range(0, 6, share):
+        part = slice(first, first + share)
+        assert equal(used.batch(step, part), whole.rows(part))
+    assert used.num_targets(step) == whole.num_targets
+
+
+def test_seeds_steps_and_rows_have_masks_of_their_own() -> None:
+    rows = plain_rows(2, 200)
+    keys = [(seed, step) for seed in (0, 1) for step in (0, 1, 2)]
+    places = [masked(rows, key, range(2), 30, MASK).place_BP for key in keys]
+    of_rows = {tuple(place_P) for place_BP in places for place_P in place_BP}
+    assert len(of_rows) == 12
+
+
+def test_each_place_and_each_reading_has_its_share() -> None:
+    """By counts over 20,000 rows, within five deviations of a binomial."""
+    count = 20_000
+    plain = next_tokens(np.full((count, 21), 7))
+    found = masked(plain, (5, 1), range(count), 3, MASK)
+    assert found.place_BP is not None
+
+    def near(number: int, trials: int, share: float) -> bool:
+        deviation = (trials * share * (1 - share)) ** 0.5
+        return abs(number - trials * share) < 5 * deviation
+
+    of_places = np.bincount(found.place_BP.ravel(), minlength=20)
+    assert all(near(number, count, 3 / 20) for number in of_places)
+
+    read_N = np.take_along_axis(found.ids_BT, found.place_BP, axis=1).ravel()
+    trials = 3 * count
+    assert near(int((read_N == MASK).sum()), trials, 0.8)
+    # As it is, or drawn to be so.
+    assert near(int((read_N == 7).sum()), trials, 0.1 + 0.1 / VOCAB)
+    for token in set(range(VOCAB)) - {7}:
+        assert near(int((read_N == token).sum()), trials, 0.1 / VOCAB)
+
+
+def test_pairs_of_places_are_as_likely_as_any() -> None:
+    """Without replacement: each of T (T - 1) / 2 pairs equally often."""
+    found = masked(plain_rows(30_000, 6), (1, 1), range(30_000), 2, MASK)
+    assert found.place_BP is not None
+    _, counts = np.unique(found.place_BP, axis=0, return_counts=True)
+    assert len(counts) == 15
+    assert abs(counts - 2000).max() < 5 * 2000**0.5
+
+
+def test_the_masks_are_those_that_were_published() -> None:
+    """A golden value: with every numpy on every machine, or runs could not be compared."""
+    found = masked(plain_rows(1, 20), (0, 1), range(1), 5, MASK)
+    assert found.place_BP is not None
+    assert found.place_BP.tolist() == [GOLDEN_PLACES]
+    read = np.take_along_axis(found.ids_BT, found.place_BP, axis=1)
+    assert (read == MASK).tolist() == [GOLDEN_HIDDEN]
+
+
+def test_a_window_is_read_but_for_its_last_token() -> None:
+    """Which is the first of the window that follows in the text: each is read once an epoch."""
+    plain = next_tokens(np.arange(21)[None])
+    found = masked(plain, (0, 1), range(1), 3, MASK)
+    assert found.place_BP is not None
+    original = found.ids_BT.copy()
+    np.put_along_axis(original, found.place_BP, found.target_BP, axis=1)
+    assert original.tolist() == [list(range(20))]
+
+
+def test_the_hash_of_the_order_covers_masks() -> None:
+    """What is read, where is predicted, and what: any other one is another order."""
+    found = make_masked().batch(1)
+    digests = {
+        chain_sha256("", found.hashed_BS),
+        chain_sha256("", make_masked(4).batch(1).hashed_BS),
+    }
+    for name in ("ids_BT", "place_BP", "target_BP"):
+        array = getattr(found, name)
+        assert array is not None
+        array[2, 1] += 1
+        parts = [found.ids_BT, found.place_BP, found.target_BP]
+        digests.add(chain_sha256("", np.concatenate(parts, axis=1)))
+        array[2, 1] -= 1
+    assert len(digests) == 5
+    assert chain_sha256("", make_masked().batch(1).hashed_BS) in digests
+
+
+def test_held_out_masks_are_of_no_step_of_training() -> None:
+    rows = plain_rows(6, 40)
+    first = held_out_masked(rows, 6, MASK)
+    assert equal(held_out_masked(rows, 6, MASK), first)
+    for seed in (0, 1):
+        for step in range(1, 50):
+            other = masked(rows, (seed, step), range(6), 6, MASK)
+            assert not np.array_equal(other.place_BP, first.place_BP)
+
+
+def test_where_tokens_stand_is_handed_on() -> None:
+    plain = plain_rows(2, 10)._replace(
+        position_BT=np.arange(20).reshape(2, 10), document_BT=np.ones((2, 10), dtype=np.int64)
+    )
+    found = masked(plain, (0, 1), range(2), 2, MASK)
+    assert np.array_equal(found.position_BT, plain.position_BT)
+    assert np.array_equal(found.document_BT, plain.document_BT)

@@ -1,0 +1,114 @@
+"""Held-out losses and probes of hidden tokens: fixed masks, one function, and what a length is."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.models import VOCAB, make_architecture
+
+from rope_exp.config.sections import TrainConfig
+from rope_exp.data.batches import Batch, validation_ids
+from rope_exp.data.sources import held_out_rows
+from rope_exp.evaluation.held_out import held_out_loss
+from rope_exp.evaluation.probes import Questions
+from rope_exp.model.decoder import Decoder
+
+LENGTH = 16
+TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16, objective="mlm")
+HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
+
+
+def make_decoder(*rotate: str, **changes: Any) -> Decoder:
+    """A decoder that looks both ways, knows the mask, and is far from uniform."""
+    architecture = make_architecture(*rotate, **changes)
+    decoder = Decoder(replace(architecture, vocab_size=VOCAB + 1, causal=False))
+    decoder.initialise(0)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(12)
+    return decoder
+
+
+def ask(decoder: Decoder, name: str, at_once: int = 4) -> dict[str, Any]:
+    answers = Questions(decoder, HELD_OUT, TRAIN, at_once).ask([name])
+    assert answers is not None
+    return answers[name]
+
+
+def rows_of(count: int, length: int) -> Batch:
+    return held_out_rows(TRAIN, validation_ids(HELD_OUT, count, length), VOCAB)
+
+
+def nats_by_hand(decoder: Decoder, rows: Batch) -> list[dict[int, float]]:
+    """Of each row -log p of each hidden token by its place, from the logits of all tokens."""
+    with torch.no_grad():
+        log_p = torch.log_softmax(decoder(torch.from_numpy(rows.ids_BT)).double(), dim=-1)
+    assert rows.place_BP is not None
+    found = []
+    for row, (places, targets) in enumerate(zip(rows.place_BP, rows.target_BP, strict=True)):
+        pairs = zip(places.tolist(), targets.tolist(), strict=True)
+        found.append({place: -float(log_p[row, place, target]) for place, target in pairs})
+    return found
+
+
+def mean(nats: list[dict[int, float]]) -> float:
+    return float(np.mean([list(of_row.values()) for of_row in nats]))
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 100])
+def test_the_held_out_loss_is_of_hidden_tokens(micro_batch_size: int) -> None:
+    decoder = make_decoder("q", "k", "v")
+    rows = rows_of(7, LENGTH)
+    assert rows.target_BP.shape == (7, 2)
+    loss = held_out_loss(
+        decoder, rows, micro_batch_size=micro_batch_size, device=torch.device("cpu")
+    )
+    assert loss == pytest.approx(mean(nats_by_hand(decoder, rows)), abs=1e-5)
+
+
+def test_the_loss_of_a_window_is_of_its_hidden_tokens() -> None:
+    decoder = make_decoder("v")
+    losses = ask(decoder, "windows")["loss"]
+    by_hand = nats_by_hand(decoder, rows_of(16, LENGTH))
+    assert losses == pytest.approx([mean([of_row]) for of_row in by_hand], abs=1e-5)
+
+
+def test_losses_by_position_are_of_what_is_hidden_there() -> None:
+    """Over whole windows of eight lengths, where a bin without a hidden token has no loss; and a
+    length's loss is that of windows' beginnings, read alone.
+    """
+    decoder = make_decoder("q", "k")
+    found = ask(decoder, "positions")
+    windows_NS = validation_ids(HELD_OUT, 2, 8 * LENGTH)
+    by_hand = nats_by_hand(decoder, held_out_rows(TRAIN, windows_NS, VOCAB))
+    for (first, last), loss in zip(itertools.pairwise(found["edges"]), found["loss"], strict=True):
+        here = [nats for row in by_hand for place, nats in row.items() if first <= place < last]
+        expected = pytest.approx(np.mean(here), abs=1e-5) if here else None
+        assert loss == expected
+
+    assert found["lengths"] == [16, 32, 64, 128]
+    for length, loss in zip(found["lengths"], found["loss_at_length"], strict=True):
+        beginnings = held_out_rows(TRAIN, windows_NS[:, : length + 1], VOCAB)
+        assert loss == pytest.approx(mean(nats_by_hand(decoder, beginnings)), abs=1e-5)
+
+
+def test_only_absolute_variants_feel_a_shift() -> None:
+    relative = [(), ("q", "k"), ("v", "o"), tuple("qkvo")]
+    for rotate in [*relative, ("q",), ("v",), ("o",), ("q", "k", "v")]:
+        losses = ask(make_decoder(*rotate), "shift")["loss"]
+        moved = max(abs(loss - losses[0]) for loss in losses)
+        assert moved < 1e-4 if rotate in relative else moved > 1e-3
+
+
+def test_without_a_site_is_a_model_built_without() -> None:
+    decoder = make_decoder("q", "k", "v")
+    found = ask(decoder, "ablation")
+    for site, loss in zip(found["without"], found["loss"], strict=True):
+        other = make_decoder(*(each for each in "qkv" if each != site))
+        by_hand = nats_by_hand(other, rows_of(TRAIN.eval_sequences // 4, LENGTH))
+        assert loss == pytest.approx(mean(by_hand), abs=1e-5)
+    assert len(set(found["loss"])) == 4

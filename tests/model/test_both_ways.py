@@ -1,0 +1,144 @@
+"""Decoders that look both ways: a bag of words without positions, and transformers' own biases."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.models import SUBSETS, VOCAB, make_architecture, make_sizes, tokens
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig, SoftmaxConfig
+from rope_exp.model.decoder import Decoder
+
+LENGTH = 150  # past T5's largest distance
+KINDS = [
+    SoftmaxConfig(),
+    LatentConfig(kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5),
+    SharedConfig(form="s2", nope_dim=6, rope_dim=4),
+]
+
+
+def make_decoder(*rotate: str, causal: bool = False, **changes: Any) -> Decoder:
+    """In float64, with attention far from uniform, so that positions matter."""
+    attn: AttnConfig = changes.pop("attn", SoftmaxConfig())
+    sizes = make_sizes(num_key_value_heads=4)
+    architecture = make_architecture(*rotate, sizes=sizes, **changes)
+    decoder = Decoder(replace(architecture, attn=attn, causal=causal, num_positions=LENGTH))
+    decoder.initialise(0)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(8)
+    return decoder.double().eval()
+
+
+# -- a bag of words --------------------------------------------------------------------------------
+
+
+def deviation(decoder: Decoder) -> float:
+    """How far the logits of shuffled tokens are from the shuffled logits."""
+    ids_BT = tokens(2, 30)
+    order_T = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return float((decoder(ids_BT[:, order_T]) - decoder(ids_BT)[:, order_T]).abs().max())
+
+
+@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+def test_without_rotation_tokens_are_a_bag(sites: tuple[str, ...]) -> None:
+    """In any order each has its logits; and where any site turns, no longer.
+
+    q and o turn by the query's place, k and v by the key's: each tells places apart, and so do any
+    of them together.
+    """
+    found = deviation(make_decoder(*sites))
+    assert found > 1e-2 if sites else found < 1e-10
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=str)
+def test_whatever_the_kind_tokens_are_a_bag(attn: AttnConfig) -> None:
+    assert deviation(make_decoder(attn=attn)) < 1e-10
+    assert deviation(make_decoder(attn=attn, causal=True)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"bias": "alibi"}, {"bias": "t5"}, {"input": "sinusoidal"}, {"input": "learned"}],
+    ids=str,
+)
+def test_biases_and_inputs_tell_places_apart(changes: dict[str, Any]) -> None:
+    assert deviation(make_decoder(**changes)) > 1e-2
+
+
+def test_a_causal_mask_tells_places_apart() -> None:
+    """Which is what NoPE learns positions from, and has not where tokens are hidden instead."""
+    assert deviation(make_decoder(causal=True)) > 1e-2
+
+
+# -- transformers' ---------------------------------------------------------------------------------
+
+
+def llama_with(decoder: Decoder) -> LlamaForCausalLM:
+    """Transformers' LLaMA with the weights of a QK decoder, whose mask the caller gives."""
+    sizes = decoder.architecture.model
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_hidden_layers=sizes.num_hidden_layers,
+        num_attention_heads=sizes.num_attention_heads,
+        num_key_value_heads=sizes.num_key_value_heads,
+        rms_norm_eps=sizes.rms_norm_eps,
+        rope_theta=100.0,
+        attn_implementation="eager",
+    )
+    theirs = LlamaForCausalLM(config).double().eval()
+    loaded = theirs.load_state_dict(decoder.state_dict(), strict=False)
+    assert not loaded.missing_keys
+    return theirs
+
+
+def biases(decoder: Decoder) -> Tensor:
+    """What transformers' own modules add to the scores of each head, [1, H, T, T]."""
+    pe = decoder.architecture.pe
+    heads = decoder.architecture.model.num_attention_heads
+    if pe.bias == "none":
+        return torch.zeros(1, heads, LENGTH, LENGTH, dtype=torch.float64)
+    if pe.bias == "t5":
+        config = T5Config(d_model=heads * 8, d_kv=8, num_heads=heads, is_decoder=False)
+        theirs = T5Attention(config, has_relative_attention_bias=True).double()
+        theirs.relative_attention_bias.weight.data.copy_(decoder.model.score_bias.weight)
+        return theirs.compute_bias(LENGTH, LENGTH)
+
+    # BLOOM's is of distances to the first key; of one step its slopes.
+    slopes_H = build_alibi_tensor(torch.ones(1, 2), heads, torch.float64)[:, 0, 1]
+    place_T = torch.arange(LENGTH)
+    distance_TT = (place_T - place_T[:, None]).abs()
+    return -slopes_H[None, :, None, None] * distance_TT
+
+
+@pytest.mark.parametrize("bias", ["none", "alibi", "t5"])
+@torch.no_grad()
+def test_both_ways_it_is_llama_without_a_causal_mask(bias: str) -> None:
+    """Its logits, with what T5's encoder and BLOOM's slopes add to every score."""
+    decoder = make_decoder("q", "k", bias=bias)
+    ids_BT = tokens(2, LENGTH)
+    theirs = llama_with(decoder)(ids_BT, attention_mask=biases(decoder).expand(2, -1, -1, -1))
+    # Angles are of float32.
+    assert float((decoder(ids_BT) - theirs.logits).abs().max()) < 1e-3
+    causal = make_decoder("q", "k", bias=bias, causal=True)
+    assert float((causal(ids_BT) - theirs.logits).abs().max()) > 0.1
+
+
+@torch.no_grad()
+def test_predicted_places_have_the_logits_of_all() -> None:
+    decoder = make_decoder("q", "k", "v")
+    ids_BT = tokens(3, 40)
+    place_BP = torch.tensor([[0, 7, 39], [1, 2, 3], [5, 20, 30]])
+    every_BTV = decoder(ids_BT)
+    some_BPV = decoder(ids_BT, predicted_BP=place_BP)
+    for row, places in enumerate(place_BP.tolist()):
+        torch.testing.assert_close(some_BPV[row], every_BTV[row, places])

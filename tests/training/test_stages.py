@@ -1,0 +1,128 @@
+"""Stages and hidden tokens in training: broken off and gone on with, counted, evaluated, opened."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.refused import refused
+from support.trainers import Make, losses, same, snapshot
+from torch import Tensor
+
+from rope_exp import load_run
+from rope_exp.config.costs import checkpoint_bytes
+from rope_exp.data.tokenizer import byte_tokenizer
+from rope_exp.evaluation.generate import Sampling, generate
+from rope_exp.run.metrics import read_metrics
+from rope_exp.system.files import read_json
+from rope_exp.training.trainer import Trainer
+
+MLM = "train.objective=mlm"
+# Of 64 tokens a step, then of one sequence.
+STAGES = ("train.stages=[[16,2],[32,3],[8,2],[24,1,1]]", "train.num_steps=8")
+PROBES = "train.probes=[windows,positions,shift,ablation]"
+
+
+def stop_after_4(trainer: Trainer, gradient: Tensor) -> None:
+    """Ask a trainer to stop while the gradient of its fourth step is computed."""
+    trainer.stop.requested |= trainer.step == 3
+
+
+@pytest.mark.parametrize("objective", ["causal", "mlm"])
+def test_a_run_goes_on_inside_a_stage(make: Make, objective: str) -> None:
+    """After two of the second stage's three steps: to the last bit of weights, rows and order."""
+    words = (f"train.objective={objective}", *STAGES, "pe=qkv_rope")
+    whole = make("whole", *words)
+    assert whole.train() == "finished"
+
+    parted = make("parted", *words)
+    parted.decoder.lm_head.weight.register_hook(partial(stop_after_4, parted))
+    assert (parted.train(), parted.step) == ("stopped", 4)
+    again = make("parted", *words)
+    assert (again.step, again.train()) == (4, "finished")
+    assert losses(again) == losses(whole)
+    assert same(snapshot(again), snapshot(whole))
+    assert again.train_step.order_sha256 == whole.train_step.order_sha256
+
+
+def test_tokens_are_those_of_each_stage(make: Make) -> None:
+    trainer = make("run", *STAGES)
+    assert trainer.train() == "finished"
+    tokens = [row["tokens"] for row in read_metrics(trainer.folder)]
+    assert tokens == [64, 128, 192, 256, 320, 384, 448, 472]
+    assert read_json(trainer.folder / "result.json")["tokens"] == 472
+
+
+def test_the_first_step_of_a_stage_is_not_timed(make: Make) -> None:
+    """It may compile. Of eight steps four begin a stage, and one follows an evaluation."""
+    trainer = make("run", *STAGES, "train.eval_every=4", "train.save_every=100")
+    assert trainer.train() == "finished"
+    assert len(trainer.throughput._of_tokens) == 3
+
+
+def test_all_variants_see_the_same_tokens_and_masks(make: Make) -> None:
+    orders = {}
+    for name, words in (
+        ("nope", ("pe=nope", MLM, *STAGES)),
+        ("vo", ("pe=vo_rope", MLM, *STAGES)),
+        ("causal", ("pe=nope", *STAGES)),
+        ("one length", ("pe=nope", MLM, "train.num_steps=8")),
+        ("other seed", ("pe=nope", MLM, *STAGES, "data.seed=7")),
+    ):
+        trainer = make(name, *words)
+        assert trainer.train() == "finished"
+        orders[name] = read_json(trainer.folder / "result.json")["order_sha256"]
+    assert orders["nope"] == orders["vo"]
+    assert len(set(orders.values())) == 4
+
+
+@pytest.mark.parametrize("micro", ["null", "1", "2"])
+def test_the_loss_is_that_of_hidden_tokens(make: Make, micro: str) -> None:
+    """The mean of -log p at the masked places, of logits that see both sides; in any parts."""
+    trainer = make("run", "pe=qkv_rope", MLM, *STAGES, f"train.micro_batch_size={micro}")
+    batch = trainer.train_step.batches.batch(3)
+    assert batch.ids_BT.shape == (2, 32)
+    assert batch.place_BP is not None
+    ids, places, targets = map(torch.from_numpy, (batch.ids_BT, batch.place_BP, batch.target_BP))
+    with torch.no_grad():
+        log_p = torch.log_softmax(trainer.decoder(ids).double(), dim=-1)
+    at_places = log_p.gather(1, places[:, :, None].expand(-1, -1, log_p.shape[-1]))
+    expected = -at_places.gather(-1, targets[:, :, None]).mean().item()
+
+    started = trainer.train_step(3)
+    assert started is not None
+    assert started.read().loss == pytest.approx(expected, abs=1e-6)
+
+
+def test_probes_are_of_the_rows_of_every_evaluation(make: Make) -> None:
+    """Their mean over windows is the run's own loss, at any stage's end."""
+    trainer = make("run", "pe=v_rope", MLM, *STAGES, PROBES)
+    assert trainer.train() == "finished"
+    found = read_json(trainer.folder / "probes.json")
+    result = read_json(trainer.folder / "result.json")
+    windows = found["windows"]["loss"]
+    assert sum(windows) / len(windows) == pytest.approx(result["val/loss"], abs=1e-5)
+    assert found["positions"]["lengths"][0] == 16
+    assert len(set(found["shift"]["loss"])) > 1
+    assert found["ablation"]["without"] == ["", "v"]
+
+
+def test_a_masked_run_is_opened_and_generates_nothing(make: Make) -> None:
+    trainer = make("run", MLM)
+    assert trainer.train() == "finished"
+    assert trainer.decoder.lm_head.weight.shape[0] == 258
+    [newest] = sorted(trainer.folder.glob("checkpoints/step_*"))[-1:]
+    taken = sum(path.stat().st_size for path in newest.iterdir())
+    asked = checkpoint_bytes(trainer.config, 257)
+    assert asked - 2**20 <= taken <= asked
+
+    byte_tokenizer().save(str(trainer.folder / "tokenizer.json"))
+    decoder, tokenizer = load_run(trainer.folder)
+    assert same(dict(decoder.named_parameters()), snapshot(trainer))
+    # What comes later is seen.
+    ids_BT = torch.tensor([tokenizer.encode("Document 3").ids])
+    changed_BT = ids_BT.clone()
+    changed_BT[0, -1] = 257
+    with torch.no_grad():
+        assert not torch.equal(decoder(ids_BT)[:, 0], decoder(changed_BT)[:, 0])
+    with refused("train.objective=mlm: predicts no next token"):
+        generate(decoder, tokenizer, ["Document"], 256, Sampling(num_tokens=5))

@@ -232,3 +232,32 @@ def test_a_section_as_a_factor_must_name_its_rows(tmp_path: Path) -> None:
     make_rate(tmp_path, lr="0.01", seed=1)
     with refused("two variants under one name (optim.lr: 0.001 -> 0.01)"):
         compared(tmp_path, keys=("optim",))
+
+
+# -- other objectives and stages -------------------------------------------------------------------
+
+
+def test_another_objective_has_weights_and_tokens_of_its_own(tmp_path: Path) -> None:
+    """The mask is an id more, and masks are in the order: neither refuses rows by the objective."""
+    key = "train.objective"
+    other = {"init_sha256": OTHER, "order_sha256": OTHER, "params": 1328512}
+    make_run(tmp_path, group="causal")
+    make_run(tmp_path, group="mlm", overrides=[f"{key}=mlm"], result=other)
+    assert list(compared(tmp_path, keys=(key,))) == [
+        "train.objective=causal",
+        "train.objective=mlm",
+    ]
+    with refused("are both qk_rope-s0"):
+        compared(tmp_path)
+
+    make_run(tmp_path, group="mlm", pe="vo_rope", overrides=[f"{key}=mlm"])
+    with refused("began at different weights"):
+        compared(tmp_path, keys=("pe", key))
+
+
+def test_stages_have_an_order_of_their_own(tmp_path: Path) -> None:
+    key = "train.stages"
+    make_run(tmp_path, group="one")
+    overrides = [f"{key}=[[256,400],[512,100]]"]
+    make_run(tmp_path, group="staged", overrides=overrides, result={"order_sha256": OTHER})
+    assert len(compared(tmp_path, keys=(key,))) == 2

@@ -23,6 +23,8 @@ OTHER = [
     ("train.global_batch_size=8", "train.global_batch_size: 4 -> 8"),
     ("train.seq_len=32", "train.seq_len: 16 -> 32"),
     ("train.num_steps=7", "train.num_steps: 6 -> 7"),
+    ("train.objective=mlm", "train.objective: causal -> mlm"),
+    ("train.stages=[[16,4],[32,2]]", "train.stages: null -> [[16, 4], [32, 2]]"),
     ("train.micro_batch_size=1", "train.micro_batch_size: null -> 1"),
     ("pe=vo_rope", "pe.rotate: "),
     ("pe.base=500000", "pe.base: 10000.0 -> 500000.0"),
@@ -92,6 +94,12 @@ def test_a_folder_is_acquired_by_one_after_another(on_cpu: OnCpu) -> None:
     first.unlock()
     assert acquire(second)
     second.unlock()
+
+
+def test_a_stage_longer_than_the_corpus_is_refused(on_cpu: OnCpu) -> None:
+    config = on_cpu("train.stages=[[16,5],[9000000,1,1]]")
+    with refused("train.stages=[[16, 5], ", "a window needs 9000001 tokens and the corpus has"):
+        admit([config])
 
 
 def test_the_one_run_of_a_command_waits_for_no_other(

@@ -58,6 +58,22 @@ def test_without_rotation_tokens_are_a_bag(sites: tuple[str, ...]) -> None:
     assert found > 1e-2 if sites else found < 1e-10
 
 
+@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+@torch.no_grad()
+def test_only_q_and_o_tell_a_hidden_token_where_it_stands(sites: tuple[str, ...]) -> None:
+    """Places that read the same id ask the same query, unless q turns; they meet the same keys and
+    values, and sum them alike, unless o turns. Then they are equal in the next layer, too: where k
+    and v alone turn, all hidden tokens of a row have one prediction.
+    """
+    decoder = make_decoder(*sites)
+    ids_BT = tokens(2, 30)
+    places = [3, 11, 12, 29]
+    ids_BT[:, places] = VOCAB - 1
+    hidden_BPV = decoder(ids_BT)[:, places]
+    found = float((hidden_BPV - hidden_BPV[:, :1]).abs().max())
+    assert found > 1e-2 if {"q", "o"} & set(sites) else found < 1e-10
+
+
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 def test_whatever_the_kind_tokens_are_a_bag(attn: AttnConfig) -> None:
     assert deviation(make_decoder(attn=attn)) < 1e-10

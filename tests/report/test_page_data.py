@@ -57,6 +57,25 @@ def test_a_factor_that_no_facet_tells_is_a_facet() -> None:
     assert campaigns_of(levels) == ["base", "lr", "lr"]
 
 
+def test_runs_on_hidden_tokens_join_no_causal_ones() -> None:
+    """Of one corpus, size, budget and length, and yet no rows of one table."""
+    masked = [
+        replace(run, config=run.config.replace("train", objective="mlm"))
+        for run in make_runs("mlm", FEW)
+    ]
+    levels = find_levels({"english": make_runs("english", FEW), "mlm": masked})
+    assert campaigns_of(levels) == ["english", "mlm"]
+
+
+def test_a_level_in_stages_names_their_lengths() -> None:
+    staged = [
+        replace(run, config=run.config.replace("train", stages=[[1024, 400], [128, 100]]))
+        for run in make_runs("staged", FEW)
+    ]
+    [level] = find_levels({"staged": staged})
+    assert level.facets["length"].text == "128, 1,024 tokens"
+
+
 def test_campaigns_of_one_level_are_joined() -> None:
     """Rows that another campaign holds stand in one table, after the campaigns' own."""
     others = ("qv_rope", "kv_rope")

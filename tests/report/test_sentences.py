@@ -217,3 +217,20 @@ def test_what_differs_between_rows_is_said_of_each(tmp_path: Path) -> None:
     rates = [line for line in assumptions(report) if line.startswith("Optimiser")]
     assert [line.split(", ")[1] for line in rates] == ["lr 0.001", "lr 0.01"]
     assert "published" not in " ".join([summary(report), *notes(report)]).lower()
+
+
+def test_runs_on_hidden_tokens_say_what_is_hidden(tmp_path: Path) -> None:
+    make_run(tmp_path, overrides=["train.objective=mlm"])
+    said = assumptions(report_of(tmp_path))
+    [training] = [line for line in said if line.startswith("Training")]
+    assert "objective mlm" in training
+    assert any(line.startswith("Objective mlm: attention looks both ways") for line in said)
+
+
+def test_runs_in_stages_say_each_of_them(tmp_path: Path) -> None:
+    make_run(tmp_path, overrides=["train.stages=[[256,400],[512,100,16]]"])
+    report = report_of(tmp_path)
+    [training] = [line for line in assumptions(report) if line.startswith("Training")]
+    assert "stages [[256, 400], [512, 100, 16]]" in training
+    tokens = 400 * 4096 + 100 * 512 * 16
+    assert f"{tokens:,} tokens a run" in caption(report)

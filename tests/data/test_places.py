@@ -18,7 +18,9 @@ from rope_exp.data.places import (
 
 END = 0
 # A quarter of the ids ends a document, so that rows hold many, empty ones among them.
-rows = arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(1, 30)), elements=st.integers(0, 3))
+rows = arrays(
+    np.int64, st.tuples(st.integers(1, 4), st.integers(1, 30)), elements=st.integers(0, 3)
+)
 TOKENS = np.random.default_rng(0).integers(0, 9, size=1009).astype(np.uint16)
 
 

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from rope_exp.config.kind import Even, Kind, Shapes, Splits
 from rope_exp.config.schema import Count, numeric
-from rope_exp.config.sections import ModelConfig
+from rope_exp.config.sections import ModelConfig, Probe
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError
@@ -19,14 +19,20 @@ from rope_exp.system.errors import ConfigError
 class KeysKind(Kind):
     """A softmax over keys, whose cost grows with the keys that a query meets."""
 
-    def flops(self, model: ModelConfig, seq_len: int) -> int:
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
         """Return 6 H (keys' width + values' width) for each key that a token meets, on average.
 
         Of a score and a weighted sum, 2 a feature each, three times with the backward pass.
         """
         seen = min(model.window or seq_len, seq_len)
-        pairs = seen * (seen + 1) // 2 + (seq_len - seen) * seen
+        pairs = seq_len * seq_len
+        if causal:
+            pairs = seen * (seen + 1) // 2 + (seq_len - seen) * seen
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
+
+    @classmethod
+    def probes(cls) -> tuple[Probe, ...]:
+        return ("distance",)
 
 
 @dataclass(frozen=True)

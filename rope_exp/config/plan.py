@@ -43,7 +43,7 @@ def cost_lines(
     model = config.model
     attn = config.attn
     train = config.train
-    vocab_size = config.tokenizer.known_vocab_size
+    vocab_size = config.known_vocab_size
     if vocab_size is None:
         raise ConfigError(
             "tokenizer", "pretrained", "its vocabulary is known once data are prepared"
@@ -52,7 +52,9 @@ def cost_lines(
     params = num_parameters(config.architecture(vocab_size))
     tokens = train.num_tokens
     per_token = flops_per_token(config, vocab_size)
-    in_attention = attention_flops_per_token(model, config.attn, train.seq_len)
+    in_attention = attention_flops_per_token(
+        model, config.attn, train.seq_len, causal=config.causal
+    )
     total = per_token * tokens
     memory = sum(memory_bytes(config, vocab_size).values())
     epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""

@@ -34,7 +34,7 @@ def operations(config: RunConfig) -> int:
 
     A pretrained tokenizer's vocabulary is not known yet, and counted as the smallest.
     """
-    vocab_size = config.tokenizer.known_vocab_size or MIN_VOCAB_SIZE
+    vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
     return config.train.num_tokens * flops_per_token(config, vocab_size)
 
 
@@ -136,7 +136,7 @@ def check_memory(
     """
     train = config.train
     num_here = num_here or int(config.launch.num_processes)
-    vocab_size = vocab_size or config.tokenizer.known_vocab_size or MIN_VOCAB_SIZE
+    vocab_size = vocab_size or config.known_vocab_size or MIN_VOCAB_SIZE
 
     # The first process reads the whole batch, as 64-bit ids, and lists its windows.
     sizes = {

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.architecture import Architecture, matched
+from rope_exp.config.generated import check_generated
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
+from rope_exp.config.probing import check_probes
 from rope_exp.config.schema import (
     Name,
     Seed,
@@ -27,7 +29,6 @@ from rope_exp.config.schema import (
     setting,
 )
 from rope_exp.config.sections import (
-    OWN_PROBES,
     DataConfig,
     LaunchConfig,
     ModelConfig,
@@ -36,7 +37,7 @@ from rope_exp.config.sections import (
     TrackerConfig,
     TrainConfig,
 )
-from rope_exp.config.variants import PeConfig
+from rope_exp.config.variants import EVERY, PeConfig
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import json_sha256
 
@@ -72,11 +73,16 @@ class RunConfig:
         if self.model.match_params is not None:
             self._match_params()
 
-        own = set(OWN_PROBES) - set(self.attn.probes())
-        for probe in self.train.probes:
-            if probe in own:
-                allowed = f"attn.kind={self.attn.kind} cannot be asked for {probe}"
-                raise ConfigError("train.probes", list(self.train.probes), allowed)
+        check_generated(self)
+        check_probes(self.train, self.model, self.attn, self.pe)
+        for key in ("layers", "layers_vo"):
+            pattern = getattr(self.pe, key) or EVERY
+            if 1 not in pattern[: self.model.num_hidden_layers]:
+                raise ConfigError(
+                    f"pe.{key}",
+                    list(pattern),
+                    f"rotates none of the {self.model.num_hidden_layers} layers",
+                )
 
         # Held by NoPE too: a size is one that all variants can be compared at.
         rotary_dim = self.attn.rotary_dim(self.model)
@@ -112,7 +118,7 @@ class RunConfig:
 
     def _match_params(self) -> None:
         """Settle the MLP's width, before anything is named or hashed by it."""
-        vocab_size = self.tokenizer.known_vocab_size
+        vocab_size = self.known_vocab_size
         if vocab_size is None:
             raise ConfigError(
                 "model.match_params",
@@ -152,12 +158,19 @@ class RunConfig:
             self.attn,
             causal=self.causal,
             num_positions=self.num_positions,
+            num_outputs=self.data.task.num_outputs if self.data.task else None,
         )
 
     @property
     def num_positions(self) -> int:
         """One more than the last position of training, from 0."""
         return self.pe.start + self.data.random_start + self.train.seq_len
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """The vocabulary's size; None where only a pretrained tokenizer itself knows it."""
+        task = self.data.task
+        return self.tokenizer.known_vocab_size if task is None else task.vocab_size
 
     @property
     def causal(self) -> bool:

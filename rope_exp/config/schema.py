@@ -62,6 +62,8 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     Raises:
         ConfigError: naming `key`, or the key below it that is at fault.
     """
+    if typing.get_origin(hint) is typing.NotRequired:
+        (hint,) = typing.get_args(hint)
     options = _sections(hint)
     if not options:
         try:
@@ -81,7 +83,7 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     for name, below in hints.items():
         if name in value:
             converted[name] = convert(below, value[name], prefix + name)
-        elif is_record:
+        elif is_record and name in section.__required_keys__:
             raise ConfigError(prefix + name, ..., "is missing")
     if is_record:
         return converted

@@ -20,8 +20,8 @@ _COUNTER = (0, 0, 0, 1)
 
 def documents(ids_BT: Ids, end_id: int) -> Ids:
     """Return the number of each token's document, which rises by 1 where a document begins."""
-    document_BT: Ids = (ids_BT == end_id).cumsum(axis=1)
-    return document_BT
+    number_BT: Ids = (ids_BT == end_id).cumsum(axis=1)
+    return number_BT
 
 
 def positions(document_BT: Ids) -> Ids:

@@ -52,11 +52,13 @@ REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 _VOCABULARY = ("data", "tokenizer")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_VOCABULARY)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len")
+# Of a variant, what has parameters of its own.
+_OWN_PARAMETERS = ("pe.trainable", "pe.trainable_scope", "pe.input", "pe.bias")
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
-    ("init_sha256", "began at different weights", _BEGINNING),
+    ("shared_init_sha256", "began at different weights", _BEGINNING),
     ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_VOCABULARY)),
-    ("params", "differ in parameters", ("model", "attn", *_VOCABULARY)),
+    ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_VOCABULARY)),
 )
 
 
@@ -204,11 +206,18 @@ def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[
         if _tells(run, key):
             block = tuple(str(value_of(run.config, cause)) for cause in causes)
             first = seen.setdefault(block, run)
-            if run.result[key] != first.result[key]:
+            if _fact(run, key) != _fact(first, key):
                 raise ReportError(
                     f"{first.folder} and {run.folder} {complaint}, and cannot be compared "
-                    f"({key} {first.result[key]!s:.12} and {run.result[key]!s:.12})"
+                    f"({key} {_fact(first, key)!s:.12} and {_fact(run, key)!s:.12})"
                 )
+
+
+def _fact(run: Run, key: str) -> Any:
+    """Return a fact of result.json; where only all weights are hashed, there were no others."""
+    if key == "shared_init_sha256":
+        return run.result.get(key, run.result["init_sha256"])
+    return run.result[key]
 
 
 def _tells(run: Run, key: str) -> bool:
@@ -216,5 +225,6 @@ def _tells(run: Run, key: str) -> bool:
     # A diverged run has read only some of the tokens.
     if key == "order_sha256" or not run.result:
         return run.status == "finished"
-    # Learned frequencies are parameters: there are more, and they are in the hash of the weights.
-    return key == "data_sha256" or not run.config.pe.trainable
+    # Of older runs, learned frequencies are in the one hash that there is.
+    is_old = key == "shared_init_sha256" and key not in run.result
+    return not (is_old and run.config.pe.trainable)

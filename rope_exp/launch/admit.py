@@ -13,7 +13,8 @@ from pathlib import Path
 from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
-from rope_exp.data.prepare import pin_revision, prepare
+from rope_exp.data.generated import open_data
+from rope_exp.data.prepare import pin_revision
 from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
@@ -211,14 +212,14 @@ def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
 def _check_room(jobs: Iterable[Job]) -> None:
     """Prepare what the runs read, and refuse those that fit neither on the disk nor in memory."""
     # Many runs read one corpus.
-    prepare_once = functools.cache(prepare)
+    open_once = functools.cache(open_data)
     needed_bytes = 0
     for job in jobs:
         config = job.config
         train = config.train
-        corpus = prepare_once(config.data, config.tokenizer, seq_len=train.seq_len)
-        vocab_size = corpus.vocab_size
-        if config.tokenizer.known_vocab_size is None:
+        data = open_once(config.data, config.tokenizer, seq_len=train.seq_len)
+        vocab_size = data.vocab_size
+        if config.known_vocab_size is None:
             check_memory(config, vocab_size)
 
         # A save stands beside those that are kept until they are pruned, and all runs keep theirs.

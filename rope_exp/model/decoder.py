@@ -19,10 +19,12 @@ from rope_exp.config.kind import llama_shapes
 from rope_exp.config.sections import INIT_STD
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
-from rope_exp.model.loss import chunk_gradients, summed_cross_entropy
+from rope_exp.model.loss import chunk_gradients, summed_cross_entropy, summed_squares
 from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
 from rope_exp.system.errors import ConfigError
 
+# The beginning of the names of learned frequencies, which no draw decides.
+FREQUENCIES = "model.rotary_emb."
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
@@ -140,14 +142,17 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model: ids in, logits out; with targets, the summed cross-entropy."""
+    """A language model: ids in, logits out; with targets, the summed cross-entropy.
+
+    Where real numbers are predicted, these instead of logits, and the summed squares of errors.
+    """
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         config = architecture.model
         self.architecture = architecture
         self.model = Trunk(architecture)
-        self.lm_head = nn.Linear(config.hidden_size, architecture.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, architecture.head_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.chunk_gradients = chunk_gradients
@@ -164,9 +169,11 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return logits_BTV of `ids_BT`, or the loss of predicting `target_BT`.
 
-        The loss is the sum over B and T of -log p(target), in nats and float32.
+        The loss is the sum over B and T of -log p(target), in nats and float32; of real numbers,
+        of the mean square of their errors.
 
         Args:
+            target_BT: or [B, T, O], of O real numbers each.
             cache: what earlier ids left; these ids go on from them, and are added to it.
             positions_BT: any real numbers; None: 0, 1, 2, ..., or what follows the cache.
             document_BT: attention stays within tokens of the same number; None: it meets all.
@@ -180,6 +187,8 @@ class Decoder(nn.Module):
             return self.lm_head(x_BTD)
 
         x_ND = x_BTD.flatten(0, 1)
+        if self.architecture.num_outputs is not None:
+            return summed_squares(x_ND, self.lm_head.weight, target_BT.flatten(0, 1))
         target_N = target_BT.flatten()
         return summed_cross_entropy(x_ND, self.lm_head.weight, target_N, self.chunk_gradients)
 
@@ -228,7 +237,7 @@ class Decoder(nn.Module):
                 own.pop(name).copy_(matrix)
 
         for name, parameter in own.items():
-            if name.endswith(".weight") and parameter.ndim == 2:
+            if parameter.ndim == 2 and not name.startswith(FREQUENCIES):
                 parameter.copy_(drawn(name, parameter.shape, own_stream(seed, name)))
 
 
@@ -265,6 +274,19 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     """
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter.detach() for name, parameter in named}
+
+
+def llama_weights(decoder: Decoder) -> dict[str, Tensor]:
+    """Return those that stand under a name, and in a shape, of transformers' LLaMA.
+
+    Every variant has them, whatever else it learns of positions.
+    """
+    shapes = llama_matrices(decoder.architecture)
+    return {
+        name: tensor
+        for name, tensor in weights(decoder).items()
+        if tensor.ndim == 1 or shapes.get(name) == tuple(tensor.shape)
+    }
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

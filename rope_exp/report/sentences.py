@@ -25,17 +25,28 @@ _SECTIONS = {
     "data": "Corpus",
     "tokenizer": "Tokenizer",
     "model": "Model",
-    "pe": "Rotation",
+    "pe": "Position",
     "optim": "Optimiser",
     "schedule": "Schedule",
     "train": "Training",
 }
+# What rows say, and other sentences.
 _TOLD = (
     "pe.name",
     "pe.rotate",
     "data.reset_positions",
     "data.document_mask",
     "data.random_start",
+)
+# What a reader need not be told of a run that has nothing of it.
+_ADDED = (
+    "pe.trainable_lr",
+    "pe.trainable_scope",
+    "pe.input",
+    "pe.bias",
+    "model.qk_norm",
+    "data.order",
+    "train.objective",
 )
 # What no key says.
 _FIXED = (
@@ -49,6 +60,11 @@ _FIXED = (
 _EVALUATION = (
     "Evaluation: mean nats per token on fixed held-out windows of the training length, "
     "eval_sequences of them, or all there are."
+)
+# Of generated data; its unit stands between.
+_OF_TASKS = (
+    "Data: generated, row by row from the data seed, so that no row of training comes twice.",
+    "Evaluation: {unit} on eval_sequences rows of another stream, the same for every run.",
 )
 
 
@@ -66,7 +82,7 @@ def caption(report: Report) -> str:
         f"Group {report.groups}: {rows}, {_seeds(run.config.seed for run in report.runs)}; "
         f"{params or 'unknown'} parameters; corpus {' or '.join(corpora)}; "
         f"{tokens} tokens a run{passes}. "
-        "Losses are validation losses in nats per token; "
+        f"Losses are validation losses in {report.unit}; "
         f"Δ is the mean difference to {report.reference.name} within a seed."
     )
 
@@ -91,12 +107,13 @@ def summary(report: Report) -> str:
     if not report.pairs:
         return f"No two rows share two seeds, so nothing can be tested{agreement}."
     order = _order(report, ranked)
-    signs = '">": better, "≈": shown to differ by less than {margin:g} nats, "?": not settled'
+    margin = f"{MARGIN:g} {report.margin_unit}"
+    signs = f'">": better, "≈": shown to differ by less than {margin}, "?": not settled'
     if "<" in order:
         signs += ', "<": worse over the seeds that both have'
     return (
-        f"{order} ({_span(counts, 'd')} seeds; {signs.format(margin=MARGIN)}; all "
-        f"{len(report.pairs)} pairs tested together{agreement})."
+        f"{order} ({_span(counts, 'd')} seeds; {signs}; all {len(report.pairs)} pairs tested "
+        f"together{agreement})."
     )
 
 
@@ -129,6 +146,8 @@ def notes(report: Report) -> list[str]:
             f"all share, untested; the published among its {len(theirs.losses)}. "
             f"Source: {theirs.source}."
         )
+    if report.claim:
+        said.append(f"What is published of such rows, without numbers: {report.claim.source}.")
     if not report.reference.losses:
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ.")
 
@@ -139,12 +158,6 @@ def notes(report: Report) -> list[str]:
             said += _run_notes(row.name, run)
     said += _seed_notes(report)
 
-    for row in report.rows.values():
-        if row.runs[0].config.pe.trainable:
-            said.append(
-                f"{row.name} learns its frequencies: its initial weights hold them, and no hash "
-                "shows the rest to be the others'."
-            )
     mixed = mixed_blocks(report.runs)
     for seed, differing in mixed.items():
         for key, values in differing.items():
@@ -164,8 +177,18 @@ def assumptions(report: Report) -> list[str]:
         said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
     kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
     beginnings = dict.fromkeys(_beginning(run.config) for run in report.runs)
-    documents = dict.fromkeys(_documents(run.config) for run in report.runs)
-    return [*said, *kinds, *filter(None, beginnings), *_FIXED, *documents, _EVALUATION]
+    return [*said, *kinds, *filter(None, beginnings), *_FIXED, *_of_data(report)]
+
+
+def _of_data(report: Report) -> list[str]:
+    """Say how what is read is put together, and how runs are evaluated on it."""
+    said: dict[str, None] = {}
+    of_text = [run.config for run in report.runs if run.config.data.task is None]
+    if of_text:
+        said |= dict.fromkeys([*map(_documents, of_text), _EVALUATION])
+    if len(of_text) < len(report.runs):
+        said |= dict.fromkeys(sentence.format(unit=report.unit) for sentence in _OF_TASKS)
+    return list(said)
 
 
 # -- of one run ------------------------------------------------------------------------------------
@@ -220,13 +243,19 @@ def _beginning(config: RunConfig) -> str:
 
 
 def _choices(config: RunConfig, section: str) -> str:
-    """Say every value of a section that can change a number."""
+    """Say every value of a section that can change a number.
+
+    What can be added to a variant is said of those that have it.
+    """
     chosen = getattr(config, section)
     values = {"name": chosen.name, **numeric_values(chosen)}
+    departing = numeric_values(chosen, departing=True)
     listed = [
         f"{key} {show(value)}"
         for key, value in values.items()
-        if value is not None and f"{section}.{key}" not in _TOLD
+        if value is not None
+        and f"{section}.{key}" not in _TOLD
+        and (key in departing or f"{section}.{key}" not in _ADDED)
     ]
     return f"{_SECTIONS[section]}: {', '.join(listed)}."
 
@@ -246,8 +275,9 @@ def _test_notes(report: Report) -> list[str]:
     if noise.method == "paired":
         how = "each pair's own, as rows look unequally noisy"
     return [
-        f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} nats ({noise.df} "
-        f"degrees of freedom{look}); standard errors: {how}. Tests: docs/protocol.md.",
+        f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} "
+        f"{report.margin_unit} ({noise.df} degrees of freedom{look}); standard errors: {how}. "
+        "Tests: docs/protocol.md.",
         "Intervals are of each contrast alone; verdicts are adjusted over the "
         f"{len(report.against)} contrasts with {report.reference.name} (differences and "
         "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open.",

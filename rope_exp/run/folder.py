@@ -8,7 +8,7 @@ refused by the file's name. metrics.jsonl and checkpoints have modules of their 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import yaml
 
@@ -56,6 +56,8 @@ class Result(_Losses):
     tokens: Natural
     steps: Natural
     init_sha256: Sha256
+    # Of what was drawn for the parameters that every variant has; older runs had no others.
+    shared_init_sha256: NotRequired[Sha256]
     data_sha256: Sha256
     order_sha256: OrderSha256
     config_sha256: Sha256

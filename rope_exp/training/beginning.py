@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Sha256
 from rope_exp.config.variants import PeConfig
-from rope_exp.data.tokenizer import load_tokenizer
 from rope_exp.evaluation.load import load_run
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.run.checkpoint import STATE, list_steps, step_folder
@@ -34,13 +34,13 @@ class _Began(TypedDict):
 
 
 def begin(
-    decoder: Decoder, config: RunConfig, folder: Path, tokenizer_file: Path, *, is_main: bool
+    decoder: Decoder, config: RunConfig, folder: Path, tokenizer_json: str, *, is_main: bool
 ) -> str:
-    """Give a decoder the weights that its run begins with.
+    """Give a decoder, whose weights were drawn, those that its run begins with.
 
     Args:
         folder: of the run.
-        tokenizer_file: of what the run reads.
+        tokenizer_json: of what the run reads.
         is_main: whether to say what was taken.
     Returns:
         init_sha256, their hash. A run that goes on from its own checkpoints has it from there, and
@@ -49,7 +49,6 @@ def begin(
         ConfigError: run.init_from has weights that do not fit.
         RecordError, CheckpointError: its folder is damaged.
     """
-    decoder.initialise(config.seed)
     if config.init_weights is None:
         return weights_sha256(weights(decoder))
     if list_steps(folder / "checkpoints"):
@@ -62,7 +61,7 @@ def begin(
             "run.init_from", path, f"has other weights than init_weights={config.init_weights:.12}"
         )
     theirs, tokenizer = load_run(origin.folder, origin.step)
-    if tokenizer.to_str() != load_tokenizer(tokenizer_file).to_str():
+    if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
         raise ConfigError("run.init_from", path, "has another tokenizer: its tokens mean others")
 
     found = named_here(weights(theirs), origin.config.pe, config.pe)

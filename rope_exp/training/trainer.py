@@ -12,16 +12,17 @@ from pathlib import Path
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import Batches, next_tokens, validation_ids
-from rope_exp.data.meta import Prepared
-from rope_exp.data.places import PlacedBatches, Places
+from rope_exp.data.generated import DataSet
+from rope_exp.data.sources import held_out_rows, training_source
+from rope_exp.evaluation.answers import make_questions
 from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.probes import Probes, Questions
-from rope_exp.model.decoder import Decoder
+from rope_exp.evaluation.values import Probes
+from rope_exp.model.decoder import Decoder, llama_weights, weights_sha256
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
 from rope_exp.training.beginning import begin
+from rope_exp.training.optim import crossings
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.record import Record
 from rope_exp.training.resume import Checkpoints, Start, agree
@@ -45,53 +46,38 @@ class Trainer:
         self,
         config: RunConfig,
         folder: Path,
-        prepared: Prepared,
+        data: DataSet,
         parallel: Parallel,
         stop: StopSignal,
     ) -> None:
         self.config = config
         self.folder = folder
+        self.data = data
         self.parallel = parallel
         self.stop = stop
         self.reads_late = parallel.device.type == "cuda"
 
         # The model, its initial weights, and what updates them.
-        self.decoder = Decoder(config.architecture(prepared.vocab_size))
+        self.decoder = Decoder(config.architecture(data.vocab_size))
+        self.decoder.initialise(config.seed)
+        self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
         self.identity = {
             "config_sha256": config.config_sha256,
-            "data_sha256": prepared.data_sha256,
+            "data_sha256": data.data_sha256,
             "init_sha256": begin(
-                self.decoder, config, folder, prepared.tokenizer_file, is_main=parallel.is_main
+                self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main
             ),
         }
         self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         train = config.train
         if train.compile:
             self.decoder.compile_parts()
-        batches = Batches(
-            prepared.tokens["train"],
-            seed=config.order_seed,
-            batch_size=train.global_batch_size,
-            seq_len=train.seq_len,
-        )
-        data = config.data
-        self.places = Places(
-            prepared.corpus["end_id"], resets=data.reset_positions, masks=data.document_mask
-        )
-        placed = PlacedBatches(
-            batches,
-            self.places,
-            seed=config.order_seed,
-            batch_size=train.global_batch_size,
-            random_start=data.random_start,
-        )
-        self.train_step = TrainingStep(config, self.decoder, placed, parallel, self.should_stop)
-        self.held_out = prepared.tokens["validation"]
-        windows_NS = validation_ids(self.held_out, train.eval_sequences, train.seq_len)
-        self.held_out_rows = self.places.placed(next_tokens(windows_NS))
+        batches = training_source(config, data)
+        self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
+        self.held_out_rows = held_out_rows(config, data)
         self.throughput = Throughput(
             train.tokens_per_step,
-            flops_per_token(config, prepared.vocab_size),
+            flops_per_token(config, data.vocab_size),
             peak_flops_per_s(parallel.device, parallel.world_size, train.peak_tflops),
         )
 
@@ -123,7 +109,8 @@ class Trainer:
             status = self._loop(record)
             if status == "finished" and self.config.train.probes:
                 status = self._ask_probes()
-            facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
+            order = {"order_sha256": self.train_step.order_sha256}
+            facts = {"params": self.num_parameters, **order, **self.facts}
             record.end(status, self.step, facts | self.identity)
         return status
 
@@ -150,13 +137,13 @@ class Trainer:
         train = self.config.train
         answers: Probes | None = {}
         if self.parallel.is_main:
-            questions = Questions(
+            questions = make_questions(
                 self.decoder,
-                self.held_out,
-                train,
+                self.data,
+                self.config,
                 self.train_step.micro_batch_size,
                 should_stop=lambda: self.stop.requested,
-                places=self.places,
+                crossings=crossings(self.train_step.optimizer, self.decoder),
             )
             with self.parallel.autocast():
                 answers = questions.ask(train.probes)

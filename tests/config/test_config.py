@@ -25,6 +25,7 @@ NEEDS = {
     "data=files": ["data.path=somewhere"],
     "data=hub": ["data.path=some/where"],
     "tokenizer=pretrained": ["tokenizer.path=somewhere"],
+    "tokenizer=task": ["data=addition"],
 }
 
 
@@ -65,6 +66,31 @@ def test_a_departing_key_shows_in_the_label() -> None:
     assert run_config(["pe.name=mine", "pe.base=500000"]).pe.label == "mine"
 
 
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        ("pe=alibi", "alibi"),
+        ("pe=t5", "t5"),
+        ("pe=sinusoidal", "sinusoidal"),
+        ("pe=learned", "learned"),
+        ("pe=alibi pe.rotate=[v,o]", "alibi-rotate_vo"),
+        ("pe=vo_rope pe.bias=alibi", "alibi-rotate_vo"),
+        ("pe=nope pe.bias=t5", "t5"),
+        ("pe=t5 pe.bias=none", "nope"),
+        ("pe=learned pe.bias=alibi", "learned+alibi"),
+        ("pe=alibi pe.rotate=[q,k] pe.base=500000", "alibi-rotate_qk-base500000"),
+        ("pe.layers=[1,1,1,0]", "qk_rope-layers_1110"),
+        ("pe.trainable=log pe.trainable_lr=10", "qk_rope-trainablelog-trainable_lr10"),
+        ("pe.trainable=raw", "qk_rope-trainable"),
+    ],
+)
+def test_a_scheme_has_one_name_however_it_is_said(words: str, label: str) -> None:
+    """With it, one config and one hash."""
+    config = run_config(words.split())
+    assert config.pe.label == label
+    assert run_config([*words.split(), "pe.name=QK-RoPE"]).config_sha256 == config.config_sha256
+
+
 def test_a_size_brings_its_budget_and_tokenizer() -> None:
     """And the command line wins over both."""
     config = run_config(["model=1b", "data=fineweb_edu", "tracker=wandb"])
@@ -91,7 +117,7 @@ def test_a_corpus_never_bears_the_name_of_another(overrides: list[str], name: st
 
 
 MISTAKES = [
-    ("pe=nosuch", "pe=nosuch", "choose one of k_rope, nope"),
+    ("pe=nosuch", "pe=nosuch", "choose one of alibi, k_rope"),
     ("pe.rotate=[x]", 'pe.rotate=["x"]', "a list of some of q, k, v, o"),
     ("pe.rotate=[q,q]", 'pe.rotate=["q", "q"]', "may stand there once"),
     ("pe.rotate=q", "pe.rotate=q", "must be a list"),

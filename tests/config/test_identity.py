@@ -38,6 +38,7 @@ DEFAULTS = {
         "text_column": None, "sample_by": None, "validation_split": None,
         "holdout_fraction": 0.05, "max_tokens": None, "cache_dir": None, "seed": None,
         "reset_positions": False, "document_mask": False, "random_start": 0,
+        "order": "plain", "period": None,
     },
     "tokenizer": {
         "name": "bpe_2k", "kind": "bpe", "vocab_size": 2048, "train_bytes": 20_000_000,
@@ -50,7 +51,8 @@ DEFAULTS = {
     "schedule": {"name": "cosine", "warmup_fraction": 0.05, "final_fraction": 0.1},
     "train": {
         "name": "nano", "num_steps": 500, "global_batch_size": 16, "micro_batch_size": None,
-        "seq_len": 256, "eval_every": 50, "eval_sequences": 128, "save_every": 250,
+        "seq_len": 256,
+        "eval_every": 50, "eval_sequences": 128, "save_every": 250,
         "keep_checkpoints": 2, "log_every": 10, "precision": "auto", "compile": "auto",
         "deterministic": "auto", "peak_tflops": None, "probes": [], "objective": "causal",
     },

@@ -131,6 +131,8 @@ REFUSED = [
     (["model.head_dim=7"], "model.head_dim=7", "must be even"),
     (["attn=mla", "attn.groups=2"], "attn.groups", "there is no such key"),
     (["attn=decay", "pe=vo_rope", "attn.gamma=1.5"], "attn.gamma=1.5", "above 0 and below 1"),
+    (["attn=decay", "pe=vo_rope", "attn.gamma=learned", "model.num_attention_heads=64",
+      "model.hidden_size=256"], "attn.gamma=learned", "too near 1 to be learned in more than 59"),
     (["train.probes=[floors]"], "train.probes=", "attn.kind=softmax cannot be asked for floors"),
     (["model.match_params=1000"], "model.match_params=1000", "cannot be met within 0.1 %"),
     (["model.match_params=2000000", "tokenizer=pretrained", "tokenizer.path=x"],

@@ -129,7 +129,7 @@ MISTAKES = [
     ("lr=0.1", "lr: there is no such key; did you mean optim.lr?"),
     ("run.dir=~nosuchuser/x", "run.dir: its value cannot be read"),
     ("run.dir='~nosuchuser/x'", "run.dir=~nosuchuser/x: "),
-    ("pe=glob(zz*)", "pe: the sweep is empty: nothing matches among k_rope, nope"),
+    ("pe=glob(zz*)", "pe: the sweep is empty: nothing matches among alibi, k_rope"),
     ("seed=range(3,3)", "seed: the sweep is empty"),
     (f"seed=range(0,{10**12})", f"seed: makes a sweep of more than {MAX_RUNS:,} runs"),
     ("optim.lr=range(0.0,1.0,1e-12)", "optim.lr: makes a sweep"),

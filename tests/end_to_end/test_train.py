@@ -40,6 +40,7 @@ def test_a_run_folder_holds_what_the_contract_says(whole: tuple[Path, list[str]]
         "val/loss",
         "train/loss_last",
         "init_sha256",
+        "shared_init_sha256",
         "data_sha256",
         "order_sha256",
         "config_sha256",

@@ -71,11 +71,21 @@ def test_a_diverged_run_has_seen_fewer_tokens(tmp_path: Path) -> None:
 
 
 def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
-    """Their variant has more parameters, and its initial weights hash differently."""
+    """Their variant has more of them, and what all variants have is as it was.
+
+    Of a run from before that was hashed by itself, nothing can be told.
+    """
     make_run(tmp_path)
     result = {"params": 1328288, "init_sha256": OTHER}
     make_run(tmp_path, pe="pe.trainable=true", result=result)
     assert list(compared(tmp_path)) == ["qk_rope", "qk_rope-trainable"]
+
+    shared = {"shared_init_sha256": sha256_of("init 0")}
+    make_run(tmp_path, pe="t5", result=result | shared)
+    assert len(compared(tmp_path)) == 3
+    make_run(tmp_path, pe="learned", result=result | {"shared_init_sha256": OTHER})
+    with refused("began at different weights", "shared_init_sha256"):
+        compared(tmp_path)
 
 
 def test_weights_that_runs_began_with_are_no_seed(tmp_path: Path) -> None:

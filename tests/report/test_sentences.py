@@ -12,7 +12,7 @@ ASSUMPTIONS = (
     "Corpus: name stdlib, kind stdlib, holdout_fraction 0.05.",
     "Tokenizer: name bpe_2k, kind bpe, vocab_size 2048,",
     "Model: name nano, hidden_size 128,",
-    "Rotation: base 10000.0, fraction 1.0, trainable false, start 0, precision float32.",
+    "Position: base 10000.0, fraction 1.0, trainable false, start 0, precision float32.",
     "Optimiser: name adamw, lr 0.003, betas [0.9, 0.95],",
     "Schedule: name cosine, warmup_fraction 0.05,",
     "global_batch_size 16, seq_len 256, eval_sequences 128, precision auto",
@@ -74,9 +74,9 @@ def test_an_assumption_is_said_with_every_value_that_it_had(tmp_path: Path) -> N
     make_run(tmp_path, overrides=["schedule=wsd"])
     make_run(tmp_path, pe="pe.base=500000", overrides=["schedule=wsd"])
     said = assumptions(report_of(tmp_path))
-    assert [line.split(",")[0] for line in said if line.startswith("Rotation")] == [
-        "Rotation: base 10000.0",
-        "Rotation: base 500000.0",
+    assert [line.split(",")[0] for line in said if line.startswith("Position")] == [
+        "Position: base 10000.0",
+        "Position: base 500000.0",
     ]
     [schedule] = [line for line in said if line.startswith("Schedule")]
     assert "name wsd" in schedule
@@ -212,13 +212,19 @@ def test_blocks_of_other_surroundings_are_noted_as_such(tmp_path: Path) -> None:
     assert not any("Runs of seed" in note for note in said)
 
 
-def test_learned_frequencies_are_noted(tmp_path: Path) -> None:
+def test_what_a_variant_adds_is_said(tmp_path: Path) -> None:
     make_run(tmp_path)
     result = {"params": 1328288, "init_sha256": sha256_of("other")}
-    make_run(tmp_path, pe="pe.trainable=true", loss=3.4, result=result)
+    shared = {"shared_init_sha256": sha256_of("init 0")}
+    make_run(tmp_path, pe="pe.trainable=true", loss=3.4, result=result | shared)
     report = report_of(tmp_path)
-    assert any(note.startswith("QK-RoPE trainable learns its") for note in notes(report))
     assert "1,328,256 to 1,328,288 parameters" in caption(report)
+    plain = "base 10000.0, fraction 1.0, trainable false, start 0, precision float32"
+    assert f"Position: {plain}." in assumptions(report)
+    assert f"Position: {plain.replace('false', 'true')}." in assumptions(report)
+
+    make_run(tmp_path / "more", pe="alibi", loss=3.4)
+    assert f"Position: {plain}, bias alibi." in assumptions(report_of(tmp_path / "more"))
 
 
 # -- other factors ---------------------------------------------------------------------------------

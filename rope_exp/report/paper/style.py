@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from rope_exp.config.tasks import TEXT_UNIT
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 
@@ -25,7 +26,7 @@ GREY = "#666666"
 PALE = "#CCCCCC"
 BAND = "#E4E4E4"
 SMALL = 7.0
-UNIT = "nats per token"
+UNIT = TEXT_UNIT
 
 _DPI = 200
 _STYLE: dict[str, Any] = {
@@ -140,6 +141,13 @@ def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, f
     high = min(max([high, *ends]), high + span / 2)
     pad = 0.04 * max(high - low, span)
     return low - pad, high + pad
+
+
+def shades(count: int) -> list[tuple[float, ...]]:
+    """Return colours of lines that have an order, from pale to dark, which is kept in grey."""
+    # The palest end of the scheme is lost on white.
+    places = np.linspace(0.85, 0.0, count) if count > 1 else [0.0]
+    return [matplotlib.colormaps["viridis"](place) for place in places]
 
 
 def zero_line(axes: Axes) -> None:

@@ -16,7 +16,7 @@ from rope_exp.report.paper.deviations import deviations
 from rope_exp.report.paper.gather import of_report
 from rope_exp.report.paper.ladder import ladder
 from rope_exp.report.paper.rates import rates
-from rope_exp.report.paper.style import WIDTH, engineer, files_of, limits, seeds
+from rope_exp.report.paper.style import WIDTH, engineer, files_of, limits, seeds, shades
 
 ROWS = ("qk_rope", "vo_rope", "nope")
 SPREADS = [Spread("order", 3, {}, {("a", "b"): 0.004}, {("a", "b"): 0.012})]
@@ -86,6 +86,13 @@ def test_limits_leave_the_means_readable_beside_a_wide_interval() -> None:
     assert low < 0 < 0.42 < high < 0.45
     low, high = limits([])
     assert low < -0.001 < 0.001 < high
+
+
+def test_shades_go_from_pale_to_dark_in_grey() -> None:
+    greys = [0.3 * red + 0.59 * green + 0.11 * blue for red, green, blue, _ in shades(16)]
+    assert greys == sorted(set(greys), reverse=True)
+    assert greys[0] < 0.85
+    assert shades(1) == shades(5)[-1:]
 
 
 def test_numbers_are_spelled_for_readers() -> None:

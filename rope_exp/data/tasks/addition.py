@@ -1,0 +1,121 @@
+"""Addition: two numbers, and their sum to be predicted, as "123+4567=4690;".
+
+It is the task on which RoPER, which rotates values too, was tried (Harik and labml.ai). Several
+sums are packed into a row, as there, so that they begin anywhere; each is written in sight of those
+before it.
+
+In the order "reversed", both operands and the sum are written from the least significant digit on:
+"321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs no carry
+but that of the digit before, and the two digits that it adds stand at distances which are the same
+all along the sum. Were the sum alone reversed (Lee et al. 2023), these distances would grow by two
+from one digit to the next.
+
+Operands have 1 to 6 digits in training and in the test, 7 to 10 in the longer test; the lengths of
+the two are drawn independently and uniformly. No pair of numbers is both trained and tested, in
+either order of the two: of the pairs up to 6 digits a hash holds out one in eight, whatever the
+seed. But the hundred pairs of one-digit numbers are on both sides: an eighth of them would measure
+little, and all longer sums are made of them. So a test's matches at one digit are of trained sums.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rope_exp.data.tasks.draws import Draws
+from rope_exp.data.tasks.rows import END, LONGER, PAD, TEST, TRAIN, Example, Row, Rows, pack, stack
+
+VOCABULARY = "0123456789+=" + END + PAD
+
+# The fewest and the most digits of an operand.
+DIGITS = {TRAIN: (1, 6), TEST: (1, 6), LONGER: (7, 10)}
+
+HELD_OUT = 8  # one pair in so many
+
+Order = Literal["plain", "reversed"]
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Rows of sums; an example's span is the number of digits of its longer operand.
+
+    Attributes:
+        seed: of the examples; the same for both orders gives the same sums.
+        order: "plain", the most significant digit first, or "reversed".
+        seq_len: T.
+
+    Raises:
+        ValueError: a row is too short for the longest sum.
+    """
+
+    version: ClassVar[int] = 1
+    vocabulary: ClassVar[str] = VOCABULARY
+    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST, LONGER)
+
+    seed: int
+    order: Order
+    seq_len: int = 256
+
+    def __post_init__(self) -> None:
+        needed = max(longest(split) for split in DIGITS)
+        if self.seq_len + 1 < needed:
+            raise ValueError(f"{self.seq_len + 1} tokens hold no sum of {needed}")
+
+    def rows(self, split: str, indices: Iterable[int]) -> Rows:
+        """Return the rows of these numbers, counted from 0, of "train", "test" or "longer"."""
+        assert split in self.splits, split
+        return stack([self._row(split, index) for index in indices], VOCABULARY)
+
+    def _row(self, split: str, index: int) -> Row:
+        def draw(draws: Draws) -> Example:
+            return write(*draw_pair(draws, split), self.order)
+
+        draws = Draws(self.seed, f"addition {split}", index)
+        return pack(draws, draw, longest(split), self.seq_len + 1)
+
+
+def longest(split: str) -> int:
+    """Return the number of characters of the split's longest sum."""
+    most = DIGITS[split][1]
+    return len("+") + len("=") + len(END) + 3 * most + 1
+
+
+def draw_pair(draws: Draws, split: str) -> tuple[int, int]:
+    """Draw two numbers of the split: their lengths once, their digits until they belong to it."""
+    fewest, most = DIGITS[split]
+    digits_a = fewest + draws.below(most - fewest + 1)
+    digits_b = fewest + draws.below(most - fewest + 1)
+
+    while True:
+        a = _number(draws, digits_a)
+        b = _number(draws, digits_b)
+        if split == LONGER or is_shared(a, b) or is_held_out(a, b) == (split == TEST):
+            return a, b
+
+
+def is_shared(a: int, b: int) -> bool:
+    """Whether a pair is both trained and tested: two numbers of one digit."""
+    return max(a, b) < 10
+
+
+def is_held_out(a: int, b: int) -> bool:
+    """Whether a pair, unless it is shared, belongs to the test; its order does not matter."""
+    pair = f"{min(a, b)}+{max(a, b)}"
+    digest = hashlib.blake2b(pair.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % HELD_OUT == 0
+
+
+def write(a: int, b: int, order: Order) -> Example:
+    """Write a sum."""
+    step = 1 if order == "plain" else -1
+    question = f"{str(a)[::step]}+{str(b)[::step]}="
+    answer = str(a + b)[::step] + END
+    return Example(question, answer, span=len(str(max(a, b))))
+
+
+def _number(draws: Draws, digits: int) -> int:
+    """Draw a number of so many digits; the first is not 0, unless it is the only one."""
+    if digits == 1:
+        return draws.below(10)
+    least: int = 10 ** (digits - 1)
+    return least + draws.below(9 * least)

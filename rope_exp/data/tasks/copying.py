@@ -1,0 +1,73 @@
+"""Copying: a random string, a separator, and the same string again to be predicted: "bca|bca;".
+
+There are few letters on purpose. A string whose letters all differ can be copied by looking for the
+letter written last and taking the one behind it, without knowing where it stands. Where letters
+repeat this does not do, and strings longer than the trained ones become hard (H. Zhou et al. 2023).
+RoPER was tried on such a task, too (Harik and labml.ai): there stretches of 16 letters, of four
+kinds, are repeated from anywhere in a string that grows; here what is copied has all lengths.
+
+Strings have 1 to 32 letters in training and in the test, 33 to 64 in the longer test, uniformly.
+Several are packed into a row, so that they begin anywhere. Training and test have streams of their
+own; short strings are on both sides, since there are only 4^L of length L.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rope_exp.data.tasks.draws import Draws
+from rope_exp.data.tasks.rows import END, LONGER, PAD, TEST, TRAIN, Example, Row, Rows, pack, stack
+
+LETTERS = "abcd"
+SEPARATOR = "|"
+VOCABULARY = LETTERS + SEPARATOR + END + PAD
+
+# The fewest and the most letters of a string.
+LENGTHS = {TRAIN: (1, 32), TEST: (1, 32), LONGER: (33, 64)}
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Rows of strings and their copies; an example's span is the length of its string.
+
+    Attributes:
+        seed: of the examples.
+        seq_len: T.
+
+    Raises:
+        ValueError: a row is too short for the longest string and its copy.
+    """
+
+    version: ClassVar[int] = 1
+    vocabulary: ClassVar[str] = VOCABULARY
+    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST, LONGER)
+
+    seed: int
+    seq_len: int = 256
+
+    def __post_init__(self) -> None:
+        needed = max(longest(split) for split in LENGTHS)
+        if self.seq_len + 1 < needed:
+            raise ValueError(f"{self.seq_len + 1} tokens hold no string and copy of {needed}")
+
+    def rows(self, split: str, indices: Iterable[int]) -> Rows:
+        """Return the rows of these numbers, counted from 0, of "train", "test" or "longer"."""
+        assert split in self.splits, split
+        return stack([self._row(split, index) for index in indices], VOCABULARY)
+
+    def _row(self, split: str, index: int) -> Row:
+        fewest, most = LENGTHS[split]
+
+        def draw(draws: Draws) -> Example:
+            length = fewest + draws.below(most - fewest + 1)
+            letters = draws.many_below(len(LETTERS), length)
+            string = "".join(LETTERS[letter] for letter in letters)
+            return Example(string + SEPARATOR, string + END, span=length)
+
+        draws = Draws(self.seed, f"copying {split}", index)
+        return pack(draws, draw, longest(split), self.seq_len + 1)
+
+
+def longest(split: str) -> int:
+    """Return the number of characters of the split's longest string and its copy."""
+    return 2 * LENGTHS[split][1] + len(SEPARATOR) + len(END)

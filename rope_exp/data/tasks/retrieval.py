@@ -1,0 +1,113 @@
+"""Retrieval: keys and their values in random filler; later a key is asked, its value predicted.
+
+In "abK7cd?K7ef" the pair K7 is the needle and ?K the question, whose answer is 7. Its distance is
+that between the two K, here 5. Distances are uniform over octaves from 4 on, and within an octave;
+the longest are just below half a row.
+
+A row has eight needles of different keys and a question for each: eight examples, whose answers are
+one token each, and which distract from one another. Given its distance, a needle and its question
+stand anywhere in the row where nothing else does.
+
+Training and test have streams of their own. To ask over longer distances than were trained, test
+with a larger seq_len; the tokens are the same.
+"""
+
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_exp.data.tasks.draws import Draws
+from rope_exp.data.tasks.rows import NO_ANSWER, TEST, TRAIN, Row, Rows, stack
+
+FILLER = string.ascii_lowercase
+KEYS = string.ascii_uppercase
+VALUES = string.digits
+QUESTION = "?"
+VOCABULARY = FILLER + KEYS + VALUES + QUESTION
+
+NUM_PAIRS = 8
+NEAREST = 4  # the least distance: a needle, one token of filler, and a question
+# Of the places of a needle and its question, another pair's needle and question take so many at
+# most: 3 for needle and needle, twice 4 for needle and question, 5 for question and question.
+TAKEN = 16
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Rows of filler with needles and questions; an example's span is its distance in tokens.
+
+    Attributes:
+        seed: of the examples.
+        seq_len: T.
+
+    Raises:
+        ValueError: so short a row might have no place for all needles and questions.
+    """
+
+    version: ClassVar[int] = 1
+    vocabulary: ClassVar[str] = VOCABULARY
+    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)
+
+    seed: int
+    seq_len: int = 512
+
+    def __post_init__(self) -> None:
+        # A pair's distance is below T / 2, so that it has more than T / 2 places.
+        fewest = 2 * TAKEN * (NUM_PAIRS - 1)
+        if self.seq_len < fewest:
+            raise ValueError(f"a row needs {fewest} tokens or more, not {self.seq_len}")
+
+    @property
+    def num_octaves(self) -> int:
+        """How many octaves of distances there are: o has those from 4 * 2^o to below twice that."""
+        return (self.seq_len // (2 * NEAREST)).bit_length() - 1
+
+    def rows(self, split: str, indices: Iterable[int]) -> Rows:
+        """Return the rows of these numbers, counted from 0, of "train" or "test"."""
+        assert split in self.splits, split
+        return stack([self._row(split, index) for index in indices], VOCABULARY)
+
+    def _row(self, split: str, index: int) -> Row:
+        draws = Draws(self.seed, f"retrieval {split}", index)
+        width = self.seq_len + 1
+
+        text = [FILLER[letter] for letter in draws.many_below(len(FILLER), width)]
+        keys = draws.order(len(KEYS))[:NUM_PAIRS]
+        values = draws.many_below(len(VALUES), NUM_PAIRS)
+
+        is_taken_S = np.zeros(width, dtype=np.bool_)
+        answer_T = np.full(self.seq_len, NO_ANSWER, dtype=np.int64)
+        span_T = np.zeros(self.seq_len, dtype=np.int64)
+
+        for number in range(NUM_PAIRS):
+            pair = KEYS[keys[number]] + VALUES[values[number]]
+            distance = self._distance(draws)
+            needle = _place(draws, distance, is_taken_S)
+            asked = needle + distance
+
+            text[needle : needle + 2] = pair
+            text[asked - 1 : asked + 2] = QUESTION + pair
+            # The prediction of the value is made at the key.
+            answer_T[asked] = number
+            span_T[asked] = distance
+
+        return Row("".join(text), answer_T, span_T)
+
+    def _distance(self, draws: Draws) -> int:
+        nearest = NEAREST << draws.below(self.num_octaves)
+        return nearest + draws.below(nearest)
+
+
+def _place(draws: Draws, distance: int, is_taken_S: NDArray[np.bool_]) -> int:
+    """Draw where a needle's key stands, until nothing is in its way, and take the places."""
+    while True:
+        needle = draws.below(len(is_taken_S) - distance - 1)
+        asked = needle + distance
+        places = [needle, needle + 1, asked - 1, asked, asked + 1]
+        if not is_taken_S[places].any():
+            is_taken_S[places] = True
+            return needle

@@ -1,0 +1,159 @@
+"""Rows of tokens whose answers are to be predicted, and how examples are packed into them.
+
+A token is a character of the task's vocabulary, and its id the character's place there. A decoder
+is trained on ids[:, :-1] with targets ids[:, 1:], where the mask says so: at answers alone. Where
+answers differ in length their last token is END, so that where one ends is to be predicted, too.
+
+Whether an answer is right is asked with the true tokens before each (teacher forcing). If all of
+an answer's tokens are the most likely ones then, greedy decoding would have written it, and if one
+is not, it would not have: the exact match is the same, from a single pass.
+
+Shapes: N rows, S = T + 1 tokens of a row, T predictions of a row; of all rows together, E examples
+and A tokens of answers.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_exp.data.tasks.draws import Draws
+
+# The splits of a task. All have streams of their own.
+TRAIN = "train"
+TEST = "test"  # examples like those of training
+LONGER = "longer"  # longer than any of training, in rows that are no longer
+
+END = ";"
+PAD = "_"
+
+NO_ANSWER = -1
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question and its answer.
+
+    Attributes:
+        question: what is given.
+        answer: what is to be predicted, END with it.
+        span: how long or how far it is; exact matches are reported by it.
+    """
+
+    question: str
+    answer: str
+    span: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as text.
+
+    Attributes:
+        text: S characters.
+        answer_T: of each prediction, which of the row's examples it answers, from 0; or NO_ANSWER.
+        span_T: that example's span; 0 where there is no answer.
+    """
+
+    text: str
+    answer_T: NDArray[np.int64]
+    span_T: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as a decoder reads them; the other attributes are those of Row, stacked."""
+
+    ids_NS: NDArray[np.int64]
+    answer_NT: NDArray[np.int64]
+    span_NT: NDArray[np.int64]
+
+    @property
+    def mask_NT(self) -> NDArray[np.bool_]:
+        """Which of ids_NS[:, 1:] are to be predicted."""
+        return np.not_equal(self.answer_NT, NO_ANSWER)
+
+    def exact_matches(
+        self, is_right_NT: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return span_E, and whether every token of the answer is right, of each example.
+
+        Args:
+            is_right_NT: whether the prediction is the token of ids_NS[:, 1:].
+        Returns:
+            In the order of the rows, and of the examples in each.
+        """
+        row_A, place_A = np.nonzero(self.mask_NT)
+        example_A = row_A * self.mask_NT.shape[1] + self.answer_NT[row_A, place_A]
+        _, first_E, which_A = np.unique(example_A, return_index=True, return_inverse=True)
+
+        num_wrong_E = np.bincount(which_A[~is_right_NT[row_A, place_A]], minlength=len(first_E))
+        return self.span_NT[row_A, place_A][first_E], num_wrong_E == 0
+
+
+class Task(Protocol):
+    """What the tasks of a decoder have in common.
+
+    Attributes:
+        version: of the generator; other rows have another.
+        vocabulary: a character a token.
+        splits: those that the task has.
+    """
+
+    version: ClassVar[int]
+    vocabulary: ClassVar[str]
+    splits: ClassVar[tuple[str, ...]]
+
+    @property
+    def seq_len(self) -> int:
+        """T, of every split."""
+
+    def rows(self, split: str, indices: Iterable[int]) -> Rows:
+        """Return the rows of these numbers, counted from 0."""
+
+
+def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: int) -> Row:
+    """Fill a row of `width` characters with examples, one behind the other.
+
+    Another is added while the longest possible would fit: were it added if it fits itself, long
+    ones would be rarer than they were drawn. The pads that are left stand before and behind, in a
+    share that is drawn, so that the first example begins anywhere, too.
+    """
+    examples = []
+    left = width
+    while left >= longest:
+        example = draw(draws)
+        examples.append(example)
+        left -= len(example.question) + len(example.answer)
+
+    before = draws.below(left + 1)
+    text = PAD * before
+    answer_T = np.full(width - 1, NO_ANSWER, dtype=np.int64)
+    span_T = np.zeros(width - 1, dtype=np.int64)
+
+    for number, example in enumerate(examples):
+        text += example.question
+        # Prediction t is that of character t + 1.
+        places = slice(len(text) - 1, len(text) - 1 + len(example.answer))
+        answer_T[places] = number
+        span_T[places] = example.span
+        text += example.answer
+
+    return Row(text.ljust(width, PAD), answer_T, span_T)
+
+
+def stack(rows: Sequence[Row], vocabulary: str) -> Rows:
+    """Return the rows with their ids."""
+    place = {token: id_ for id_, token in enumerate(vocabulary)}
+    return Rows(
+        ids_NS=np.array([[place[token] for token in row.text] for row in rows], dtype=np.int64),
+        answer_NT=np.stack([row.answer_T for row in rows]),
+        span_NT=np.stack([row.span_T for row in rows]),
+    )
+
+
+def spell(ids: Sequence[int] | NDArray[np.int64], vocabulary: str) -> str:
+    """Return the characters of one row's ids."""
+    return "".join(vocabulary[id_] for id_ in ids)

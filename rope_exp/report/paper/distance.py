@@ -1,0 +1,211 @@
+"""Figures of distance: attention by distance beside the bound of the scores, and heads' kappa.
+
+Both are drawn from what runs answered to the probe `distance`, as probes.json holds it:
+
+    {
+        "m": [0, 1, 2, ...],                        distances, in tokens
+        "attention": {"0": [A(m), ...], ...},       by layer
+        "uniform": [...],                           A(m) of weights 1/(i + 1)
+        "bound": [f(m), ...],                       where q and k both rotate, else left out
+        "kappa": {"0": [[kappa(m), ...], ...], ...}     by layer and head; likewise
+    }
+
+A(m) is the mean weight on the key m before a query, f(m) the long-range decay of Su 2021, and
+kappa(m) the score of a head's mean query and mean key at distance m. A layer in which q and k do
+not both rotate has no kappa.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from numpy.typing import NDArray
+
+from rope_exp.report.looks import look
+from rope_exp.report.paper.style import (
+    GREY,
+    INK,
+    WIDTH,
+    Style,
+    engineer,
+    seeds,
+    shades,
+    small_print,
+    styled,
+    zero_line,
+)
+
+Array = NDArray[np.float64]
+Answer = Mapping[str, Any]
+
+_COLUMNS = 3
+
+
+@styled
+def distance(
+    answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str] | None = None
+) -> Figure | None:
+    """Draw the mean attention by distance of each row, over its layers and runs.
+
+    Args:
+        answers: of each run of a row, by the row's label.
+        names: of rows, by their labels; None: the labels.
+    Returns:
+        None where no run was asked.
+    """
+    answers = {label: found for label, found in answers.items() if found}
+    if not answers:
+        return None
+
+    figure = Figure(figsize=(WIDTH, 4.2))
+    axes = figure.subplots()
+    for number, (label, found) in enumerate(answers.items()):
+        m = _distances(found[0])
+        layers = [answer["attention"][layer] for answer in found for layer in answer["attention"]]
+        mean = np.mean(np.array(layers, dtype=float), axis=0)
+        style = look(label, number) | {"linewidth": 0.9, "markersize": 3.5}
+        # A window's weights beyond it are 0, and linear attention may have negative ones.
+        heights = np.where(mean > 0, mean, np.nan)
+        name = (names or {}).get(label, label)
+        gid = f"{label} attention"
+        axes.plot(m + 1, heights, gid=gid, label=name, markevery=_octaves(m), **style)
+    _draw_references(axes, answers, names or {})
+
+    _distance_axis(axes)
+    axes.set_yscale("log")
+    axes.set_ylabel("mean weight on the key at distance m")
+    _legend(figure, axes)
+    small_print(figure, *_print(answers))
+    return figure
+
+
+@styled
+def kappa(
+    answers: Mapping[str, Sequence[Answer]], layer: int, names: Mapping[str, str] | None = None
+) -> Figure | None:
+    """Draw kappa(m) of each head of a layer, in a panel for each row, of its first run.
+
+    Args:
+        answers: of each run of a row, by the row's label.
+        layer: counted from 0.
+        names: of rows, by their labels; None: the labels.
+    Returns:
+        None where q and k rotate together in this layer of no row.
+    """
+    # A head of one run is not that of another, so runs have no mean.
+    drawn = {
+        label: found[0]
+        for label, found in answers.items()
+        if found and str(layer) in found[0].get("kappa", {})
+    }
+    if not drawn:
+        return None
+
+    columns = min(len(drawn), _COLUMNS)
+    lines = math.ceil(len(drawn) / columns)
+    figure = Figure(figsize=(WIDTH, 1.0 + 2.1 * lines))
+    panels = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten()
+    for axes, (label, answer) in zip(panels, drawn.items(), strict=False):
+        _draw_heads(axes, label, answer, str(layer))
+        axes.set_title((names or {}).get(label, label))
+    for axes in panels[len(drawn) :]:
+        axes.set_visible(False)
+
+    for axes in panels[::columns]:
+        axes.set_ylabel("κ(m), in a logit")
+    most = max(panels[: len(drawn)], key=lambda axes: len(axes.get_legend_handles_labels()[0]))
+    _legend(figure, most)
+    small_print(
+        figure,
+        f"Layer {layer}, counted from 0; one run a row. κ(m) is the score that a head's mean query "
+        "gives its mean key m tokens before, whatever they say: what the head makes of distance "
+        "alone. The query's own token stands at 1.",
+    )
+    return figure
+
+
+# -- the panels ------------------------------------------------------------------------------------
+
+
+def _draw_references(
+    axes: Axes, answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str]
+) -> None:
+    """Draw uniform attention, and the bound that rows have, at uniform's level.
+
+    Where rows have several, each is of the colour of the first row that has it.
+    """
+    longest = max((found[0] for found in answers.values()), key=lambda answer: max(answer["m"]))
+    uniform = np.array(longest["uniform"], dtype=float)
+    style: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 1}
+    axes.plot(_distances(longest) + 1, uniform, gid="uniform", label="uniform, 1/(i + 1)", **style)
+
+    # Rows of the same frequencies have the same one.
+    bounds: dict[tuple[float, ...], tuple[int, str]] = {}
+    for number, (label, found) in enumerate(answers.items()):
+        if "bound" in found[0]:
+            bounds.setdefault(tuple(found[0]["bound"]), (number, label))
+
+    dots: Style = {"color": INK, "linewidth": 1.2, "linestyle": (0, (1, 1.5)), "zorder": 1}
+    name = "f(m)"
+    for bound, (number, label) in bounds.items():
+        answer = answers[label][0]
+        if len(bounds) > 1:
+            dots["color"] = look(label, number)["color"]
+            name = f"f(m) of {names.get(label, label)}"
+        scaled = np.array(bound) * np.mean(answer["uniform"]) / np.mean(bound)
+        axes.plot(_distances(answer) + 1, scaled, gid=f"{label} bound", label=name, **dots)
+
+
+def _draw_heads(axes: Axes, label: str, answer: Answer, layer: str) -> None:
+    heads = np.array(answer["kappa"][layer], dtype=float)
+    m = _distances(answer)
+    for head, (heights, color) in enumerate(zip(heads, shades(len(heads)), strict=True)):
+        style: Style = {"color": color, "linewidth": 0.9, "label": f"head {head}"}
+        axes.plot(m + 1, heights, gid=f"{label} head {head}", **style)
+    zero_line(axes)
+    _distance_axis(axes)
+
+
+# -- around them -----------------------------------------------------------------------------------
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Write the names of an axes' lines above the figure, in lines of about one length."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / 5))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
+
+
+def _distances(answer: Answer) -> Array:
+    return np.array(answer["m"], dtype=float)
+
+
+def _octaves(m: Array) -> list[int]:
+    """Return the places of about one distance an octave, where a marker stands."""
+    octave = np.floor(np.log2(m + 1))
+    return [int(place) for place in np.unique(octave, return_index=True)[1]]
+
+
+def _distance_axis(axes: Axes) -> None:
+    """Make the axis of distances logarithmic; 0 would have no place there, so they count from 1."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineer(value)))
+    axes.set_xlabel("distance m + 1 (tokens)")
+
+
+def _print(answers: Mapping[str, Sequence[Answer]]) -> list[str]:
+    said = [
+        "Mean over heads, layers and the queries of the second half of a window "
+        f"({seeds(len(found) for found in answers.values())} a row). The query's own token stands "
+        "at 1. Dashed: every query weighs all its keys alike."
+    ]
+    if any("bound" in found[0] for found in answers.values()):
+        said.append(
+            "Dotted: f(m), a bound of what distance can do to a score, up to a factor; it is drawn "
+            "at uniform attention's mean, so that its slope alone says something."
+        )
+    return said

@@ -1,0 +1,109 @@
+"""Figure of learned frequencies: how far each has moved from where it began.
+
+It is drawn from what runs answered to the probe `drift`, as probes.json holds it:
+
+    {
+        "sites": {                          those whose frequencies are learned: qk, vo or both
+            "qk": {
+                "theta0": [...],            at the start, in radians a position, by pair
+                "theta": [[...], ...],      at the end: one list for the model, one a layer, or one
+            },                              a layer and head
+            "vo": {...}
+        }
+    }
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from rope_exp.report.paper.style import (
+    WIDTH,
+    Style,
+    seeds,
+    shades,
+    small_print,
+    styled,
+    zero_line,
+)
+
+Array = NDArray[np.float64]
+Answer = Mapping[str, Any]
+
+_TITLES = {"qk": "q and k", "vo": "v and o"}
+
+
+@styled
+def drift(
+    answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str] | None = None
+) -> Figure | None:
+    """Draw ln(theta/theta0) against theta0: a line of panels for each row, one for each pair.
+
+    Args:
+        answers: of each run of a row, by the row's label.
+        names: of rows, by their labels; None: the labels.
+    Returns:
+        None where no frequency was learned.
+    """
+    drawn = {
+        label: found for label, found in answers.items() if any(answer["sites"] for answer in found)
+    }
+    if not drawn:
+        return None
+
+    pairs = [
+        pair
+        for pair in _TITLES
+        if any(pair in answer["sites"] for found in drawn.values() for answer in found)
+    ]
+    figure = Figure(figsize=(WIDTH, 0.5 + 2.3 * len(drawn)))
+    panels = figure.subplots(len(drawn), len(pairs), sharey="row", squeeze=False)
+    for line, (label, found) in zip(panels, drawn.items(), strict=True):
+        name = (names or {}).get(label, label)
+        for axes, pair in zip(line, pairs, strict=True):
+            sites = [answer["sites"][pair] for answer in found if pair in answer["sites"]]
+            axes.set_visible(bool(sites))
+            if sites:
+                _draw(axes, f"{label} {pair}", f"{name}\n{_TITLES[pair]}", sites)
+
+    counts = seeds(len(found) for found in drawn.values())
+    small_print(
+        figure,
+        "A line: the learned frequencies θ of the model, of a layer, or of a key/value head of a "
+        f"layer, the palest first ({counts} a row); θ₀: at the start. Above 0 a pair turns faster "
+        "than it did. Median: of the absolute value, over all lines and pairs.",
+    )
+    return figure
+
+
+def drifts(site: Mapping[str, Any]) -> Array:
+    """Return ln(|theta|/theta0) of each line of a pair of sites: [lines, F].
+
+    The sign of a frequency that is learned as it is has no effect: its absolute value turns.
+    """
+    theta = np.array(site["theta"], dtype=float)
+    moved: Array = np.log(np.abs(theta) / np.array(site["theta0"], dtype=float))
+    return moved
+
+
+def _draw(axes: Axes, gid: str, title: str, sites: Sequence[Mapping[str, Any]]) -> None:
+    of_runs = [drifts(site) for site in sites]
+    for run, (site, rows) in enumerate(zip(sites, of_runs, strict=True)):
+        for number, (row, color) in enumerate(zip(rows, shades(len(rows)), strict=True)):
+            style: Style = {"color": color, "linewidth": 0.9, "marker": "o", "markersize": 2.5}
+            axes.plot(site["theta0"], row, gid=f"{gid} {run} {number}", **style)
+
+    middle = np.median(np.abs(np.concatenate(of_runs)))
+    axes.set_title(f"{title}: median {middle:.3g}")
+    axes.set(xlabel="θ₀ (radians a position)", ylabel="ln(θ / θ₀)")
+    axes.set_xscale("log")
+    # Shared along the line, whose first panel may not be there.
+    axes.tick_params(labelleft=True)
+    zero_line(axes)
+    # At least a hundredth, so that rounding does not fill the panel.
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, -0.01), max(high, 0.01))

@@ -1,0 +1,134 @@
+"""Sums, read back from their tokens."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from rope_exp.data.tasks.addition import Addition, Order, is_held_out, write
+from rope_exp.data.tasks.rows import spell
+
+PLAIN = Addition(seed=0, order="plain")
+REVERSED = Addition(seed=0, order="reversed")
+NUMBER = re.compile("0|[1-9][0-9]*")
+
+both_orders = pytest.mark.parametrize("task", [PLAIN, REVERSED], ids=lambda task: task.order)
+each_split = pytest.mark.parametrize("split", PLAIN.splits)
+
+
+def texts(task: Addition, split: str, count: int) -> list[str]:
+    return [spell(ids_S, task.vocabulary) for ids_S in task.rows(split, range(count)).ids_NS]
+
+
+def sums(task: Addition, split: str, count: int) -> list[tuple[str, str, str]]:
+    """The operands and the sum of each example, as numbers are usually written."""
+    found = []
+    for text in texts(task, split, count):
+        for example in text.strip("_").removesuffix(";").split(";"):
+            operands, total = example.split("=")
+            a, b = operands.split("+")
+            step = 1 if task.order == "plain" else -1
+            found.append((a[::step], b[::step], total[::step]))
+    return found
+
+
+@both_orders
+@each_split
+def test_sums_are_right(task: Addition, split: str) -> None:
+    for a, b, total in sums(task, split, 50):
+        assert int(a) + int(b) == int(total)
+        assert all(NUMBER.fullmatch(number) for number in (a, b, total))
+
+
+@given(st.integers(0, 10**10), st.integers(0, 10**10), st.sampled_from(["plain", "reversed"]))
+def test_a_sum_is_written_in_its_order(a: int, b: int, order: Order) -> None:
+    example = write(a, b, order)
+    plain = f"{a}+{b}={a + b}"
+    if order == "reversed":
+        first, second, total = re.split("[+=]", plain)
+        plain = f"{first[::-1]}+{second[::-1]}={total[::-1]}"
+    assert example.question + example.answer == plain + ";"
+    assert example.span == max(len(str(a)), len(str(b)))
+
+
+def test_the_examples_of_the_documentation() -> None:
+    plain = write(123, 4567, "plain")
+    backwards = write(123, 4567, "reversed")
+    assert plain.question + plain.answer == "123+4567=4690;"
+    assert backwards.question + backwards.answer == "321+7654=0964;"
+
+
+@both_orders
+@each_split
+def test_the_mask_covers_answers_and_their_ends(task: Addition, split: str) -> None:
+    """What stands behind "=" up to ";", read from the text anew, with the sum's number and span."""
+    rows = task.rows(split, range(20))
+    for text, answer_T, span_T in zip(
+        texts(task, split, 20), rows.answer_NT, rows.span_NT, strict=True
+    ):
+        expected = np.full(len(text), -1)
+        spans = np.zeros(len(text), dtype=np.int64)
+        for number, match in enumerate(re.finditer(r"([0-9]+)\+([0-9]+)=([0-9]+;)", text)):
+            expected[match.start(3) : match.end(3)] = number
+            spans[match.start(3) : match.end(3)] = max(len(match[1]), len(match[2]))
+        np.testing.assert_array_equal(answer_T, expected[1:])
+        np.testing.assert_array_equal(span_T, spans[1:])
+
+
+@each_split
+def test_both_orders_have_the_same_sums(split: str) -> None:
+    assert sums(PLAIN, split, 20) == sums(REVERSED, split, 20)
+
+
+def test_no_pair_is_trained_and_tested() -> None:
+    """In either order, but those of two digits in all; of another seed, too."""
+    trained = {frozenset((a, b)) for a, b, _ in sums(PLAIN, "train", 600)}
+    tested = {frozenset((a, b)) for a, b, _ in sums(PLAIN, "test", 100)}
+    other = Addition(seed=1, order="plain")
+    tested |= {frozenset((a, b)) for a, b, _ in sums(other, "test", 100)}
+
+    shared = trained & tested
+    assert shared
+    assert all(len(number) == 1 for pair in shared for number in pair)
+
+
+def test_a_hash_holds_out_an_eighth() -> None:
+    """Of all pairs up to 600 in the rule itself; those of one and two digits alone, too."""
+    assert all(is_held_out(a, b) == is_held_out(b, a) for a in range(40) for b in range(40))
+    many = [is_held_out(a, b) for a in range(600) for b in range(a, 600)]
+    small = [is_held_out(a, b) for a in range(10) for b in range(10, 100)]
+    for each in (many, small):
+        assert stats.binomtest(sum(each), len(each), 1 / 8).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(("split", "digits"), [("train", 6), ("test", 6), ("longer", 4)])
+def test_lengths_are_uniform_and_independent(split: str, digits: int) -> None:
+    pairs = Counter((len(a), len(b)) for a, b, _ in sums(PLAIN, split, 150))
+    least = 7 if split == "longer" else 1
+    assert min(pairs) == (least, least)
+    assert max(pairs) == (least + digits - 1, least + digits - 1)
+    assert len(pairs) == digits**2
+    assert stats.chisquare(list(pairs.values())).pvalue > 1e-6
+
+
+@each_split
+def test_numbers_are_uniform(split: str) -> None:
+    """The first digits of the longest numbers, which are not 0, and their last digits."""
+    numbers = [number for a, b, _ in sums(PLAIN, split, 80) for number in (a, b)]
+    longest = [number for number in numbers if len(number) == max(map(len, numbers))]
+    first = Counter(number[0] for number in longest)
+    last = Counter(number[-1] for number in longest)
+    assert len(first) == 9 and len(last) == 10
+    assert stats.chisquare(list(first.values())).pvalue > 1e-6
+    assert stats.chisquare(list(last.values())).pvalue > 1e-6
+
+
+def test_the_longest_sum_just_fits() -> None:
+    """Ten digits, "+", ten digits, "=", eleven digits and ";"."""
+    Addition(seed=0, order="plain", seq_len=33).rows("longer", range(3))
+    with pytest.raises(ValueError, match="33 tokens hold no sum of 34"):
+        Addition(seed=0, order="plain", seq_len=32)

@@ -1,0 +1,75 @@
+"""Strings and their copies, read back from their tokens."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rope_exp.data.tasks.copying import Copying
+from rope_exp.data.tasks.rows import spell
+
+TASK = Copying(seed=0)
+LENGTHS = {"train": (1, 32), "test": (1, 32), "longer": (33, 64)}
+each_split = pytest.mark.parametrize("split", TASK.splits)
+
+
+def texts(split: str, count: int) -> list[str]:
+    return [spell(ids_S, TASK.vocabulary) for ids_S in TASK.rows(split, range(count)).ids_NS]
+
+
+def strings(split: str, count: int) -> list[str]:
+    found = []
+    for text in texts(split, count):
+        for example in text.strip("_").removesuffix(";").split(";"):
+            string, copy = example.split("|")
+            assert string == copy
+            found.append(string)
+    return found
+
+
+@each_split
+def test_copies_are_right_and_lengths_uniform(split: str) -> None:
+    fewest, most = LENGTHS[split]
+    lengths = Counter(map(len, strings(split, 1000)))
+    assert set(lengths) == set(range(fewest, most + 1))
+    assert stats.chisquare(list(lengths.values())).pvalue > 1e-6
+
+
+@each_split
+def test_letters_are_uniform_and_independent(split: str) -> None:
+    """Counted in pairs of neighbours that do not overlap."""
+    pairs = Counter(
+        string[place : place + 2]
+        for string in strings(split, 200)
+        for place in range(0, len(string) - 1, 2)
+    )
+    assert len(pairs) == 16
+    assert stats.chisquare(list(pairs.values())).pvalue > 1e-6
+
+
+@each_split
+def test_the_mask_covers_copies_and_their_ends(split: str) -> None:
+    rows = TASK.rows(split, range(20))
+    for text, answer_T, span_T in zip(texts(split, 20), rows.answer_NT, rows.span_NT, strict=True):
+        expected = np.full(len(text), -1)
+        spans = np.zeros(len(text), dtype=np.int64)
+        for number, match in enumerate(re.finditer(r"([a-d]+)\|([a-d]+;)", text)):
+            expected[match.start(2) : match.end(2)] = number
+            spans[match.start(2) : match.end(2)] = len(match[1])
+        np.testing.assert_array_equal(answer_T, expected[1:])
+        np.testing.assert_array_equal(span_T, spans[1:])
+
+
+def test_long_strings_are_not_both_trained_and_tested() -> None:
+    """From 16 letters on there are four thousand million of a length."""
+    trained = {string for string in strings("train", 300) if len(string) > 15}
+    assert len(trained) > 500
+    assert trained.isdisjoint(strings("test", 300))
+
+
+def test_the_longest_string_just_fits() -> None:
+    Copying(seed=0, seq_len=129).rows("longer", range(3))
+    with pytest.raises(ValueError, match="129 tokens hold no string and copy of 130"):
+        Copying(seed=0, seq_len=128)

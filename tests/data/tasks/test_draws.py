@@ -1,0 +1,96 @@
+"""Numbers that are a pure function of (seed, stream, index), and as random as they claim."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from rope_exp.data.tasks.draws import Draws
+
+WORD = 2**64
+words = st.integers(0, WORD - 1)
+
+RARE = 1e-6  # a p-value below which a fixed seed was no accident
+
+
+def philox(key: list[int], counter: list[int]) -> list[int]:
+    """Philox4x64-10 in Python's integers (Salmon et al. 2011, fig. 5, and their constants)."""
+    for _ in range(10):
+        product0 = 0xD2E7470EE14C6C93 * counter[0]
+        product1 = 0xCA5A826395121157 * counter[2]
+        counter = [
+            product1 // WORD ^ counter[1] ^ key[0],
+            product1 % WORD,
+            product0 // WORD ^ counter[3] ^ key[1],
+            product0 % WORD,
+        ]
+        key = [(key[0] + 0x9E3779B97F4A7C15) % WORD, (key[1] + 0xBB67AE8584CAA73B) % WORD]
+    return counter
+
+
+@settings(max_examples=25)
+@given(words, st.text(), words)
+def test_the_words_are_those_of_the_article(seed: int, stream: str, index: int) -> None:
+    """The counter's first word counts blocks of four from 1, the second is the index."""
+    digest = hashlib.sha256(stream.encode()).hexdigest()
+    key = [seed, int(digest[:16], 16)]
+    expected = philox(key, [1, index, 0, 0]) + philox(key, [2, index, 0, 0])
+
+    draws = Draws(seed, stream, index)
+    assert [draws.below(WORD) for _ in range(8)] == expected
+
+
+@given(words, words, st.integers(1, 10**10), st.integers(1, 20))
+def test_one_by_one_or_many_at_once_is_the_same(
+    seed: int, index: int, bound: int, count: int
+) -> None:
+    single = Draws(seed, "a", index)
+    many = Draws(seed, "a", index).many_below(bound, count)
+    assert many.tolist() == [single.below(bound) for _ in range(count)]
+    assert many.dtype == np.int64
+
+
+def test_seeds_streams_and_indices_have_numbers_of_their_own() -> None:
+    firsts = {
+        Draws(seed, stream, index).below(WORD)
+        for seed in (0, 1)
+        for stream in ("addition train", "addition test")
+        for index in (0, 1)
+    }
+    assert len(firsts) == 8
+
+
+@pytest.mark.parametrize("bound", [2, 3, 10, 26, 1000])
+def test_whole_numbers_are_uniform(bound: int) -> None:
+    counts = np.bincount(Draws(0, "whole", 0).many_below(bound, 20_000), minlength=bound)
+    assert len(counts) == bound
+    assert stats.chisquare(counts).pvalue > RARE
+
+
+def test_an_order_is_any_permutation_alike() -> None:
+    orders = [tuple(Draws(0, "order", index).order(3)) for index in range(3000)]
+    counts = [orders.count(order) for order in sorted(set(orders))]
+    assert len(counts) == 6
+    assert sum(counts) == 3000
+    assert stats.chisquare(counts).pvalue > RARE
+    assert sorted(Draws(0, "order", 0).order(50)) == list(range(50))
+
+
+def test_real_numbers_follow_their_laws() -> None:
+    """Kolmogorov and Smirnov's test of each."""
+    draws = Draws(0, "real", 0)
+    uniforms = draws.uniforms(20_000)
+    assert uniforms.min() >= 0 and uniforms.max() < 1
+    assert stats.kstest(uniforms, stats.uniform.cdf).pvalue > RARE
+    assert stats.kstest(draws.exponentials(20_000), stats.expon.cdf).pvalue > RARE
+    assert stats.kstest(draws.normals(20_000), stats.norm.cdf).pvalue > RARE
+
+
+def test_a_negative_seed_or_index_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        Draws(-1, "a", 0)
+    with pytest.raises(OverflowError):
+        Draws(0, "a", int(np.int64(-1)))

@@ -1,0 +1,175 @@
+"""What all tasks of a decoder have in common, and packing."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from rope_exp.data.tasks.addition import Addition
+from rope_exp.data.tasks.copying import Copying
+from rope_exp.data.tasks.draws import Draws
+from rope_exp.data.tasks.retrieval import Retrieval
+from rope_exp.data.tasks.rows import END, PAD, Example, Rows, Task, pack, spell, stack
+
+TASKS: list[Task] = [
+    Addition(seed=3, order="plain"),
+    Addition(seed=3, order="reversed"),
+    Copying(seed=3),
+    Retrieval(seed=3),
+]
+CASES = [(task, split) for task in TASKS for split in task.splits]
+each_case = pytest.mark.parametrize(
+    ("task", "split"), CASES, ids=lambda each: each if isinstance(each, str) else repr(each)
+)
+LONGEST = 12
+GOLDEN_STARTS = [
+    "_______2+62610=62612;9+94718=94727;9611+957=1056",
+    "_______2+01626=21626;9+81749=72749;1169+759=8650",
+    "____________________ccbdbbbacbbabbacdbccbdcdadcd",
+    "eypsneqeyyuroiexcuefjabxsfltlasbhnixxyptsmqafxya",
+]
+
+
+def draw_example(draws: Draws) -> Example:
+    """A question of 1 to 9 letters, and an answer of 1 or 2 and END."""
+    asked = 1 + draws.below(9)
+    answered = 1 + draws.below(2)
+    return Example("q" * asked, "a" * answered + END, span=asked)
+
+
+@each_case
+def test_a_row_is_a_pure_function_of_seed_and_number(task: Task, split: str) -> None:
+    """Whatever was asked for before, beside it or in what order."""
+    whole = task.rows(split, range(9))
+    picked = [8, 2, 2, 5]
+    some = task.rows(split, np.array(picked))
+    np.testing.assert_array_equal(some.ids_NS, whole.ids_NS[picked])
+    np.testing.assert_array_equal(some.answer_NT, whole.answer_NT[picked])
+    np.testing.assert_array_equal(some.span_NT, whole.span_NT[picked])
+    assert len(np.unique(whole.ids_NS, axis=0)) == 9
+
+
+@pytest.mark.parametrize(("task", "start"), list(zip(TASKS, GOLDEN_STARTS, strict=True)))
+def test_the_rows_are_those_that_were_published(task: Task, start: str) -> None:
+    """Golden values: with every numpy on every machine, or results could not be compared."""
+    (ids_S,) = task.rows("train", [0]).ids_NS
+    assert spell(ids_S, task.vocabulary).startswith(start)
+
+
+@each_case
+def test_shapes_types_and_ids(task: Task, split: str) -> None:
+    rows = task.rows(split, range(5))
+    assert rows.ids_NS.shape == (5, task.seq_len + 1)
+    assert rows.mask_NT.shape == rows.span_NT.shape == (5, task.seq_len)
+    assert rows.ids_NS.dtype == np.int64
+    assert rows.ids_NS.min() >= 0 and rows.ids_NS.max() < len(task.vocabulary)
+    assert len(set(task.vocabulary)) == len(task.vocabulary)
+    assert rows.mask_NT.any(axis=1).all()
+    np.testing.assert_array_equal(rows.span_NT > 0, rows.mask_NT)
+
+
+@each_case
+def test_padding_is_never_predicted(task: Task, split: str) -> None:
+    rows = task.rows(split, range(20))
+    predicted = rows.ids_NS[:, 1:][rows.mask_NT]
+    assert PAD not in spell(predicted, task.vocabulary)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_splits_and_seeds_have_rows_of_their_own(task: Task) -> None:
+    other = type(task)(**{**vars(task), "seed": 4})
+    seen = [each.rows(split, range(5)).ids_NS for each in (task, other) for split in task.splits]
+    together = np.concatenate(seen)
+    assert len(np.unique(together, axis=0)) == len(together)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_an_unknown_split_is_refused(task: Task) -> None:
+    with pytest.raises(AssertionError, match="validation"):
+        task.rows("validation", [0])
+
+
+@each_case
+def test_one_wrong_token_spoils_one_example(task: Task, split: str) -> None:
+    rows = task.rows(split, range(4))
+    # What is predicted elsewhere does not matter.
+    is_right_NT = rows.mask_NT.copy()
+    _, exact_E = rows.exact_matches(is_right_NT)
+    assert exact_E.all()
+
+    places = np.argwhere(rows.mask_NT)
+    for row, place in places[:: max(1, len(places) // 20)]:
+        is_right_NT[row, place] = False
+        _, exact_E = rows.exact_matches(is_right_NT)
+        is_right_NT[row, place] = True
+
+        number = rows.answer_NT[row, place]
+        before = sum(1 + rows.answer_NT[other].max() for other in range(row))
+        assert np.flatnonzero(~exact_E).tolist() == [before + number]
+
+
+@given(st.integers(0, 2**32), st.floats(0, 1))
+def test_exact_matches_agree_with_a_plain_loop(seed: int, share: float) -> None:
+    packed = [pack(Draws(seed, "rows", n), draw_example, LONGEST, 40) for n in range(3)]
+    rows = stack(packed, "qa" + END + PAD)
+    is_right_NT = Draws(seed, "right", 0).uniforms(3 * 39).reshape(3, 39) < share
+
+    found = []
+    for answer_T, span_T, is_right_T in zip(rows.answer_NT, rows.span_NT, is_right_NT, strict=True):
+        for number in range(answer_T.max() + 1):
+            places = np.flatnonzero(answer_T == number)
+            found.append((span_T[places[0]], all(is_right_T[places])))
+
+    span_E, exact_E = rows.exact_matches(is_right_NT)
+    assert list(zip(span_E, exact_E, strict=True)) == found
+
+
+@given(st.integers(0, 2**32), st.integers(LONGEST, 60))
+def test_a_packed_row_holds_examples_and_padding(seed: int, width: int) -> None:
+    """The mask and the spans are read from the text anew, and no further example had room."""
+    row = pack(Draws(seed, "rows", 0), draw_example, LONGEST, width)
+    assert len(row.text) == width
+    body = row.text.strip(PAD)
+    assert PAD not in body
+    assert width - len(body) < LONGEST
+
+    expected: list[tuple[int, int]] = []
+    number = 0
+    for before, token in itertools.pairwise(row.text):
+        if token in "a" + END:
+            question = body.split(END)[number].rstrip("a")
+            expected.append((number, len(question)))
+        else:
+            expected.append((-1, 0))
+        number += token == END
+        assert (before, token) not in {("a", "q"), ("q", END)}
+    assert list(zip(row.answer_T, row.span_T, strict=True)) == expected
+
+
+def packed_examples(count: int) -> Rows:
+    packed = [pack(Draws(0, "many", n), draw_example, LONGEST, 64) for n in range(count)]
+    return stack(packed, "qa" + END + PAD)
+
+
+def test_packing_prefers_no_length() -> None:
+    """Were an example added where it fits itself, the long ones would be too few."""
+    rows = packed_examples(3000)
+    span_E, _ = rows.exact_matches(rows.mask_NT)
+    counts = np.bincount(span_E)[1:]
+    assert len(counts) == 9
+    assert stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_a_row_begins_anywhere() -> None:
+    """At each share of the padding that is left, alike."""
+    rows = packed_examples(3000)
+    is_pad_NS = rows.ids_NS == 3
+    left = is_pad_NS.sum(axis=1)
+    before = np.argmin(is_pad_NS, axis=1)
+    for most in range(1, LONGEST - 1):
+        counts = np.bincount(before[left == most], minlength=most + 1)
+        assert len(counts) == most + 1
+        assert stats.chisquare(counts).pvalue > 1e-6

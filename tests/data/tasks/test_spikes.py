@@ -1,0 +1,242 @@
+"""Events that follow the law of their latent, and what can be known of it."""
+
+import functools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from rope_exp.data.tasks.draws import Draws
+from rope_exp.data.tasks.spikes import (
+    FREQUENCY_F,
+    QUERY_S,
+    VARIANCE_F,
+    SpikeRows,
+    Spikes,
+    draw_amplitudes,
+    latent,
+)
+
+TASK = Spikes(seed=0)
+NUM_BINS = 16
+NUM_ROWS = {"train": 1000, "test": 300}
+
+Amplitudes = NDArray[np.float64]
+
+
+@functools.cache
+def many(split: str) -> SpikeRows:
+    return TASK.rows(split, range(NUM_ROWS[split]))
+
+
+def amplitudes(split: str, count: int) -> Amplitudes:
+    """Those of the first rows: they are the first that a row draws."""
+    return np.stack([draw_amplitudes(Draws(0, f"spikes {split}", n)) for n in range(count)])
+
+
+def curve(amplitude_2DF: Amplitudes, time_T: NDArray[np.float64]) -> NDArray[np.float64]:
+    """z_TD by a plain sum over components."""
+    value = 0.0
+    for number, frequency in enumerate(FREQUENCY_F):
+        angle_T = 2 * np.pi * frequency * time_T[:, None]
+        value += amplitude_2DF[0, :, number] * np.cos(angle_T)
+        value += amplitude_2DF[1, :, number] * np.sin(angle_T)
+    return np.asarray(value)
+
+
+def binned(split: str, num_bins: int = NUM_BINS) -> NDArray[np.float64]:
+    """count_NBU: how often each unit fired in each part of the second."""
+    rows = many(split)
+    row, slot = np.nonzero(rows.ids_NT < TASK.num_units)
+    part = (rows.times_NT[row, slot] * num_bins).astype(np.int64)
+    counts = np.zeros((NUM_ROWS[split], num_bins, TASK.num_units))
+    np.add.at(counts, (row, part, rows.ids_NT[row, slot]), 1)
+    return counts
+
+
+def explained(guess: NDArray[np.float64], truth: NDArray[np.float32]) -> float:
+    """R^2, of all queries and dimensions together."""
+    return float(1 - ((guess - truth) ** 2).sum() / ((truth - truth.mean(axis=0)) ** 2).sum())
+
+
+def test_a_row_is_a_pure_function_of_seed_and_number() -> None:
+    whole = TASK.rows("train", range(7))
+    picked = [6, 1, 1, 3]
+    some = Spikes(seed=0).rows("train", np.array(picked))
+    for name, value in vars(some).items():
+        np.testing.assert_array_equal(value, getattr(whole, name)[picked])
+
+    firsts = [
+        Spikes(seed).rows(split, [0]).times_NT[0, 0] for seed in (0, 1) for split in TASK.splits
+    ]
+    assert len(set(firsts)) == 4
+    with pytest.raises(AssertionError, match="longer"):
+        TASK.rows("longer", [0])
+
+
+def test_the_units_are_those_of_the_population() -> None:
+    """Whatever the seed of the rows, so that what is trained on one is tested on another."""
+    same = Spikes(seed=7).units
+    other = Spikes(seed=0, population=1).units
+    for name, value in vars(TASK.units).items():
+        np.testing.assert_array_equal(getattr(same, name), value)
+        assert not np.isclose(getattr(other, name), value).any()
+
+
+def test_a_row_is_events_padding_and_queries() -> None:
+    rows = TASK.rows("test", range(50))
+    assert rows.ids_NT.shape == rows.times_NT.shape == rows.is_pad_NT.shape == (50, 256)
+    assert rows.latent_NQD.shape == (50, 16, 2)
+    assert [each.dtype for each in vars(rows).values()] == [np.int64, np.float64, bool, np.float32]
+
+    for ids_T, times_T, is_pad_T in zip(rows.ids_NT, rows.times_NT, rows.is_pad_NT, strict=True):
+        num_events = int((ids_T < 16).sum())
+        assert ids_T[:num_events].max() < 16 and ids_T.max() < TASK.vocab_size
+        assert (ids_T[num_events:240] == TASK.pad_id).all()
+        assert (ids_T[240:] == TASK.query_id).all()
+        np.testing.assert_array_equal(is_pad_T, ids_T == TASK.pad_id)
+
+        event_E = times_T[:num_events]
+        assert (np.diff(event_E) >= 0).all() and event_E[0] >= 0 and event_E[-1] < 1
+        assert (times_T[num_events:240] == 0).all()
+        np.testing.assert_array_equal(times_T[240:], np.arange(1, 32, 2) / 32)
+
+
+def test_a_row_keeps_the_first_events() -> None:
+    short = Spikes(seed=0, num_slots=30).rows("train", range(5))
+    whole = TASK.rows("train", range(5))
+    np.testing.assert_array_equal(short.ids_NT[:, :30], whole.ids_NT[:, :30])
+    np.testing.assert_array_equal(short.times_NT[:, :30], whole.times_NT[:, :30])
+    np.testing.assert_array_equal(short.latent_NQD, whole.latent_NQD)
+
+
+@pytest.mark.parametrize("population", range(4))
+def test_the_slots_hold_all_events(population: int) -> None:
+    rows = Spikes(0, population=population).rows("train", range(300))
+    assert rows.is_pad_NT.any(axis=1).all()
+
+
+def test_the_latent_is_what_it_says() -> None:
+    """Its values at the queries, by a plain sum; its mean, variance and covariance in time."""
+    amplitude_N2DF = amplitudes("train", 2000)
+    rows = TASK.rows("train", range(5))
+    for amplitude_2DF, latent_QD in zip(amplitude_N2DF[:5], rows.latent_NQD, strict=True):
+        np.testing.assert_allclose(latent_QD, curve(amplitude_2DF, QUERY_S), atol=1e-6)
+
+    values = np.stack([latent(each, QUERY_S) for each in amplitude_N2DF])
+    assert VARIANCE_F.sum() == pytest.approx(1)
+    at_once = values[:, 5].ravel()
+    assert stats.kstest(at_once, stats.norm.cdf).pvalue > 1e-6
+    # Between the two dimensions, and between queries 2 and 9, which are 7/16 s apart.
+    expected = (VARIANCE_F * np.cos(2 * np.pi * FREQUENCY_F * 7 / 16)).sum()
+    assert np.mean(values[:, 5, 0] * values[:, 5, 1]) == pytest.approx(0, abs=0.1)
+    assert np.mean(values[:, 2] * values[:, 9]) == pytest.approx(expected, abs=0.1)
+
+
+def test_the_latent_is_smooth() -> None:
+    """By its slope's variance, sum v_f (2 pi f)^2, and never above the sum of the components'."""
+    amplitude_N2DF = amplitudes("train", 500)
+    step = 1e-5
+    time_T = np.linspace(0, 1, 50)
+    slopes = np.stack(
+        [(latent(each, time_T + step) - latent(each, time_T)) / step for each in amplitude_N2DF]
+    )
+    expected = (VARIANCE_F * (2 * np.pi * FREQUENCY_F) ** 2).sum()
+    assert slopes.var() == pytest.approx(expected, rel=0.1)
+
+    bound_ND = (np.hypot(*amplitude_N2DF.swapaxes(0, 1)) * 2 * np.pi * FREQUENCY_F).sum(axis=-1)
+    assert (np.abs(slopes) <= bound_ND[:, None] + 1e-3).all()
+
+
+def test_units_look_everywhere() -> None:
+    """Directions are of length 1, one in each sixteenth of the circle; the rest is in its range."""
+    units = TASK.units
+    np.testing.assert_allclose(np.hypot(*units.direction_UD.T), 1)
+    angle_U = np.arctan2(units.direction_UD[:, 1], units.direction_UD[:, 0]) % (2 * np.pi)
+    assert (angle_U // (np.pi / 8)).tolist() == list(range(16))
+    assert 1 <= units.gain_U.min() <= units.gain_U.max() < 3
+    assert 15 <= units.peak_U.min() <= units.peak_U.max() < 25
+
+
+def test_the_rate_is_half_the_peak_without_drive() -> None:
+    """And its logit is the drive."""
+    units = TASK.units
+    np.testing.assert_allclose(units.rates(np.zeros((1, 2)))[0], units.peak_U / 2)
+    share_U = units.rates(np.array([[0.3, -0.8]]))[0] / units.peak_U
+    drive_U = units.gain_U * (0.3 * units.direction_UD[:, 0] - 0.8 * units.direction_UD[:, 1])
+    np.testing.assert_allclose(np.log(share_U / (1 - share_U)), drive_U)
+
+
+def test_units_fire_at_their_rates() -> None:
+    """Counts of each unit in each sixteenth of the second, against the integral of the model.
+
+    They are summed over the rows in which the model expects much there and those in which it
+    expects little, so that a rate which is right on average only would be seen.
+    """
+    counts_NBU = binned("train")
+    time_T = (np.arange(16 * NUM_BINS) + 0.5) / (16 * NUM_BINS)
+    expected = []
+    for amplitude_2DF in amplitudes("train", len(counts_NBU)):
+        drive_TU = curve(amplitude_2DF, time_T) @ TASK.units.direction_UD.T * TASK.units.gain_U
+        rate_TU = TASK.units.peak_U / (1 + np.exp(-drive_TU))
+        expected.append(rate_TU.reshape(NUM_BINS, 16, -1).mean(axis=1) / NUM_BINS)
+    expected_NBU = np.stack(expected)
+
+    much_NBU = expected_NBU > np.median(expected_NBU, axis=0)
+    for chosen_NBU in (much_NBU, ~much_NBU):
+        count_BU = (counts_NBU * chosen_NBU).sum(axis=0)
+        mean_BU = (expected_NBU * chosen_NBU).sum(axis=0)
+        chi_square = ((count_BU - mean_BU) ** 2 / mean_BU).sum()
+        assert mean_BU.min() > 5
+        assert 1e-6 < stats.chi2.sf(chi_square, count_BU.size) < 1 - 1e-6
+
+
+def test_the_task_is_neither_trivial_nor_hopeless() -> None:
+    """Ridge regression on binned counts, whose strength is not critical, explains some 75 %."""
+    trained = many("train").latent_NQD.reshape(NUM_ROWS["train"], -1)
+    tested = many("test").latent_NQD.reshape(NUM_ROWS["test"], -1)
+    x = binned("train").reshape(len(trained), -1)
+    mean = x.mean(axis=0)
+
+    gram = (x - mean).T @ (x - mean) + 100 * np.eye(x.shape[1])
+    weight = np.linalg.solve(gram, (x - mean).T @ (trained - trained.mean(axis=0)))
+    guess = (binned("test").reshape(len(tested), -1) - mean) @ weight + trained.mean(axis=0)
+    assert 0.65 < explained(guess, tested) < 0.8
+
+
+def test_who_knows_the_law_decodes_better() -> None:
+    """The amplitudes of largest posterior density, by Fisher scoring in bins of 1/64 s.
+
+    With x the amplitudes over their standard deviations, the log density is that of the counts,
+    sum n log r - r dt, less |x|^2 / 2. This is near the best that can be done, and explains 83 %.
+    """
+    num_rows = 150
+    counts_NTU = binned("test", 64)[:num_rows]
+    time_T = (np.arange(64) + 0.5) / 64
+    scale_C = np.sqrt(np.tile(VARIANCE_F, 2))
+
+    def components(time_T: NDArray[np.float64]) -> NDArray[np.float64]:
+        angle_TF = 2 * np.pi * time_T[:, None] * FREQUENCY_F
+        return np.concatenate([np.cos(angle_TF), np.sin(angle_TF)], axis=1) * scale_C
+
+    basis_TC = components(time_T)
+    tuning_UD = TASK.units.direction_UD * TASK.units.gain_U[:, None]
+    x_NCD = np.zeros((num_rows, 12, 2))
+    for _ in range(20):
+        silent_NTU = 1 / (1 + np.exp((basis_TC @ x_NCD) @ tuning_UD.T))
+        mean_NTU = TASK.units.peak_U / 64 * (1 - silent_NTU)
+        gradient_NCD = basis_TC.T @ ((counts_NTU - mean_NTU) * silent_NTU @ tuning_UD) - x_NCD
+
+        # Of the drive, one bin and unit tell mean * silent^2; of the latent, a 2 by 2 matrix.
+        told_NTDD = np.einsum(
+            "ntu,ud,ue->ntde", mean_NTU * silent_NTU**2, tuning_UD, tuning_UD, optimize=True
+        )
+        told = np.einsum("tc,tk,ntde->ncdke", basis_TC, basis_TC, told_NTDD, optimize=True)
+        matrix = told.reshape(num_rows, 24, 24) + np.eye(24)
+        step = np.linalg.solve(matrix, gradient_NCD.reshape(num_rows, 24, 1))
+        x_NCD += 0.7 * step.reshape(x_NCD.shape)
+
+    guess_NQD = components(QUERY_S) @ x_NCD
+    truth = many("test").latent_NQD[:num_rows].reshape(num_rows, -1)
+    assert 0.8 < explained(guess_NQD.reshape(num_rows, -1), truth) < 0.87

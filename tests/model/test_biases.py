@@ -1,0 +1,126 @@
+"""Biases and input positions: transformers' own, the numbers of the articles, and laws."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.models import normal
+from torch import Tensor
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from rope_exp.model.biases import NUM_BUCKETS, alibi_slopes, sinusoids, t5_buckets
+
+HALVES = st.integers(1, 40)
+POSITIONS = st.floats(-1e6, 1e6)
+OFFSETS = torch.arange(-300, 301)
+
+
+# -- ALiBi -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_heads", range(1, 34))
+def test_slopes_are_blooms(num_heads: int) -> None:
+    """Whose tensor is the slope times the key's position: that of position 1 is the slope."""
+    bloom = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), num_heads, torch.float32)
+    torch.testing.assert_close(alibi_slopes(num_heads), bloom[:, 0, 1])
+
+
+@pytest.mark.parametrize("num_heads", [4, 12])
+def test_slopes_times_distance_give_blooms_weights(num_heads: int) -> None:
+    """-m_h (i - j) and m_h j differ by m_h i, which no softmax over j sees."""
+    scores_HTT = normal(num_heads, 7, 7).float()
+    hidden_TT = torch.ones(7, 7).triu(1).bool()
+    distance_TT = torch.arange(7)[:, None] - torch.arange(7)
+    ours_HTT = scores_HTT - alibi_slopes(num_heads)[:, None, None] * distance_TT
+    bloom_H1T = build_alibi_tensor(torch.ones(1, 7, dtype=torch.long), num_heads, torch.float32)
+
+    weights, expected = (
+        biased.masked_fill(hidden_TT, -math.inf).softmax(-1)
+        for biased in (ours_HTT, scores_HTT + bloom_H1T)
+    )
+    torch.testing.assert_close(weights, expected)
+
+
+def test_slopes_of_eight_heads_are_powers_of_two() -> None:
+    """The article's: 1/2, 1/4, ... 1/256; the ninth lies before the first of them."""
+    assert alibi_slopes(8).tolist() == [2.0**-power for power in range(1, 9)]
+    assert float(alibi_slopes(9)[8]) == pytest.approx(2**-0.5)
+
+
+# -- T5 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_buckets_are_t5s(bidirectional: bool) -> None:
+    expected = T5Attention._relative_position_bucket(OFFSETS, bidirectional=bidirectional)
+    found = t5_buckets(OFFSETS, bidirectional=bidirectional)
+    assert torch.equal(found, expected)
+    assert found.dtype == torch.int64
+    # Of keys after the query, the one for distance 0 is never met.
+    assert len(set(found.tolist())) == NUM_BUCKETS - bidirectional
+
+
+def test_some_causal_buckets() -> None:
+    distances = torch.tensor([0, 15, 16, 17, 20, 32, 64, 112, 113, 128, 10**6])
+    expected = [0, 15, 16, 16, 17, 21, 26, 30, 31, 31, 31]
+    assert t5_buckets(-distances).tolist() == expected
+    # In the future, which is hidden.
+    assert t5_buckets(torch.tensor([1, 50])).tolist() == [0, 0]
+
+
+@given(st.integers(-500, 500), st.floats(0, 0.999))
+def test_a_distance_between_counts_as_the_lower(offset: int, more: float) -> None:
+    whole = torch.tensor([float(offset)])
+    farther = whole + math.copysign(more, offset)
+    expected = t5_buckets(torch.tensor([offset]), bidirectional=True)
+    assert torch.equal(t5_buckets(whole, bidirectional=True), expected)
+    if offset:
+        assert torch.equal(t5_buckets(farther, bidirectional=True), expected)
+
+
+# -- sinusoids -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [2, 6, 64])
+def test_sinusoids_are_marians(dim: int) -> None:
+    theirs = MarianSinusoidalPositionalEmbedding(50, dim).create_weight()
+    torch.testing.assert_close(sinusoids(torch.arange(50), dim), theirs)
+
+
+@given(HALVES, POSITIONS)
+def test_sinusoids_of_any_real_position(half: int, position: float) -> None:
+    """Written out in numpy; sines first, then cosines."""
+    angle = position / 10000.0 ** (2 * np.arange(half) / (2 * half))
+    expected = np.concatenate([np.sin(angle), np.cos(angle)])
+    found = sinusoids(torch.tensor([position], dtype=torch.float64), 2 * half, torch.float64)
+    np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-9)
+
+
+@given(HALVES, POSITIONS)
+def test_the_root_mean_square_is_the_root_of_one_half(half: int, position: float) -> None:
+    """sqrt(1/2), at every position and over any number of features: sin^2 + cos^2 = 1."""
+    found = sinusoids(torch.tensor([[position]], dtype=torch.float64), 2 * half, torch.float64)
+    assert found.shape == (1, 1, 2 * half)
+    assert float(found.square().mean().sqrt()) == pytest.approx(math.sqrt(0.5), rel=1e-14)
+
+
+def test_large_positions_keep_their_fractions() -> None:
+    """Seconds since 1970 and a quarter, in float32: as far apart as 0 and a quarter are."""
+    position_T = torch.tensor([1.7e9, 1.7e9 + 0.25], dtype=torch.float64)
+    here, later = products(sinusoids(position_T, 8)), products(sinusoids(position_T - 1.7e9, 8))
+    torch.testing.assert_close(here, later, atol=1e-6, rtol=0)
+
+
+def products(x_TD: Tensor) -> Tensor:
+    """Inner products: of sinusoids they know the distance alone."""
+    return x_TD @ x_TD.T
+
+
+def test_sinusoids_need_whole_pairs() -> None:
+    with pytest.raises(ValueError, match="even and at least 2"):
+        sinusoids(torch.arange(3), 5)

@@ -1,0 +1,175 @@
+"""Distance: the published bound, and that it bounds; weights by distance; a head's liking."""
+
+import cmath
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.models import normal, rotation_matrix
+from torch import Tensor
+
+from rope_exp.model.distance import (
+    attention_by_distance,
+    decay_bound,
+    kappa,
+    uniform_by_distance,
+)
+from rope_exp.model.rope import angles, frequencies, rotate
+
+SEEDS = st.integers(0, 2**32 - 1)
+DISTANCES = st.integers(-4096, 4096)
+PUBLISHED = {0: 32.5, 1: 31.5382, 2: 28.956, 8: 19.8174, 64: 10.0899, 256: 6.5431}
+
+
+def theta_of(dim: int) -> Tensor:
+    return frequencies(dim, 100.0, torch.float64)
+
+
+def turned(x_HK: Tensor, position_T: Tensor, theta_F: Tensor) -> Tensor:
+    """R_i x of each head, at each position."""
+    angle_TF = angles(theta_F, position_T)
+    x_1THK = x_HK.expand(1, len(position_T), -1, -1)
+    return rotate(x_1THK, angle_TF.cos(), angle_TF.sin())[0]
+
+
+def at(x_HK: Tensor, position: int, theta_F: Tensor) -> Tensor:
+    """R_i x of each head, at one position."""
+    return turned(x_HK, torch.tensor([position]), theta_F)[0]
+
+
+# -- the bound -------------------------------------------------------------------------------------
+
+
+def test_the_bound_meets_the_published_values() -> None:
+    theta_F = frequencies(128, 10000.0, torch.float64)
+    found = decay_bound(theta_F, torch.tensor([*PUBLISHED]))
+    assert found.tolist() == pytest.approx([*PUBLISHED.values()], abs=5e-5)
+
+
+@given(SEEDS, st.integers(1, 9), st.floats(-1e4, 1e4))
+def test_the_bound_is_a_mean_of_partial_sums(seed: int, count: int, distance: float) -> None:
+    """Of any frequencies, written out; those of several layers are taken at once."""
+    theta_LF = normal(2, count, seed=seed)
+    found_LM = decay_bound(theta_LF, torch.tensor([distance], dtype=torch.float64))
+    for theta_F, found_M in zip(theta_LF.tolist(), found_LM.tolist(), strict=True):
+        sums = list(itertools.accumulate(cmath.exp(1j * distance * theta) for theta in theta_F))
+        assert found_M == pytest.approx([sum(map(abs, sums)) / count], abs=1e-7)
+
+
+@given(SEEDS, DISTANCES)
+def test_no_score_passes_the_bound(seed: int, distance: int) -> None:
+    """|score| <= F f(m) max |h_{f+1} - h_f|, by summation by parts."""
+    theta_F = theta_of(16)
+    q_K, k_K = normal(2, 16, seed=seed)
+    score = at(q_K[None], distance, theta_F) @ at(k_K[None], 0, theta_F).T
+
+    h_F = torch.complex(q_K[:8], q_K[8:]) * torch.complex(k_K[:8], k_K[8:]).conj()
+    step = float(torch.cat([h_F, torch.zeros(1)]).diff().abs().max())
+    bound = 8 * float(decay_bound(theta_F, torch.tensor([distance]))) * step
+    assert abs(float(score)) <= bound * (1 + 1e-12)
+
+
+@given(DISTANCES)
+def test_the_bound_is_largest_at_distance_zero(distance: int) -> None:
+    both = decay_bound(theta_of(16), torch.tensor([distance, -distance, 0]))
+    assert both[0] == pytest.approx(float(both[1]))
+    assert both[0] <= both[2] + 1e-12
+    assert both[2] == pytest.approx(4.5)
+
+
+# -- weights by distance ---------------------------------------------------------------------------
+
+
+def causal_weights(*shape: int) -> Tensor:
+    scores = normal(*shape, shape[-1])
+    hidden = torch.ones(shape[-1], shape[-1]).triu(1).bool()
+    return scores.masked_fill(hidden, -math.inf).softmax(-1)
+
+
+@pytest.mark.parametrize("length", [2, 3, 8, 9])
+def test_weights_are_averaged_over_late_queries(length: int) -> None:
+    """Written out query by query: i >= T/2, and m < T/2."""
+    weights_BHTT = causal_weights(2, 3, length)
+    late = [i for i in range(length) if i >= length / 2]
+    expected = []
+    for distance in range(math.ceil(length / 2)):
+        found = [weights_BHTT[:, :, i, i - distance] for i in late]
+        expected.append(float(torch.stack(found).mean()))
+    assert attention_by_distance(weights_BHTT).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_weights_that_know_distance_alone_are_found_again() -> None:
+    by_distance = normal(8, seed=1).exp()
+    distance_TT = torch.arange(8)[:, None] - torch.arange(8)
+    weights_TT = by_distance[distance_TT.clamp(min=0)]
+    torch.testing.assert_close(attention_by_distance(weights_TT), by_distance[:4])
+
+
+@given(st.integers(2, 40))
+def test_uniform_weights_give_the_reference(length: int) -> None:
+    num_keys_T1 = torch.arange(1, length + 1, dtype=torch.float64)[:, None]
+    weights_TT = torch.ones(length, length, dtype=torch.float64).tril() / num_keys_T1
+    torch.testing.assert_close(attention_by_distance(weights_TT), uniform_by_distance(length))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (2, 4, 3)])
+def test_weights_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="as many queries as keys and at least two"):
+        attention_by_distance(torch.zeros(shape))
+
+
+# -- a head's liking of a distance -----------------------------------------------------------------
+
+
+@given(SEEDS, st.integers(0, 300))
+def test_kappa_is_the_score_of_the_means_at_any_place(seed: int, distance: int) -> None:
+    """The mean over i of (R_i q)^T (R_{i-m} k) / sqrt(K): the same at every i."""
+    theta_F = theta_of(8)
+    q_HK, k_HK = normal(2, 3, 8, seed=seed)
+    position_T = distance + torch.arange(20)
+    q_THK = turned(q_HK, position_T, theta_F)
+    k_THK = turned(k_HK, position_T - distance, theta_F)
+    mean_H = (q_THK * k_THK).sum(-1).mean(0) / math.sqrt(8)
+
+    found_HM = kappa(q_HK, k_HK, theta_F, torch.tensor([distance]))
+    torch.testing.assert_close(found_HM[:, 0], mean_H, atol=1e-9, rtol=0)
+
+
+def test_kappa_is_the_mean_score_over_all_contents() -> None:
+    """Each of the queries with each of the keys, put at a distance, whatever they say."""
+    q_TK, k_TK = normal(2, 11, 8, seed=2)
+    theta_F = theta_of(8)
+    mean = at(q_TK, 40, theta_F) @ at(k_TK, 33, theta_F).T / math.sqrt(8)
+    found = kappa(q_TK.mean(0)[None], k_TK.mean(0)[None], theta_F, torch.tensor([7]))
+    assert float(found) == pytest.approx(float(mean.mean()), rel=1e-9)
+
+
+def test_kappa_turns_the_key_clockwise() -> None:
+    """R_{-m} as a dense matrix; R_m, the other way, is another number."""
+    q_K, k_K = normal(2, 8, seed=3)
+    found = float(kappa(q_K[None], k_K[None], theta_of(8), torch.tensor([5])))
+    assert found == pytest.approx(float(q_K @ rotation_matrix(-5, 8) @ k_K) / math.sqrt(8))
+    assert found != pytest.approx(float(q_K @ rotation_matrix(5, 8) @ k_K) / math.sqrt(8), abs=0.1)
+
+
+def test_kappa_of_grouped_heads_is_that_of_repeated_keys() -> None:
+    q_HK, k_GK = normal(4, 8, seed=4), normal(2, 8, seed=5)
+    theta_GF = torch.stack([theta_of(8), 0.3 * theta_of(8)])
+    distance_M = torch.tensor([0.0, 1.0, 2.5, 90.0])
+    found_HM = kappa(q_HK, k_GK, theta_GF, distance_M)
+    for head, group in enumerate([0, 0, 1, 1]):
+        alone_1M = kappa(q_HK[[head]], k_GK[[group]], theta_GF[group], distance_M)
+        torch.testing.assert_close(found_HM[[head]], alone_1M)
+
+
+def test_features_that_do_not_rotate_add_a_constant() -> None:
+    q_HK, k_HK = normal(2, 3, 8, seed=6)
+    theta_F = theta_of(4)
+    distance_M = torch.arange(9)
+    found_HM = kappa(q_HK, k_HK, theta_F, distance_M)
+    rotating_HM = kappa(q_HK[:, :4], k_HK[:, :4], theta_F, distance_M) * math.sqrt(4 / 8)
+    constant_H = (q_HK[:, 4:] * k_HK[:, 4:]).sum(-1) / math.sqrt(8)
+    torch.testing.assert_close(found_HM, rotating_HM + constant_H[:, None])

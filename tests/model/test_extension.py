@@ -1,0 +1,230 @@
+"""Longer contexts: transformers' frequencies, and what stays relative where V and O rotate too."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.models import normal
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from rope_exp.model.extension import interpolated, ntk_aware, yarn, yarn_scale
+from rope_exp.model.rope import angles, frequencies, rotate
+
+DIM = 16
+LENGTH = 9
+BASE = 10000.0
+TRAINED = 2048
+SHIFT = 13
+
+HALVES = st.integers(2, 64)
+FACTORS = st.floats(1, 64)
+BASES = st.floats(1e3, 1e6)
+THETA_F = frequencies(DIM, BASE, torch.float64)
+EXTENDED = {
+    "interpolated": interpolated(THETA_F, 4.0),
+    "ntk_aware": ntk_aware(THETA_F, 4.0),
+    "yarn": yarn(THETA_F, 4.0, TRAINED, BASE),
+}
+TWO = list(itertools.permutations(EXTENDED, 2))
+
+
+# -- transformers' own -----------------------------------------------------------------------------
+
+
+def reference(kind: str, half: int, base: float, trained: int, **said: Any) -> tuple[Tensor, float]:
+    """What transformers takes for theta, and for the factor on cosines and sines."""
+    length = said.pop("length", None)
+    config = LlamaConfig(
+        hidden_size=4 * half,
+        num_attention_heads=2,
+        max_position_embeddings=trained,
+        rope_parameters={"rope_type": kind, "rope_theta": base, **said},
+    )
+    theta_F, scale = ROPE_INIT_FUNCTIONS[kind](config, seq_len=length)
+    return theta_F, scale
+
+
+def agree(found_F: Tensor, expected_F: Tensor) -> None:
+    torch.testing.assert_close(found_F, expected_F, rtol=2e-5, atol=0)
+
+
+@given(HALVES, BASES, FACTORS)
+def test_interpolation_is_transformers_linear(half: int, base: float, factor: float) -> None:
+    expected_F, scale = reference("linear", half, base, TRAINED, factor=factor)
+    agree(interpolated(frequencies(2 * half, base), factor), expected_F)
+    assert scale == 1
+
+
+@given(HALVES, BASES, FACTORS)
+def test_ntk_aware_is_transformers_dynamic(half: int, base: float, factor: float) -> None:
+    """Whose base grows with the length: by a factor of 1 the length alone says how far."""
+    length = math.ceil(factor * TRAINED)
+    expected_F, _ = reference("dynamic", half, base, TRAINED, factor=1.0, length=length)
+    agree(ntk_aware(frequencies(2 * half, base), length / TRAINED), expected_F)
+
+
+@given(HALVES, BASES, FACTORS, st.integers(8, 8192))
+def test_yarn_is_transformers_yarn(half: int, base: float, factor: float, trained: int) -> None:
+    said = {"factor": factor, "original_max_position_embeddings": trained}
+    expected_F, scale = reference("yarn", half, base, trained, **said)
+    agree(yarn(frequencies(2 * half, base), factor, trained, base), expected_F)
+    assert yarn_scale(factor) == pytest.approx(scale)
+
+
+# -- by their own words ----------------------------------------------------------------------------
+
+
+@given(HALVES, BASES, FACTORS)
+def test_ntk_aware_is_another_base(half: int, base: float, factor: float) -> None:
+    """base s^(n/(n-2)); the first pair stays, and the last is interpolated."""
+    n = 2 * half
+    theta_F = frequencies(n, base, torch.float64)
+    found_F = ntk_aware(theta_F, factor)
+    other_F = frequencies(n, base * factor ** (n / (n - 2)), torch.float64)
+    torch.testing.assert_close(found_F, other_F, rtol=1e-9, atol=0)
+    assert found_F[0] == theta_F[0]
+    assert float(found_F[-1]) == pytest.approx(float(theta_F[-1]) / factor)
+
+
+@given(HALVES, BASES, FACTORS, st.integers(7, 8192))
+def test_yarn_goes_by_turns(half: int, base: float, factor: float, trained: int) -> None:
+    """What turns often stays, what turns less than once is interpolated, none is outside both.
+
+    Limits are rounded outwards, so it is so for pairs that are a pair's step past them.
+    """
+    theta_F = frequencies(2 * half, base, torch.float64)
+    slower_F = theta_F / yarn(theta_F, factor, trained, base)
+    turns_F = trained * theta_F / math.tau
+    step = base ** (1 / half)
+
+    assert torch.all(slower_F >= 1 - 1e-12)
+    assert torch.all(slower_F <= factor * (1 + 1e-12))
+    assert torch.all(slower_F.diff() >= -1e-9 * factor)
+    often = turns_F > 32 * step
+    torch.testing.assert_close(slower_F[often], torch.ones_like(slower_F[often]))
+    seldom = turns_F < 1 / step
+    torch.testing.assert_close(slower_F[seldom], torch.full_like(slower_F[seldom], factor))
+
+
+@pytest.mark.parametrize("extend", [interpolated, ntk_aware])
+def test_a_factor_of_one_changes_nothing(extend: Callable[[Tensor, float], Tensor]) -> None:
+    assert torch.equal(extend(THETA_F, 1.0), THETA_F)
+    torch.testing.assert_close(yarn(THETA_F, 1.0, TRAINED, BASE), THETA_F)
+    assert yarn_scale(1.0) == 1
+
+
+def test_interpolation_turns_as_positions_divided_did() -> None:
+    x_BTHK = normal(1, LENGTH, 2, DIM)
+    position_T = torch.arange(LENGTH)
+    divided = turned(x_BTHK, position_T / 4, THETA_F)
+    torch.testing.assert_close(turned(x_BTHK, position_T, EXTENDED["interpolated"]), divided)
+
+
+def test_what_cannot_be_extended_is_refused() -> None:
+    for extend in (
+        lambda: interpolated(THETA_F, 0.5),
+        lambda: ntk_aware(THETA_F, 0.5),
+        lambda: yarn(THETA_F, 0.5, TRAINED, BASE),
+        lambda: yarn_scale(0.5),
+    ):
+        with pytest.raises(ValueError, match=r"a factor of at least 1, not 0\.5"):
+            extend()
+    with pytest.raises(ValueError, match="two pairs"):
+        ntk_aware(THETA_F[:1], 2.0)
+    with pytest.raises(ValueError, match="no pair turns once within 6 positions"):
+        yarn(THETA_F, 2.0, 6, BASE)
+
+
+# -- what turns together ---------------------------------------------------------------------------
+
+
+def turned(x_BTHK: Tensor, position_T: Tensor, theta_F: Tensor, *, inverse: bool = False) -> Tensor:
+    angle_TF = angles(theta_F, position_T)
+    return rotate(x_BTHK, angle_TF.cos(), angle_TF.sin(), inverse=inverse)
+
+
+def weights() -> Tensor:
+    """Any causal weights of each head."""
+    hidden = torch.ones(LENGTH, LENGTH).triu(1).bool()
+    return normal(2, LENGTH, LENGTH, seed=1).masked_fill(hidden, -math.inf).softmax(-1)
+
+
+def outputs(theta_v: Tensor, theta_o: Tensor, start: int = 0) -> Tensor:
+    """The sum of turned values, turned back: of fixed weights, with positions from `start` on."""
+    position_T = start + torch.arange(LENGTH)
+    v_BTHK = turned(normal(1, LENGTH, 2, DIM), position_T, theta_v)
+    o_BTHK = torch.einsum("hij,bjhk->bihk", weights(), v_BTHK)
+    return turned(o_BTHK, position_T, theta_o, inverse=True)
+
+
+def scores(theta_q: Tensor, theta_k: Tensor, start: int = 0) -> Tensor:
+    position_T = start + torch.arange(LENGTH)
+    q_BTHK = turned(normal(1, LENGTH, 2, DIM, seed=2), position_T, theta_q)
+    k_BTHK = turned(normal(1, LENGTH, 2, DIM, seed=3), position_T, theta_k)
+    return torch.einsum("bihk,bjhk->bhij", q_BTHK, k_BTHK)
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_v_and_o_of_one_extension_stay_relative(name: str) -> None:
+    """o_i = sum over j of a_ij R_{j-i} v_j by the new frequencies, wherever positions begin."""
+    theta_F = EXTENDED[name]
+    here = outputs(theta_F, theta_F)
+    torch.testing.assert_close(outputs(theta_F, theta_F, SHIFT), here)
+
+    v_BTHK = normal(1, LENGTH, 2, DIM)
+    expected = torch.zeros_like(here)
+    for i in range(LENGTH):
+        from_i_BTHK = turned(v_BTHK, torch.arange(LENGTH) - i, theta_F)
+        expected[:, i] = torch.einsum("hj,bjhk->bhk", weights()[:, i], from_i_BTHK)
+    torch.testing.assert_close(here, expected)
+
+
+@pytest.mark.parametrize(("of_v", "of_o"), TWO)
+def test_v_and_o_of_two_extensions_turn_with_a_shift(of_v: str, of_o: str) -> None:
+    """By c (theta_v - theta_o): as V alone does by c theta_v."""
+    theta_v, theta_o = EXTENDED[of_v], EXTENDED[of_o]
+    here = outputs(theta_v, theta_o)
+    shifted = outputs(theta_v, theta_o, SHIFT)
+    by_shift = torch.full((LENGTH,), SHIFT)
+    torch.testing.assert_close(shifted, turned(here, by_shift, theta_v - theta_o))
+    assert float((shifted - here).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize(("of_qk", "of_vo"), TWO)
+def test_the_two_pairs_may_be_extended_differently(of_qk: str, of_vo: str) -> None:
+    """Scores and outputs are both relative, and v and o may stay as trained."""
+    theta_qk = EXTENDED[of_qk]
+    torch.testing.assert_close(scores(theta_qk, theta_qk, SHIFT), scores(theta_qk, theta_qk))
+    for theta_vo in (EXTENDED[of_vo], THETA_F):
+        torch.testing.assert_close(outputs(theta_vo, theta_vo, SHIFT), outputs(theta_vo, theta_vo))
+
+    # And q against k may not.
+    mixed = scores(theta_qk, EXTENDED[of_vo], SHIFT) - scores(theta_qk, EXTENDED[of_vo])
+    assert float(mixed.abs().max()) > 0.01
+
+
+def test_yarns_scale_belongs_to_logits_alone() -> None:
+    """Tables times it: scores by its square, as meant, and outputs by its square, which is wrong.
+
+    With identity attention VO-RoPE is then no longer NoPE. Features that do not rotate are missed.
+    """
+    scale = yarn_scale(4.0)
+    theta_F = EXTENDED["yarn"]
+    angle_TF = angles(theta_F, torch.arange(LENGTH))
+    tables = angle_TF.cos() * scale, angle_TF.sin() * scale
+
+    q_BTHK, k_BTHK = normal(2, 1, LENGTH, 2, DIM)
+    scaled = (rotate(q_BTHK, *tables) * rotate(k_BTHK, *tables)).sum(-1)
+    torch.testing.assert_close(scaled, scale**2 * (q_BTHK * k_BTHK).sum(-1))
+
+    v_BTHK = normal(1, LENGTH, 2, DIM + 2)
+    back = rotate(rotate(v_BTHK, *tables), *tables, inverse=True)
+    torch.testing.assert_close(back[..., :DIM], scale**2 * v_BTHK[..., :DIM])
+    torch.testing.assert_close(back[..., DIM:], v_BTHK[..., DIM:])

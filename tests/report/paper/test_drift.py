@@ -1,0 +1,80 @@
+"""Learned frequencies: how far each has moved, with the median of the absolute value."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from support.figures import artists, line, texts
+
+from rope_exp.report.paper.drift import drift, drifts
+
+THETA0 = [1.0, 0.1, 0.01]
+
+
+def site(*moves: list[float]) -> dict[str, Any]:
+    """A pair of sites whose frequencies have moved by these, in logarithms."""
+    theta = [[at * math.exp(by) for at, by in zip(THETA0, row, strict=True)] for row in moves]
+    return {"theta0": THETA0, "theta": theta}
+
+
+def visible(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_visible()]
+
+
+def test_lines_are_logarithms_of_ratios() -> None:
+    rows = [[0.1, -0.2, 0.3], [0.0, 0.4, -0.6]]
+    answers = {"log": [{"sites": {"qk": site(*rows), "vo": site([0.0, 0.0, 0.05])}}]}
+    figure = drift(answers, {"log": "QKVO-log"})
+    assert figure is not None
+    for number, row in enumerate(rows):
+        at, heights = line(figure, f"log qk 0 {number}")
+        assert at == THETA0
+        np.testing.assert_allclose(heights, row, atol=1e-12)
+
+    # Of 0, 0.1, 0.2, 0.3, 0.4, 0.6 and of 0, 0, 0.05.
+    said = texts(figure)
+    assert "QKVO-log q and k: median 0.25" in said
+    assert "QKVO-log v and o: median 0" in said
+    assert all(axes.get_xscale() == "log" for axes in visible(figure))
+
+
+def test_the_sign_of_a_frequency_has_no_effect() -> None:
+    turned_back = {"theta0": [0.5], "theta": [[-1.0]]}
+    assert drifts(turned_back) == pytest.approx(np.array([[math.log(2)]]))
+
+
+def test_runs_stand_in_one_panel_under_one_median() -> None:
+    runs = [{"sites": {"qk": site([by] * 3)}} for by in (0.1, -0.2, 0.3)]
+    figure = drift({"raw": runs})
+    assert figure is not None
+    assert {f"raw qk {run} 0" for run in range(3)} <= set(artists(figure))
+    assert "raw q and k: median 0.2" in texts(figure)
+    assert any("(3 seeds a row)" in said for said in texts(figure))
+
+
+def test_pairs_of_sites_that_are_not_learned_have_no_panel() -> None:
+    both = {"sites": {"qk": site([0.1] * 3), "vo": site([0.2] * 3)}}
+    answers = {"qkvo": [both], "vo": [{"sites": {"vo": site([0.3] * 3)}}], "fixed": [{"sites": {}}]}
+    figure = drift(answers)
+    assert figure is not None
+    titles = [" ".join(axes.get_title(loc="left").split()) for axes in visible(figure)]
+    assert titles == [
+        "qkvo q and k: median 0.1",
+        "qkvo v and o: median 0.2",
+        "vo v and o: median 0.3",
+    ]
+
+
+def test_a_drift_of_nothing_fills_no_panel() -> None:
+    figure = drift({"log": [{"sites": {"qk": site([1e-5, 0.0, -1e-5])}}]})
+    assert figure is not None
+    low, high = figure.axes[0].get_ylim()
+    assert low <= -0.01 < 0.01 <= high
+
+
+def test_without_learned_frequencies_there_is_no_figure() -> None:
+    assert drift({}) is None
+    assert drift({"qk_rope": [{"sites": {}}], "nope": []}) is None

@@ -185,9 +185,15 @@ def _check_decided(config: RunConfig, where: str) -> None:
     revision = config.data.revision
     if config.data.kind == "hub" and not re.fullmatch("[0-9a-f]{40}", revision or ""):
         raise ConfigError(f"{where}: data.revision", revision, "must be a commit: a branch moves")
+    origin = config.run.init_from
+    if origin is not None and config.init_weights is None:
+        raise ConfigError(
+            f"{where}: init_weights", None, "must be the hash of what run.init_from ends with"
+        )
     places = {
         "data.path": config.data.path if config.data.kind == "files" else None,
         "tokenizer.path": config.tokenizer.path,
+        "run.init_from": origin,
     }
     for key, path in places.items():
         if path is not None and Path(path).expanduser().is_absolute():
@@ -195,7 +201,7 @@ def _check_decided(config: RunConfig, where: str) -> None:
 
     if config.launch.inline:
         raise ConfigError(f"{where}: launch", "inline", "is for one run, and cells are several")
-    if config.run != PlaceConfig():
+    if config.run != PlaceConfig(init_from=origin):
         raise ConfigError(f"{where}: run", ..., "is not for a cell, whose folder has its name")
 
 

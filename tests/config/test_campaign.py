@@ -266,6 +266,12 @@ def test_a_cell_that_is_none(tmp_path: Path, entry: dict[Any, Any], words: list[
             "tokenizer.path=/a/tokenizer: must be relative",
         ),
         ("data=stdlib data.path=null", "campaign/mine: python: is missing"),
+        ("run.init_from=results/runs/a/b", "init_weights=null: must be the hash of what run.init"),
+        (
+            f"run.init_from=/a/run init_weights={'a' * 64}",
+            "run.init_from=/a/run: must be relative: records are committed",
+        ),
+        (f"run.init_from=a run.group=x init_weights={'a' * 64}", "run: is not for a cell"),
     ],
 )
 def test_a_cell_that_leaves_something_open(tmp_path: Path, word: str, words: str) -> None:
@@ -274,6 +280,14 @@ def test_a_cell_that_leaves_something_open(tmp_path: Path, word: str, words: str
     rows = {"qk": [*ROWS["qk"], *shlex.split(word)]}
     with refused(where, words, by=ConfigError):
         load(tmp_path, rows=rows)
+
+
+def test_a_cell_may_go_on_from_a_run_whose_weights_are_known(tmp_path: Path) -> None:
+    words = [*FIXED, "run.init_from=results/runs/a/qk_rope/seed0", f"init_weights={'a' * 64}"]
+    for cell in load(tmp_path, fixed=words).cells:
+        assert cell.config.init_weights == "a" * 64
+        assert cell.config.run.init_from == "results/runs/a/qk_rope/seed0"
+        assert cell.config.folder == RUNS / "mine" / cell.name
 
 
 def test_on_a_gpu_as_many_may_run_as_there_are(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.configs import NINE
 from support.refused import refused
 
-from rope_exp.config.compose import CONFIGS, run_config
+from rope_exp.config.compose import CONFIGS, compose_jobs, run_config
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.config.variants import SITES
 from rope_exp.system.errors import ConfigError
@@ -291,3 +291,17 @@ def test_experiments_sweep_over_what_they_say() -> None:
     assert len(subsets) == 16
     assert swept("mlm") == {"seed": "0,1,2", "pe": ",".join(NINE)}
     assert swept("stages") == {"pe": ",".join(NINE)}
+
+
+def test_documents_are_the_nine_twice() -> None:
+    """Under both resets, with rows from 0 and from anywhere: two groups, each of the nine."""
+    configs = compose_jobs(["+experiment=documents"]).configs
+    assert {config.data.reset_positions and config.data.document_mask for config in configs} == {
+        True
+    }
+    groups: dict[tuple[str, int], list[str]] = {}
+    for config in configs:
+        group = (config.group_sha256, config.data.random_start)
+        groups.setdefault(group, []).append(config.pe.label)
+    assert sorted(start for _, start in groups) == [0, 256]
+    assert all(sorted(labels) == sorted(NINE) for labels in groups.values())

@@ -1,20 +1,24 @@
 """Training end to end: real processes, real signals, real files, and the numbers that they give."""
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 from support.runs import (
     assert_same_run,
+    final_weights,
     kill_alone,
     kill_the_tree,
     start,
     train,
 )
 
+from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 
@@ -159,6 +163,34 @@ def test_under_a_launcher_this_process_is_a_rank(
     # and come out the same.
     for left, right in zip(read_metrics(folder), read_metrics(tmp_path / "run"), strict=True):
         assert left["train/loss"] == pytest.approx(right["train/loss"], abs=2e-4)
+
+
+def test_a_run_goes_on_as_another_variant(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
+    """From the last weights of a finished run, with a fresh schedule, as a run of its own group."""
+    origin, command = whole
+    source = tmp_path / "source"
+    shutil.copytree(origin, source)
+    others = ["pe=qkvo_rope", "train.num_steps=6", "train.eval_every=3", f"run.init_from={source}"]
+    words = [*command, *others, f"run.dir={tmp_path / 'run'}"]
+    done = train(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"qkvo_rope-s0: begins with step 60 of {source}\n" in done.stderr
+
+    before, result = (read_json(folder / "result.json") for folder in (source, tmp_path / "run"))
+    assert result["init_sha256"] == weights_sha256(final_weights(source))
+    assert result["group_sha256"] != before["group_sha256"]
+    rows = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert rows[0]["train/loss"] < read_metrics(source)[0]["train/loss"] - 0.5
+
+    weights = (source / "checkpoints/step_00000060/model.safetensors").read_bytes()
+    init_from = read_json(tmp_path / "run" / "env.json")["init_from"]
+    assert init_from["config_sha256"] == before["config_sha256"]
+    assert init_from["weights_sha256"] == hashlib.sha256(weights).hexdigest()
+
+    shutil.rmtree(source)
+    done = train(*words, cwd=tmp_path)
+    assert (done.returncode, "is done" in done.stdout) == (0, True), done.stderr
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, tiny_overrides: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.refused import refused
-from support.reports import compared, make_run, sha256_of
+from support.reports import begun_from, compared, make_run, sha256_of
 
 from rope_exp.evidence.contrasts import compare
 
@@ -86,6 +86,20 @@ def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
     make_run(tmp_path, pe="learned", result=result | {"shared_init_sha256": OTHER})
     with refused("began at different weights", "shared_init_sha256"):
         compared(tmp_path)
+
+
+def test_weights_that_runs_began_with_are_no_seed(tmp_path: Path) -> None:
+    """Runs from one finished run stand in one table; from two, only where rows are told by it."""
+    began = [begun_from(sha256_of(name)) for name in ("first", "second")]
+    make_run(tmp_path, **began[0])
+    make_run(tmp_path, pe="nope", **began[0])
+    assert list(compared(tmp_path)) == ["nope", "qk_rope"]
+
+    second = make_run(tmp_path, seed=1, **began[1])
+    with refused(str(second), "no rows of one group (init_weights: "):
+        compared(tmp_path)
+    rows = compared(tmp_path, keys=("pe", "init_weights"))
+    assert sorted(row.losses.popitem()[0] for row in rows.values()) == [0, 0, 1]
 
 
 def test_other_keys_that_change_a_number_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from support.campaigns import records_of
+from support.records import ENV
 from support.refused import refused
+from support.reports import begun_from, make_run, sha256_of
 
 from rope_exp.config.campaign import Cell
 from rope_exp.evidence.records import (
@@ -78,6 +80,22 @@ def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> 
     for ours, theirs in zip(found.metrics, run.metrics, strict=True):
         assert ours == {key: theirs[key] for key in ours}
         assert ("val/loss" in ours) == ("val/loss" in theirs)
+
+
+def test_a_record_says_what_its_run_began_with(tmp_path: Path) -> None:
+    """By the hash of the weights and the run that they were of, and not by where that lay."""
+    began = begun_from(sha256_of("weights"))
+    words = ["run.init_from=/tmp/source", *began["overrides"]]
+    env = {**ENV, **began["env"]}
+    folder = make_run(tmp_path, overrides=words, result=began["result"], env=env)
+    path = tmp_path / "mine" / "qk-s0.json"
+    write_record(path, "mine", Cell("qk-s0", "qk", {"seed": 0}, read_config(folder)), folder)
+
+    run = read_record(path)
+    assert run.config.init_weights == sha256_of("weights")
+    assert run.config.run.init_from is None
+    assert run.env["init_from"] == env["init_from"]
+    assert "/tmp" not in read_text(path)
 
 
 def test_a_record_says_nothing_of_where_it_was_run(record: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.refused import refused
-from support.reports import make_run
+from support.reports import begun_from, make_run, sha256_of
 
 from rope_exp.evidence.runs import Run, find_groups, read_runs
 from rope_exp.run.metrics import METRICS
@@ -99,6 +99,19 @@ def test_a_config_edited_after_the_run_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_weights_that_the_config_does_not_say_are_refused(tmp_path: Path) -> None:
+    """Or that it says, and the run did not begin with."""
+    one, other = (begun_from(sha256_of(name)) for name in ("one", "other"))
+    folder = make_run(tmp_path, **{**one, "env": other["env"]})
+    with refused(f"{folder / 'env.json'} says that the run began with the weights"):
+        read(tmp_path)
+    make_run(tmp_path / "plain", env=one["env"])
+    with refused("by its config it began with None"):
+        read(tmp_path / "plain")
+    make_run(tmp_path / "whole", **one)
+    assert len(read(tmp_path / "whole")) == 1
+
+
 def test_not_a_number_is_no_loss(tmp_path: Path) -> None:
     path = make_run(tmp_path) / "result.json"
     path.write_text(path.read_text().replace('"val/loss": 3.5', '"val/loss": NaN'))
@@ -124,6 +137,8 @@ def test_a_diverged_result_has_a_step_and_no_loss(
         ("env.json", '{"marks": "late"}'),
         ("env.json", '{"marks": [], "started": [], "corpus": 7}'),
         ("env.json", '{"marks": [], "started": [], "corpus": {"tokens": {"train": 0}}}'),
+        ("env.json", '{"marks": [], "started": [], "init_from": 7}'),
+        ("env.json", '{"marks": [], "started": [], "init_from": {"weights_sha256": "x"}}'),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.refused import refused
-from support.reports import make_nine, make_run, report_of, sha256_of
+from support.reports import begun_from, make_nine, make_run, report_of, sha256_of
 
 from rope_exp.report.sentences import assumptions, caption, notes, summary
 
@@ -44,6 +44,30 @@ def test_every_assumption_is_said(tmp_path: Path) -> None:
     said = "\n".join(assumptions(report_of(tmp_path)))
     for assumption in ASSUMPTIONS:
         assert assumption in said
+
+
+def test_what_becomes_of_documents_is_said(tmp_path: Path) -> None:
+    words = ["data.document_mask=true", "data.reset_positions=true", "data.random_start=256"]
+    make_run(tmp_path, overrides=words)
+    said = "\n".join(assumptions(report_of(tmp_path)))
+    assert (
+        "between them, attention within each, positions from 0 in each, in training positions of "
+        "a row from a random one up to 256."
+    ) in said
+    assert "without attention masks" not in said
+
+
+def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
+    """And nothing that was published is held beside them: it is of training from the start."""
+    weights = sha256_of("weights")
+    make_run(tmp_path, **begun_from(weights))
+    make_run(tmp_path, pe="vo_rope", **begun_from(weights))
+    report = report_of(tmp_path)
+    assert f"Beginning: the weights {weights:.12} of a finished run" in "\n".join(
+        assumptions(report)
+    )
+    assert report.published is None
+    assert "published" not in caption(report) + summary(report) + "\n".join(notes(report))
 
 
 def test_an_assumption_is_said_with_every_value_that_it_had(tmp_path: Path) -> None:

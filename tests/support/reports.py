@@ -99,6 +99,16 @@ def make_run(
     return folder
 
 
+def begun_from(weights: str) -> dict[str, Any]:
+    """Return what makes a run of `make_run` one that began with these weights."""
+    origin = {"pe": "qk_rope", "seed": 0, "step": 500, "config_sha256": sha256_of("config")}
+    return {
+        "overrides": [f"init_weights={weights}"],
+        "result": {"init_sha256": sha256_of(f"init of {weights}")},
+        "env": {"init_from": {**origin, "weights_sha256": weights}},
+    }
+
+
 def _write_curve(
     folder: Path, loss: float | None, seed: int, last_step: int, num_steps: int
 ) -> dict[str, Any]:

@@ -34,6 +34,15 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
     return Trainer(config, folder, replace(prepared, **changes), parallel, stop)
 
 
+def stop_in_step(trainer: Trainer, step: int) -> None:
+    """Ask a trainer to stop as the gradient of a step is computed; it still makes that step."""
+
+    def ask(gradient: torch.Tensor) -> None:
+        trainer.stop.requested |= trainer.step == step - 1
+
+    trainer.decoder.lm_head.weight.register_hook(ask)
+
+
 def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
     """A copy of the weights."""
     return {

@@ -1,18 +1,14 @@
 """Every kind of attention, and Muon: trained, broken off and gone on with, probed, opened again."""
 
-from functools import partial
-
 import pytest
 import torch
-from support.trainers import Make, losses, same, snapshot
-from torch import Tensor
+from support.trainers import Make, losses, same, snapshot, stop_in_step
 
 from rope_exp import load_run
 from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.data.tokenizer import byte_tokenizer
 from rope_exp.evaluation.generate import Sampling, generate
 from rope_exp.system.files import read_json
-from rope_exp.training.trainer import Trainer
 
 KINDS = {
     "linear": ("attn=linear", "pe=vo_rope"),
@@ -37,7 +33,7 @@ def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
     assert whole.train() == "finished"
 
     parted = make("parted", *words)
-    parted.decoder.lm_head.weight.register_hook(partial(stop_after_4, parted))
+    stop_in_step(parted, 4)
     assert (parted.train(), parted.step) == ("stopped", 4)
     again = make("parted", *words)
     assert (again.step, again.train()) == (4, "finished")
@@ -64,8 +60,3 @@ def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
         torch.testing.assert_close(ours, whole.decoder(ids_BT))
     together = generate(decoder, tokenizer, ["def f(", "x"], 256, Sampling(num_tokens=5))
     assert together[1:] == generate(decoder, tokenizer, ["x"], 256, Sampling(num_tokens=5))
-
-
-def stop_after_4(trainer: Trainer, gradient: Tensor) -> None:
-    """Ask a trainer to stop while the gradient of its fourth step is computed."""
-    trainer.stop.requested |= trainer.step == 3

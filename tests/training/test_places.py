@@ -1,0 +1,67 @@
+"""Training and evaluation under documents of their own and random starts."""
+
+import numpy as np
+import pytest
+from support.trainers import Make, losses, same, snapshot, stop_in_step
+
+from rope_exp.system.files import read_json
+
+DOCUMENTS = ("data.reset_positions=true", "data.document_mask=true")
+START = "data.random_start=100"
+# At a rate at which attention leaves its uniform beginning within six steps.
+FAST = ("optim.lr=0.1", "train.seq_len=64")
+
+
+@pytest.mark.parametrize("rotate", ["[]", "[q,k]", "[v,o]", "[q,k,v,o]", "[k]", "[v]"])
+def test_only_absolute_variants_feel_where_a_row_begins(make: Make, rotate: str) -> None:
+    """They see other positions in training; to relative ones each row is the same."""
+    plain = make("plain", f"pe.rotate={rotate}", *FAST)
+    moved = make("moved", f"pe.rotate={rotate}", START, *FAST)
+    assert (plain.train(), moved.train()) == ("finished", "finished")
+    of_plain, of_moved = (np.array([row[1] for row in losses(each)]) for each in (plain, moved))
+    difference = np.abs(of_plain - of_moved).max()
+    assert (difference > 1e-3) == (rotate in ("[k]", "[v]"))
+
+    results = [read_json(trainer.folder / "result.json") for trainer in (plain, moved)]
+    assert results[0]["order_sha256"] != results[1]["order_sha256"]
+    assert results[0]["init_sha256"] == results[1]["init_sha256"]
+
+
+def test_evaluation_begins_at_0_and_knows_documents(make: Make) -> None:
+    started = make("started", START, "train.seq_len=64")
+    assert started.held_out_rows.position_BT is None
+    assert started.held_out_rows.document_BT is None
+
+    # Documents of the small corpus are longer than 64 tokens; some rows hold the end of one.
+    reset = make("reset", START, *DOCUMENTS, "train.seq_len=64", "train.eval_sequences=64")
+    rows = reset.held_out_rows
+    assert rows.position_BT is not None
+    assert rows.document_BT is not None
+    begins_BT = rows.ids_BT == 256
+    assert 0 < begins_BT.sum() < begins_BT.size / 16
+    assert (rows.position_BT[begins_BT] == 0).all()
+    assert (rows.position_BT[:, 0] == 0).all()
+    assert (rows.position_BT.max(axis=1) == 63)[~begins_BT.any(axis=1)].all()
+    assert np.array_equal(np.diff(rows.document_BT, axis=1) == 1, begins_BT[:, 1:])
+
+
+@pytest.mark.parametrize("words", [DOCUMENTS, (START, *DOCUMENTS), (START, "pe.input=learned")])
+def test_such_a_run_goes_on_where_it_stopped(make: Make, words: tuple[str, ...]) -> None:
+    """To the last bit; and its probes are of the loss that it ends with."""
+    words = (*words, *FAST, "pe=k_rope", "train.save_every=2", "train.probes=[windows,shift]")
+    whole = make("whole", *words)
+    assert whole.train() == "finished"
+    parted = make("parted", *words)
+    stop_in_step(parted, 4)
+    assert (parted.train(), parted.step) == ("stopped", 4)
+    again = make("parted", *words)
+    assert (again.step, again.train()) == (4, "finished")
+    assert losses(again) == losses(whole)
+    assert same(snapshot(again), snapshot(whole))
+    assert again.train_step.order_sha256 == whole.train_step.order_sha256
+
+    found = read_json(whole.folder / "probes.json")
+    result = read_json(whole.folder / "result.json")
+    assert np.mean(found["windows"]["loss"]) == pytest.approx(result["val/loss"], abs=1e-5)
+    # A table of positions has those that training read, and no more.
+    assert (len(found["shift"]["start"]) < 5) == ("pe.input=learned" in words)

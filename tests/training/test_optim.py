@@ -4,14 +4,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from rope_exp.config.compose import run_config
-from rope_exp.config.learning import OptimConfig
+from rope_exp.config.learning import MuonConfig, OptimConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.optim import (
     build_optimizer,
+    crossings,
     make_state,
     optimizer_tensors,
 )
@@ -19,8 +21,9 @@ from rope_exp.training.optim import (
 OPTIM = OptimConfig(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
 
-def small_model() -> Decoder:
-    config = run_config(["model.hidden_size=32", "model.intermediate_size=48", "pe.trainable=true"])
+def small_model(*words: str) -> Decoder:
+    sizes = ["model.hidden_size=32", "model.intermediate_size=48"]
+    config = run_config([*sizes, "pe.trainable=true", *words])
     model = Decoder(config.architecture(64))
     model.initialise(0)
     return model
@@ -112,3 +115,42 @@ def test_a_state_is_made_without_an_update() -> None:
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()} == {
         name: (tensor.shape, tensor.dtype) for name, tensor in found.items()
     }
+
+
+# -- crossings of 0 --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optim", [OptimConfig(lr=0.3), MuonConfig(lr=0.3)], ids=["adamw", "muon"])
+def test_crossings_are_counted_one_by_one(optim: Any) -> None:
+    """At a rate at which most frequencies cross: by looking at them before and after each update,
+    of which some are skipped.
+    """
+    model = small_model("pe=qkvo_rope", "pe.trainable_scope=head")
+    optimizer: Any = build_optimizer(model, optim)
+    rotary = model.model.rotary_emb
+    generator = torch.Generator().manual_seed(0)
+
+    counted = dict.fromkeys(rotary.learned, 0)
+    for step in range(12):
+        before = {pair: rotary.get_parameter(name) < 0 for pair, name in rotary.learned.items()}
+        optimizer.found_inf = torch.tensor(float(step % 5 == 4))
+        update(model, optimizer, lambda p: torch.randn(p.shape, generator=generator))
+        for pair, name in rotary.learned.items():
+            counted[pair] += int((before[pair] != (rotary.get_parameter(name) < 0)).sum())
+
+    found = crossings(optimizer, model)
+    assert {pair: int(counts.sum()) for pair, counts in found.items()} == counted
+    assert all(
+        found[pair].shape == rotary.get_parameter(rotary.learned[pair]).shape for pair in found
+    )
+    assert min(counted.values()) > 20
+
+
+def test_what_cannot_cross_is_not_counted() -> None:
+    """A logarithm passes 0 where theta is as at the start; and the nine learn none."""
+    for word in ("pe.trainable=log", "pe.trainable=false"):
+        model = small_model(word)
+        optimizer = build_optimizer(model, OPTIM)
+        update(model, optimizer, torch.ones_like)
+        assert crossings(optimizer, model) == {}
+        assert not any(name.endswith("crossings") for name in optimizer_tensors(optimizer, model))

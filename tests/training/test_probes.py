@@ -10,6 +10,7 @@ from support.trainers import Make, losses, same, snapshot
 from rope_exp.evaluation import probes
 from rope_exp.system.files import read_json
 from rope_exp.training import record
+from rope_exp.training.trainer import Trainer
 
 ASKED = ("train.probes=[windows,shift,positions]", "train.micro_batch_size=1")
 
@@ -106,3 +107,41 @@ def test_a_run_that_diverged_is_asked_nothing(make: Make) -> None:
     assert trainer.train() == "diverged"
     assert (trainer.folder / "result.json").exists()
     assert not (trainer.folder / "probes.json").exists()
+
+
+def test_crossings_of_0_outlive_a_stop(make: Make) -> None:
+    """Of frequencies that are pushed past 0 from either side: a run that was stopped, at a step that was saved
+    and at one that was not, counts what one counts that went through.
+    """
+
+    def restless(name: str) -> Trainer:
+        trainer = make(
+            name,
+            "pe.trainable=true",
+            "pe.trainable_lr=3000",
+            "optim.betas=[0.1,0.95]",
+            "train.probes=[drift]",
+            "train.num_steps=12",
+            "train.save_every=5",
+        )
+        theta = trainer.decoder.model.rotary_emb.get_parameter("inv_freq")
+        theta.register_hook(lambda _: theta.detach().sign())
+        return trainer
+
+    whole = restless("whole")
+    assert whole.train() == "finished"
+    for last in (5, 9):
+        stopped = restless("run")
+        loop = stopped.decoder.register_forward_pre_hook(
+            lambda *_, run=stopped, last=last: setattr(run.stop, "requested", run.step >= last - 1)
+        )
+        assert stopped.train() == "stopped"
+        assert stopped.step == last
+        loop.remove()
+    again = restless("run")
+    assert again.train() == "finished"
+
+    ours, theirs = (read_json(each.folder / "probes.json")["drift"] for each in (again, whole))
+    assert ours == theirs
+    assert ours["sites"]["qk"]["crossings"] > 40
+    assert same(snapshot(again), snapshot(whole))

@@ -1,0 +1,53 @@
+"""Which runs can be asked which probes, and what is said of those that cannot."""
+
+import pytest
+from support.refused import refused
+
+from rope_exp.config.compose import run_config
+
+ASKED = [
+    ["train.probes=[distance]", "attn=mla_vo"],
+    ["train.probes=[distance]", "attn=shared_s1", "pe=nope"],
+    ["train.probes=[drift]", "pe.trainable=log"],
+    ["train.probes=[extension]", "attn=retention", "pe=vo_rope"],
+    ["train.probes=[extension]", "pe.input=sinusoidal", "pe=k_rope"],
+    ["train.probes=[distance,drift,extension]", "pe.trainable=true", "pe.bias=t5"],
+]
+REFUSED = [
+    (["attn=linear"], "distance", "attn.kind=linear cannot be asked for distance"),
+    (["attn=decay", "pe=vo_rope"], "distance", "attn.kind=decay cannot be asked"),
+    (["attn=mla"], "floors", "attn.kind=latent cannot be asked for floors"),
+    (["train.seq_len=1"], "distance", "needs train.seq_len of at least 2"),
+    ([], "drift", "frequencies that are learned: pe.trainable"),
+    (["pe=nope"], "extension", "needs at least one site in pe.rotate"),
+    (["pe=alibi"], "extension", "needs at least one site in pe.rotate"),
+    (["pe.input=learned"], "extension", "which pe.input=learned has not"),
+    (["pe.fraction=0.04"], "extension", "two pairs of features that rotate"),
+    (["pe=qkvo_rope", "pe.fraction_vo=0.04"], "extension", "two pairs of features"),
+    (["train.seq_len=6"], "extension", "needs train.seq_len of at least 7"),
+]
+
+
+@pytest.mark.parametrize("words", ASKED, ids=" ".join)
+def test_what_can_be_answered_can_be_asked(words: list[str]) -> None:
+    run_config(words)
+
+
+@pytest.mark.parametrize(("words", "probe", "said"), REFUSED, ids=str)
+def test_what_cannot_be_answered_is_refused(words: list[str], probe: str, said: str) -> None:
+    """And the run may be asked all else."""
+    with refused(f'train.probes=["windows", "{probe}"]', said):
+        run_config([*words, f"train.probes=[windows,{probe}]"])
+    run_config([*words, "train.probes=[windows]"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pe.layers=[0,0,0,0,1]"], "pe.layers=[0, 0, 0, 0, 1]: rotates none of the 4 layers"),
+        (["pe=qkvo_rope", "pe.layers_vo=[0,1]", "model.num_hidden_layers=1"], "pe.layers_vo="),
+    ],
+)
+def test_a_pattern_that_reaches_no_layer_is_refused(words: list[str], said: str) -> None:
+    with refused(said):
+        run_config(words)

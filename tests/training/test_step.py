@@ -41,7 +41,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
 
 def test_the_loss_is_the_mean_of_minus_log_p(make: Make) -> None:
     trainer = make("run", "train.micro_batch_size=2")
-    ids = torch.from_numpy(trainer.train_step.batches.ids(1))
+    ids = torch.from_numpy(trainer.train_step.batches.batch(1).hashed_BS)
     with torch.no_grad():
         log_p = torch.log_softmax(trainer.decoder(ids[:, :-1]).double(), dim=-1)
     expected = -log_p.gather(-1, ids[:, 1:, None]).mean().item()

@@ -16,6 +16,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MOST_SEEDS, Judged, Verdict
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
+from rope_exp.report.probed import extension_part
 from rope_exp.report.sentences import assumptions, caption, notes, spell_p, summary
 
 DASH = "—"
@@ -247,6 +248,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
         summary(report),
         *relations,
+        *extension_part(report),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
         "Notes:",
         _bullets(notes(report)),

@@ -17,6 +17,7 @@ from rope_exp.report.levels import kinds_of, level_name
 from rope_exp.report.noise import noise_files
 from rope_exp.report.page import page
 from rope_exp.report.paper.gather import beside, of_campaign, of_report
+from rope_exp.report.probed import extension_csv
 from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown, pairs_table, plain_table, tex_table
@@ -148,6 +149,8 @@ def _table_files(report: Report) -> dict[str, bytes]:
         files["answers.csv"] = found.encode()
     if report.pairs:
         files["pairs.csv"] = pairs_table(report).encode()
+    if extensions := extension_csv(report):
+        files["extension.csv"] = extensions.encode()
     return files | figures
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.config.tasks import TaskFacts
@@ -50,6 +51,14 @@ class Report:
     def runs(self) -> list[Run]:
         """Every run, by row and seed."""
         return [run for row in self.rows.values() for run in row.runs]
+
+    def answers(self, probe: str) -> dict[str, list[Any]]:
+        """Return what the runs of each row answered to a probe, of those that were asked."""
+        found = {
+            label: [run.probes[probe] for run in row.runs if probe in run.probes]
+            for label, row in self.rows.items()
+        }
+        return {label: answers for label, answers in found.items() if answers}
 
     @property
     def of_variants(self) -> bool:

@@ -17,6 +17,7 @@ from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report
+from rope_exp.report.probed import drift_notes
 from rope_exp.system.errors import show
 
 # The sections of a config that a table's reader is told, and what each is of; but what rows say,
@@ -159,6 +160,7 @@ def notes(report: Report) -> list[str]:
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ.")
 
     said += _test_notes(report)
+    said += drift_notes(report)
 
     for row in report.rows.values():
         for run in row.runs:

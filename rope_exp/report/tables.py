@@ -17,6 +17,7 @@ from rope_exp.evidence.significance import MOST_SEEDS, Judged, Verdict
 from rope_exp.report.answers import task_tables
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
+from rope_exp.report.probed import extension_part
 from rope_exp.report.sentences import assumptions, caption, notes, spell_p, summary
 
 DASH = "—"
@@ -249,6 +250,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         summary(report),
         *relations,
         *task_tables(report),
+        *extension_part(report),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
         "Notes:",
         _bullets(notes(report)),

@@ -11,13 +11,15 @@ import numpy as np
 from rope_exp.config.architecture import num_parameters
 from rope_exp.config.campaign import Cell
 from rope_exp.config.compose import run_config
+from rope_exp.config.run import RunConfig
+from rope_exp.config.variants import PAIRS
 from rope_exp.evidence.published import TABLE
 from rope_exp.evidence.records import record_path, write_record
 from rope_exp.run.folder import read_config
 from rope_exp.system.files import write_json
 from support.reports import make_run, sha256_of
 
-PROBES = "train.probes=[windows,positions,shift,ablation]"
+PROBES = ("windows", "positions", "shift", "ablation")
 ENV = {
     "device": "a CPU",
     "cpu": "a kind",
@@ -45,6 +47,7 @@ def make_records(
     seeds: Iterable[int] = (0, 1, 2, 3, 4),
     loss: Callable[[str, int], float] = nine_losses,
     factors: Mapping[str, Sequence[Any]] | None = None,
+    asked: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Make the record of each row, seed and choice of factors.
 
@@ -53,6 +56,7 @@ def make_records(
         rows: choices of configs/pe, or the overrides of each row by its name.
         loss: of a row and a seed, in nats.
         factors: values by key, such as {"train.num_steps": [500, 1000]}; None: nothing but seeds.
+        asked: what rows are asked beside the four probes that all are asked.
     """
     factors = factors or {}
     words = rows if isinstance(rows, Mapping) else {row: [f"pe={row}"] for row in rows}
@@ -63,18 +67,21 @@ def make_records(
                 name = "-".join([row, *(f"{key}={x}" for key, x in chosen.items()), f"s{seed}"])
                 given = [f"{key}={value}" for key, value in chosen.items()]
                 variant, *others = words[row]
+                probes = [*PROBES, *(asked or {}).get(row, ())]
                 params = num_parameters(run_config(words[row]).architecture(2048))
                 run = make_run(
                     Path(folder) / name,
                     pe=variant,
                     seed=seed,
                     loss=loss(row, seed),
-                    overrides=[*others, PROBES, *given],
+                    overrides=[*others, f"train.probes=[{','.join(probes)}]", *given],
                     result={"params": params, "init_sha256": sha256_of(f"{params} {seed}")},
                     env=ENV,
                 )
                 config = read_config(run)
-                write_json(run / "probes.json", _probes(row, seed, loss(row, seed)))
+                answers = _probes(row, seed, loss(row, seed))
+                answers |= _further(config, seed, loss(row, seed))
+                write_json(run / "probes.json", {probe: answers[probe] for probe in probes})
                 cell = Cell(name, row, {"seed": seed, **chosen}, config)
                 write_record(record_path(records, campaign, name), campaign, cell, run)
 
@@ -103,3 +110,53 @@ def _probes(row: str, seed: int, loss: float) -> dict[str, Any]:
         },
         "ablation": {"without": ["", *sites], "loss": [loss, *(loss + 0.3 for _ in sites)]},
     }
+
+
+def _further(config: RunConfig, seed: int, loss: float) -> dict[str, Any]:
+    """Answers to what only some runs can be asked, of whatever a config has."""
+    random = np.random.default_rng([7, seed])
+    pe = config.pe
+    m = octaves(config.train.seq_len // 2)
+    by_distance = [0.3 / (1 + each) + 0.002 for each in m]
+    distance: dict[str, Any] = {
+        "m": m,
+        "attention": {str(layer): [w * (1 + layer / 2) for w in by_distance] for layer in range(4)},
+        "uniform": [0.0054] * len(m),
+    }
+    if {"q", "k"} <= {*pe.rotate}:
+        angles = 0.1 * np.array(m)
+        distance["bound"] = [16.5 / (1 + each) ** 0.3 for each in m]
+        distance["kappa"] = {
+            str(layer): [(np.cos(angles + head) * 0.2 * head).tolist() for head in range(1, 3)]
+            for layer in range(4)
+        }
+
+    pairs = [pair for pair in PAIRS if {*pair} & {*pe.rotate}]
+    lengths = [config.train.seq_len * factor for factor in (1, 2, 4, 8)]
+    growth = {"as_trained": 0.3, "interpolation": 0.2, "ntk_aware": 0.1, "yarn": 0.05}
+    extension: dict[str, Any] = {"num_windows": 16, "lengths": lengths}
+    for number, (method, slope) in enumerate(growth.items()):
+        targets = dict.fromkeys([*pairs, "".join(pairs)]) if number else [""]
+        losses = {
+            target: [loss + slope * octave / (1 + len(target) / 4) for octave in range(4)]
+            for target in targets
+        }
+        extension[method] = losses if number else losses[""]
+
+    theta0 = 10000.0 ** -(np.arange(32) / 32)
+    sites = {}
+    for pair in pe.trained_pairs:
+        moved = random.normal(scale=0.12, size=(4 if pe.trainable_scope == "layer" else 1, 32))
+        sites[pair] = {
+            "theta0": theta0.tolist(),
+            "theta": (theta0 * np.exp(moved)).tolist(),
+            "median": float(np.median(np.abs(moved))),
+        }
+        if pe.trainable is True:
+            sites[pair]["crossings"] = 3 * seed
+    return {"distance": distance, "extension": extension, "drift": {"sites": sites}}
+
+
+def octaves(length: int) -> list[int]:
+    """Distances half an octave apart."""
+    return sorted({round(2 ** (power / 2)) - 1 for power in range(2 * length.bit_length() - 1)})

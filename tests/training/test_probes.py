@@ -110,8 +110,8 @@ def test_a_run_that_diverged_is_asked_nothing(make: Make) -> None:
 
 
 def test_crossings_of_0_outlive_a_stop(make: Make) -> None:
-    """Of frequencies that are pushed past 0 from either side: a run that was stopped, at a step that was saved
-    and at one that was not, counts what one counts that went through.
+    """Of frequencies that are pushed past 0 from either side: a run that was stopped, at a step
+    that was saved and at one that was not, counts what one counts that went through.
     """
 
     def restless(name: str) -> Trainer:

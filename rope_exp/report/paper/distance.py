@@ -3,7 +3,7 @@
 Both are drawn from what runs answered to the probe `distance`, as probes.json holds it:
 
     {
-        "m": [0, 1, 2, ...],                        distances, in tokens
+        "m": [0, 1, 2, 3, 4, 6, ...],               distances, in tokens
         "attention": {"0": [A(m), ...], ...},       by layer
         "uniform": [...],                           A(m) of weights 1/(i + 1)
         "bound": [f(m), ...],                       where q and k both rotate, else left out
@@ -17,7 +17,6 @@ not both rotate has no kappa.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -38,22 +37,25 @@ from rope_exp.report.paper.style import (
     styled,
     zero_line,
 )
+from rope_exp.report.probed import Answer
 
 Array = NDArray[np.float64]
-Answer = Mapping[str, Any]
 
 _COLUMNS = 3
 
 
 @styled
 def distance(
-    answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str] | None = None
+    answers: Mapping[str, Sequence[Answer]],
+    names: Mapping[str, str] | None = None,
+    numbers: Mapping[str, int] | None = None,
 ) -> Figure | None:
     """Draw the mean attention by distance of each row, over its layers and runs.
 
     Args:
         answers: of each run of a row, by the row's label.
         names: of rows, by their labels; None: the labels.
+        numbers: their places among all rows, by which they look; None: the places here.
     Returns:
         None where no run was asked.
     """
@@ -61,19 +63,23 @@ def distance(
     if not answers:
         return None
 
+    places = {label: place for place, label in enumerate(answers)}
+    looks = {label: look(label, (numbers or places)[label]) for label in answers}
+
     figure = Figure(figsize=(WIDTH, 4.2))
     axes = figure.subplots()
-    for number, (label, found) in enumerate(answers.items()):
+    for label, found in answers.items():
         m = _distances(found[0])
         layers = [answer["attention"][layer] for answer in found for layer in answer["attention"]]
         mean = np.mean(np.array(layers, dtype=float), axis=0)
-        style = look(label, number) | {"linewidth": 0.9, "markersize": 3.5}
+        style = looks[label] | {"linewidth": 0.9, "markersize": 3.5}
         # A window's weights beyond it are 0, and linear attention may have negative ones.
         heights = np.where(mean > 0, mean, np.nan)
         name = (names or {}).get(label, label)
         gid = f"{label} attention"
         axes.plot(m + 1, heights, gid=gid, label=name, markevery=_octaves(m), **style)
-    _draw_references(axes, answers, names or {})
+    _draw_uniform(axes, answers, names or {}, looks)
+    _draw_bounds(axes, answers, names or {}, looks)
 
     _distance_axis(axes)
     axes.set_yscale("log")
@@ -131,33 +137,56 @@ def kappa(
 # -- the panels ------------------------------------------------------------------------------------
 
 
-def _draw_references(
-    axes: Axes, answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str]
+def _draw_uniform(
+    axes: Axes,
+    answers: Mapping[str, Sequence[Answer]],
+    names: Mapping[str, str],
+    looks: Mapping[str, Style],
 ) -> None:
-    """Draw uniform attention, and the bound that rows have, at uniform's level.
+    """Draw uniform attention; of each row that has one of its own, as one with a window has."""
+    levels = _distinct(answers, "uniform")
+    style: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 1}
+    name = "uniform"
+    for label in levels:
+        answer = answers[label][0]
+        if len(levels) > 1:
+            style["color"] = looks[label]["color"]
+            name = f"uniform of {names.get(label, label)}"
+        level = np.array(answer["uniform"], dtype=float)
+        heights = np.where(level > 0, level, np.nan)
+        axes.plot(_distances(answer) + 1, heights, gid=f"{label} uniform", label=name, **style)
+
+
+def _draw_bounds(
+    axes: Axes,
+    answers: Mapping[str, Sequence[Answer]],
+    names: Mapping[str, str],
+    looks: Mapping[str, Style],
+) -> None:
+    """Draw the bound that rows have, at uniform's level.
 
     Where rows have several, each is of the colour of the first row that has it.
     """
-    longest = max((found[0] for found in answers.values()), key=lambda answer: max(answer["m"]))
-    uniform = np.array(longest["uniform"], dtype=float)
-    style: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 1}
-    axes.plot(_distances(longest) + 1, uniform, gid="uniform", label="uniform, 1/(i + 1)", **style)
-
-    # Rows of the same frequencies have the same one.
-    bounds: dict[tuple[float, ...], tuple[int, str]] = {}
-    for number, (label, found) in enumerate(answers.items()):
-        if "bound" in found[0]:
-            bounds.setdefault(tuple(found[0]["bound"]), (number, label))
-
+    bounds = _distinct(answers, "bound")
     dots: Style = {"color": INK, "linewidth": 1.2, "linestyle": (0, (1, 1.5)), "zorder": 1}
     name = "f(m)"
-    for bound, (number, label) in bounds.items():
+    for label in bounds:
         answer = answers[label][0]
         if len(bounds) > 1:
-            dots["color"] = look(label, number)["color"]
+            dots["color"] = looks[label]["color"]
             name = f"f(m) of {names.get(label, label)}"
-        scaled = np.array(bound) * np.mean(answer["uniform"]) / np.mean(bound)
+        bound = np.array(answer["bound"])
+        scaled = bound * np.mean(answer["uniform"]) / np.mean(bound)
         axes.plot(_distances(answer) + 1, scaled, gid=f"{label} bound", label=name, **dots)
+
+
+def _distinct(answers: Mapping[str, Sequence[Answer]], key: str) -> list[str]:
+    """Return the rows that are the first to have a line, of those of equal numbers."""
+    first: dict[tuple[float, ...], str] = {}
+    for label, found in answers.items():
+        if key in found[0]:
+            first.setdefault(tuple(found[0][key]), label)
+    return list(first.values())
 
 
 def _draw_heads(axes: Axes, label: str, answer: Answer, layer: str) -> None:
@@ -201,7 +230,8 @@ def _print(answers: Mapping[str, Sequence[Answer]]) -> list[str]:
     said = [
         "Mean over heads, layers and the queries of the second half of a window "
         f"({seeds(len(found) for found in answers.values())} a row). The query's own token stands "
-        "at 1. Dashed: every query weighs all its keys alike."
+        "at 1. Dashed: every query weighs all its keys alike, which are i + 1 unless a window or "
+        "later keys change that."
     ]
     if any("bound" in found[0] for found in answers.values()):
         said.append(

@@ -7,7 +7,10 @@ It is drawn from what runs answered to the probe `drift`, as probes.json holds i
             "qk": {
                 "theta0": [...],            at the start, in radians a position, by pair
                 "theta": [[...], ...],      at the end: one list for the model, one a layer, or one
-            },                              a layer and head
+                                            a layer and head, of layers that rotate
+                "median": 0.05,             of |ln(theta/theta0)|, over all of these
+                "crossings": 12             of 0 in training; where theta is learned as it is
+            },
             "vo": {...}
         }
     }
@@ -21,6 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from rope_exp.config.variants import PAIRS
 from rope_exp.report.paper.style import (
     WIDTH,
     Style,
@@ -30,11 +34,9 @@ from rope_exp.report.paper.style import (
     styled,
     zero_line,
 )
+from rope_exp.report.probed import PAIR_NAMES, Answer
 
 Array = NDArray[np.float64]
-Answer = Mapping[str, Any]
-
-_TITLES = {"qk": "q and k", "vo": "v and o"}
 
 
 @styled
@@ -57,7 +59,7 @@ def drift(
 
     pairs = [
         pair
-        for pair in _TITLES
+        for pair in PAIRS
         if any(pair in answer["sites"] for found in drawn.values() for answer in found)
     ]
     figure = Figure(figsize=(WIDTH, 0.5 + 2.3 * len(drawn)))
@@ -68,7 +70,11 @@ def drift(
             sites = [answer["sites"][pair] for answer in found if pair in answer["sites"]]
             axes.set_visible(bool(sites))
             if sites:
-                _draw(axes, f"{label} {pair}", f"{name}\n{_TITLES[pair]}", sites)
+                _draw(axes, f"{label} {pair}", f"{name}\n{PAIR_NAMES[pair]}", sites)
+        # Of the whole line, once all its panels are drawn. At least a hundredth, so that rounding
+        # does not fill them.
+        low, high = line[0].get_ylim()
+        line[0].set_ylim(min(low, -0.01), max(high, 0.01))
 
     counts = seeds(len(found) for found in drawn.values())
     small_print(
@@ -104,6 +110,3 @@ def _draw(axes: Axes, gid: str, title: str, sites: Sequence[Mapping[str, Any]]) 
     # Shared along the line, whose first panel may not be there.
     axes.tick_params(labelleft=True)
     zero_line(axes)
-    # At least a hundredth, so that rounding does not fill the panel.
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, -0.01), max(high, 0.01))

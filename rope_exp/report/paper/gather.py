@@ -1,7 +1,10 @@
 """Which figures there are: of a report, of a campaign with factors, of the pilot."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks
@@ -15,6 +18,9 @@ from rope_exp.report.paper.answers import answers
 from rope_exp.report.paper.cached import cached
 from rope_exp.report.paper.curves import curves
 from rope_exp.report.paper.deviations import deviations
+from rope_exp.report.paper.distance import distance, kappa
+from rope_exp.report.paper.drift import drift
+from rope_exp.report.paper.extension import extension
 from rope_exp.report.paper.forest import forest
 from rope_exp.report.paper.grid import grid
 from rope_exp.report.paper.ladder import ladder
@@ -35,6 +41,7 @@ def of_report(report: Report) -> dict[str, bytes]:
     """Return the figures that a report's runs allow, by file."""
     drawn = {"forest": forest(report), "curves": curves(report), "probes": probes(report)}
     drawn["answers"] = answers(report)
+    drawn |= _of_probes(report)
     if report.of_variants:
         drawn["grid"] = grid(report)
     drawn["ranks"] = ranks(report)
@@ -44,6 +51,31 @@ def of_report(report: Report) -> dict[str, bytes]:
     for name, figure in drawn.items():
         files |= files_of(name, figure)
     return files
+
+
+def _of_probes(report: Report) -> dict[str, Figure | None]:
+    """Return the figures of what some runs were asked, by name."""
+    names = {label: row.name for label, row in report.rows.items()}
+    numbers = {label: row.number for label, row in report.rows.items()}
+    by_distance = report.answers("distance")
+    drawn = {"distance": distance(by_distance, names, numbers)}
+    for layer in _shown_layers(by_distance):
+        drawn[f"kappa-{layer}"] = kappa(by_distance, layer, names)
+    drawn["extension"] = extension(report.answers("extension"), names)
+    drawn["drift"] = drift(report.answers("drift"), names)
+    return drawn
+
+
+def _shown_layers(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[int]:
+    """Return the first, the middle and the last of the layers that have kappa in some row."""
+    found = {
+        int(layer)
+        for of_row in answers.values()
+        for answer in of_row
+        for layer in answer.get("kappa", {})
+    }
+    layers = sorted(found)
+    return sorted({layers[0], layers[len(layers) // 2], layers[-1]}) if layers else []
 
 
 def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ import pytest
 from matplotlib.lines import Line2D
 from support.figures import artists, line, texts
 
+from rope_exp.report.looks import look
 from rope_exp.report.paper.distance import distance, kappa
 from rope_exp.report.paper.style import files_of
 
@@ -41,8 +42,9 @@ def test_lines_are_means_over_layers_and_runs() -> None:
         at, heights = line(figure, f"{label} attention")
         assert at == [m + 1 for m in M]
         np.testing.assert_allclose(heights, [1.5 * level / (m + 1) for m in M])
-    assert line(figure, "uniform")[1] == [0.05] * len(M)
-    assert {"QK-RoPE", "nope", "uniform, 1/(i + 1)", "f(m)"} <= set(texts(figure))
+    assert line(figure, "qk_rope uniform")[1] == [0.05] * len(M)
+    assert "nope uniform" not in artists(figure)
+    assert {"QK-RoPE", "nope", "uniform", "f(m)"} <= set(texts(figure))
     assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
 
 
@@ -68,6 +70,26 @@ def test_rows_of_other_frequencies_have_bounds_of_their_own() -> None:
         assert isinstance(attention, Line2D)
         assert bound.get_color() == attention.get_color()
     assert {"f(m) of QK-RoPE", "f(m) of qk_rope-base500"} <= set(texts(figure))
+
+
+def test_a_row_with_a_window_has_a_uniform_of_its_own() -> None:
+    windowed = make_answer() | {"uniform": [0.5, 0.5, 0.0, 0.0, 0.0, 0.0]}
+    figure = distance({"qk_rope": [turning()], "nope-window2": [windowed]}, NAMES)
+    assert figure is not None
+    heights = line(figure, "nope-window2 uniform")[1]
+    assert np.isfinite(heights).tolist() == [True] * 2 + [False] * 4
+    assert {"uniform of QK-RoPE", "uniform of nope-window2"} <= set(texts(figure))
+
+
+def test_rows_that_are_no_variants_look_as_in_other_figures() -> None:
+    """By their place among all rows, of which some were not asked."""
+    answers = {"pe.base=5": [make_answer()], "pe.base=9": [make_answer()]}
+    figure = distance(answers, numbers={"pe.base=5": 3, "pe.base=9": 0, "pe.base=7": 1})
+    assert figure is not None
+    for label, number in (("pe.base=5", 3), ("pe.base=9", 0)):
+        drawn = artists(figure)[f"{label} attention"]
+        assert isinstance(drawn, Line2D)
+        assert drawn.get_color() == look(label, number)["color"]
 
 
 def test_what_has_no_logarithm_is_left_out() -> None:

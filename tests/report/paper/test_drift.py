@@ -75,6 +75,16 @@ def test_a_drift_of_nothing_fills_no_panel() -> None:
     assert low <= -0.01 < 0.01 <= high
 
 
+def test_panels_of_a_line_have_room_for_both() -> None:
+    both = {"sites": {"qk": site([0.1, 0.0, -0.1]), "vo": site([0.0, -0.7, 0.4])}}
+    figure = drift({"log": [both]})
+    assert figure is not None
+    for axes in visible(figure):
+        low, high = axes.get_ylim()
+        assert low < -0.7
+        assert high > 0.4
+
+
 def test_without_learned_frequencies_there_is_no_figure() -> None:
     assert drift({}) is None
     assert drift({"qk_rope": [{"sites": {}}], "nope": []}) is None

@@ -1,0 +1,105 @@
+"""Figure of longer contexts: the loss by length, as trained and with frequencies for that length.
+
+It is drawn from what runs answered to the probe `extension`, as probes.json holds it:
+
+    {
+        "num_windows": 16,
+        "lengths": [256, 512, ...],             the first is that of training
+        "as_trained": [...],                    the loss at each, likewise in all that follows
+        "interpolation": {"qk": [...], ...},    by the sites whose frequencies are extended: qk or
+        "ntk_aware": {...},                     vo alone, or qkvo, those that rotate
+        "yarn": {...}
+    }
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from rope_exp.report.paper.style import (
+    GREY,
+    INK,
+    UNIT,
+    WIDTH,
+    Style,
+    log_axis,
+    seeds,
+    small_print,
+    styled,
+)
+from rope_exp.report.probed import METHOD_NAMES, PAIR_NAMES, Answer, extended_losses
+
+_COLUMNS = 3
+# After Paul Tol's "high contrast" and "muted" schemes.
+_LOOKS: Mapping[str, Style] = {
+    "as_trained": {"color": INK, "marker": "o"},
+    "interpolation": {"color": "#BB5566", "marker": "v"},
+    "ntk_aware": {"color": "#C8961E", "marker": "s"},
+    "yarn": {"color": "#004488", "marker": "D"},
+}
+_DASHES: Mapping[str, Style] = {
+    "": {"linestyle": "-"},
+    "qk": {"linestyle": "-"},
+    "vo": {"linestyle": (0, (4, 2))},
+    "qkvo": {"linestyle": (0, (1, 1.2))},
+}
+
+
+@styled
+def extension(
+    answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str] | None = None
+) -> Figure | None:
+    """Draw the mean loss over runs at each length: a panel a row, a line a method and its sites.
+
+    Args:
+        answers: of each run of a row, by the row's label.
+        names: of rows, by their labels; None: the labels.
+    Returns:
+        None where no run was asked.
+    """
+    if not answers:
+        return None
+
+    columns = min(len(answers), _COLUMNS)
+    lines = math.ceil(len(answers) / columns)
+    figure = Figure(figsize=(WIDTH, 1.1 + 2.2 * lines))
+    panels = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten()
+    drawn: set[str] = set()
+    for axes, (label, found) in zip(panels, answers.items(), strict=False):
+        drawn |= _draw(axes, label, found)
+        axes.set_title((names or {}).get(label, label))
+    for axes in panels[len(answers) :]:
+        axes.set_visible(False)
+    for axes in panels[::columns]:
+        axes.set_ylabel(f"loss ({UNIT})")
+
+    handles = [Line2D([], [], label=METHOD_NAMES[each], **_LOOKS[each]) for each in _LOOKS]
+    for sites in [each for each in PAIR_NAMES if each in drawn]:
+        handles.append(Line2D([], [], color=GREY, label=PAIR_NAMES[sites], **_DASHES[sites]))
+    figure.legend(handles=handles, loc="outside upper center", ncols=math.ceil(len(handles) / 2))
+    small_print(
+        figure,
+        "Held-out windows of so many training lengths "
+        f"({seeds(len(found) for found in answers.values())} a row). Colour: how the frequencies "
+        "of longer windows follow from those of training; dash: which sites turn by them, while "
+        "others turn as trained. YaRN sharpens the scores too, where q and k turn by its own.",
+    )
+    return figure
+
+
+def _draw(axes: Axes, label: str, answers: Sequence[Answer]) -> set[str]:
+    """Draw one row, and return the sites that it has lines for."""
+    lengths = np.array(answers[0]["lengths"], dtype=float)
+    factors = lengths / lengths[0]
+    losses = extended_losses(answers)
+    for (method, sites), of_runs in losses.items():
+        style = {**_LOOKS[method], **_DASHES[sites], "linewidth": 0.9, "markersize": 3}
+        gid = f"{label} {method} {sites}".rstrip()
+        axes.plot(factors, of_runs.mean(axis=0), gid=gid, **style)
+    log_axis(axes, factors.tolist(), lambda factor: f"{factor:g}×")
+    axes.set_xlabel("window (training lengths)")
+    return {sites for _, sites in losses}

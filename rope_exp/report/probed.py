@@ -1,0 +1,137 @@
+"""What finished models were asked, in words and tables: longer contexts, learned frequencies."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rope_exp.report.content import Report
+from rope_exp.report.spelling import markdown_table
+
+PAIR_NAMES = {"qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}
+METHOD_NAMES = {
+    "as_trained": "as trained",
+    "interpolation": "interpolation",
+    "ntk_aware": "NTK-aware",
+    "yarn": "YaRN",
+}
+# Learned frequencies have moved little where the median |ln(theta/theta0)| is below it.
+LITTLE = 0.1
+
+Answer = Mapping[str, Any]
+
+
+# -- longer contexts -------------------------------------------------------------------------------
+
+
+def extended_losses(
+    answers: Sequence[Answer],
+) -> dict[tuple[str, str], NDArray[np.float64]]:
+    """Return a row's losses by method and sites, [runs, lengths]; as trained, of no sites.
+
+    Args:
+        answers: of its runs to the probe `extension`.
+    """
+    found = {}
+    for method in METHOD_NAMES:
+        of_sites = [answer[method] for answer in answers]
+        if method == "as_trained":
+            of_sites = [{"": losses} for losses in of_sites]
+        for sites in ("", *PAIR_NAMES):
+            if sites in of_sites[0]:
+                losses = [of_run[sites] for of_run in of_sites]
+                found[method, sites] = np.array(losses, dtype=float)
+    return found
+
+
+def _frame(report: Report) -> pd.DataFrame:
+    """Return the mean loss over runs of each row, method, sites and length; perhaps empty."""
+    lines = []
+    for label, answers in report.answers("extension").items():
+        trained = report.rows[label].runs[0].config.train.seq_len
+        for (method, sites), losses in extended_losses(answers).items():
+            for length, of_runs in zip(answers[0]["lengths"], losses.T, strict=True):
+                line = {
+                    "label": label,
+                    "method": method,
+                    "sites": sites,
+                    "length": length,
+                    "factor": length // trained,
+                    "num_seeds": len(of_runs),
+                    "loss_mean": of_runs.mean(),
+                    "loss_sd": of_runs.std(ddof=1) if len(of_runs) > 1 else np.nan,
+                }
+                lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def extension_csv(report: Report) -> str | None:
+    """Return extension.csv: six decimals, nats; None where no run was asked."""
+    frame = _frame(report)
+    return None if frame.empty else frame.to_csv(index=False, float_format="%.6f")
+
+
+def extension_part(report: Report) -> list[str]:
+    """Return the same for readers, a line for each method under a sentence; or nothing."""
+    frame = _frame(report)
+    if frame.empty:
+        return []
+
+    factors = sorted(set(frame["factor"]))
+    lines = []
+    for (label, method, sites), losses in frame.groupby(["label", "method", "sites"], sort=False):
+        by_factor = dict(zip(losses["factor"], losses["loss_mean"], strict=True))
+        line = {
+            "row": report.rows[label].name,
+            "frequencies": METHOD_NAMES[method],
+            "of": PAIR_NAMES.get(sites),
+            "seeds": losses["num_seeds"].iloc[0],
+        }
+        lines.append(line | {f"{factor}×": by_factor.get(factor) for factor in factors})
+    return [
+        "Loss in windows of so many training lengths, where pairs of sites turn by frequencies for "
+        "that length (mean over seeds):",
+        markdown_table(pd.DataFrame(lines), ".4f"),
+    ]
+
+
+# -- learned frequencies ---------------------------------------------------------------------------
+
+
+def drift_notes(report: Report) -> list[str]:
+    """Say of each row that learns frequencies how far they moved, and whether that is little."""
+    said = []
+    for label, answers in report.answers("drift").items():
+        parts = []
+        for pair, name in PAIR_NAMES.items():
+            found = [answer["sites"][pair] for answer in answers if pair in answer["sites"]]
+            if found:
+                mean = np.mean([site["median"] for site in found])
+                parts.append(f"{mean:.3g} for {name} ({_judged(found)})")
+        said.append(
+            f"{report.rows[label].name}: learned frequencies moved by a median |ln(θ/θ₀)| of "
+            f"{' and '.join(parts)}."
+        )
+    return said
+
+
+def _judged(found: Sequence[Answer]) -> str:
+    """Say where a pair's medians lie, one a run; and how often 0 was crossed, where it can be."""
+    medians = [answer["median"] for answer in found]
+    num_little = sum(median < LITTLE for median in medians)
+    if len(medians) == 1:
+        said = f"one seed, {'' if num_little else 'not '}below {LITTLE:g}"
+    else:
+        where = {0: "no seed", len(medians): "every seed"}.get(num_little, f"{num_little} of them")
+        said = (
+            f"{min(medians):.3g} to {max(medians):.3g} over {len(medians)} seeds, "
+            f"below {LITTLE:g} in {where}"
+        )
+
+    counts = [answer["crossings"] for answer in found if "crossings" in answer]
+    if not counts:
+        return said
+    total = sum(counts)
+    return f"{said}; 0 was " + (f"crossed {total:,} times" if total else "never crossed")

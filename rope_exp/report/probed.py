@@ -81,7 +81,8 @@ def extension_part(report: Report) -> list[str]:
 
     factors = sorted(set(frame["factor"]))
     lines = []
-    for (label, method, sites), losses in frame.groupby(["label", "method", "sites"], sort=False):
+    for key, losses in frame.groupby(["label", "method", "sites"], sort=False):
+        label, method, sites = map(str, key)
         by_factor = dict(zip(losses["factor"], losses["loss_mean"], strict=True))
         line = {
             "row": report.rows[label].name,

@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,15 +42,16 @@ from rope_exp.system.files import (
 
 LOCKS = "locks"
 
-# Keys of data that change no token; what a path holds is in the fingerprint.
-UNNUMBERED = (
-    "name",
-    "path",
-    "cache_dir",
-    "seed",
-    "reset_positions",
-    "document_mask",
-    "random_start",
+# Keys of data that decide which tokens there are; what a path holds is in the fingerprint.
+OF_TOKENS = (
+    "kind",
+    "subset",
+    "revision",
+    "text_column",
+    "sample_by",
+    "validation_split",
+    "holdout_fraction",
+    "max_tokens",
 )
 
 
@@ -144,11 +145,10 @@ def open_corpus(data: DataConfig) -> Corpus:
 
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     """Return where the token blocks of a config stand, or will."""
-    numbered = {name: value for name, value in asdict(data).items() if name not in UNNUMBERED}
     values = {
         "format": FORMAT,
         "corpus": corpus_fingerprint(data),
-        "data": numbered,
+        "data": {name: getattr(data, name) for name in OF_TOKENS},
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
     cache = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"

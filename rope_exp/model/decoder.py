@@ -31,6 +31,11 @@ from rope_exp.system.errors import ConfigError
 # The beginning of the names of learned frequencies, which no draw decides.
 FREQUENCIES = "model.rotary_emb."
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
+LLAMA_NORMS = (
+    "model.norm.weight",
+    ".input_layernorm.weight",
+    ".post_attention_layernorm.weight",
+)
 
 
 class Trunk(nn.Module):
@@ -293,7 +298,7 @@ def llama_weights(decoder: Decoder) -> dict[str, Tensor]:
     return {
         name: tensor
         for name, tensor in weights(decoder).items()
-        if tensor.ndim == 1 or shapes.get(name) == tuple(tensor.shape)
+        if name.endswith(LLAMA_NORMS) or shapes.get(name) == tuple(tensor.shape)
     }
 
 

@@ -18,7 +18,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Sha256
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import load_run
-from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.run.checkpoint import STATE, list_steps, step_folder
 from rope_exp.run.folder import read_as
 from rope_exp.run.origin import find_origin
@@ -29,13 +29,16 @@ ROTARY = "model.rotary_emb."
 OF_POSITIONS = (ROTARY, "model.added_positions.", "model.score_bias.")
 
 
-class _Began(TypedDict):
+class Beginning(TypedDict):
+    """Hashes of the weights that a run begins with: of all, and of those that every variant has."""
+
     init_sha256: Sha256
+    shared_init_sha256: Sha256
 
 
 def begin(
     decoder: Decoder, config: RunConfig, folder: Path, tokenizer_json: str, *, is_main: bool
-) -> str:
+) -> Beginning:
     """Give a decoder, whose weights were drawn, those that its run begins with.
 
     Args:
@@ -43,14 +46,14 @@ def begin(
         tokenizer_json: of what the run reads.
         is_main: whether to say what was taken.
     Returns:
-        init_sha256, their hash. A run that goes on from its own checkpoints has it from there, and
-        the decoder will have its weights from there, too.
+        Their hashes. A run that goes on from its own checkpoints has them from there, and the
+        decoder will have its weights from there, too.
     Raises:
         ConfigError: run.init_from has weights that do not fit.
         RecordError, CheckpointError: its folder is damaged.
     """
     if config.init_weights is None:
-        return weights_sha256(weights(decoder))
+        return _hashes(decoder)
     if list_steps(folder / "checkpoints"):
         return _began_with(folder / "checkpoints")
 
@@ -70,7 +73,7 @@ def begin(
         left_out = f"; left out: {', '.join(left)}" if left else ""
         begun = f"; begun anew: {', '.join(fresh)}" if fresh else ""
         log(f"{config.name}: begins with step {origin.step} of {path}{left_out}{begun}")
-    return weights_sha256(weights(decoder))
+    return _hashes(decoder)
 
 
 def named_here(
@@ -119,12 +122,23 @@ def take_over(
     return sorted(found.keys() - own.keys()), sorted(own.keys() - found.keys())
 
 
-def _began_with(checkpoints: Path) -> str:
-    """Return init_sha256 by a run's newest checkpoint that says it.
+def _hashes(decoder: Decoder) -> Beginning:
+    return {
+        "init_sha256": weights_sha256(weights(decoder)),
+        "shared_init_sha256": weights_sha256(llama_weights(decoder)),
+    }
 
-    Where none does, none verifies, and the empty string that is returned is never compared.
+
+def _began_with(checkpoints: Path) -> Beginning:
+    """Return the hashes by a run's newest checkpoint that says them.
+
+    Where none does, none verifies, and the empty texts that are returned are never compared.
     """
     for step in reversed(list_steps(checkpoints)):
         with suppress(RecordError):
-            return str(read_as(step_folder(checkpoints, step) / STATE, _Began)["init_sha256"])
-    return ""
+            said = read_as(step_folder(checkpoints, step) / STATE, Beginning)
+            return {
+                "init_sha256": said["init_sha256"],
+                "shared_init_sha256": said["shared_init_sha256"],
+            }
+    return {"init_sha256": "", "shared_init_sha256": ""}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import nn
@@ -43,6 +43,8 @@ class State(Start):
     config_sha256: Sha256
     data_sha256: Sha256
     init_sha256: Sha256
+    # Those of an older version have none.
+    shared_init_sha256: NotRequired[Sha256]
     rng: dict
 
 
@@ -84,7 +86,7 @@ class Checkpoints:
         path = checkpoint.step_folder(self.folder, saved.step) / checkpoint.STATE
         state: Any = checked(path, saved.state, State)
         for key, value in self.identity.items():
-            if state[key] != value:
+            if state.get(key, value) != value:
                 raise CheckpointError(
                     f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
                     f"{value:.12}; restore what it was trained on, or use run.fresh=true"

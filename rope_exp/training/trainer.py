@@ -17,7 +17,7 @@ from rope_exp.data.sources import held_out_rows, training_source
 from rope_exp.evaluation.answers import make_questions
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.values import Probes
-from rope_exp.model.decoder import Decoder, llama_weights, weights_sha256
+from rope_exp.model.decoder import Decoder
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
@@ -60,13 +60,12 @@ class Trainer:
         # The model, its initial weights, and what updates them.
         self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
-        self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
+        began = begin(self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main)
         self.identity = {
             "config_sha256": config.config_sha256,
             "data_sha256": data.data_sha256,
-            "init_sha256": begin(
-                self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main
-            ),
+            "init_sha256": began["init_sha256"],
+            "shared_init_sha256": began["shared_init_sha256"],
         }
         self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         train = config.train
@@ -113,7 +112,7 @@ class Trainer:
             if status == "finished" and self.config.train.probes:
                 status = self._ask_probes()
             order = {"order_sha256": self.train_step.order_sha256}
-            facts = {"params": self.num_parameters, **order, **self.facts}
+            facts = {"params": self.num_parameters, **order}
             record.end(status, self.step, facts | self.identity)
         return status
 

@@ -23,7 +23,7 @@ from support.models import (
 from rope_exp.config.architecture import Architecture, num_parameters
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import turned
-from rope_exp.model.decoder import Decoder
+from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.model.layers import Block
 from rope_exp.model.positions import Rotary
 from rope_exp.system.errors import ConfigError
@@ -292,6 +292,21 @@ def test_new_parameters_move_no_old_ones(changes: dict[str, Any]) -> None:
     expected += 32 * 4 * (changes.get("bias") == "t5")
     assert added == expected
     assert num_parameters(decoder.architecture) == sum(p.numel() for p in named.values())
+
+
+LEARNED = [
+    {"trainable": how, "trainable_scope": scope} for how in (True, "log") for scope in SCOPES
+]
+
+
+@pytest.mark.parametrize("changes", [*ADDED, *LEARNED], ids=str)
+def test_what_all_variants_share_holds_none_of_them(changes: dict[str, Any]) -> None:
+    """By the one hash that is asked to be equal, of whatever shape the others are."""
+    decoder = Decoder(replace(make_architecture("v", **changes), num_positions=20))
+    decoder.initialise(0)
+    plain = make_decoder("v")
+    assert llama_weights(decoder).keys() == weights(plain).keys()
+    assert weights_sha256(llama_weights(decoder)) == weights_sha256(weights(plain))
 
 
 @torch.no_grad()

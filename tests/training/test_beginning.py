@@ -62,7 +62,8 @@ def test_every_variant_of_the_nine_begins_with_the_same(
     for name in ("nope", "k_rope", "vo_rope", "qkvo_rope"):
         ours = go_on(name, f"pe={name}", "seed=5")
         assert same(snapshot(ours), snapshot(first))
-        assert ours.identity["init_sha256"] == weights_sha256(weights(first.decoder))
+        for key in ("init_sha256", "shared_init_sha256"):
+            assert ours.identity[key] == weights_sha256(weights(first.decoder))
         assert (ours.step, ours.train_step.optimizer.state_dict()["state"]) == (0, {})
 
     result = read_result(first.folder)
@@ -226,7 +227,7 @@ def test_it_goes_on_from_its_own_checkpoints(source: Callable[..., Trainer], go_
     assert (again.step, again.train()) == (4, "finished")
     assert losses(again) == losses(whole)
     assert same(snapshot(again), snapshot(whole))
-    for key in ("init_sha256", "order_sha256", "val/loss"):
+    for key in ("init_sha256", "shared_init_sha256", "order_sha256", "val/loss"):
         results = [read_result(trainer.folder) or {} for trainer in (again, whole)]
         assert results[0][key] == results[1][key]
 

@@ -18,6 +18,7 @@ from rope_exp.system.files import write_json
 from support.reports import make_run, sha256_of
 
 PROBES = "train.probes=[windows,positions,shift,ablation]"
+Answers = Callable[[str, int, float], dict[str, Any]]
 ENV = {
     "device": "a CPU",
     "cpu": "a kind",
@@ -45,6 +46,9 @@ def make_records(
     seeds: Iterable[int] = (0, 1, 2, 3, 4),
     loss: Callable[[str, int], float] = nine_losses,
     factors: Mapping[str, Sequence[Any]] | None = None,
+    asked: str = PROBES,
+    answers: Answers | None = None,
+    env: Mapping[str, Any] = ENV,
 ) -> None:
     """Make the record of each row, seed and choice of factors.
 
@@ -53,7 +57,9 @@ def make_records(
         rows: choices of configs/pe, or the overrides of each row by its name.
         loss: of a row and a seed, in nats.
         factors: values by key, such as {"train.num_steps": [500, 1000]}; None: nothing but seeds.
+        asked: the override that asks probes; answers: what they say of a row, a seed and a loss.
     """
+    answers = answers or _probes
     factors = factors or {}
     words = rows if isinstance(rows, Mapping) else {row: [f"pe={row}"] for row in rows}
     with TemporaryDirectory() as folder:
@@ -69,12 +75,12 @@ def make_records(
                     pe=variant,
                     seed=seed,
                     loss=loss(row, seed),
-                    overrides=[*others, PROBES, *given],
+                    overrides=[*others, asked, *given],
                     result={"params": params, "init_sha256": sha256_of(f"{params} {seed}")},
-                    env=ENV,
+                    env=env,
                 )
                 config = read_config(run)
-                write_json(run / "probes.json", _probes(row, seed, loss(row, seed)))
+                write_json(run / "probes.json", answers(row, seed, loss(row, seed)))
                 cell = Cell(name, row, {"seed": seed, **chosen}, config)
                 write_record(record_path(records, campaign, name), campaign, cell, run)
 

@@ -151,29 +151,32 @@ def plan(words: list[str]) -> int:
     folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
     rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
     measured = statistics.median(filter(None, rates)) if any(rates) else None
-    epoch = num_prepared_tokens(config.data, config.tokenizer)
+    # Generated data have no end.
+    epoch = None if config.data.task else num_prepared_tokens(config.data, config.tokenizer)
     print("\n".join(cost_lines(config, measured, epoch)))
     return 0
 
 
 def prepare(words: list[str]) -> int:
     """Prepare a corpus ahead of training, verify every block, and print a summary."""
-    from rope_exp.data import prepare as preparing
+    from rope_exp.data.generated import Generated, open_data
 
     about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
     config = _config("prepare", about, words)
-    prepared = preparing.prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
-    prepared.verify()
-
-    print(
-        f"{prepared.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified"
-    )
-    for side in ("train", "validation"):
-        counts = [f"{prepared.corpus[what][side]:,} {said}" for what, said in COUNTED.items()]
-        label = f"{side}:"
-        print(f"  {label:11} {', '.join(counts)}")
-    print(f"  vocabulary: {prepared.vocab_size:,}")
-    print(f"  sha256:     {prepared.data_sha256}")
+    found = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    if isinstance(found, Generated):
+        print(f"data={config.data.name} is generated as it is read: there is nothing to prepare")
+    else:
+        found.verify()
+        print(
+            f"{found.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified"
+        )
+        for side in ("train", "validation"):
+            counts = [f"{found.corpus[what][side]:,} {said}" for what, said in COUNTED.items()]
+            label = f"{side}:"
+            print(f"  {label:11} {', '.join(counts)}")
+    print(f"  vocabulary: {found.vocab_size:,}")
+    print(f"  sha256:     {found.data_sha256}")
     return 0
 
 

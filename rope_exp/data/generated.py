@@ -26,15 +26,13 @@ from rope_exp.data.prepare import prepare
 from rope_exp.data.tasks.addition import Addition
 from rope_exp.data.tasks.copying import Copying
 from rope_exp.data.tasks.retrieval import Retrieval
-from rope_exp.data.tasks.rows import END, TRAIN, Rows
+from rope_exp.data.tasks.rows import END, TRAIN, Rows, Task
 from rope_exp.data.tasks.spikes import SpikeRows, Spikes
 from rope_exp.system.files import json_sha256
 
 HELD_OUT_SEED = 0
 # Of times under the hash of the order of batches: their last bits may differ between machines.
 HASHED_PER_S = 10**6
-
-Task = Addition | Copying | Retrieval | Spikes
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Generated:
     data: DataConfig
     seq_len: int
 
-    def task(self, seed: int) -> Task:
+    def task(self, seed: int) -> Task | Spikes:
         """Return the generator of the rows of one seed."""
         match self.data.kind:
             case "addition":

@@ -14,7 +14,7 @@ from torch import Tensor
 from rope_exp.evaluation.load import load_run
 from rope_exp.model.decoder import Decoder
 from rope_exp.run.folder import ENV, read_env
-from rope_exp.system.errors import RecordError
+from rope_exp.system.errors import ConfigError, RecordError
 
 # Of padded prompts, how many tokens are read at once.
 PART = 512
@@ -49,7 +49,8 @@ def complete(
     Raises:
         RecordError: the folder is no run, or is of a form that does not say how documents end.
         CheckpointError: there is no such checkpoint.
-        ConfigError: the run was trained on hidden tokens, and predicts no next one.
+        ConfigError: the run was trained on hidden tokens, and predicts no next one; or a text holds
+            what is no token of generated data.
     """
     decoder, tokenizer = load_run(run_dir, step)
     end_id = read_env(run_dir).get("corpus", {}).get("end_id")
@@ -67,9 +68,11 @@ def generate(
     Args:
         texts: of any lengths; shorter ones are padded on the left. Each begins a document.
         end_id: of the token that ends a document.
+    Raises:
+        ConfigError: a text holds what is no token of generated data.
     """
     device = decoder.lm_head.weight.device
-    prompts = [[end_id, *encoding.ids] for encoding in tokenizer.encode_batch(list(texts))]
+    prompts = [[end_id, *ids] for ids in _encoded(tokenizer, texts)]
     longest = max(map(len, prompts))
     pads = [longest - len(prompt) for prompt in prompts]
     padded = [[end_id] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)]
@@ -115,6 +118,15 @@ def distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     kept_BV = torch.where(before_BV < sampling.top_p, sorted_BV, 0.0)
     nucleus_BV = torch.zeros_like(probability_BV).scatter(-1, order_BV, kept_BV)
     return nucleus_BV / nucleus_BV.sum(-1, keepdim=True)
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    try:
+        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+    except Exception as error:
+        # The library's plain Exception: a vocabulary of a few characters has none for all others.
+        known = "".join(sorted(tokenizer.get_vocab()))
+        raise ConfigError("TEXT", ..., f"must be of the run's tokens alone: {known}") from error
 
 
 def _stops(tokenizer: Tokenizer, tokens: list[int], stop: str | None) -> bool:

@@ -31,7 +31,7 @@ class Row:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Validation losses in nats per token by seed, of finished runs alone."""
+        """Validation losses by seed, of finished runs alone."""
         return {run.config.seed: run.loss for run in self.runs if run.loss is not None}
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Count
@@ -43,7 +43,8 @@ class _Sizes(TypedDict):
 
 
 class _Corpus(TypedDict):
-    tokens: _Sizes
+    # Generated data have no end.
+    tokens: NotRequired[_Sizes]
 
 
 class _OfCorpus(TypedDict):
@@ -101,7 +102,7 @@ class Run:
 
     @property
     def loss(self) -> float | None:
-        """A finished run's validation loss in nats per token."""
+        """A finished run's validation loss, in its data's unit."""
         return self.result.get("val/loss")
 
     @property
@@ -113,8 +114,8 @@ class Run:
     @property
     def epochs(self) -> float | None:
         """How often it is to read the corpus; None where env.json does not tell its size."""
-        tokens = self.config.train.num_tokens
-        return tokens / self.env["corpus"]["tokens"]["train"] if "corpus" in self.env else None
+        sizes = self.env.get("corpus", {}).get("tokens")
+        return self.config.train.num_tokens / sizes["train"] if sizes else None
 
 
 def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:

@@ -43,9 +43,10 @@ def with_answers(report: Report) -> list[Line]:
 
 
 def splits(report: Report) -> list[str]:
-    """Return the splits that were asked about, those like training first."""
+    """Return the splits that were asked about, those of the shortest examples first."""
     asked = [run.probes["answers"] for run in report.runs if "answers" in run.probes]
-    return list(dict.fromkeys(split for answers in asked for split in answers))
+    found = {split for answers in asked for split in answers}
+    return sorted(found, key=lambda split: _spans(report, split))
 
 
 def whole(report: Report, split: str) -> Bin:
@@ -124,8 +125,9 @@ def task_tables(report: Report) -> list[str]:
 
     fits = _fits(report)
     if fits:
+        head = ["variant", "seeds", "R²", "lowest", "highest"]
         parts.append("The variance that is explained on the held-out rows:")
-        parts.append(_table([["variant", "seeds", "R²", "lowest", "highest"], *fits]))
+        parts.append(_table([head, *fits], num_texts=1))
     return parts
 
 
@@ -170,7 +172,7 @@ def _matches_table(report: Report, rows: Sequence[Line]) -> str:
             line.append(_percent(shares(row, whole(report, split)), spread=True))
             line += [_percent(shares(row, part)) for part in found]
         lines.append(line)
-    return _table(lines)
+    return _table(lines, num_texts=1)
 
 
 def _relations_table(report: Report, of_splits: dict[str, list[Relation]]) -> str:
@@ -193,7 +195,7 @@ def _relations_table(report: Report, of_splits: dict[str, list[Relation]]) -> st
                     relation.outcome,
                 ]
             )
-    return _table(lines)
+    return _table(lines, num_texts=3)
 
 
 def _fits(report: Report) -> list[list[str]]:
@@ -217,9 +219,9 @@ def _percent(found: dict[int, float], *, spread: bool = False) -> str:
     return text
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown, whose first column is text and the others numbers."""
-    rule = ["---", *("---:" for _ in lines[0][1:])]
+def _table(lines: Sequence[Sequence[str]], *, num_texts: int) -> str:
+    """Return a table in Markdown, of so many columns of text before those of numbers."""
+    rule = [*["---"] * num_texts, *["---:"] * (len(lines[0]) - num_texts)]
     return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 

@@ -46,7 +46,7 @@ _LOSS = {"finished": _FinishedLoss, "diverged": _DivergedLoss}
 
 
 class Result(_Losses):
-    """result.json. Losses are in nats per token, times in seconds."""
+    """result.json. Losses are in the unit of the data (DataConfig.unit), times in seconds."""
 
     status: Literal["finished", "diverged"]
     pe: str

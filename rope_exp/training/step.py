@@ -28,7 +28,7 @@ class Outcome:
     """What came of a step, the same on every rank."""
 
     step: int
-    loss: float  # mean nats per token of the global batch
+    loss: float  # the mean over what is predicted in the global batch, in the data's unit
     grad_norm: float
     first_bad_step: int  # 0: none so far
     order_before: str  # order_sha256 without this step

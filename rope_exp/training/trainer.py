@@ -121,7 +121,7 @@ class Trainer:
         return self.parallel.any(self.stop.requested)
 
     def evaluate(self) -> float | None:
-        """Return the mean nats per token of the held-out windows; None if asked to stop."""
+        """Return the mean over what is predicted in the held-out rows; None if asked to stop."""
         with self.parallel.autocast():
             return held_out_loss(
                 self.decoder,

@@ -1,5 +1,7 @@
 """The loss head in chunks against the cross-entropy of all logits at once."""
 
+from operator import mul
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rope_exp.model import loss
-from rope_exp.model.loss import chunk_gradients, summed_cross_entropy
+from rope_exp.model.loss import chunk_gradients, summed_cross_entropy, summed_squares
 
 
 def inputs(
@@ -92,3 +94,20 @@ def test_no_chunk_holds_more_tokens_than_the_limit(monkeypatch: pytest.MonkeyPat
     assert sum(seen) == 77
     assert max(seen) <= 20
     assert max(seen) - min(seen) <= 1  # two shapes to compile at the most
+
+
+def test_squares_are_summed_over_places_and_meant_over_numbers() -> None:
+    x_ND, head_OD, _ = inputs(7, 5, 3, 0, torch.float64)
+    target_NO = torch.randn(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = summed_squares(x_ND, head_OD, target_NO)
+    expected = 0.0
+    for n in range(7):
+        for o in range(3):
+            guess = sum(map(mul, x_ND[n].tolist(), head_OD[o].tolist()))
+            expected += (guess - float(target_NO[n, o])) ** 2 / 3
+    assert float(found.detach()) == pytest.approx(expected)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = summed_squares(x_ND.float(), head_OD.float(), target_NO.float())
+    assert narrow.dtype == torch.float32
+    assert float(narrow.detach()) == pytest.approx(expected, rel=0.05)

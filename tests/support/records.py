@@ -20,6 +20,7 @@ from rope_exp.system.files import write_json
 from support.reports import make_run, sha256_of
 
 PROBES = ("windows", "positions", "shift", "ablation")
+Answers = Callable[[str, int, float], dict[str, Any]]
 ENV = {
     "device": "a CPU",
     "cpu": "a kind",
@@ -47,7 +48,10 @@ def make_records(
     seeds: Iterable[int] = (0, 1, 2, 3, 4),
     loss: Callable[[str, int], float] = nine_losses,
     factors: Mapping[str, Sequence[Any]] | None = None,
+    probes: Sequence[str] = PROBES,
     asked: Mapping[str, Sequence[str]] | None = None,
+    answers: Answers | None = None,
+    env: Mapping[str, Any] = ENV,
 ) -> None:
     """Make the record of each row, seed and choice of factors.
 
@@ -56,7 +60,9 @@ def make_records(
         rows: choices of configs/pe, or the overrides of each row by its name.
         loss: of a row and a seed, in nats.
         factors: values by key, such as {"train.num_steps": [500, 1000]}; None: nothing but seeds.
-        asked: what rows are asked beside the four probes that all are asked.
+        probes: what all rows are asked.
+        asked: what some rows are asked beside these.
+        answers: what they say of a row, a seed and a loss; None: what is plausible.
     """
     factors = factors or {}
     words = rows if isinstance(rows, Mapping) else {row: [f"pe={row}"] for row in rows}
@@ -67,21 +73,23 @@ def make_records(
                 name = "-".join([row, *(f"{key}={x}" for key, x in chosen.items()), f"s{seed}"])
                 given = [f"{key}={value}" for key, value in chosen.items()]
                 variant, *others = words[row]
-                probes = [*PROBES, *(asked or {}).get(row, ())]
+                every = [*probes, *(asked or {}).get(row, ())]
                 params = num_parameters(run_config(words[row]).architecture(2048))
                 run = make_run(
                     Path(folder) / name,
                     pe=variant,
                     seed=seed,
                     loss=loss(row, seed),
-                    overrides=[*others, f"train.probes=[{','.join(probes)}]", *given],
+                    overrides=[*others, f"train.probes=[{','.join(every)}]", *given],
                     result={"params": params, "init_sha256": sha256_of(f"{params} {seed}")},
-                    env=ENV,
+                    env=env,
                 )
                 config = read_config(run)
-                answers = _probes(row, seed, loss(row, seed))
-                answers |= _further(config, seed, loss(row, seed))
-                write_json(run / "probes.json", {probe: answers[probe] for probe in probes})
+                found = dict(answers(row, seed, loss(row, seed)) if answers else {})
+                if answers is None:
+                    found |= _probes(row, seed, loss(row, seed))
+                    found |= _further(config, seed, loss(row, seed))
+                write_json(run / "probes.json", {probe: found[probe] for probe in every})
                 cell = Cell(name, row, {"seed": seed, **chosen}, config)
                 write_record(record_path(records, campaign, name), campaign, cell, run)
 

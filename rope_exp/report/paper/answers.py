@@ -15,13 +15,14 @@ from rope_exp.report.paper.style import (
     GREY,
     SMALL,
     WIDTH,
+    Style,
     seeds,
     small_print,
     styled,
 )
 
-# How far the rows of one bin stand apart, all together, in bins: equal ones stay visible.
-SPREAD = 0.5
+# How far neighbours of one bin stand apart, in bins: equal ones stay visible.
+APART = 0.06
 
 
 @styled
@@ -37,7 +38,7 @@ def answers(report: Report) -> Figure | None:
     start = 0
     for split, parts in of_splits.items():
         for number, row in enumerate(rows):
-            offset = SPREAD * (number / max(1, len(rows) - 1) - 0.5)
+            offset = APART * (number - (len(rows) - 1) / 2)
             _draw(axes, row, split, parts, start + offset)
         _name_split(axes, split, start, len(parts))
         start += len(parts)
@@ -66,7 +67,8 @@ def _draw(axes: Axes, row: Line, split: str, parts: Sequence[Bin], start: float)
     axes.plot(places, means, gid=f"{row.label} {split}", **style)
     for place, found in zip(places, values, strict=True):
         if len(found) > 1:
-            axes.vlines(place, found.min(), found.max(), color=style["color"], linewidth=0.9)
+            bar: Style = {"color": style["color"], "linewidth": 0.9, "zorder": 1.5}
+            axes.vlines(place, found.min(), found.max(), **bar)
 
 
 def _name_split(axes: Axes, split: str, start: int, count: int) -> None:

@@ -1,0 +1,100 @@
+"""What goes with generated data, and what does not: one sentence each, before anything runs."""
+
+import pytest
+from support.refused import refused
+
+from rope_exp.config.architecture import num_parameters
+from rope_exp.config.compose import run_config
+from rope_exp.config.costs import attention_flops_per_token
+from rope_exp.config.run import RunConfig
+from rope_exp.config.tasks import TASKS
+from rope_exp.model.decoder import Decoder
+from rope_exp.system.errors import ConfigError
+
+SPIKES = ["data=spikes"]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("model", ["nano", "10m"])
+def test_the_choice_of_data_is_enough(kind: str, model: str) -> None:
+    """It brings its tokens, before the size's tokenizer, and what a model is trained for."""
+    config = run_config([f"data={kind}", f"model={model}"])
+    assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
+    assert config.known_vocab_size == TASKS[kind].vocab_size
+    assert config.train.objective == TASKS[kind].objective
+    assert config.causal == (kind != "spikes")
+    assert config.train.name == model
+    assert RunConfig.from_dict(config.to_dict()) == config
+
+
+MISTAKES = [
+    (["data=addition", "tokenizer=bytes"], "tokenizer.kind=bytes", "leave out tokenizer=..."),
+    (["tokenizer=task"], "tokenizer.kind=task", "such as data=addition"),
+    (["data=addition", "train.seq_len=32"], "train.seq_len=32", "at least 33"),
+    (["data=copy", "train.seq_len=128"], "train.seq_len=128", "at least 129"),
+    (["data=addition", "data.path=x"], "data.path=x", "no other has a path"),
+    (["data=copy", "data.order=reversed"], "data.order=reversed", "data=addition alone"),
+    (["data.order=reversed"], "data.order=reversed", "data=addition alone"),
+    (["data=addition", "data.period=0.1"], "data.period=0.1", "data=spikes alone"),
+    (["data=retrieval", "data.max_tokens=9"], "data.max_tokens=9", "is generated"),
+    (["data=copy", "data.holdout_fraction=0.5"], "data.holdout_fraction=0.5", "is generated"),
+    (["data=copy", "train.probes=[windows]"], 'train.probes=["windows"]', "answers alone"),
+    (["train.probes=[answers]"], 'train.probes=["answers"]', "text cannot"),
+    ([*SPIKES, "train.probes=[answers]"], 'train.probes=["answers"]', "fit alone"),
+    ([*SPIKES, "train.objective=causal"], "train.objective=causal", "must be regression"),
+    (["data=copy", "train.objective=regression"], "train.objective=regression", "must be causal"),
+    (["train.objective=regression"], "train.objective=regression", "data=spikes alone"),
+    ([*SPIKES, "attn=linear"], "attn.kind=linear", "no later token"),
+    ([*SPIKES, "model.window=8"], "model.window=8", "both sides"),
+    ([*SPIKES, "model.tie_word_embeddings=true"], "model.tie_word_embeddings=true", "no tokens"),
+    ([*SPIKES, "pe=alibi"], "pe.bias=alibi", "positions of data=spikes are times"),
+    ([*SPIKES, "pe=learned"], "pe.input=learned", "between whole ones"),
+    ([*SPIKES, "data.period=0"], "data.period=0", "above 0"),
+]
+
+
+@pytest.mark.parametrize(("words", "shown", "allowed"), MISTAKES, ids=str)
+def test_what_does_not_go_together_is_one_sentence(
+    words: list[str], shown: str, allowed: str
+) -> None:
+    with refused(allowed, by=ConfigError) as sentence:
+        run_config(words)
+    assert sentence[0].startswith(shown)
+
+
+def test_one_data_set_has_one_spelling() -> None:
+    """The default period written out is no departure; another order and its name are."""
+    usual = run_config(SPIKES)
+    assert run_config([*SPIKES, "data.period=1e-4"]).config_sha256 == usual.config_sha256
+    assert usual.data.period_s == 1e-4
+    assert run_config([*SPIKES, "data.period=0.01"]).config_sha256 != usual.config_sha256
+
+    plain = run_config(["data=addition"])
+    back = run_config(["data=addition", "data.order=reversed"])
+    assert (plain.data.name, back.data.name) == ("addition", "addition-reversed")
+    assert plain.group_sha256 != back.group_sha256
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_its_parameters_are_counted(kind: str) -> None:
+    """The head has a row a token, or a row a number that is predicted."""
+    config = run_config([f"data={kind}"])
+    architecture = config.architecture(TASKS[kind].vocab_size)
+    decoder = Decoder(architecture)
+    assert sum(each.numel() for each in decoder.parameters()) == num_parameters(architecture)
+    rows = 2 if kind == "spikes" else TASKS[kind].vocab_size
+    assert decoder.lm_head.weight.shape == (rows, 128)
+
+
+def test_looking_both_ways_costs_a_whole_row_of_keys() -> None:
+    """4 T K operations a head and query forwards, three times that in all."""
+    config = run_config(SPIKES)
+    model = config.model
+    found = attention_flops_per_token(model, config.attn, 256, causal=False)
+    assert found == 3 * 4 * 256 * model.hidden_size * model.num_hidden_layers
+
+
+def test_losses_have_the_unit_of_their_data() -> None:
+    assert run_config([]).data.unit == "nats per token"
+    assert run_config(["data=addition"]).data.unit == "nats per answer token"
+    assert run_config(SPIKES).data.unit == "mean squared error"

@@ -1,0 +1,210 @@
+"""Generated data as a run reads it: which rows, which targets, which hashes, which tokens."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from support.corpora import BYTES, data_config
+
+from rope_exp.config.compose import run_config
+from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import DataConfig
+from rope_exp.config.tasks import TASKS
+from rope_exp.data.batches import Batch
+from rope_exp.data.generated import (
+    Generated,
+    GeneratedBatches,
+    held_out_rows,
+    open_data,
+    training_source,
+)
+from rope_exp.data.meta import Prepared
+from rope_exp.data.tasks.addition import Addition
+from rope_exp.data.tasks.rows import spell
+from rope_exp.data.tasks.spikes import QUERY_S, Spikes
+from rope_exp.data.tokenizer import Tokenizer, load_tokenizer
+
+KINDS = tuple(TASKS)
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def config_of(kind: str, *overrides: str) -> RunConfig:
+    return run_config([f"data={kind}", "train.global_batch_size=4", *overrides])
+
+
+def data_of(config: RunConfig) -> Generated:
+    found = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    assert isinstance(found, Generated)
+    return found
+
+
+def batches_of(kind: str, *overrides: str) -> GeneratedBatches:
+    config = config_of(kind, *overrides)
+    source = training_source(config, data_of(config))
+    assert isinstance(source, GeneratedBatches)
+    return source
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    for left, right in zip(one, other, strict=True):
+        assert (left is None) == (right is None)
+        if left is not None:
+            np.testing.assert_array_equal(left, right)
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_a_batch_is_a_pure_function_of_seed_and_step(kind: str) -> None:
+    """Whatever was asked for before; a part of it is the part of the whole."""
+    source = batches_of(kind)
+    whole = source.batch(3)
+    source.batch(1)
+    assert_equal(batches_of(kind).batch(3), whole)
+    assert_equal(source.batch(3, slice(1, 3)), whole.rows(slice(1, 3)))
+    assert source.num_targets(3) == whole.num_targets
+
+    for other in (source.batch(2), batches_of(kind, "seed=1").batch(3)):
+        assert not np.array_equal(other.hashed_BS, whole.hashed_BS)
+    assert_equal(batches_of(kind, "seed=1", "data.seed=0").batch(3), whole)
+    with pytest.raises(ValueError, match="counted from 1"):
+        source.batch(0)
+
+
+def test_step_after_step_reads_row_after_row() -> None:
+    """Rows (s - 1) B to s B - 1 of the generator, so that none comes twice."""
+    source = batches_of("addition", "seed=5")
+    rows = Addition(5, "plain", 256).rows("train", range(12))
+    ids_NT = np.concatenate([source.batch(step).ids_BT for step in (1, 2, 3)])
+    np.testing.assert_array_equal(ids_NT, rows.ids_NS[:, :-1])
+
+
+@each_kind
+def test_held_out_rows_are_those_of_every_run(kind: str) -> None:
+    """And training never reads one of them."""
+    config = config_of(kind, "train.eval_sequences=3")
+    held_out = held_out_rows(config.train, data_of(config))
+    other = config_of(kind, "train.eval_sequences=3", "seed=7", "data.seed=2")
+    assert_equal(held_out_rows(other.train, data_of(other)), held_out)
+    assert len(held_out.ids_BT) == 3
+
+    trained = batches_of(kind, "seed=0").batch(1)
+    assert not (trained.ids_BT[:, None] == held_out.ids_BT).all(axis=-1).any()
+
+
+# -- what is to be predicted -----------------------------------------------------------------------
+
+
+def test_targets_are_the_answers_and_nothing_else() -> None:
+    """Read off the text: from each = up to and with the next ; after it."""
+    batch = batches_of("addition").batch(1)
+    generated = data_of(config_of("addition"))
+    for ids_T, target_T in zip(batch.ids_BT, batch.target_BP, strict=True):
+        text = spell(ids_T, generated.tokens)
+        expected = []
+        answers = False
+        for place, character in enumerate(text):
+            answers = character == "=" or (answers and character != ";")
+            if answers:
+                expected.append(place)
+        assert np.flatnonzero(target_T != -1).tolist() == expected
+        # And what is predicted at a place is what is read at the next.
+        inside = [place for place in expected if place + 1 < len(text)]
+        assert [target_T[place] for place in inside] == [ids_T[place + 1] for place in inside]
+    assert batch.num_targets == (batch.target_BP >= 0).sum()
+
+
+def test_the_hash_covers_tokens_and_mask() -> None:
+    batch = batches_of("addition").batch(1)
+    ids_BS, mask_BT = np.split(batch.hashed_BS, [257], axis=1)
+    np.testing.assert_array_equal(ids_BS[:, :-1], batch.ids_BT)
+    np.testing.assert_array_equal(mask_BT, batch.target_BP >= 0)
+    np.testing.assert_array_equal(ids_BS[:, 1:][mask_BT == 1], batch.target_BP[mask_BT == 1])
+
+
+@pytest.mark.parametrize("period", [1e-4, 0.02])
+def test_spikes_stand_at_their_times(period: float) -> None:
+    """In the fastest pair's radians; queries are the last places, and padding is alone."""
+    batch = batches_of("spikes", f"data.period={period}").batch(1)
+    rows = Spikes(0).rows("train", range(4))
+    assert batch.position_BT is not None
+    np.testing.assert_allclose(batch.position_BT * period / (2 * np.pi), rows.times_NT)
+    np.testing.assert_array_equal(batch.place_BP, [range(240, 256)] * 4)
+    np.testing.assert_array_equal(batch.document_BT, rows.is_pad_NT)
+    np.testing.assert_array_equal(batch.target_BP, rows.latent_NQD)
+    assert batch.num_targets == 4 * 16
+    assert batch.hashed_BS.max() < 2**32
+    np.testing.assert_allclose(batch.hashed_BS[:, -16:] / 1e6, [QUERY_S] * 4, atol=1e-6)
+
+
+# -- what vouches for it ---------------------------------------------------------------------------
+
+
+@each_kind
+def test_the_hash_is_of_what_rows_follow_from(kind: str) -> None:
+    """But for their seed and their length, in which runs of one data set may differ."""
+    data = data_of(config_of(kind))
+    same = data_of(config_of(kind, "seed=9", "data.seed=4", "train.seq_len=320", "data.name=mine"))
+    assert same.data_sha256 == data.data_sha256
+    hashes = {data_of(config_of(each)).data_sha256 for each in KINDS}
+    assert len(hashes) == len(KINDS)
+
+
+def test_other_rows_have_another_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = data_of(config_of("addition"))
+    before = plain.data_sha256
+    assert data_of(config_of("addition", "data.order=reversed")).data_sha256 != before
+    monkeypatch.setattr(Addition, "version", 2)
+    assert plain.data_sha256 != before
+
+
+@each_kind
+def test_the_config_knows_what_the_generator_makes(kind: str) -> None:
+    """Its vocabulary, how short a row may be, and its splits' longest spans."""
+    facts = TASKS[kind]
+    data = data_of(config_of(kind))
+    assert data.vocab_size == facts.vocab_size == config_of(kind).known_vocab_size
+    shortest = Generated(DataConfig(kind=kind), facts.least_seq_len)  # type: ignore[arg-type]
+    assert shortest.batch(shortest.rows("train", [0])).ids_BT.shape == (1, facts.least_seq_len)
+    if kind != "spikes":
+        with pytest.raises(ValueError, match=r"no|needs"):
+            Generated(shortest.data, facts.least_seq_len - 1).rows("train", [0])
+
+    task = data.task(0)
+    if not isinstance(task, Spikes):
+        longest = max(task.rows(split, range(9)).span_NT.max() for split in task.splits)
+        assert facts.bins[0] <= longest
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("addition", "12+907=919;"), ("copy", "ab|ab;"), ("retrieval", "xyK7q?K7")],
+)
+def test_its_tokenizer_reads_and_writes_its_characters(kind: str, text: str) -> None:
+    data = data_of(config_of(kind))
+    tokenizer = Tokenizer.from_str(data.tokenizer_json)
+    ids = tokenizer.encode(text).ids
+    assert spell(ids, data.tokens) == text
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.get_vocab_size() == data.vocab_size
+    with pytest.raises(Exception, match="Missing"):
+        tokenizer.encode("é")
+
+
+def test_units_are_words(tmp_path: Any) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(data_of(config_of("spikes")).tokenizer_json)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.encode("unit00 unit15 query pad").ids == [0, 15, 16, 17]
+
+
+def test_text_is_prepared_as_ever(folder: Any) -> None:
+    data = data_config(path=folder)
+    found = open_data(data, BYTES, seq_len=16)
+    assert isinstance(found, Prepared)
+    assert found.num_train_tokens == len(found.tokens["train"])
+    assert found.tokenizer_json == found.tokenizer_file.read_text(encoding="utf-8")
+    config = dataclasses.replace(run_config(["train.seq_len=16"]), data=data, tokenizer=BYTES)
+    assert training_source(config, found).num_targets(1) == 16 * 16

@@ -1,0 +1,125 @@
+"""Generated data end to end: real processes, from the command line to the record of a run."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.refused import refused
+from support.runs import assert_same_run, kill_the_tree, num_rows, start, train, wait_for
+
+from rope_exp import load_run
+from rope_exp.commands import generate, prepare
+from rope_exp.evidence.runs import read_run
+from rope_exp.run.metrics import read_metrics
+from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.files import read_json
+
+SMALL = (
+    "model.hidden_size=32",
+    "model.intermediate_size=64",
+    "model.num_hidden_layers=2",
+    "train.num_steps=40",
+    "train.global_batch_size=4",
+    "train.eval_every=20",
+    "train.eval_sequences=4",
+    "train.save_every=10",
+    "train.log_every=1",
+    "train.precision=fp32",
+)
+ADDITION = ("data=addition", "train.seq_len=64", "train.probes=[answers]", "pe=qkvo_rope", *SMALL)
+SPIKES = (
+    "data=spikes",
+    "train.seq_len=200",
+    "train.probes=[fit]",
+    "pe=qkvo_rope",
+    "pe.fraction=0.5",
+    "pe.base=40000",
+    *SMALL,
+)
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on addition that nobody disturbed; no test changes it."""
+    folder = tmp_path_factory.mktemp("added")
+    done = train(*ADDITION, f"run.dir={folder / 'run'}", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def spiked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on spikes."""
+    folder = tmp_path_factory.mktemp("spiked")
+    done = train(*SPIKES, f"run.dir={folder / 'run'}", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.mark.parametrize("name", ["added", "spiked"])
+def test_it_learns_and_is_asked(name: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(name)
+    rows = read_metrics(folder)
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"]
+    run = read_run(folder)
+    assert run.status == "finished"
+    assert run.epochs is None
+    assert list(read_json(folder / "probes.json")) == list(run.config.train.probes)
+    assert run.env["certificate"]["measured"] == "invariant"
+
+
+def test_killed_and_started_again_it_is_the_same_run(added: Path, tmp_path: Path) -> None:
+    """The rows of a step follow from its number, so that the cursor is an integer."""
+    words = [*ADDITION, f"run.dir={tmp_path / 'run'}"]
+    process = start(*words, cwd=tmp_path)
+    wait_for(lambda: num_rows(tmp_path / "run") >= 13, process)
+    kill_the_tree(process.pid)
+    process.communicate()
+    started = time.monotonic()
+    done = train(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - started < 240
+    assert_same_run(added, tmp_path / "run")
+    assert read_json(added / "probes.json") == read_json(tmp_path / "run" / "probes.json")
+
+
+def test_two_processes_are_one_run_up_to_rounding(added: Path, tmp_path: Path) -> None:
+    """Answers are not as many in every rank's rows: the mean is over all of them."""
+    words = [*ADDITION, f"run.dir={tmp_path / 'run'}", "launch.num_processes=2"]
+    done = train(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    one, two = (read_json(path / "result.json") for path in (added, tmp_path / "run"))
+    assert one["order_sha256"] == two["order_sha256"]
+    for left, right in zip(read_metrics(added), read_metrics(tmp_path / "run"), strict=True):
+        assert left["train/loss"] == pytest.approx(right["train/loss"], abs=2e-4)
+    assert one["val/loss"] == pytest.approx(two["val/loss"], abs=2e-4)
+
+
+def test_a_model_of_addition_is_opened_and_goes_on(
+    added: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = load_run(added)
+    ids = tokenizer.encode("12+34=").ids
+    assert model(torch.tensor([ids])).shape == (1, 6, 14)
+    assert generate([str(added), "12+34=", "--tokens", "4", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("12+34=")
+    with refused("TEXT", "tokens alone: +0123456789;=_", by=ConfigError):
+        generate([str(added), "12 + 34 ="])
+
+
+def test_a_model_of_spikes_is_opened(spiked: Path) -> None:
+    """It gives two numbers a place; there is no text to go on with."""
+    model, tokenizer = load_run(spiked)
+    ids_BT = torch.tensor([tokenizer.encode("unit03 unit11 query").ids])
+    times_BT = torch.tensor([[0.1, 0.25, 0.2]]) * 2 * torch.pi / 1e-4
+    assert model(ids_BT, positions_BT=times_BT).shape == (1, 3, 2)
+    with refused("does not say which token ends a document", by=RecordError):
+        generate([str(spiked), "unit03"])
+
+
+def test_there_is_nothing_to_prepare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare(["data=copy"]) == 0
+    said = capsys.readouterr().out
+    assert "generated" in said
+    assert "vocabulary: 7" in said

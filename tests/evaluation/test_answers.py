@@ -1,0 +1,227 @@
+"""Exact matches against greedy decoding, losses and R² against plain loops."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rope_exp.config.compose import run_config
+from rope_exp.config.run import RunConfig
+from rope_exp.data.generated import Generated, held_out_rows, open_data
+from rope_exp.data.tasks.addition import DIGITS
+from rope_exp.data.tasks.rows import Rows, spell
+from rope_exp.evaluation.answers import TaskQuestions, make_questions
+from rope_exp.evaluation.held_out import held_out_loss
+from rope_exp.evaluation.inputs import on_device
+from rope_exp.model.decoder import Decoder
+
+CPU = torch.device("cpu")
+SIZES = (
+    "model.hidden_size=32",
+    "model.intermediate_size=48",
+    "model.num_hidden_layers=2",
+    "train.eval_sequences=5",
+)
+
+
+def config_of(kind: str, *overrides: str) -> RunConfig:
+    return run_config([f"data={kind}", *SIZES, *overrides])
+
+
+def data_of(config: RunConfig) -> Generated:
+    found = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    assert isinstance(found, Generated)
+    return found
+
+
+def decoder_of(config: RunConfig) -> Decoder:
+    decoder = Decoder(config.architecture(data_of(config).vocab_size))
+    decoder.initialise(0)
+    return decoder
+
+
+def questions_of(config: RunConfig, **changes: Any) -> TaskQuestions:
+    decoder = changes.pop("decoder", None) or decoder_of(config)
+    return TaskQuestions(decoder, data_of(config), config.train, 2, **changes)
+
+
+class Adder(torch.nn.Module):
+    """Answers by the text alone, and wrongly where the longer number has an even length."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.lm_head = torch.nn.Linear(1, 1)
+
+    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        logits_BTV = torch.zeros(*ids_BT.shape, len(self.tokens))
+        for row, ids_T in enumerate(ids_BT):
+            text = spell(ids_T.numpy(), self.tokens)
+            for place in range(len(text)):
+                written = text[: place + 1].rpartition(";")[2].lstrip("_")
+                question, equals, answer = written.partition("=")
+                if not equals:
+                    continue
+                numbers = question.split("+")
+                total = str(sum(map(int, numbers))) + ";"
+                longest = max(map(len, numbers))
+                right = total[len(answer)]
+                # The first digit alone is wrong: one wrong token is enough.
+                if longest % 2 == 0 and not answer:
+                    right = "0"
+                logits_BTV[row, place, self.tokens.index(right)] = 9.0
+        return logits_BTV
+
+
+def test_matches_are_counted_by_span() -> None:
+    """Every example of every split once, at the digits of its longer number."""
+    config = config_of("addition", "train.eval_sequences=20")
+    adder: Any = Adder(data_of(config).tokens)
+    found = questions_of(config, decoder=adder).ask(["answers"])
+    assert found is not None
+    assert list(found["answers"]) == ["test", "longer"]
+
+    for split, answers in found["answers"].items():
+        fewest, most = DIGITS[split]
+        assert answers["span"] == list(range(fewest, most + 1))
+        for span, count, right in zip(
+            answers["span"], answers["count"], answers["right"], strict=True
+        ):
+            assert right == (count if span % 2 else 0)
+        rows = data_of(config).rows(split, range(20))
+        assert isinstance(rows, Rows)
+        text = "".join(spell(ids, data_of(config).tokens) for ids in rows.ids_NS)
+        assert sum(answers["count"]) == text.count("=")
+
+
+@pytest.mark.parametrize("kind", ["addition", "copy", "retrieval"])
+def test_an_exact_match_is_what_greedy_decoding_writes(kind: str) -> None:
+    """Token by token from the question alone, by a model that is right now and then."""
+    config = config_of(kind, "train.eval_sequences=2")
+    decoder = decoder_of(config)
+    with torch.no_grad():
+        decoder.lm_head.weight.mul_(20)
+    data = data_of(config)
+    found = questions_of(config, decoder=decoder).ask(["answers"])
+    assert found is not None
+
+    rows = data.rows("test", range(2))
+    assert isinstance(rows, Rows)
+    matches = []
+    for ids_S, answer_T in zip(rows.ids_NS, rows.answer_NT, strict=True):
+        for number in range(answer_T.max() + 1):
+            places = np.flatnonzero(answer_T == number)
+            written = ids_S[: places[0] + 1].tolist()
+            with torch.no_grad():
+                for _ in places:
+                    logits_V = decoder(torch.tensor([written]))[0, -1]
+                    written.append(int(logits_V.argmax()))
+            matches.append(written == ids_S[: places[-1] + 2].tolist())
+    assert sum(found["answers"]["test"]["right"]) == sum(matches)
+    assert sum(found["answers"]["test"]["count"]) == len(matches)
+
+
+@pytest.mark.parametrize("kind", ["addition", "copy", "retrieval"])
+def test_the_loss_is_of_answers_alone(kind: str) -> None:
+    """The mean of -log p over the answers' tokens, summed one by one in float64.
+
+    It is the held-out loss of a run, too.
+    """
+    config = config_of(kind)
+    decoder = decoder_of(config)
+    rows = data_of(config).rows("test", range(5))
+    assert isinstance(rows, Rows)
+
+    nats = []
+    for ids_S, mask_T in zip(rows.ids_NS, rows.mask_NT, strict=True):
+        with torch.no_grad():
+            logits_TV = decoder(torch.from_numpy(ids_S[None, :-1]))[0].tolist()
+        for place in np.flatnonzero(mask_T):
+            largest = max(logits_TV[place])
+            total = sum(math.exp(logit - largest) for logit in logits_TV[place])
+            nats.append(largest + math.log(total) - logits_TV[place][ids_S[place + 1]])
+    expected = math.fsum(nats) / len(nats)
+
+    batch = held_out_rows(config.train, data_of(config))
+    assert held_out_loss(decoder, batch, micro_batch_size=2, device=CPU) == pytest.approx(
+        expected, abs=1e-5
+    )
+    found = questions_of(config, decoder=decoder).ask(["answers"])
+    assert found is not None
+    assert found["answers"]["test"]["loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_gradient_is_of_answers_alone() -> None:
+    """By finite differences of that sum; and none of it comes from other targets."""
+    config = config_of("addition")
+    decoder = decoder_of(config).double()
+    inputs = on_device(held_out_rows(config.train, data_of(config)).rows(slice(1)), CPU)
+    weight = decoder.lm_head.weight
+    inputs.nats(decoder).backward()
+    assert weight.grad is not None
+    place = tuple(int(each) for each in (weight.grad.abs() == weight.grad.abs().max()).nonzero()[0])
+    expected = float(weight.grad[place])
+
+    sums = []
+    for step in (-1e-4, 2e-4):
+        with torch.no_grad():
+            weight[place] += step
+            logits_TV = decoder(inputs.ids_BT)[0].log_softmax(-1)
+        target_T = inputs.target_BP[0]
+        told = target_T >= 0
+        sums.append(-float(logits_TV[told, target_T[told]].sum()))
+    assert (sums[1] - sums[0]) / 2e-4 == pytest.approx(expected, rel=1e-5)
+
+
+def test_r2_is_that_of_a_plain_loop() -> None:
+    config = config_of("spikes")
+    decoder = decoder_of(config)
+    with torch.no_grad():
+        decoder.lm_head.weight.mul_(40)
+    found = questions_of(config, decoder=decoder).ask(["fit"])
+    assert found is not None
+    fit = found["fit"]
+
+    batch = held_out_rows(config.train, data_of(config))
+    inputs = on_device(batch, CPU)
+    with torch.no_grad():
+        guess_NQD = decoder(inputs.ids_BT, **inputs.further).numpy().astype(float)
+    truth_NQD = batch.target_BP
+    for dim in range(2):
+        truth = truth_NQD[:, :, dim].ravel().astype(float)
+        errors = (guess_NQD[:, :, dim].ravel() - truth) ** 2
+        expected = 1 - errors.sum() / ((truth - truth.mean()) ** 2).sum()
+        assert fit["r2_of_dims"][dim] == pytest.approx(expected, abs=1e-5)
+    assert fit["r2"] == pytest.approx(np.mean(fit["r2_of_dims"]), abs=1e-6)
+    assert len(fit["error_of_queries"]) == 16
+    loss = held_out_loss(decoder, batch, micro_batch_size=2, device=CPU)
+    assert np.mean(fit["error_of_queries"]) == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "probe"), [("addition", "answers"), ("spikes", "fit")])
+def test_it_stops_before_any_micro_batch(kind: str, probe: str) -> None:
+    def stops_at(number: int) -> Callable[[], bool]:
+        asked = itertools.count()
+        return lambda: next(asked) >= number
+
+    config = config_of(kind)
+    # Three micro-batches of 5 rows, for each of two splits or for one.
+    asked = 6 if kind == "addition" else 3
+    for number in range(asked):
+        assert questions_of(config, should_stop=stops_at(number)).ask([probe]) is None
+    assert questions_of(config, should_stop=stops_at(asked)).ask([probe]) is not None
+
+
+def test_a_loss_that_is_not_finite_is_null() -> None:
+    config = config_of("spikes")
+    decoder = decoder_of(config)
+    with torch.no_grad():
+        decoder.lm_head.weight.fill_(math.inf)
+    questions = make_questions(decoder, data_of(config), config.train, 2, lambda: False)
+    found = questions.ask(["fit"])
+    assert found is not None
+    assert found["fit"]["r2"] is None

@@ -1,0 +1,217 @@
+"""Positions that are times: real numbers end to end, read from both sides.
+
+The reference is the rotary attention of torch_brain (`RotarySelfAttention` and
+`RotaryTimeEmbedding` with rotate_value=True, neuro-galaxy/torch_brain), which POYO is made of,
+written anew from its formulas: features 2f and 2f + 1 are a pair, the first half of a head's pairs
+turns by 2 pi t / period_f, periods are spaced evenly in their logarithm from t_min to t_max, values
+turn by their own time, and the output turns back by the query's.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.models import make_pe, make_sizes
+from torch import Tensor
+
+from rope_exp.config.architecture import Architecture
+from rope_exp.data.generated import queries
+from rope_exp.data.tasks.spikes import Spikes
+from rope_exp.evaluation.inputs import Inputs, on_device
+from rope_exp.model.attention.softmax import SoftmaxAttention
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.positions import Rotary
+
+TASK = Spikes(seed=1, num_slots=160)
+T_MIN, T_MAX = 1e-4, 2.0627  # POYO's, in seconds
+SIZES = make_sizes(num_attention_heads=4, num_key_value_heads=4)
+POYO = {"fraction": 0.5, "base": 40000.0}
+
+
+def make_spikes_decoder(*rotate: str) -> Decoder:
+    """In float64, of a size at which a softmax is neither flat nor sharp."""
+    architecture = Architecture(
+        SIZES, make_pe(*rotate, **POYO), TASK.vocab_size, causal=False, num_outputs=2
+    )
+    decoder = Decoder(architecture).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in decoder.parameters():
+        if parameter.ndim == 2:
+            std = parameter.shape[1] ** -0.5
+            torch.nn.init.normal_(parameter, std=std, generator=generator)
+    return decoder
+
+
+def make_inputs(count: int = 2) -> Inputs:
+    batch = queries(TASK.rows("train", range(count)), T_MIN)
+    return on_device(batch, torch.device("cpu"))
+
+
+@torch.no_grad()
+def predicted(decoder: Decoder, inputs: Inputs) -> Tensor:
+    found: Tensor = decoder(inputs.ids_BT, **inputs.further)
+    return found
+
+
+# -- the decoder -----------------------------------------------------------------------------------
+
+
+def moved_by(decoder: Decoder, shift: float) -> float:
+    """How far predictions move where all times are so many seconds later."""
+    inputs = make_inputs()
+    assert inputs.position_BT is not None
+    later = inputs._replace(position_BT=inputs.position_BT + 2 * math.pi / T_MIN * shift)
+    return float((predicted(decoder, later) - predicted(decoder, inputs)).abs().max())
+
+
+@pytest.mark.parametrize("rotate", ["", "qk", "vo", "qkvo"])
+@settings(max_examples=4)
+@given(shift=st.floats(-3.0, 3.0))
+def test_relative_variants_do_not_feel_a_shift_of_time(rotate: str, shift: float) -> None:
+    """Of any real number of seconds: every R_i^T R_j stays.
+
+    The fastest pair turns by 63,000 radians a second, which float64 holds to 1e-11.
+    """
+    assert moved_by(make_spikes_decoder(*rotate), shift) < 1e-8
+
+
+@pytest.mark.parametrize("rotate", ["q", "k", "v", "o", "qkv"])
+def test_other_variants_feel_a_shift_of_time(rotate: str) -> None:
+    """By a time in which no pair turns whole turns."""
+    assert moved_by(make_spikes_decoder(*rotate), 0.377123) > 1e-4
+
+
+def test_in_float32_such_a_shift_is_rounding() -> None:
+    """Positions are rounded to 2^-8 of a radian of the fastest pair, and less of all others."""
+    decoder = make_spikes_decoder("q", "k", "v", "o").float()
+    deviation = float(predicted(decoder, make_inputs()).std())
+    assert moved_by(decoder, 0.377123) < 0.02 * deviation
+
+
+def test_padding_is_met_by_no_event_and_no_query() -> None:
+    """Whatever stands there, and whenever."""
+    decoder = make_spikes_decoder("q", "k", "v", "o")
+    inputs = make_inputs()
+    assert inputs.position_BT is not None
+    assert inputs.document_BT is not None
+    is_pad_BT = inputs.document_BT == 1
+    assert is_pad_BT.any()
+    other = inputs._replace(
+        ids_BT=torch.where(is_pad_BT, 3, inputs.ids_BT),
+        position_BT=torch.where(is_pad_BT, 777.7, inputs.position_BT),
+    )
+    torch.testing.assert_close(predicted(decoder, other), predicted(decoder, inputs))
+
+    # All else is met, on both sides: the last event moves what is said of the first query.
+    last = int((~is_pad_BT[0]).nonzero()[-17])
+    ids_BT = inputs.ids_BT.clone()
+    ids_BT[0, last] = (ids_BT[0, last] + 1) % TASK.num_units
+    change = predicted(decoder, inputs._replace(ids_BT=ids_BT)) - predicted(decoder, inputs)
+    assert float(change[0, 0].abs().max()) > 1e-6
+    assert float(change[1].abs().max()) == 0.0
+
+
+def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
+    """And its gradient moves the weights that give it."""
+    decoder = make_spikes_decoder("q", "k")
+    inputs = make_inputs(3)
+    found = inputs._replace(target_BP=inputs.target_BP.double()).nats(decoder)
+    guess_BQD = predicted(decoder, inputs)
+    assert guess_BQD.shape == (3, 16, 2)
+    expected = np.mean((guess_BQD.numpy() - TASK.rows("train", range(3)).latent_NQD) ** 2)
+    assert float(found.detach()) / (3 * 16) == pytest.approx(expected)
+    found.backward()
+    assert all(parameter.grad is not None for parameter in decoder.parameters())
+
+
+def test_order_does_not_matter_where_times_say_all() -> None:
+    """Events shuffled with their times: what is predicted of the queries is the same."""
+    decoder = make_spikes_decoder("q", "k", "v", "o")
+    inputs = make_inputs(1)
+    order_T = torch.randperm(TASK.num_slots, generator=torch.Generator().manual_seed(0))
+    order_T = torch.cat([order_T, torch.arange(TASK.num_slots, TASK.num_slots + 16)])
+    shuffled = inputs._replace(
+        ids_BT=inputs.ids_BT[:, order_T],
+        position_BT=inputs.position_BT[:, order_T],  # type: ignore[index]
+        document_BT=inputs.document_BT[:, order_T],  # type: ignore[index]
+    )
+    torch.testing.assert_close(predicted(decoder, shuffled), predicted(decoder, inputs))
+
+
+# -- torch_brain -----------------------------------------------------------------------------------
+
+
+def their_rotation(x_THK: Tensor, time_T: Tensor, sign: int) -> Tensor:
+    """Turn pairs (2f, 2f + 1), as complex numbers, by sign * 2 pi t / period_f."""
+    num_pairs = x_THK.shape[-1] // 2
+    num_rotating = num_pairs // 2
+    exponent_F = torch.linspace(0, 1, num_rotating, dtype=torch.float64)
+    period_F = T_MIN * (T_MAX / T_MIN) ** exponent_F
+    omega_F = torch.zeros(num_pairs, dtype=torch.float64)
+    omega_F[:num_rotating] = 2 * math.pi / period_F
+    angle_TF = sign * time_T[:, None] * omega_F
+    turn_TF = torch.polar(torch.ones_like(angle_TF), angle_TF)
+    pairs_THF = torch.view_as_complex(x_THK.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs_THF * turn_TF[:, None]).flatten(-2)
+
+
+def their_attention(
+    x_TD: Tensor, weights: list[Tensor], time_T: Tensor, *, rotate_value: bool
+) -> Tensor:
+    """o_i = R(-t_i) sum_j softmax_j(R(t_i) q_i . R(t_j) k_j / sqrt(K)) R(t_j) v_j, by loops."""
+    q, k, v = ((x_TD @ weight.T).unflatten(-1, (4, -1)) for weight in weights)
+    q, k = (their_rotation(x, time_T, 1) for x in (q, k))
+    if rotate_value:
+        v = their_rotation(v, time_T, 1)
+    o_THK = torch.zeros_like(q)
+    for i in range(len(x_TD)):
+        for head in range(4):
+            scores_T = k[:, head] @ q[i, head] / math.sqrt(q.shape[-1])
+            o_THK[i, head] = scores_T.softmax(0) @ v[:, head]
+    if rotate_value:
+        o_THK = their_rotation(o_THK, time_T, -1)
+    return o_THK
+
+
+@pytest.mark.parametrize("rotate", ["qk", "qkvo"])
+def test_it_is_torch_brains_layer(rotate: str) -> None:
+    """Up to the order of a head's features: their pairs are neighbours, ours F apart.
+
+    Their periods reach t_max with the last of F pairs, and ours would with the next: so the base is
+    (t_max / t_min)^(F / (F - 1)), which is 40,000 for the 16 pairs of POYO's heads of 64.
+    """
+    dim = 64
+    sizes = make_sizes(hidden_size=4 * dim, num_attention_heads=4, num_key_value_heads=4)
+    base = (T_MAX / T_MIN) ** (16 / 15)
+    assert base == pytest.approx(40000, rel=1e-3)
+    pe = make_pe(*rotate, fraction=0.5, base=base)
+    architecture = Architecture(sizes, pe, 8, causal=False)
+    attention = Decoder(architecture).double().model.layers[0].self_attn
+    assert isinstance(attention, SoftmaxAttention)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=1 / 16, generator=generator)
+
+    time_T = torch.rand(12, generator=generator, dtype=torch.float64).sort().values
+    x_TD = torch.randn(12, 4 * dim, generator=generator, dtype=torch.float64)
+    # Twice in float64, as frequencies are rounded to float32 where they are made.
+    rotary = Rotary(dim, pe, num_layers=1)
+    for pair in ("qk", "vo"):
+        exponent_F = torch.arange(16, dtype=torch.float64) / 16
+        rotary.register_buffer(f"theta0_{pair}", pe.base**-exponent_F, persistent=False)
+    [at] = rotary(time_T * 2 * math.pi / T_MIN)
+    with torch.no_grad():
+        ours_THK = attention.heads(x_TD[None], at, None)[0]
+
+    # Feature 2f of theirs is our f, and 2f + 1 our f + F, among those that rotate.
+    place_K = torch.arange(dim)
+    place_K[0:32:2] = torch.arange(16)
+    place_K[1:32:2] = torch.arange(16) + 16
+    weights = []
+    for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
+        weights.append(layer.weight.detach().unflatten(0, (4, dim))[:, place_K].flatten(0, 1))
+    theirs_THK = their_attention(x_TD, weights, time_T, rotate_value=rotate == "qkvo")
+    torch.testing.assert_close(ours_THK[..., place_K], theirs_THK, rtol=0, atol=1e-9)

@@ -1,0 +1,252 @@
+"""Exact matches and R² in tables and in a figure, against the numbers that runs were given."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.figures import line, texts
+from support.records import ENV, make_records
+
+from rope_exp.evidence.records import read_records
+from rope_exp.report.answers import answers_csv, bins, match_relations, shares, task_tables
+from rope_exp.report.content import Report, build
+from rope_exp.report.paper import gather
+from rope_exp.report.paper.answers import answers as figure_of
+from rope_exp.report.sentences import assumptions, caption, notes, summary
+from rope_exp.report.tables import markdown
+
+SEEDS = (0, 1, 2, 3, 4)
+ROWS = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
+# The share of examples that each row answers, of short ones; of each further span 0.02 less.
+LEVELS = {"qk_rope": 0.7, "qkvo_rope": 0.9, "vo_rope": 0.8, "nope": 0.5}
+COUNT = 1000
+SPANS = {"addition": {"test": range(1, 7), "longer": range(7, 11)}}
+SPANS["copy"] = {"test": range(1, 33), "longer": range(33, 65)}
+SPANS["retrieval"] = {"test": range(4, 128)}
+
+Level = Callable[[str, int, int], float]
+
+
+def level_of(row: str, seed: int, span: int) -> float:
+    """With a little noise of the seed's own, and of the row's in it."""
+    return max(0.0, LEVELS[row] - 0.02 * span + 0.004 * seed + 0.003 * ((seed * len(row)) % 3))
+
+
+def answered(kind: str, row: str, seed: int, level: Level = level_of) -> dict[str, Any]:
+    found = {}
+    for split, spans in SPANS[kind].items():
+        right = [round(COUNT * level(row, seed, span)) for span in spans]
+        count = [COUNT] * len(spans)
+        found[split] = {"span": list(spans), "count": count, "right": right, "loss": 1.0}
+    return {"answers": found}
+
+
+def make_report(
+    folder: Path, kind: str, rows: Sequence[str] = ROWS, seeds: Sequence[int] = SEEDS
+) -> Report:
+    """A campaign on one kind of data."""
+    make_records(
+        folder,
+        kind,
+        rows={row: [f"pe={row}", f"data={kind}"] for row in rows},
+        seeds=seeds,
+        loss=lambda row, seed: 2.0 - LEVELS[row] + 0.002 * ((seed * len(row)) % 3),
+        probes=("answers",),
+        answers=lambda row, seed, _: answered(kind, row, seed),
+        env=ENV | {"corpus": {"name": kind, "kind": kind, "version": 1}},
+    )
+    return build(read_records(folder, kind), ["pe"])
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Four rows and five seeds on addition; no test changes it."""
+    return make_report(tmp_path_factory.mktemp("records"), "addition")
+
+
+def with_levels(report: Report, level: Level) -> Report:
+    """The same runs, had they answered so."""
+    runs = [
+        replace(run, probes=answered("addition", run.config.pe.label, run.config.seed, level))
+        for run in report.runs
+    ]
+    return build(runs, ["pe"])
+
+
+# -- shares ----------------------------------------------------------------------------------------
+
+
+def test_a_share_is_of_the_examples_of_its_bin(tmp_path: Path) -> None:
+    report = make_report(tmp_path, "copy", rows=["qk_rope"], seeds=[0, 1])
+    parts = bins(report, "test")
+    assert [(part.first, part.last) for part in parts] == [
+        (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32),
+    ]  # fmt: skip
+    assert [part.name for part in bins(report, "longer")] == ["33 to 48", "49 to 64"]
+
+    row = report.rows["qk_rope"]
+    found = shares(row, parts[3])
+    assert set(found) == {0, 1}
+    for seed, share in found.items():
+        right = [round(COUNT * level_of("qk_rope", seed, span)) for span in range(5, 9)]
+        assert share == pytest.approx(sum(right) / (4 * COUNT))
+
+
+def test_bins_of_distance_are_octaves(tmp_path: Path) -> None:
+    report = make_report(tmp_path, "retrieval", rows=["qk_rope"], seeds=[0])
+    names = [part.name for part in bins(report, "test")]
+    assert names == ["4 to 7", "8 to 15", "16 to 31", "32 to 63", "64 to 127"]
+
+
+# -- what is said ----------------------------------------------------------------------------------
+
+
+def test_the_table_has_a_column_a_bin(report: Report) -> None:
+    said = "\n".join(task_tables(report)).splitlines()
+    assert "by digits of the longer number" in said[0]
+    assert said[1] == "| variant | seeds | test | 1 | 2 | 3 | 4 | 5 | 6 | longer | 7 | 8 | 9 | 10 |"
+    [line_of_qk] = [text for text in said if text.startswith("| QK-RoPE | 5 |")]
+    cells = [cell.strip() for cell in line_of_qk.strip("|").split("|")]
+    means = []
+    for span in range(1, 11):
+        counts = [round(COUNT * level_of("qk_rope", seed, span)) for seed in SEEDS]
+        means.append(f"{100 * sum(counts) / len(counts) / COUNT:.1f}")
+    assert cells[3:9] == means[:6]
+    assert cells[10:] == means[6:]
+    assert " ± " in cells[2]
+    assert "\n".join(task_tables(report)) in markdown(report).replace("\n\n", "\n")
+
+
+def test_the_csv_has_the_same_numbers(report: Report) -> None:
+    lines = list(csv.DictReader(io.StringIO(answers_csv(report) or "")))
+    assert len(lines) == 4 * (1 + 6 + 1 + 4)
+    [whole] = [
+        each
+        for each in lines
+        if (each["pe"], each["split"], each["span_first"], each["span_last"])
+        == ("nope", "longer", "7", "10")
+    ]
+    expected = [
+        sum(round(COUNT * level_of("nope", seed, span)) for span in range(7, 11)) / (4 * COUNT)
+        for seed in SEEDS
+    ]
+    assert float(whole["right_mean"]) == pytest.approx(sum(expected) / 5, abs=1e-6)
+    assert (whole["num_seeds"], whole["num_examples"]) == ("5", str(5 * 4 * COUNT))
+
+
+@pytest.mark.parametrize(
+    ("levels", "outcome"),
+    [
+        ((0.7, 0.9), "confirmed"),
+        ((0.9, 0.7), "contradicted"),
+        ((1.0, 1.0), "open; no room to differ"),
+        ((0.0, 0.0), "open; no room to differ"),
+    ],
+)
+def test_ropers_claim_is_judged_by_matches(
+    report: Report, levels: tuple[float, float], outcome: str
+) -> None:
+    """QKVO over QK: by the share of wrong answers, but where none or all are right."""
+    fixed = dict(zip(("qk_rope", "qkvo_rope"), levels, strict=True))
+
+    def level(row: str, seed: int, span: int) -> float:
+        noise = 0.004 * ((seed * len(row)) % 3)
+        return min(1.0, max(0.0, fixed.get(row, 0.5) + (noise if 0 < fixed.get(row, 1) < 1 else 0)))
+
+    report = with_levels(report, level)
+    for relations in match_relations(report).values():
+        [relation] = relations
+        assert (relation.judged.a, relation.published, relation.judged.b) == (
+            "qkvo_rope", ">", "qk_rope",
+        )  # fmt: skip
+        assert relation.outcome == outcome
+    assert outcome in "\n".join(task_tables(report))
+
+
+def test_one_seed_judges_nothing(report: Report) -> None:
+    report = build([run for run in report.runs if run.config.seed == 0], ["pe"])
+    assert match_relations(report) == {"test": [], "longer": []}
+    assert "published relations" not in "\n".join(task_tables(report))
+    assert "±" not in "\n".join(task_tables(report))
+
+
+def test_the_claim_is_judged_by_losses_too(report: Report, tmp_path: Path) -> None:
+    """And no number of the published table of language models stands beside them."""
+    assert report.published is None
+    [relation] = report.relations
+    assert (relation.judged.a, relation.judged.b) == ("qkvo_rope", "qk_rope")
+    assert relation.outcome == "confirmed"
+    text = markdown(report)
+    assert "published loss" not in text
+    assert "QKVO-RoPE > QK-RoPE" in text
+    assert any("Harik" in note for note in notes(report))
+    retrieval = make_report(tmp_path, "retrieval", rows=ROWS[:2], seeds=[0])
+    assert (retrieval.claim, list(retrieval.relations)) == (None, [])
+
+
+def test_losses_are_said_in_their_unit(report: Report) -> None:
+    assert "nats per answer token" in caption(report)
+    assert "0.01 nats" in summary(report)
+    said = " ".join(assumptions(report))
+    assert "nats per answer token on eval_sequences rows" in said
+    assert "end-of-text" not in said
+    assert "epochs" not in caption(report)
+
+
+# -- spikes ----------------------------------------------------------------------------------------
+
+
+def make_spikes(folder: Path) -> Report:
+    half = ["data=spikes", "pe.fraction=0.5", "pe.base=40000"]
+    make_records(
+        folder,
+        "mine",
+        rows={row: [f"pe={row}", *half] for row in ("qk_rope", "qkvo_rope")},
+        seeds=[0, 1, 2],
+        loss=lambda row, seed: 0.2 - 0.02 * (row == "qkvo_rope") + 0.001 * (seed % 3),
+        probes=("fit",),
+        answers=lambda row, seed, loss: {
+            "fit": {"r2": 1 - loss, "r2_of_dims": [1 - loss] * 2, "error_of_queries": [loss] * 16}
+        },
+    )
+    return build(read_records(folder, "mine"), ["pe"])
+
+
+def test_r2_has_a_table(tmp_path: Path) -> None:
+    """Beside losses that are mean squared errors, and differences to the row that rotates q, k."""
+    report = make_spikes(tmp_path)
+    assert report.reference.label == "qk_rope-base40000-fraction0.5"
+    assert report.rows["qkvo_rope-base40000-fraction0.5"].ours.delta == pytest.approx(-0.02)
+    text = markdown(report)
+    assert "validation losses in mean squared error" in text
+    assert "0.01 of mean squared error" in text
+    assert "| QKVO-RoPE base40000-fraction0.5 | 3 | 0.8190 | 0.8180 | 0.8200 |" in text
+    assert "nats" not in text.replace("nats and", "")
+    assert answers_csv(report) is None
+    assert figure_of(report) is None
+
+
+# -- the figure ------------------------------------------------------------------------------------
+
+
+def test_the_figure_shows_the_shares(report: Report) -> None:
+    figure = figure_of(report)
+    assert figure is not None
+    for row in ROWS:
+        for split, spans in SPANS["addition"].items():
+            places, heights = line(figure, f"{row} {split}")
+            assert [round(place) for place in places] == [span - 1 for span in spans]
+            for height, span in zip(heights, spans, strict=True):
+                right = [round(COUNT * level_of(row, seed, span)) / COUNT for seed in SEEDS]
+                assert height == pytest.approx(100 * sum(right) / 5)
+    assert {"test", "longer", "10", "digits of the longer number"} <= set(texts(figure))
+
+
+def test_it_is_one_of_a_reports_figures(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("forest", "curves", "grid"):
+        monkeypatch.setattr(gather, name, lambda _: None)
+    assert set(gather.of_report(report)) == {"figures/answers.pdf", "figures/answers.png"}

@@ -24,6 +24,13 @@ class Architecture:
     causal: bool = True
     # How many positions can be learned, where they are.
     num_positions: int = 0
+    # How many real numbers are predicted at a place; None: a token, by the vocabulary's logits.
+    num_outputs: int | None = None
+
+    @property
+    def head_size(self) -> int:
+        """The features of the head."""
+        return self.vocab_size if self.num_outputs is None else self.num_outputs
 
 
 def matrix_weights(attn: AttnConfig, model: ModelConfig) -> int:
@@ -45,8 +52,10 @@ def num_parameters(architecture: Architecture) -> int:
     """Return the number of parameters, a tied head counted once."""
     model = architecture.model
 
-    num_tables = 1 if model.tie_word_embeddings else 2
-    embeddings = num_tables * architecture.vocab_size * model.hidden_size
+    num_rows = architecture.vocab_size
+    if not model.tie_word_embeddings:
+        num_rows += architecture.head_size
+    embeddings = num_rows * model.hidden_size
     a_layer = num_weights(architecture.attn, model) + mlp_weights(model) + 2 * model.hidden_size
     of_positions = _num_of_positions(architecture)
     return embeddings + model.num_hidden_layers * a_layer + model.hidden_size + of_positions

@@ -86,7 +86,7 @@ def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = No
 
     a_layer = matrix_weights(config.attn, model) + mlp_weights(model)
     in_layers = 6 * model.num_hidden_layers * a_layer
-    head = config.architecture(vocab_size).vocab_size * model.hidden_size
+    head = config.architecture(vocab_size).head_size * model.hidden_size
     in_head = 6 * head * num_predicted(config.train, seq_len) // seq_len
     in_attention = attention_flops_per_token(model, config.attn, seq_len, causal=config.causal)
     return in_layers + in_head + in_attention

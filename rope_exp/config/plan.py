@@ -43,7 +43,7 @@ def cost_lines(
     model = config.model
     attn = config.attn
     train = config.train
-    vocab_size = config.tokenizer.known_vocab_size
+    vocab_size = config.known_vocab_size
     if vocab_size is None:
         raise ConfigError(
             "tokenizer", "pretrained", "its vocabulary is known once data are prepared"

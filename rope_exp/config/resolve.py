@@ -34,7 +34,7 @@ def operations(config: RunConfig) -> int:
 
     A pretrained tokenizer's vocabulary is not known yet, and counted as the smallest.
     """
-    vocab_size = config.tokenizer.known_vocab_size or MIN_VOCAB_SIZE
+    vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
     return run_flops(config, vocab_size)
 
 
@@ -152,7 +152,7 @@ def check_memory(
     """
     train = config.train
     num_here = num_here or int(config.launch.num_processes)
-    vocab_size = vocab_size or config.tokenizer.known_vocab_size or MIN_VOCAB_SIZE
+    vocab_size = vocab_size or config.known_vocab_size or MIN_VOCAB_SIZE
 
     # The first process reads the whole batch, as 64-bit ids, and lists its windows.
     read = max(stage.batch_size * (8 * (stage.seq_len + 1) + 64) for stage in train.staged)

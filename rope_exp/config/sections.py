@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 from rope_exp.config.schema import (
     Count,
     Name,
+    Natural,
     NonNegative,
     OpenShare,
     PathText,
@@ -17,13 +18,17 @@ from rope_exp.config.schema import (
     Rule,
     Seed,
     numeric,
+    numeric_values,
     setting,
     whole,
 )
-from rope_exp.config.stages import Stage, Stages, make_stages, shortest
+from rope_exp.config.stages import Budget, Stages
+from rope_exp.config.tasks import TASKS, TEXT_UNIT, TaskFacts
 from rope_exp.system.errors import ConfigError
 
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
+# Of positions that are times: as POYO's t_min.
+PERIOD_S = 1e-4
 INIT_STD = 0.02  # of every weight matrix; of those onto the residual stream, times 1/sqrt(2 layers)
 
 # Past that a layer's objects outweigh its weights, so no estimate of memory would see them.
@@ -31,7 +36,18 @@ Layers = Annotated[int, whole("from 1 to 4096", 1, 4096)]
 # The largest published vocabularies hold a million; the trainer of merges reserves memory for all
 # that it is asked.
 VocabSize = Annotated[int, whole("from 257 to 2^24", MIN_VOCAB_SIZE, 2**24)]
-Probe = Literal["windows", "positions", "shift", "ablation", "floors"]
+Probe = Literal[
+    "windows",
+    "positions",
+    "shift",
+    "ablation",
+    "floors",
+    "distance",
+    "drift",
+    "extension",
+    "answers",
+    "fit",
+]
 Probes = Annotated[
     tuple[Probe, ...],
     Rule(
@@ -82,11 +98,13 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The corpus: where its documents come from and how it is split."""
+    """The corpus: where its documents come from and how it is split; or what is generated."""
 
     # null: the kind; of the hub, what the path and the subset say.
     name: Name | None = setting(None)
-    kind: Literal["stdlib", "files", "hub"] = numeric("stdlib")
+    kind: Literal["stdlib", "files", "hub", "addition", "copy", "retrieval", "spikes"] = numeric(
+        "stdlib"
+    )
     # files: a file or folder; hub: owner/name.
     path: PathText | None = numeric(None)
     # hub: the dataset's configuration, and the pinned commit.
@@ -100,26 +118,70 @@ class DataConfig:
     holdout_fraction: OpenShare = numeric(0.05)
     max_tokens: Count | None = numeric(None)
     cache_dir: PathText | None = setting(None)
-    # Of the order of batches; null: the run's seed.
+    # Of the order of batches, and of the rows that are generated; null: the run's seed.
     seed: Seed | None = numeric(None)
+    # Whether positions begin at 0, and attention anew, where a document begins within a row. Both
+    # in evaluation too.
+    reset_positions: bool = numeric(False)
+    document_mask: bool = numeric(False)
+    # Positions of a training row begin anywhere from 0 to here, at random by data.seed, step and
+    # row; in evaluation always at 0.
+    random_start: Natural = numeric(0)
+    # addition: the most significant digit of a number stands first, or the least.
+    order: Literal["plain", "reversed"] = numeric("plain")
+    # spikes: in how many seconds the fastest pair of features turns once; null: 0.0001.
+    period: Positive | None = numeric(None)
 
     def __post_init__(self) -> None:
         if self.name is None:
             object.__setattr__(self, "name", self._derived_name())
+        if self.period == PERIOD_S:
+            # One spelling of one data set.
+            object.__setattr__(self, "period", None)
 
-        if (self.kind == "stdlib") != (self.path is None):
+        has_path = self.kind in ("files", "hub")
+        if has_path != (self.path is not None):
             raise ConfigError(
                 "data.path",
                 self.path,
-                "must name the corpus of data=files and data=hub; the embedded one has no path",
+                "must name the corpus of data=files and data=hub; no other has a path",
             )
-        if self.kind != "stdlib" and not self.text_column:
+        if has_path and not self.text_column:
             raise ConfigError(
                 "data.text_column", self.text_column, "must name the column that holds the text"
             )
+        self._refuse_idle_keys()
+
+    @property
+    def task(self) -> TaskFacts | None:
+        """What is known of generated data; None of text."""
+        return TASKS.get(self.kind)
+
+    @property
+    def unit(self) -> str:
+        """What losses are counted in."""
+        return TEXT_UNIT if self.task is None else self.task.unit
+
+    @property
+    def period_s(self) -> float:
+        """In how many seconds the fastest pair turns once, where positions are times."""
+        return self.period or PERIOD_S
+
+    def _refuse_idle_keys(self) -> None:
+        """Refuse a key of one kind of generated data elsewhere, and of text in generated data."""
+        owners = {task.key: kind for kind, task in TASKS.items() if task.key}
+        for key, value in numeric_values(self, departing=True).items():
+            owner = owners.get(key)
+            if owner is not None and owner != self.kind:
+                raise ConfigError(f"data.{key}", value, f"is for data={owner} alone")
+            if owner is None and self.task is not None and key not in ("kind", "seed"):
+                allowed = f"data={self.kind} is generated, and has no such key"
+                raise ConfigError(f"data.{key}", value, allowed)
 
     def _derived_name(self) -> str:
         """Return what a table calls the corpus, so that it never bears another one's name."""
+        if self.order != "plain":
+            return f"{self.kind}-{self.order}"
         if self.kind != "hub" or not self.path:
             return self.kind
 
@@ -134,7 +196,8 @@ class TokenizerConfig:
     """How text becomes token ids."""
 
     name: Name = setting("bpe_2k")
-    kind: Literal["bpe", "bytes", "pretrained"] = numeric("bpe")
+    # task: the tokens of generated data.
+    kind: Literal["bpe", "bytes", "pretrained", "task"] = numeric("bpe")
     vocab_size: VocabSize | None = numeric(2048)
     # bpe: how much text its merges are learned from.
     train_bytes: Count | None = numeric(20_000_000)
@@ -165,12 +228,12 @@ class TokenizerConfig:
 
     @property
     def known_vocab_size(self) -> int | None:
-        """The vocabulary's size, or None where only a pretrained tokenizer itself knows it."""
+        """The vocabulary's size; None where a pretrained tokenizer or the task knows it."""
         return MIN_VOCAB_SIZE if self.kind == "bytes" else self.vocab_size
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Budget):
     """The budget and the loop. Batch sizes are in sequences, periods in steps."""
 
     name: Name = setting("nano")
@@ -183,8 +246,9 @@ class TrainConfig:
     # One length after another, each [length, steps] of as many tokens a step as
     # global_batch_size x seq_len, or [length, steps, sequences]; null: seq_len alone.
     stages: Stages | None = numeric(None)
-    # causal: each next token is predicted; mlm: hidden ones are, from both sides.
-    objective: Literal["causal", "mlm"] = numeric("causal")
+    # causal: every next token; mlm: hidden tokens, from both sides; regression: real numbers at
+    # some places, from tokens on both sides.
+    objective: Literal["causal", "mlm", "regression"] = numeric("causal")
     eval_every: Count = setting(50)
     eval_sequences: Count = numeric(128)
     save_every: Count = setting(250)
@@ -200,63 +264,6 @@ class TrainConfig:
     probes: Probes = setting(())
     # Dense bf16 peak of a GPU that config/costs.py does not list; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
-
-    def __post_init__(self) -> None:
-        if self.stages is None:
-            return
-
-        num_steps = sum(stage.num_steps for stage in self.staged)
-        if num_steps != self.num_steps:
-            raise ConfigError(
-                "train.num_steps",
-                self.num_steps,
-                f"must be the {num_steps} steps of train.stages",
-            )
-        one_spelling = shortest(self.staged, self.seq_len, self.tokens_per_step)
-        object.__setattr__(self, "stages", one_spelling)
-
-    @property
-    def tokens_per_step(self) -> int:
-        """The tokens of global_batch_size x seq_len: of every step, unless a stage says others."""
-        return self.global_batch_size * self.seq_len
-
-    @property
-    def staged(self) -> tuple[Stage, ...]:
-        """The stages, one after another; one alone where `stages` is null."""
-        if self.stages is None:
-            return (Stage(self.seq_len, self.num_steps, self.global_batch_size),)
-        return make_stages(self.stages, self.tokens_per_step)
-
-    def stage_at(self, step: int) -> Stage:
-        """Return the stage of a step, counted from 1; past the end, the last."""
-        *stages, last = self.staged
-        return next((stage for stage in stages if step <= stage.last_step), last)
-
-    @property
-    def longest(self) -> int:
-        """The length of the longest sequences that are trained or evaluated on."""
-        return max(self.seq_len, *(stage.seq_len for stage in self.staged))
-
-    def tokens_until(self, step: int) -> int:
-        """Return how many tokens the updates up to a step were made from; 0 at step 0."""
-        return self.stage_at(step).tokens_until(step)
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens of the whole run."""
-        return self.tokens_until(self.num_steps)
-
-    def rows_at_once(self, share: int, seq_len: int) -> int:
-        """Return how many of a process's `share` of sequences of a length make a micro-batch.
-
-        As many tokens as micro_batch_size sequences of train.seq_len have, or fewer, in parts
-        as equal as may be.
-        """
-        if self.micro_batch_size is None:
-            return share
-        most = max(1, self.micro_batch_size * self.seq_len // seq_len)
-        num_parts = -(-share // most)
-        return -(-share // num_parts)
 
 
 @dataclass(frozen=True)
@@ -295,3 +302,5 @@ class PlaceConfig:
     group: Name | None = setting(None)
     # Move an old folder aside instead of going on in it.
     fresh: bool = setting(False)
+    # The folder of a finished run, whose weights this one begins with; init_weights is their hash.
+    init_from: PathText | None = setting(None)

@@ -16,6 +16,7 @@ Shapes: B global batch, T positions, N windows.
 
 import functools
 import hashlib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -28,13 +29,16 @@ from rope_exp.data.store import Tokens
 IdSource = NDArray[np.unsignedinteger] | Tokens  # 1-D
 Ids = NDArray[np.int64]
 
+# In place of a target: there is nothing to predict.
+NO_TARGET = -1
+
 
 class Batch(NamedTuple):
     """Rows that a model reads, and what it is to predict of them.
 
     Attributes:
         ids_BT: what it reads.
-        target_BP: what is to be predicted at each place; -1: nothing.
+        target_BP: what is to be predicted at each place, or NO_TARGET. Or real numbers, [B, P, D].
         hashed_BS: what order_sha256 covers of each row.
         place_BP: the places that targets are of; None: every one, so that P = T.
         position_BT: where the tokens stand; None: 0, 1, 2, ...
@@ -42,7 +46,7 @@ class Batch(NamedTuple):
     """
 
     ids_BT: Ids
-    target_BP: Ids
+    target_BP: Ids | NDArray[np.float32]
     hashed_BS: Ids
     place_BP: Ids | None = None
     position_BT: NDArray[np.int64] | NDArray[np.float64] | None = None
@@ -55,8 +59,10 @@ class Batch(NamedTuple):
 
     @property
     def num_targets(self) -> int:
-        """How many tokens are to be predicted."""
-        return int((self.target_BP >= 0).sum())
+        """How many tokens are to be predicted, or at how many places real numbers are."""
+        if self.target_BP.ndim == 3:
+            return math.prod(self.target_BP.shape[:2])
+        return int((self.target_BP != NO_TARGET).sum())
 
 
 class Source(Protocol):
@@ -66,7 +72,7 @@ class Source(Protocol):
         """Return the batch of an optimizer step, counted from 1, or some of its rows."""
 
     def num_targets(self, step: int) -> int:
-        """Return how many tokens are to be predicted in all rows of a step's batch."""
+        """Return how much is to be predicted in all rows of a step's batch, as a batch has it."""
 
 
 def next_tokens(windows_BS: Ids) -> Batch:

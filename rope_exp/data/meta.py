@@ -92,6 +92,16 @@ class Prepared:
         """The path of tokenizer.json, for `load_tokenizer`."""
         return self.folder / TOKENIZER
 
+    @property
+    def num_train_tokens(self) -> int:
+        """How many tokens one epoch has."""
+        return len(self.tokens[TRAIN])
+
+    @property
+    def tokenizer_json(self) -> str:
+        """The content of tokenizer.json."""
+        return self.tokenizer_file.read_text(encoding="utf-8")
+
     def verify(self) -> None:
         """Read every block and compare its digest.
 

@@ -28,15 +28,19 @@ class Inputs(NamedTuple):
             given = {name: each for name, each in self._asdict().items() if each is not None}
             yield self._replace(**{name: each[part] for name, each in given.items()})
 
-    def nats(self, model: nn.Module) -> Tensor:
-        """Return the summed nats of what is to be predicted."""
-        further = {
+    @property
+    def further(self) -> dict[str, Tensor]:
+        """What the decoder is told beside ids and targets, by its keywords."""
+        keywords = {
             "predicted_BP": self.place_BP,
             "positions_BT": self.position_BT,
             "document_BT": self.document_BT,
         }
-        given = {name: tensor for name, tensor in further.items() if tensor is not None}
-        found: Tensor = model(self.ids_BT, self.target_BP, **given)
+        return {name: tensor for name, tensor in keywords.items() if tensor is not None}
+
+    def nats(self, model: nn.Module) -> Tensor:
+        """Return the summed nats of what is to be predicted, or the summed squares of errors."""
+        found: Tensor = model(self.ids_BT, self.target_BP, **self.further)
         return found
 
 

@@ -31,9 +31,9 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     saved = _load_checkpoint(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
 
-    # The weights say how large the vocabulary was; that they are a head's is checked below.
-    head = saved.model.get("lm_head.weight", torch.empty(1, 1))
-    num_rows = len(head) if head.ndim else 1
+    # The weights say how large the vocabulary was; that they are embeddings is checked below.
+    table = saved.model.get("model.embed_tokens.weight", torch.empty(1, 1))
+    num_rows = len(table) if table.ndim else 1
     architecture = config.architecture(num_rows - config.num_own_ids)
 
     # First without memory: config.yaml may claim any sizes.

@@ -5,24 +5,28 @@ Each probe tells something that the mean over the held-out windows does not:
 - windows: the loss of every held-out window, for the share of noise that the windows have in a
   difference (a paired bootstrap over windows);
 - positions: the loss by position, up to eight times the training length;
-- shift: the held-out loss where positions begin at `start` instead of 0: a relative variant cannot
-  tell, an absolute one can, and pays if it has learned to;
+- shift: the held-out loss where positions begin at `start` instead of 0, each document's where
+  they begin anew: a relative variant cannot tell, an absolute one can, and pays if it has learned
+  to;
 - ablation: the loss where one site's rotation is switched off: what the model has come to need;
-- floors: how often linear attention divides by its eps, as the sum below the fraction is less.
+- floors: how often linear attention divides by its eps, as the sum below the fraction is less;
+- distance: what attention weighs at each distance, beside the bound of the scores, and what each
+  head makes of distance alone;
+- drift: learned frequencies, and how far they have come from where they began;
+- extension: the loss by length, where pairs of sites turn by frequencies for that length.
 
 Losses are mean nats per token that is predicted, in the precision that the run trained in; null
 where one is not finite. Under train.objective=mlm the windows have the masks of every evaluation,
 and a bin of positions in which no token is hidden is null.
 
-Shapes: N windows, B of a micro-batch, T positions, P places that are predicted, D model width, C
-tokens of a chunk.
+Shapes: N windows, B of a micro-batch, S = T + 1 tokens, T positions, P places that are predicted, D
+model width, C tokens of a chunk.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from contextlib import ExitStack, suppress
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +34,13 @@ from torch import Tensor
 
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import Batch, Ids, IdSource, validation_ids
-from rope_exp.data.sources import held_out_rows
+from rope_exp.data.batches import Batch, Ids, IdSource, next_tokens, validation_ids
+from rope_exp.evaluation.contexts import attentions, floored, switched_off
+from rope_exp.evaluation.distance import by_distance
+from rope_exp.evaluation.drift import drifted
+from rope_exp.evaluation.extension import by_length
 from rope_exp.evaluation.inputs import Inputs, on_device
-from rope_exp.model.attention.base import Attention
+from rope_exp.evaluation.values import Probes, rounded
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.linear import LinearAttention
 from rope_exp.model.decoder import Decoder
@@ -42,10 +49,8 @@ from rope_exp.model.loss import at_places
 LONGEST = 8  # of the windows by position, in training lengths
 # Of positions, in training lengths: from within the first window to far outside.
 SHIFTS = (0.25, 1, 4, 16)
-# Shift and ablation ask several times, of a share of the windows.
+# What asks several times asks a share of the windows.
 SHARE = 4
-
-Probes = dict[str, Any]
 
 
 class _Stopped(Exception):  # noqa: N818
@@ -60,6 +65,10 @@ class Questions:
         held_out: the validation side's tokens.
         micro_batch_size: how many windows of the training length at a time.
         should_stop: asked before every micro-batch.
+        read: how the run reads windows of any length: where their tokens stand, and what is to be
+            predicted.
+        crossings: how often each learned frequency has passed 0 in training, by pair of sites,
+            where that can be.
     """
 
     def __init__(
@@ -69,12 +78,16 @@ class Questions:
         train: TrainConfig,
         micro_batch_size: int,
         should_stop: Callable[[], bool] = lambda: False,
+        read: Callable[[Ids], Batch] = next_tokens,
+        crossings: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.decoder = decoder
         self.held_out = held_out
         self.train = train
         self.tokens_at_once = micro_batch_size * train.seq_len
         self.should_stop = should_stop
+        self.read = read
+        self.crossings = crossings or {}
 
     def ask(self, names: Sequence[str]) -> Probes | None:
         """Return the answer of each probe by its name; None if asked to stop."""
@@ -85,27 +98,21 @@ class Questions:
 
     def windows(self) -> Probes:
         """Return the loss of each held-out window."""
-        rows = self._rows(self._windows(self.train.eval_sequences, self.train.seq_len))
-        return {"loss": _rounded(self._nats(rows).mean(dim=1))}
+        rows = self.read(self._windows(self.train.eval_sequences, self.train.seq_len))
+        return {"loss": rounded(self._nats(rows).mean(dim=1))}
 
     def positions(self) -> Probes:
         """Return the loss by position, in bins that grow by half an octave, and by length.
 
-        Windows are as long as the held-out set allows, up to 8 training lengths, or 1 where
-        positions are learned; no token is read more than once. A window's loss at a length is that
-        of its beginning, read alone.
+        A position is a place in the window, also where positions begin anew at documents. Windows
+        are as long as the held-out set allows, up to 8 training lengths, or 1 where positions are
+        learned; no token is read more than once. A window's loss at a length is that of its
+        beginning, read alone.
         """
-        trained = self.train.seq_len
-        longest = LONGEST
-        while longest > 1 and longest * trained >= len(self.held_out):
-            longest //= 2
-        if self.decoder.model.num_positions is not None:
-            longest = 1
-        lengths = [trained * 2**power for power in range(longest.bit_length())]
-
-        count = max(1, self.train.eval_sequences // longest)
-        windows_NS = self._windows(count, lengths[-1])
-        rows = self._rows(windows_NS)
+        factors = self._factors()
+        lengths = [self.train.seq_len * factor for factor in factors]
+        windows_NS = self._long_windows(self.train.eval_sequences, factors)
+        rows = self.read(windows_NS)
         nats_NP = self._nats(rows)
 
         edges = bin_edges(lengths[-1])
@@ -114,14 +121,14 @@ class Questions:
             at_length = [nats_NP[:, :length].mean() for length in lengths]
         else:
             # A token meets those after it, so that a beginning is not what it is alone.
-            beginnings = [self._rows(windows_NS[:, : length + 1]) for length in lengths]
+            beginnings = [self.read(windows_NS[:, : length + 1]) for length in lengths]
             at_length = [self._nats(each).mean() for each in beginnings]
         return {
             "num_windows": len(windows_NS),
             "edges": edges,
-            "loss": _rounded(of_bins),
+            "loss": rounded(of_bins),
             "lengths": lengths,
-            "loss_at_length": _rounded(at_length),
+            "loss_at_length": rounded(at_length),
         }
 
     def shift(self) -> Probes:
@@ -141,16 +148,17 @@ class Questions:
                 losses.append(self._loss())
         finally:
             trunk.start = usual
-        return {"start": starts, "loss": _rounded(losses)}
+        return {"start": starts, "loss": rounded(losses)}
 
     def ablation(self) -> Probes:
         """Return the loss as trained, and without each site's rotation."""
-        sites = sorted(attentions(self.decoder)[0].sites)
+        # Not all may rotate in the same layers.
+        sites = sorted({site for layer in attentions(self.decoder) for site in layer.sites})
         losses = {"": self._loss()}
         for site in sites:
             with switched_off(self.decoder, site):
                 losses[site] = self._loss()
-        return {"without": list(losses), "loss": _rounded(list(losses.values()))}
+        return {"without": list(losses), "loss": rounded(list(losses.values()))}
 
     def floors(self) -> Probes:
         """Return the share of the sums below linear attention's fraction that eps floors, by layer.
@@ -164,33 +172,78 @@ class Questions:
             seen = [stack.enter_context(floored(layer)) for layer in layers]
             self._loss()
         shares = [torch.cat(parts).double().mean() for parts in seen]
-        return {"share": _rounded(shares)}
+        return {"share": rounded(shares)}
 
-    def _loss(self) -> Tensor:
-        count = max(1, self.train.eval_sequences // SHARE)
-        return self._nats(self._rows(self._windows(count, self.train.seq_len))).mean()
+    def distance(self) -> Probes:
+        """Return what attention does at distances below half a window, half an octave apart.
+
+        Of the windows that shift and ablation read.
+        """
+        length = self.train.seq_len
+        rows = self.read(self._windows(self._share, length))
+        batches = self._batches(rows, at_once=1)
+        return by_distance(self.decoder, batches, bin_edges((length + 1) // 2)[:-1])
+
+    def drift(self) -> Probes:
+        """Return learned frequencies, beside those at the start."""
+        return drifted(self.decoder, self.crossings)
+
+    def extension(self) -> Probes:
+        """Return the loss by length, as trained and with frequencies for that length.
+
+        Of a share of the windows that are read by position.
+        """
+        factors = self._factors()
+        trained = self.train.seq_len
+        windows_NS = self._long_windows(self._share, factors)
+
+        def loss(factor: int) -> Tensor:
+            beginnings_NS = windows_NS[:, : factor * trained + 1]
+            return self._nats(self.read(beginnings_NS)).mean()
+
+        losses = by_length(self.decoder, trained, factors, loss)
+        return {"num_windows": len(windows_NS), **losses}
+
+    # -- windows and their losses ------------------------------------------------------------------
+
+    @property
+    def _share(self) -> int:
+        """How many windows are read by what asks several times."""
+        return max(1, self.train.eval_sequences // SHARE)
+
+    def _factors(self) -> list[int]:
+        """Return the lengths that windows by length have, in training lengths."""
+        longest = LONGEST
+        while longest > 1 and longest * self.train.seq_len >= len(self.held_out):
+            longest //= 2
+        if self.decoder.model.num_positions is not None:
+            longest = 1
+        return [2**power for power in range(longest.bit_length())]
+
+    def _long_windows(self, count: int, factors: Sequence[int]) -> Ids:
+        """Return windows of the longest length, of as many tokens as `count` of the trained."""
+        return self._windows(max(1, count // factors[-1]), factors[-1] * self.train.seq_len)
 
     def _windows(self, count: int, length: int) -> Ids:
-        """Return fixed held-out windows of a length, of which there may be fewer."""
+        """Return fixed held-out windows, of which there may be fewer."""
         return validation_ids(self.held_out, count, length)
 
-    def _rows(self, windows_NS: Ids) -> Batch:
-        """Return what is read of windows, and predicted."""
-        # Under mlm the mask is the decoder's last id.
-        mask_id = self.decoder.architecture.vocab_size - 1
-        return held_out_rows(self.train, windows_NS, mask_id)
-
-    def _nats(self, rows: Batch) -> Tensor:
-        """Return nats_NP: -log p of each token that is predicted."""
-        inputs = on_device(rows, self.decoder.lm_head.weight.device)
-        at_once = max(1, self.tokens_at_once // rows.ids_BT.shape[1])
-
-        parts = []
-        for part in inputs.split(at_once):
+    def _batches(self, rows: Batch, at_once: int) -> Iterator[Inputs]:
+        """Yield the rows on the device, so many at a time."""
+        device = self.decoder.lm_head.weight.device
+        for start in range(0, len(rows.ids_BT), at_once):
             if self.should_stop():
                 raise _Stopped
-            parts.append(token_nats(self.decoder, part).double().cpu())
-        return torch.cat(parts)
+            yield on_device(rows.rows(slice(start, start + at_once)), device)
+
+    def _loss(self) -> Tensor:
+        return self._nats(self.read(self._windows(self._share, self.train.seq_len))).mean()
+
+    def _nats(self, rows: Batch) -> Tensor:
+        """Return nats_NP: -log p of each token that is to be predicted."""
+        at_once = max(1, self.tokens_at_once // rows.ids_BT.shape[1])
+        batches = self._batches(rows, at_once)
+        return torch.cat([token_nats(self.decoder, inputs).double().cpu() for inputs in batches])
 
 
 def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
@@ -208,7 +261,7 @@ def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
         for x_CD, target_C in chunks
     ]
-    return torch.cat(nats).view_as(inputs.target_BP)
+    return torch.cat(nats).view(inputs.target_BP.shape)
 
 
 def _between(nats_NP: Tensor, rows: Batch, first: int, last: int) -> Tensor:
@@ -219,42 +272,6 @@ def _between(nats_NP: Tensor, rows: Batch, first: int, last: int) -> Tensor:
     return nats_NP[(first <= place_NP) & (place_NP < last)]
 
 
-@contextmanager
-def switched_off(decoder: Decoder, site: str) -> Iterator[None]:
-    """Leave out one site's rotation, in every layer, while the context lasts."""
-    usual = [attention.sites for attention in attentions(decoder)]
-    try:
-        for attention in attentions(decoder):
-            attention.sites = attention.sites - {site}
-        yield
-    finally:
-        for attention, sites in zip(attentions(decoder), usual, strict=True):
-            attention.sites = sites
-
-
-@contextmanager
-def floored(layer: LinearAttention) -> Iterator[list[Tensor]]:
-    """Note of each division in a layer, while the context lasts, whether eps stands below it."""
-    seen: list[Tensor] = []
-    below = layer.below
-
-    def watched(found: Mapping[str, Tensor]) -> Tensor:
-        norm_BTH1 = below(found)
-        seen.append((norm_BTH1 < layer.attn.eps).flatten())
-        return norm_BTH1
-
-    layer.below = watched  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        del layer.below
-
-
-def attentions(decoder: Decoder) -> list[Attention]:
-    """Return the attention of each layer, first to last."""
-    return [module for module in decoder.modules() if isinstance(module, Attention)]
-
-
 def bin_edges(length: int) -> list[int]:
     """Return the first position of each bin and the end: 0, 1, 2, 3, 4, 6, 8, 11, ..., length."""
     edges = {0, length}
@@ -263,9 +280,3 @@ def bin_edges(length: int) -> list[int]:
         edges.add(edge)
         power += 0.5
     return sorted(edges)
-
-
-def _rounded(losses: Sequence[Tensor] | Tensor) -> list[float | None]:
-    """Return losses with the six decimals that they are worth; None for one that is not finite."""
-    numbers = [float(loss) for loss in losses]
-    return [round(number, 6) if math.isfinite(number) else None for number in numbers]

@@ -50,14 +50,15 @@ REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
 # What result.json says that must be equal in runs which agree in the keys that it follows from.
 _VOCABULARY = ("data", "tokenizer")
-_BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
 # The mask is an id more.
 _IDS = (*_VOCABULARY, "train.objective")
+_BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
+_BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
 # Of a variant, what has parameters of its own.
 _OWN_PARAMETERS = ("pe.trainable", "pe.trainable_scope", "pe.input", "pe.bias")
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
-    ("shared_init_sha256", "began at different weights", ("seed", "model", "attn", *_IDS)),
+    ("shared_init_sha256", "began at different weights", _BEGINNING),
     ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
     ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
 )

@@ -37,6 +37,19 @@ class Published:
     cached: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What is published of rows without numbers that could stand beside ours.
+
+    Attributes:
+        source: where it stands.
+        relations: as `Published` has them.
+    """
+
+    source: str
+    relations: Sequence[tuple[str, str, str]]
+
+
 # The nine variants of softmax attention, by PeConfig.label.
 TABLE = Published(
     source=(
@@ -111,3 +124,13 @@ SEQUEL = Published(
         "row=gqa2": 512,
     },
 )
+
+# Of generated data, by data.kind. RoPER is QKVO-RoPE, and was tried against RoPE, which is QK-RoPE.
+ROPER = Claim(
+    source=(
+        "Georges Harik and Varuna Jayasiri, “Rotary Positional Embeddings with Relative distances "
+        "(RoPER)”, https://research.labml.ai/RoPER.html"
+    ),
+    relations=(("qkvo_rope", ">", "qk_rope"),),
+)
+CLAIMS = {"addition": ROPER, "copy": ROPER}

@@ -14,11 +14,13 @@ from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.prepare import pin_revision, prepare
+from rope_exp.data.generated import open_data
+from rope_exp.data.prepare import pin_revision
 from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
+from rope_exp.run.origin import with_origin
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
 
@@ -26,16 +28,20 @@ LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 
 
 def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
-    """Return a config as it is run here: its corpus pinned to a commit, its `auto` keys resolved.
+    """Return a config as it is run here, with nothing left to a machine or to time.
+
+    Its corpus is pinned to a commit, what it begins with to a hash, and its `auto` keys are
+    resolved.
 
     Args:
         world_size: of the launcher that started this process as one rank, and the others perhaps
             on other machines; None: we start the ranks, all of them here.
     Raises:
-        ConfigError: this machine cannot run it.
+        ConfigError: this machine cannot run it, or not from the run that it is to begin with.
+        RecordError: that run is damaged.
         DataError: the hub does not say what commit a branch is at.
     """
-    pinned = replace(config, data=pin_revision(config.data))
+    pinned = with_origin(replace(config, data=pin_revision(config.data)))
     config = resolve(pinned, world_size)
     check_memory(config, num_here=1 if world_size else None)
     return config
@@ -207,15 +213,15 @@ def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
 def _check_room(jobs: Iterable[Job]) -> None:
     """Prepare what the runs read, and refuse those that fit neither on the disk nor in memory."""
     # Many runs read one corpus.
-    prepare_once = functools.cache(prepare)
+    open_once = functools.cache(open_data)
     needed_bytes = 0
     for job in jobs:
         config = job.config
         train = config.train
-        corpus = prepare_once(config.data, config.tokenizer, seq_len=train.seq_len)
-        _check_stages(train, len(corpus.tokens["train"]))
-        vocab_size = corpus.vocab_size
-        if config.tokenizer.known_vocab_size is None:
+        data = open_once(config.data, config.tokenizer, seq_len=train.seq_len)
+        _check_stages(train, data.num_train_tokens)
+        vocab_size = data.vocab_size
+        if config.known_vocab_size is None:
             check_memory(config, vocab_size)
 
         # A save stands beside those that are kept until they are pruned, and all runs keep theirs.
@@ -226,9 +232,9 @@ def _check_room(jobs: Iterable[Job]) -> None:
         check_space(job.folder, needed_bytes, "the checkpoints' room")
 
 
-def _check_stages(train: TrainConfig, num_tokens: int) -> None:
-    """Refuse stages longer than the corpus."""
-    if num_tokens <= train.longest:
+def _check_stages(train: TrainConfig, num_tokens: int | None) -> None:
+    """Refuse stages longer than the corpus; of generated data there is no end."""
+    if num_tokens is not None and num_tokens <= train.longest:
         raise ConfigError(
             "train.stages",
             train.stages,

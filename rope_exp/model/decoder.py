@@ -19,7 +19,7 @@ from rope_exp.config.kind import llama_shapes
 from rope_exp.config.sections import INIT_STD
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
-from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy
+from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy, summed_squares
 from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
 from rope_exp.system.errors import ConfigError
 
@@ -142,14 +142,17 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model: ids in, logits out; with targets, the summed cross-entropy."""
+    """A language model: ids in, logits out; with targets, the summed cross-entropy.
+
+    Where real numbers are predicted, these instead of logits, and the summed squares of errors.
+    """
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         config = architecture.model
         self.architecture = architecture
         self.model = Trunk(architecture)
-        self.lm_head = nn.Linear(config.hidden_size, architecture.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, architecture.head_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.chunk_gradients = chunk_gradients
@@ -166,9 +169,11 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return logits_BTV of `ids_BT`, or the loss of predicting `target_BT`.
 
-        The loss is the sum over B and T of -log p(target), in nats and float32.
+        The loss is the sum over B and T of -log p(target), in nats and float32; of real numbers,
+        of the mean square of their errors.
 
         Args:
+            target_BT: or [B, T, O], of O real numbers each.
             cache: what earlier ids left; these ids go on from them, and are added to it.
             positions_BT: any real numbers; None: 0, 1, 2, ..., or what follows the cache.
             document_BT: attention stays within tokens of the same number; None: it meets all.
@@ -180,6 +185,8 @@ class Decoder(nn.Module):
             return self.lm_head(x_BTD)
 
         x_ND = x_BTD.flatten(0, 1)
+        if self.architecture.num_outputs is not None:
+            return summed_squares(x_ND, self.lm_head.weight, target_BT.flatten(0, 1))
         target_N = target_BT.flatten()
         return summed_cross_entropy(x_ND, self.lm_head.weight, target_N, self.chunk_gradients)
 
@@ -195,16 +202,14 @@ class Decoder(nn.Module):
         self.chunk_gradients = torch.compile(chunk_gradients, dynamic=False)
 
     def new_cache(self, pads_B: Tensor | None = None) -> Cache:
-        """Return an empty cache.
+        """Return an empty cache; what looks both ways has none, and a ConfigError says so.
 
         Args:
             pads_B: how many ids at the beginning of each row are padding; None: none.
-        Raises:
-            ConfigError: tokens meet later ones.
         """
         if not self.architecture.causal:
-            allowed = "predicts no next token: there is nothing to cache, or to generate"
-            raise ConfigError("train.objective", "mlm", allowed)
+            allowed = "looks both ways: there is nothing to cache, and no next token to generate"
+            raise ConfigError("train.objective", ..., allowed)
         layers = self.model.layers
         return Cache(len(layers), window=self.architecture.model.window, pads_B=pads_B)
 

@@ -55,6 +55,17 @@ def summed_cross_entropy(
     return torch.stack(of_chunks).sum()
 
 
+def summed_squares(x_ND: Tensor, head_OD: Tensor, target_NO: Tensor) -> Tensor:
+    """Return the sum over n of the mean over o of (head x_n - target)^2, in float32 at least.
+
+    Args:
+        x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
+        target_NO: O real numbers to be predicted for each.
+    """
+    error_NO = wide(F.linear(x_ND, head_OD)) - target_NO
+    return error_NO.square().mean(dim=-1).sum()
+
+
 def chunk_gradients(
     x_CD: Tensor, head_VD: Tensor, target_C: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

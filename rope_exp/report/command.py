@@ -11,6 +11,7 @@ from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks, telling
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
+from rope_exp.report.answers import answers_csv
 from rope_exp.report.content import Report, build
 from rope_exp.report.levels import kinds_of, level_name
 from rope_exp.report.noise import noise_files
@@ -143,6 +144,8 @@ def _table_files(report: Report) -> dict[str, bytes]:
         "table.csv": csv_table(report).encode(),
         "table.tex": tex_table(report).encode(),
     }
+    if found := answers_csv(report):
+        files["answers.csv"] = found.encode()
     if report.pairs:
         files["pairs.csv"] = pairs_table(report).encode()
     return files | figures

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rope_exp.config.kinds import SoftmaxConfig
+from rope_exp.config.tasks import TaskFacts
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import ROW, Row, comparable
 from rope_exp.evidence.contrasts import Contrast, Losses, compare
 from rope_exp.evidence.layout import Noise, measure
-from rope_exp.evidence.published import Published
+from rope_exp.evidence.published import Claim, Published
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.evidence.significance import Judged, all_pairs, judge
 
@@ -36,6 +37,7 @@ class Report:
 
     keys: Sequence[str]  # the factors that tell rows apart
     published: Published | None  # the table that has such rows
+    claim: Claim | None  # what is published of such rows without numbers
     rows: Mapping[str, Line]  # by label, best first
     reference: Row  # without runs where the comparison has none of it
     left_out: Sequence[str]  # folders that hold no run
@@ -60,6 +62,22 @@ class Report:
         return ROW in self.keys
 
     @property
+    def task(self) -> TaskFacts | None:
+        """What is known of the generated data that all runs have in common; None of text."""
+        kinds = {run.config.data.kind: run.config.data.task for run in self.runs}
+        return next(iter(kinds.values())) if len(kinds) == 1 else None
+
+    @property
+    def unit(self) -> str:
+        """What losses are counted in."""
+        return " or ".join(dict.fromkeys(run.config.data.unit for run in self.runs))
+
+    @property
+    def margin_unit(self) -> str:
+        """What the margin is counted in."""
+        return "nats" if self.unit.startswith("nats") else f"of {self.unit}"
+
+    @property
     def groups(self) -> str:
         """The groups that the runs come from."""
         return ", ".join(sorted({run.group for run in self.runs}))
@@ -76,10 +94,9 @@ def build(
     Args:
         runs: at least one, in any order.
         keys: what tells rows apart: pe, or keys such as optim.lr.
-        reference: a row's label; None: qk_rope, or nope where a kind has no queries, and no deltas
-            if no variant is that. Where rows
-            are named: one of softmax with that and a key/value head for each query's. Else the
-            first.
+        reference: a row's label; None: qk_rope, or else a row that rotates q and k alone, or nope
+            where a kind has no queries, and no deltas if no variant is that. Where rows are named:
+            one of softmax with that and a key/value head for each query's. Else the first.
         left_out: folders that hold no run.
     Raises:
         ReportError: the runs may not share a table, or give no such row.
@@ -89,6 +106,7 @@ def build(
         raise ReportError(f"--reference {reference} is no row; there is {', '.join(rows)}")
     label = reference or standard(rows, keys)
     source = _published(runs, keys)
+    claim = _claim(runs, keys)
 
     lines = _lines(rows, label, source)
     losses = _losses(lines)
@@ -97,13 +115,14 @@ def build(
     return Report(
         keys,
         source,
+        claim,
         lines,
         lines.get(label, Row(label, label, 0, [])),
         left_out,
         noise=noise,
         against=_against(losses, label, noise),
         pairs={(pair.a, pair.b): pair for pair in pairs},
-        relations=_relations(losses, noise, source) if source else [],
+        relations=_relations(losses, noise, source or claim),
     )
 
 
@@ -121,9 +140,18 @@ def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
     """Return the row that differences are against, unless told otherwise; it may not be there."""
     if list(keys) == ["pe"]:
         sites = next(iter(rows.values())).runs[0].config.attn.sites()
-        return published.REFERENCE if "q" in sites else published.UNROTATED
+        if "q" not in sites:
+            return published.UNROTATED
+        # Where no row is the standard variant itself, one that rotates at the same sites.
+        alike = [label for label, row in rows.items() if _rotates_qk(row)]
+        return alike[0] if alike and published.REFERENCE not in rows else published.REFERENCE
     plain = [label for label, row in rows.items() if ROW in keys and _is_plain(row)]
     return [*plain, *rows][0]
+
+
+def _rotates_qk(row: Row) -> bool:
+    """Whether a row rotates queries and keys, and nothing else."""
+    return row.runs[0].config.pe.rotate == ("q", "k")
 
 
 def _is_plain(row: Row) -> bool:
@@ -136,11 +164,20 @@ def _is_plain(row: Row) -> bool:
 
 def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
     """Return the published table that has such rows; None where there is none."""
+    # It is of runs on text that were trained from the start.
+    if any(run.config.init_weights or run.config.data.task for run in runs):
+        return None
     is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)
     if list(keys) == ["pe"]:
         is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
         return published.TABLE if is_softmax and not is_sequel else None
     return published.SEQUEL if list(keys) == [ROW] and is_sequel else None
+
+
+def _claim(runs: Sequence[Run], keys: Sequence[str]) -> Claim | None:
+    """Return what is published of such rows without numbers; None where nothing is."""
+    kinds = {run.config.data.kind for run in runs}
+    return published.CLAIMS.get(kinds.pop()) if len(kinds) == 1 and list(keys) == ["pe"] else None
 
 
 def _lines(rows: Mapping[str, Row], label: str, source: Published | None) -> dict[str, Line]:
@@ -168,9 +205,11 @@ def _against(losses: Mapping[str, Losses], label: str, noise: Noise | None) -> d
 
 
 def _relations(
-    losses: Mapping[str, Losses], noise: Noise | None, source: Published
+    losses: Mapping[str, Losses], noise: Noise | None, source: Published | Claim | None
 ) -> list[Relation]:
     """Judge what is published of the rows that are here."""
+    if source is None:
+        return []
     signs = {(a, b): sign for a, sign, b in source.relations}
     return [
         Relation(signs[pair.a, pair.b], pair, pair.outcome(signs[pair.a, pair.b]))

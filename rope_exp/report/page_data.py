@@ -104,6 +104,8 @@ def _level(level: Level, texts: Texts) -> dict[str, Any]:
 
     return {
         "facets": {key: choice.text for key, choice in level.facets.items()},
+        "unit": report.unit,
+        "margin_unit": report.margin_unit,
         "summary": summary(report),
         "rows": [_row(row) for row in report.rows.values()],
         "runs": [run.where for run in report.runs],

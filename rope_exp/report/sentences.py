@@ -19,7 +19,8 @@ from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report
 from rope_exp.system.errors import show
 
-# The sections of a config that a table's reader is told, and what each is of; but what rows say.
+# The sections of a config that a table's reader is told, and what each is of; but what rows say,
+# or a sentence of its own.
 _SECTIONS = {
     "data": "Corpus",
     "tokenizer": "Tokenizer",
@@ -29,7 +30,14 @@ _SECTIONS = {
     "schedule": "Schedule",
     "train": "Training",
 }
-_OF_ROWS = ("pe.name", "pe.rotate")
+# What rows say, and other sentences.
+_TOLD = (
+    "pe.name",
+    "pe.rotate",
+    "data.reset_positions",
+    "data.document_mask",
+    "data.random_start",
+)
 # What a reader need not be told of a run that has nothing of it.
 _ADDED = (
     "pe.trainable_lr",
@@ -37,6 +45,7 @@ _ADDED = (
     "pe.input",
     "pe.bias",
     "model.qk_norm",
+    "data.order",
     "train.objective",
 )
 # What no key says.
@@ -47,17 +56,22 @@ _FIXED = (
     "size.",
     "Weight decay: of matrices alone.",
     "Precision: bf16 is autocast over float32 weights.",
-    "Documents: packed one after another, an end-of-text token between them, without attention "
-    "masks.",
+)
+_EVALUATION = (
     "Evaluation: mean nats per token on fixed held-out windows of the training length, "
-    "eval_sequences of them, or all there are.",
+    "eval_sequences of them, or all there are."
+)
+# Of generated data; its unit stands between.
+_OF_TASKS = (
+    "Data: generated, row by row from the data seed, so that no row of training comes twice.",
+    "Evaluation: {unit} on eval_sequences rows of another stream, the same for every run.",
 )
 
 # Of runs that predict hidden tokens.
 _MASKED = (
     "Objective mlm: attention looks both ways; of each sequence 15 % of the tokens are predicted, "
     "of which 80 % are read as a mask, 10 % as a random token and 10 % as they are; losses are "
-    "means over them alone, and those of held-out windows are the same in every run."
+    "means over them alone. Which they are of held-out windows is the same in every run."
 )
 
 
@@ -75,7 +89,7 @@ def caption(report: Report) -> str:
         f"Group {report.groups}: {rows}, {_seeds(run.config.seed for run in report.runs)}; "
         f"{params or 'unknown'} parameters; corpus {' or '.join(corpora)}; "
         f"{tokens} tokens a run{passes}. "
-        "Losses are validation losses in nats per token; "
+        f"Losses are validation losses in {report.unit}; "
         f"Δ is the mean difference to {report.reference.name} within a seed."
     )
 
@@ -100,12 +114,13 @@ def summary(report: Report) -> str:
     if not report.pairs:
         return f"No two rows share two seeds, so nothing can be tested{agreement}."
     order = _order(report, ranked)
-    signs = '">": better, "≈": shown to differ by less than {margin:g} nats, "?": not settled'
+    margin = f"{MARGIN:g} {report.margin_unit}"
+    signs = f'">": better, "≈": shown to differ by less than {margin}, "?": not settled'
     if "<" in order:
         signs += ', "<": worse over the seeds that both have'
     return (
-        f"{order} ({_span(counts, 'd')} seeds; {signs.format(margin=MARGIN)}; all "
-        f"{len(report.pairs)} pairs tested together{agreement})."
+        f"{order} ({_span(counts, 'd')} seeds; {signs}; all {len(report.pairs)} pairs tested "
+        f"together{agreement})."
     )
 
 
@@ -138,6 +153,8 @@ def notes(report: Report) -> list[str]:
             f"all share, untested; the published among its {len(theirs.losses)}. "
             f"Source: {theirs.source}."
         )
+    if report.claim:
+        said.append(f"What is published of such rows, without numbers: {report.claim.source}.")
     if not report.reference.losses:
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ.")
 
@@ -166,10 +183,21 @@ def assumptions(report: Report) -> list[str]:
     for section in _SECTIONS:
         said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
     kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
-    listed = [*said, *kinds, *_FIXED]
-    if not all(run.config.causal for run in report.runs):
-        listed.append(_MASKED)
-    return listed
+    beginnings = dict.fromkeys(_beginning(run.config) for run in report.runs)
+    return [*said, *kinds, *filter(None, beginnings), *_FIXED, *_of_data(report)]
+
+
+def _of_data(report: Report) -> list[str]:
+    """Say how what is read is put together, and how runs are evaluated on it."""
+    said: dict[str, None] = {}
+    of_text = [run.config for run in report.runs if run.config.data.task is None]
+    if of_text:
+        said |= dict.fromkeys([*map(_documents, of_text), _EVALUATION])
+    if any(config.train.objective == "mlm" for config in of_text):
+        said[_MASKED] = None
+    if len(of_text) < len(report.runs):
+        said |= dict.fromkeys(sentence.format(unit=report.unit) for sentence in _OF_TASKS)
+    return list(said)
 
 
 # -- of one run ------------------------------------------------------------------------------------
@@ -201,6 +229,28 @@ def _kind(config: RunConfig) -> str:
     return f"Attention: {', '.join([config.attn.kind, *listed])}."
 
 
+def _documents(config: RunConfig) -> str:
+    """Say what becomes of documents in a row, and where rows begin."""
+    data = config.data
+    said = ["Documents: packed one after another, an end-of-text token between them"]
+    said.append("attention within each" if data.document_mask else "without attention masks")
+    if data.reset_positions:
+        said.append("positions from 0 in each")
+    if data.random_start:
+        said.append(f"in training positions of a row from a random one up to {data.random_start}")
+    return f"{', '.join(said)}."
+
+
+def _beginning(config: RunConfig) -> str:
+    """Say what a run began with that goes on from another; else nothing."""
+    if config.init_weights is None:
+        return ""
+    return (
+        f"Beginning: the weights {config.init_weights:.12} of a finished run; what that has not "
+        "begins as below."
+    )
+
+
 def _choices(config: RunConfig, section: str) -> str:
     """Say every value of a section that can change a number.
 
@@ -213,7 +263,7 @@ def _choices(config: RunConfig, section: str) -> str:
         f"{key} {show(value)}"
         for key, value in values.items()
         if value is not None
-        and f"{section}.{key}" not in _OF_ROWS
+        and f"{section}.{key}" not in _TOLD
         and (key in departing or f"{section}.{key}" not in _ADDED)
     ]
     return f"{_SECTIONS[section]}: {', '.join(listed)}."
@@ -234,8 +284,9 @@ def _test_notes(report: Report) -> list[str]:
     if noise.method == "paired":
         how = "each pair's own, as rows look unequally noisy"
     return [
-        f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} nats ({noise.df} "
-        f"degrees of freedom{look}); standard errors: {how}. Tests: docs/protocol.md.",
+        f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} "
+        f"{report.margin_unit} ({noise.df} degrees of freedom{look}); standard errors: {how}. "
+        "Tests: docs/protocol.md.",
         "Intervals are of each contrast alone; verdicts are adjusted over the "
         f"{len(report.against)} contrasts with {report.reference.name} (differences and "
         "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open.",

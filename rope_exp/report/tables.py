@@ -14,6 +14,7 @@ import pandas as pd
 from rope_exp.evidence.comparable import ROW, spelled
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MOST_SEEDS, Judged, Verdict
+from rope_exp.report.answers import task_tables
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.sentences import assumptions, caption, notes, spell_p, summary
@@ -222,7 +223,7 @@ def relations_table(report: Report) -> str:
 
 
 def csv_table(report: Report) -> str:
-    """Return table.csv: six decimals, nats; a cell without a number is empty."""
+    """Return table.csv: six decimals; a cell without a number is empty."""
     lines = []
     for row in report.rows.values():
         kept = [cell for cell in cells(report, row) if cell.name]
@@ -247,6 +248,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
         summary(report),
         *relations,
+        *task_tables(report),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
         "Notes:",
         _bullets(notes(report)),

@@ -12,15 +12,17 @@ from pathlib import Path
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import validation_ids
-from rope_exp.data.meta import Prepared
+from rope_exp.data.generated import DataSet
 from rope_exp.data.sources import held_out_rows, training_source
+from rope_exp.evaluation.answers import make_questions
 from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.probes import Probes, Questions
-from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
+from rope_exp.evaluation.values import Probes
+from rope_exp.model.decoder import Decoder, llama_weights, weights_sha256
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
+from rope_exp.training.beginning import begin
+from rope_exp.training.optim import crossings
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.record import Record
 from rope_exp.training.resume import Checkpoints, Start, agree
@@ -37,46 +39,48 @@ class Trainer:
     Raises:
         CheckpointError, RecordError: the folder holds what is no beginning of this run; nothing
             was changed.
+        ConfigError: the run that it is to begin with has other weights.
     """
 
     def __init__(
         self,
         config: RunConfig,
         folder: Path,
-        prepared: Prepared,
+        data: DataSet,
         parallel: Parallel,
         stop: StopSignal,
     ) -> None:
         self.config = config
         self.folder = folder
+        self.data = data
         self.parallel = parallel
         self.stop = stop
         self.reads_late = parallel.device.type == "cuda"
 
         # The model, its initial weights, and what updates them.
-        self.decoder = Decoder(config.architecture(prepared.vocab_size))
+        self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
+        self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
         self.identity = {
             "config_sha256": config.config_sha256,
-            "data_sha256": prepared.data_sha256,
-            "init_sha256": weights_sha256(weights(self.decoder)),
+            "data_sha256": data.data_sha256,
+            "init_sha256": begin(
+                self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main
+            ),
         }
-        self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
         self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         train = config.train
         if train.compile:
             self.decoder.compile_parts()
-        batches = training_source(config, prepared.tokens["train"], prepared.vocab_size)
+        batches = training_source(config, data)
         self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
-        self.held_out = prepared.tokens["validation"]
-        windows_NS = validation_ids(self.held_out, train.eval_sequences, train.seq_len)
-        self.held_out_rows = held_out_rows(train, windows_NS, prepared.vocab_size)
+        self.held_out_rows = held_out_rows(config, data)
         share = train.global_batch_size // parallel.world_size
         self.rows_at_once = train.rows_at_once(share, train.seq_len)
 
         lengths = {stage.seq_len for stage in train.staged}
         self.throughput = Throughput(
-            {length: flops_per_token(config, prepared.vocab_size, length) for length in lengths},
+            {length: flops_per_token(config, data.vocab_size, length) for length in lengths},
             peak_flops_per_s(parallel.device, parallel.world_size, train.peak_tflops),
         )
 
@@ -136,12 +140,13 @@ class Trainer:
         train = self.config.train
         answers: Probes | None = {}
         if self.parallel.is_main:
-            questions = Questions(
+            questions = make_questions(
                 self.decoder,
-                self.held_out,
-                train,
+                self.data,
+                self.config,
                 self.rows_at_once,
                 should_stop=lambda: self.stop.requested,
+                crossings=crossings(self.train_step.optimizer, self.decoder),
             )
             with self.parallel.autocast():
                 answers = questions.ask(train.probes)

@@ -120,7 +120,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     gc.disable()
     set_up_process(config)
 
-    from rope_exp.data.prepare import prepare
+    from rope_exp.data.generated import open_data
     from rope_exp.model.laws import certificate
     from rope_exp.training.parallel import Parallel
     from rope_exp.training.record import environment
@@ -132,10 +132,10 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     train = config.train
     launch = config.launch
     checked = certificate(config.model, config.pe, config.attn, causal=config.causal)
-    prepared = prepare(config.data, config.tokenizer, seq_len=train.seq_len)
+    data = open_data(config.data, config.tokenizer, seq_len=train.seq_len)
     parallel = Parallel(launch.device, train.precision, launch.num_processes)
     is_main = parallel.is_main
-    trainer = Trainer(config, folder, prepared, parallel, stop)
+    trainer = Trainer(config, folder, data, parallel, stop)
 
     if is_main:
         env = environment(
@@ -144,14 +144,13 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
             read_env(folder),
             params=trainer.num_parameters,
             certificate=checked,
-            corpus=prepared.corpus,
+            corpus=data.corpus,
         )
         write_json(folder / ENV, env)
-        tokenizer = prepared.tokenizer_file.read_text(encoding="utf-8")
-        write_atomically(folder / "tokenizer.json", tokenizer)
+        write_atomically(folder / "tokenizer.json", data.tokenizer_json)
         if trainer.step:
             log(f"{config.name}: goes on from step {trainer.step}")
-        log(f"{config.name}: {describe_start(config, prepared.corpus['tokens']['train'])}")
+        log(f"{config.name}: {describe_start(config, data.num_train_tokens)}")
         if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:
             log(
                 f"{config.name}: MFU is null: the dense bf16 peak of this GPU is neither listed "
@@ -208,19 +207,21 @@ def keep_memory() -> None:
         library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def describe_start(config: RunConfig, num_tokens: int) -> str:
+def describe_start(config: RunConfig, num_tokens: int | None) -> str:
     """Return how the run trains, for its log.
 
     Args:
-        num_tokens: of the corpus's training side.
+        num_tokens: of the corpus's training side; None: they are generated.
     """
     train = config.train
     device = config.launch.device
-    epochs = train.num_tokens / num_tokens
+    what = "generated data"
+    if num_tokens is not None:
+        what = f"{train.num_tokens / num_tokens:.3g} epochs"
     how = "compiled" if train.compile else "not compiled"
     pays = pays_to_compile(config, device)
     return (
-        f"{epochs:.3g} epochs in {train.precision} on {device}, {how} (to compile pays back from "
+        f"{what} in {train.precision} on {device}, {how} (to compile pays back from "
         f"{pays:.0e} operations on; this run takes {operations(config):.1e})"
     )
 

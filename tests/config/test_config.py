@@ -25,6 +25,7 @@ NEEDS = {
     "data=files": ["data.path=somewhere"],
     "data=hub": ["data.path=some/where"],
     "tokenizer=pretrained": ["tokenizer.path=somewhere"],
+    "tokenizer=task": ["data=addition"],
 }
 
 
@@ -157,6 +158,10 @@ MISTAKES = [
     ("tokenizer.vocab_size=10", "tokenizer.vocab_size=10", "257"),
     ("tokenizer.vocab_size=99999999999", "tokenizer.vocab_size=99999999999", "2^24"),
     ("data=files", "data.path=null", "must name the corpus"),
+    ("data.random_start=-1", "data.random_start=-1", "at least 0"),
+    ("data.random_start=16777000", "data.random_start=16777000", "not exact in float32"),
+    ("pe.start=16777000", "pe.start=16777000", "not exact in float32"),
+    ("init_weights=abc", "init_weights=abc", "64 hexadecimal digits"),
     ("seed=-1", "seed=-1", "at least 0 and below 2^63"),
     ("run.group=../../etc", "run.group=../../etc", "letters, digits"),
     ("run.group='a\\nb'", "run.group=", "letters, digits"),
@@ -194,13 +199,15 @@ def test_a_key_that_is_left_out_has_its_default() -> None:
 QUIET = [
     "train.log_every=7", "train.save_every=3", "train.eval_every=9", "train.keep_checkpoints=5",
     "tracker=wandb", "run.dir=elsewhere", "launch.max_parallel=2", "data.cache_dir=elsewhere",
-    "train.peak_tflops=100",
+    "train.peak_tflops=100", "run.init_from=elsewhere",
 ]  # fmt: skip
 LOUD = [
     "optim.lr=0.1", "train.num_steps=7", "train.seq_len=64", "train.precision=fp32",
     "data.holdout_fraction=0.1", "tokenizer.vocab_size=512", "model.rms_norm_eps=1e-6",
     "schedule=wsd",
     "train.eval_sequences=8", "data.seed=5",
+    "data.reset_positions=true", "data.document_mask=true", "data.random_start=256",
+    f"init_weights={'a' * 64}",
 ]  # fmt: skip
 
 

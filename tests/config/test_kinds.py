@@ -122,6 +122,8 @@ REFUSED = [
     (["attn=decay"], "pe.rotate", "neither queries nor keys"),
     (["attn=linear", "model.window=8"], "model.window=8", "a state, which cannot forget"),
     (["attn=retention", "model.window=8"], "model.window=8", "keeps a state"),
+    (["attn=linear", "data.document_mask=true"], "data.document_mask=true", "goes on from one"),
+    (["attn=decay", "pe=vo_rope", "data.document_mask=true"], "data.document_mask=true", "state"),
     (["attn=mla", "model.head_dim=32"], "model.head_dim=32", "its own sizes"),
     (["attn=shared_s2", "model.num_key_value_heads=1"], "num_key_value_heads=1", "no such heads"),
     (["attn=shared_s2", "attn.groups=3"], "attn.groups=3", "must divide"),

@@ -143,9 +143,9 @@ def test_two_hundred_runs_are_admitted_with_one_corpus(
     on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     prepared = []
-    prepare = admit_module.prepare
+    open_data = admit_module.open_data
     monkeypatch.setattr(
-        admit_module, "prepare", lambda *a, **k: prepared.append(a) or prepare(*a, **k)
+        admit_module, "open_data", lambda *a, **k: prepared.append(a) or open_data(*a, **k)
     )
     base = on_cpu()
     configs = [

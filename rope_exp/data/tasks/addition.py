@@ -48,6 +48,7 @@ class Addition:
         ValueError: a row is too short for the longest sum.
     """
 
+    version: ClassVar[int] = 1
     vocabulary: ClassVar[str] = VOCABULARY
     splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST, LONGER)
 

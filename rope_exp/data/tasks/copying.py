@@ -38,6 +38,7 @@ class Copying:
         ValueError: a row is too short for the longest string and its copy.
     """
 
+    version: ClassVar[int] = 1
     vocabulary: ClassVar[str] = VOCABULARY
     splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST, LONGER)
 

@@ -48,6 +48,7 @@ class Retrieval:
         ValueError: so short a row might have no place for all needles and questions.
     """
 
+    version: ClassVar[int] = 1
     vocabulary: ClassVar[str] = VOCABULARY
     splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)
 

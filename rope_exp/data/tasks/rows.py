@@ -97,10 +97,12 @@ class Task(Protocol):
     """What the tasks of a decoder have in common.
 
     Attributes:
+        version: of the generator; other rows have another.
         vocabulary: a character a token.
         splits: those that the task has.
     """
 
+    version: ClassVar[int]
     vocabulary: ClassVar[str]
     splits: ClassVar[tuple[str, ...]]
 

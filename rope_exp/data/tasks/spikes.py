@@ -13,11 +13,11 @@ Unit u fires as an inhomogeneous Poisson process, independent of the others give
 
     r_u(z) = peak_u / (1 + exp(-gain_u * (direction_u . z)))   in Hz.
 
-The directions, gains and peaks are the data set's: they depend on the seed alone, and training and
-test share them. The best decoder that there can be knows them and v_f, and answers with the mean
-of z given the events. It is not without error, as a unit fires but ten times a second: at the
-defaults its R^2 is about 0.83. That of ridge regression on binned counts, which learns all that it
-knows from 2,000 rows, is about 0.75.
+The directions, gains and peaks are the population's: they depend on its number alone, so that rows
+of all seeds, in training and in the test, are of the same units. The best decoder that there can be
+knows them and v_f, and answers with the mean of z given the events. It is not without error, as a
+unit fires but ten times a second: at the defaults its R^2 is about 0.83. That of ridge regression
+on binned counts, which learns all that it knows from 2,000 rows, is about 0.75.
 
 Shapes: N rows, T slots (events, padding, queries), Q queries, U units, D dimensions of the latent,
 F frequencies, E events of one row.
@@ -31,11 +31,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_exp.config.tasks import NUM_DIMS, NUM_QUERIES
 from rope_exp.data.tasks.draws import Draws
 from rope_exp.data.tasks.rows import TEST, TRAIN
 
-NUM_DIMS = 2
-NUM_QUERIES = 16
 # The middle of each sixteenth of the second.
 QUERY_S = (np.arange(NUM_QUERIES) + 0.5) / NUM_QUERIES
 
@@ -85,17 +84,20 @@ class Spikes:
     """Rows of events, and the latent that drove them.
 
     Attributes:
-        seed: of the population and of the rows.
+        seed: of the rows.
+        population: which units there are.
         num_units: U.
-        num_slots: for events; a row keeps the first so many. At the defaults it has 145 to 180 on
-            average, by the seed, with a standard deviation of 13, so that next to none is lost.
+        num_slots: for events; a row keeps the first so many. Of 16 units it has 145 to 180 on
+            average, by the population, with a standard deviation of 13: next to none is lost.
     """
 
+    version: ClassVar[int] = 1
     splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)
 
     seed: int
     num_units: int = 16
     num_slots: int = 240
+    population: int = 0
 
     @property
     def query_id(self) -> int:
@@ -115,7 +117,7 @@ class Spikes:
     @cached_property
     def units(self) -> Units:
         """The population."""
-        draws = Draws(self.seed, "spikes units", 0)
+        draws = Draws(self.population, "spikes units", 0)
         # One in each of U sectors, so that no population is blind to a direction.
         sector_U = np.arange(self.num_units) + draws.uniforms(self.num_units)
         angle_U = 2 * np.pi * sector_U / self.num_units

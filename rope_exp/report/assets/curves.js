@@ -15,7 +15,7 @@ function drawLosses(level) {
       seeds.push(...points(tokens, loss, { row: row.label, seed, status }));
     }
   }
-  return draw("losses", curvesSpec(level, means, seeds, "nats per token"));
+  return draw("losses", curvesSpec(level, means, seeds, level.unit));
 }
 
 /** Draw the mean differences to the reference. */
@@ -23,7 +23,7 @@ function drawDifferences(level, reference) {
   const { tokens } = level.curves;
   const found = level.against[reference].differences;
   const means = level.rows.flatMap((row) => points(tokens, found[row.label], { row: row.label }));
-  return draw("differences", curvesSpec(level, means, [], "nats per token; up is worse", SIGNED));
+  return draw("differences", curvesSpec(level, means, [], `${level.unit}; up is worse`, SIGNED));
 }
 
 /** Pair tokens with the values that there are. */

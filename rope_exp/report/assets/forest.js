@@ -16,7 +16,7 @@ function drawForest(level, reference) {
   const name = level.rows.find((row) => row.label === reference).name;
   const x = {
     type: "quantitative",
-    title: forestTitle(name, width),
+    title: forestTitle(name, level.unit, width),
     scale: { nice: false, zero: true },
     axis: { labelExpr: SIGNED, tickCount: width > WITH_NUMBERS ? 6 : 4 },
   };
@@ -132,9 +132,9 @@ function forestWords(y, width) {
   return [numbers, intervals, column("words", "word", "left", 232)];
 }
 
-function forestTitle(name, width) {
+function forestTitle(name, unit, width) {
   const space = "\u00a0".repeat(4);
-  const what = `loss minus ${name}’s (nats per token)`;
+  const what = `loss minus ${name}’s (${unit})`;
   const ways = ["← better", "worse →"];
   return width > WITH_NUMBERS ? ways.join(space + what + space) : [what, ways.join(space + space)];
 }

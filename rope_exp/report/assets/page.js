@@ -90,6 +90,9 @@ function showTexts() {
   const name = level.rows.find((row) => row.label === reference)?.name ?? "the reference";
   for (const place of document.querySelectorAll(".reference")) place.textContent = name;
 
+  byId("unit").textContent = level.unit;
+  byId("margin-unit").textContent = level.margin_unit;
+
   // A line never breaks within a name.
   byId("summary").textContent = level.summary.replaceAll("-RoPE", "\u2011RoPE");
   byId("caption").textContent = against?.caption ?? "No run of this level has finished.";

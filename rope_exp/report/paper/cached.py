@@ -11,7 +11,6 @@ from rope_exp.report.looks import look
 from rope_exp.report.paper.style import (
     GREY,
     SMALL,
-    UNIT,
     WIDTH,
     Style,
     log_axis,
@@ -45,7 +44,7 @@ def cached(report: Report) -> Figure | None:
     panels = figure.subplots(1, 2 if theirs else 1, squeeze=False)[0]
     rows = {row.label: row for row in drawn}
     _draw(panels[0], report, rows, ours)
-    panels[0].set_ylabel(f"loss minus {report.reference.name}'s ({UNIT})")
+    panels[0].set_ylabel(f"loss minus {report.reference.name}'s ({report.unit})")
     if theirs and report.published:
         panels[0].set_title("ours")
         panels[1].set_title("published")

@@ -12,7 +12,6 @@ from rope_exp.report.content import Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.labels import End, label_ends
 from rope_exp.report.paper.style import (
-    UNIT,
     WIDTH,
     Style,
     close_up,
@@ -82,7 +81,7 @@ def _draw_differences(axes: Axes, report: Report) -> list[End]:
             edges += [*_late((mean - deviation).dropna()), *_late((mean + deviation).dropna())]
 
     axes.set_ylim(limits(means, edges))
-    axes.set_ylabel(f"validation loss minus {report.reference.name}'s ({UNIT})")
+    axes.set_ylabel(f"validation loss minus {report.reference.name}'s ({report.unit})")
     token_axis(axes)
     zero_line(axes)
     return ends
@@ -132,7 +131,7 @@ def _draw_losses(axes: Axes, report: Report, key: str, title: str, window: int) 
         axes.set_ylim(min(heights) - pad, max(heights) + pad)
     for row in report.rows.values():
         _cross_out(axes, row, key, window)
-    axes.set_ylabel(f"{title}\n({UNIT})")
+    axes.set_ylabel(f"{title}\n({report.unit})")
 
 
 def _cross_out(axes: Axes, row: Row, key: str, window: int) -> None:

@@ -15,7 +15,6 @@ from rope_exp.report.paper.style import (
     GREY,
     INK,
     SMALL,
-    UNIT,
     WIDTH,
     Style,
     limits,
@@ -70,7 +69,7 @@ def _small_print(axes: Axes, report: Report, rows: list[Line]) -> Iterator[str]:
     left, right = axes.get_xlim()
     if any(pair.wide_low < left or pair.wide_high > right for pair in report.against.values()):
         yield "An arrow: it goes on."
-    yield f"Grey band: the margin of {MARGIN:g} nats."
+    yield f"Grey band: the margin of {MARGIN:g} {report.margin_unit}."
     if report.against:
         yield (
             "A row is equivalent where the test shows that its difference lies within. "
@@ -101,7 +100,7 @@ def _set_axes(axes: Axes, report: Report, rows: list[Line]) -> None:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"loss minus {report.reference.name}'s ({UNIT}); right is worse")
+    axes.set_xlabel(f"loss minus {report.reference.name}'s ({report.unit}); right is worse")
 
 
 def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:

@@ -11,6 +11,7 @@ from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import Report, build
 from rope_exp.report.levels import level_name
 from rope_exp.report.paper.along import keys_along, ladders, neighbours
+from rope_exp.report.paper.answers import answers
 from rope_exp.report.paper.cached import cached
 from rope_exp.report.paper.curves import curves
 from rope_exp.report.paper.deviations import deviations
@@ -33,6 +34,7 @@ _LADDERS = {
 def of_report(report: Report) -> dict[str, bytes]:
     """Return the figures that a report's runs allow, by file."""
     drawn = {"forest": forest(report), "curves": curves(report), "probes": probes(report)}
+    drawn["answers"] = answers(report)
     if report.of_variants:
         drawn["grid"] = grid(report)
     drawn["ranks"] = ranks(report)

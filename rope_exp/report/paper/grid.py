@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.looks import parts
-from rope_exp.report.paper.style import GREY, INK, SMALL, UNIT, WIDTH, Style, small_print, styled
+from rope_exp.report.paper.style import GREY, INK, SMALL, WIDTH, Style, small_print, styled
 from rope_exp.report.tables import WORDS
 
 _SCORES = ("", "q", "k", "qk")
@@ -39,7 +39,7 @@ def grid(report: Report) -> Figure | None:
     axes = figure.subplots()
     mesh = _colour(axes, deltas)
     bar = figure.colorbar(mesh, ax=axes, pad=0.02, aspect=30)
-    bar.set_label(f"loss minus {report.reference.name}'s ({UNIT})")
+    bar.set_label(f"loss minus {report.reference.name}'s ({report.unit})")
     bar.outline.set_visible(False)
 
     for i in range(4):

@@ -19,7 +19,6 @@ from rope_exp.report.paper.style import (
     GREY,
     INK,
     SMALL,
-    UNIT,
     WIDTH,
     Style,
     close_up,
@@ -176,7 +175,7 @@ def _set_axes(axes: Axes, found: _Ladder) -> None:
     ends = [end for point in points for end in (point.low, point.high) if not math.isnan(end)]
     means = [*(point.delta for point in points), *found.published.values()]
     axes.set_ylim(limits(means, ends))
-    axes.set_ylabel(f"loss minus {found.reference}'s ({UNIT})")
+    axes.set_ylabel(f"loss minus {found.reference}'s ({found.reports[0].unit})")
     log_axis(axes, {point.place for point in points}, found.spell)
     axes.set_xlabel(_AXES.get(found.factor, found.factor))
     zero_line(axes)

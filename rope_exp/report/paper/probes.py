@@ -17,7 +17,6 @@ from rope_exp.report.content import Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import (
     GREY,
-    UNIT,
     WIDTH,
     Style,
     engineer,
@@ -125,7 +124,7 @@ def _draw_positions(axes: Axes, report: Report, answers: dict[str, _Answer]) -> 
     if reference is not None:
         title += f", minus {report.reference.name}'s"
         zero_line(axes)
-    axes.set(title=title, xlabel="position (tokens)", ylabel=f"loss ({UNIT})")
+    axes.set(title=title, xlabel="position (tokens)", ylabel=f"loss ({report.unit})")
 
 
 def _draw_lengths(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
@@ -138,7 +137,7 @@ def _draw_lengths(axes: Axes, report: Report, answers: dict[str, _Answer]) -> No
     if ticks:
         log_axis(axes, ticks, lambda multiple: f"{multiple:g}×")
     xlabel = f"window (training lengths of {trained} tokens)"
-    axes.set(title="over whole windows", xlabel=xlabel, ylabel=f"loss ({UNIT})")
+    axes.set(title="over whole windows", xlabel=xlabel, ylabel=f"loss ({report.unit})")
 
 
 def _draw_shift(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
@@ -151,7 +150,7 @@ def _draw_shift(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None
     axes.set_xticks(range(len(starts)), [f"{start:,}" for start in starts])
     _room_for_zero(axes)
     axes.set(title="positions that begin elsewhere, minus at 0", xlabel="first position (tokens)")
-    axes.set_ylabel(f"added loss ({UNIT})")
+    axes.set_ylabel(f"added loss ({report.unit})")
 
 
 def _draw_ablation(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
@@ -173,7 +172,7 @@ def _draw_ablation(axes: Axes, report: Report, answers: dict[str, _Answer]) -> N
     axes.grid(axis="x", visible=False)
     _room_for_zero(axes)
     axes.set(title="one site's rotation switched off, minus as trained", xlabel="site")
-    axes.set_ylabel(f"added loss ({UNIT})")
+    axes.set_ylabel(f"added loss ({report.unit})")
 
 
 # -- around them -----------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from rope_exp.report.paper.style import (
     GREY,
     INK,
     SMALL,
-    UNIT,
     WIDTH,
     Style,
     close_up,
@@ -66,7 +65,9 @@ def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
         _draw(axes, label, table, mean)
         ends.append(End(label, float(mean.iloc[-1]), names[label]))
     log_axis(axes, counts, lambda rate: f"{rate:g}")
-    axes.set(xlabel="learning rate (peak)", ylabel=f"mean validation loss ({UNIT})")
+    axes.set(
+        xlabel="learning rate (peak)", ylabel=f"mean validation loss ({runs[0].config.data.unit})"
+    )
     _mark_common(axes, common)
     small_print(figure, *_print(runs, tables))
 

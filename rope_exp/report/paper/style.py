@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from rope_exp.config.tasks import TEXT_UNIT
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 
@@ -25,7 +26,7 @@ GREY = "#666666"
 PALE = "#CCCCCC"
 BAND = "#E4E4E4"
 SMALL = 7.0
-UNIT = "nats per token"
+UNIT = TEXT_UNIT
 
 _DPI = 200
 _STYLE: dict[str, Any] = {

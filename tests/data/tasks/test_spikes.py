@@ -75,6 +75,15 @@ def test_a_row_is_a_pure_function_of_seed_and_number() -> None:
         TASK.rows("longer", [0])
 
 
+def test_the_units_are_those_of_the_population() -> None:
+    """Whatever the seed of the rows, so that what is trained on one is tested on another."""
+    same = Spikes(seed=7).units
+    other = Spikes(seed=0, population=1).units
+    for name, value in vars(TASK.units).items():
+        np.testing.assert_array_equal(getattr(same, name), value)
+        assert not np.isclose(getattr(other, name), value).any()
+
+
 def test_a_row_is_events_padding_and_queries() -> None:
     rows = TASK.rows("test", range(50))
     assert rows.ids_NT.shape == rows.times_NT.shape == rows.is_pad_NT.shape == (50, 256)
@@ -102,9 +111,9 @@ def test_a_row_keeps_the_first_events() -> None:
     np.testing.assert_array_equal(short.latent_NQD, whole.latent_NQD)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_slots_hold_all_events(seed: int) -> None:
-    rows = Spikes(seed).rows("train", range(300))
+@pytest.mark.parametrize("population", range(4))
+def test_the_slots_hold_all_events(population: int) -> None:
+    rows = Spikes(0, population=population).rows("train", range(300))
     assert rows.is_pad_NT.any(axis=1).all()
 
 

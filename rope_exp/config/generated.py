@@ -1,0 +1,75 @@
+"""What goes with generated data, and what goes with nothing else: refused before anything runs."""
+
+from typing import TYPE_CHECKING
+
+from rope_exp.config.tasks import TASK_PROBES
+from rope_exp.system.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rope_exp.config.run import RunConfig
+
+
+def check_generated(config: "RunConfig") -> None:
+    """Refuse a run that does not fit its data set.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    task = config.data.task
+    if task is None:
+        _check_text(config)
+        return
+
+    name = f"data={config.data.kind}"
+    train = config.train
+    if config.tokenizer.kind != "task":
+        allowed = f"{name} has tokens of its own: leave out tokenizer=..."
+        raise ConfigError("tokenizer.kind", config.tokenizer.kind, allowed)
+    if train.objective != task.objective:
+        allowed = f"must be {task.objective} for {name}"
+        raise ConfigError("train.objective", train.objective, allowed)
+    if train.stages is not None:
+        allowed = f"{name} has rows of one length; leave null"
+        raise ConfigError("train.stages", train.stages, allowed)
+    if train.seq_len < task.least_seq_len:
+        allowed = f"must be at least {task.least_seq_len} for {name}"
+        raise ConfigError("train.seq_len", train.seq_len, allowed)
+    if not {task.probe}.issuperset(train.probes):
+        allowed = f"{name} can be asked for {task.probe} alone"
+        raise ConfigError("train.probes", list(train.probes), allowed)
+    if task.num_outputs is not None:
+        _check_regression(config, name)
+
+
+def _check_text(config: "RunConfig") -> None:
+    """Refuse for text what generated data alone have."""
+    train = config.train
+    if config.tokenizer.kind == "task":
+        allowed = "is of generated data, such as data=addition, which choose it themselves"
+        raise ConfigError("tokenizer.kind", "task", allowed)
+    if train.objective == "regression":
+        raise ConfigError("train.objective", "regression", "is for data=spikes alone")
+    if not set(TASK_PROBES).isdisjoint(train.probes):
+        allowed = f"text cannot be asked for {' or '.join(TASK_PROBES)}"
+        raise ConfigError("train.probes", list(train.probes), allowed)
+
+
+def _check_regression(config: "RunConfig", name: str) -> None:
+    """Refuse what cannot read tokens at real times from both sides, or give real numbers."""
+    model = config.model
+    pe = config.pe
+    if not config.attn.keeps_keys:
+        allowed = f"keeps a state, which meets no later token: not for {name}"
+        raise ConfigError("attn.kind", config.attn.kind, allowed)
+    if model.window is not None:
+        allowed = f"ends at the query, and {name} reads on both sides of it; leave null"
+        raise ConfigError("model.window", model.window, allowed)
+    if model.tie_word_embeddings:
+        allowed = f"{name} predicts no tokens, whose embeddings could be shared; leave false"
+        raise ConfigError("model.tie_word_embeddings", True, allowed)
+    if pe.bias != "none":
+        allowed = f"goes by places in the row, and positions of {name} are times; leave none"
+        raise ConfigError("pe.bias", pe.bias, allowed)
+    if pe.input == "learned":
+        allowed = f"has no rows for positions between whole ones, as those of {name} are"
+        raise ConfigError("pe.input", pe.input, allowed)

@@ -1,0 +1,200 @@
+"""Generated data as a run reads it: what `meta.Prepared` is of a corpus on the disk.
+
+Nothing is written and nothing is tokenised. Training rows are the generator's under the data seed,
+in their order: step s reads rows (s - 1) B to s B - 1 of split "train", so that no row comes twice.
+Held-out rows are those of one seed, the same for every run.
+
+Shapes as in `batches`; D numbers to be predicted at a place.
+"""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from rope_exp.config.sections import DataConfig, TokenizerConfig
+from rope_exp.config.tasks import NUM_QUERIES
+from rope_exp.data.batches import (
+    NO_TARGET,
+    Batch,
+)
+from rope_exp.data.meta import Prepared
+from rope_exp.data.prepare import prepare
+from rope_exp.data.tasks.addition import Addition
+from rope_exp.data.tasks.copying import Copying
+from rope_exp.data.tasks.retrieval import Retrieval
+from rope_exp.data.tasks.rows import END, TRAIN, Rows
+from rope_exp.data.tasks.spikes import SpikeRows, Spikes
+from rope_exp.system.files import json_sha256
+
+HELD_OUT_SEED = 0
+# Of times under the hash of the order of batches: their last bits may differ between machines.
+HASHED_PER_S = 10**6
+
+Task = Addition | Copying | Retrieval | Spikes
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The generated data set of a config.
+
+    Attributes:
+        seq_len: T.
+    """
+
+    data: DataConfig
+    seq_len: int
+
+    def task(self, seed: int) -> Task:
+        """Return the generator of the rows of one seed."""
+        match self.data.kind:
+            case "addition":
+                return Addition(seed, self.data.order, self.seq_len)
+            case "copy":
+                return Copying(seed, self.seq_len)
+            case "retrieval":
+                return Retrieval(seed, self.seq_len)
+            case "spikes":
+                return Spikes(seed, num_slots=self.seq_len - NUM_QUERIES)
+        raise AssertionError(self.data.kind)
+
+    @property
+    def tokens(self) -> list[str]:
+        """The vocabulary, in the order of ids."""
+        task = self.task(HELD_OUT_SEED)
+        if isinstance(task, Spikes):
+            return [*(f"unit{number:02d}" for number in range(task.num_units)), "query", "pad"]
+        return list(task.vocabulary)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return len(self.tokens)
+
+    @property
+    def data_sha256(self) -> str:
+        """Of all that decides what rows hold, but for their seed and their length."""
+        version = self.task(HELD_OUT_SEED).version
+        return json_sha256([self.data.kind, self.data.order, version, self.tokens])
+
+    @property
+    def corpus(self) -> dict[str, Any]:
+        """What the record says of it."""
+        facts = {
+            "name": self.data.name,
+            "kind": self.data.kind,
+            "version": self.task(HELD_OUT_SEED).version,
+            "vocabulary": self.tokens,
+        }
+        # What ends an answer ends a completion, and begins the next example.
+        return facts | {"end_id": self.tokens.index(END)} if END in self.tokens else facts
+
+    @property
+    def num_train_tokens(self) -> None:
+        """There is no end of them."""
+        return None
+
+    @property
+    def tokenizer_json(self) -> str:
+        """The content of tokenizer.json: a token a character, or a word."""
+        vocabulary = {token: number for number, token in enumerate(self.tokens)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
+        is_words = max(map(len, vocabulary)) > 1
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        if not is_words:
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+            tokenizer.decoder = decoders.Fuse()
+        text: str = tokenizer.to_str()
+        return text
+
+    def rows(
+        self, split: str, indices: Iterable[int], seed: int = HELD_OUT_SEED
+    ) -> Rows | SpikeRows:
+        """Return rows of a split by their numbers, counted from 0."""
+        return self.task(seed).rows(split, indices)
+
+    def batch(self, rows: Rows | SpikeRows) -> Batch:
+        """Return rows as a model reads them."""
+        return answers(rows) if isinstance(rows, Rows) else queries(rows, self.data.period_s)
+
+
+DataSet = Prepared | Generated
+
+
+def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> DataSet:
+    """Find or make what a run reads.
+
+    Raises:
+        ConfigError, DataError, DiskError: see `prepare`.
+    """
+    if data.task is not None:
+        return Generated(data, seq_len)
+    return prepare(data, tokenizer, seq_len=seq_len)
+
+
+@dataclass(frozen=True)
+class GeneratedBatches:
+    """The global batch of each step, of rows that no other step has.
+
+    Attributes:
+        seed: of the rows.
+        batch_size: B, of all ranks together.
+    """
+
+    data: Generated
+    seed: int
+    batch_size: int
+
+    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
+        """Return the batch of an optimizer step, counted from 1, or some of its rows."""
+        return _whole_batch(self, step).rows(rows)
+
+    def num_targets(self, step: int) -> int:
+        """Return how many tokens are to be predicted in all rows of a step's batch."""
+        return _whole_batch(self, step).num_targets
+
+
+# Every rank makes all rows of a step: how much there is to be predicted is known of no part.
+@functools.lru_cache(maxsize=1)
+def _whole_batch(batches: GeneratedBatches, step: int) -> Batch:
+    if step < 1:
+        raise ValueError(f"steps are counted from 1, got {step}")
+
+    first = (step - 1) * batches.batch_size
+    numbers = range(first, first + batches.batch_size)
+    return batches.data.batch(batches.data.rows(TRAIN, numbers, batches.seed))
+
+
+def answers(rows: Rows) -> Batch:
+    """Return the batch in which the tokens of answers are predicted, each from those before it.
+
+    Its hash covers the tokens, and which of them are predicted.
+    """
+    target_BT = np.where(rows.mask_NT, rows.ids_NS[:, 1:], NO_TARGET)
+    hashed_BS = np.concatenate([rows.ids_NS, rows.mask_NT], axis=1)
+    return Batch(rows.ids_NS[:, :-1], target_BT, hashed_BS)
+
+
+def queries(rows: SpikeRows, period_s: float) -> Batch:
+    """Return the batch in which the latent is predicted at the queries, from all events.
+
+    Padding is a document of its own, which no other token meets.
+
+    Args:
+        period_s: a position is a time times 2 pi / period_s, so that the fastest pair of features,
+            which turns by 1 a position, turns once in it.
+    """
+    num_slots = rows.ids_NT.shape[1]
+    place_P = np.arange(num_slots - NUM_QUERIES, num_slots)
+    hashed_time_NT = np.round(rows.times_NT * HASHED_PER_S).astype(np.int64)
+    return Batch(
+        ids_BT=rows.ids_NT,
+        target_BP=rows.latent_NQD,
+        hashed_BS=np.concatenate([rows.ids_NT, hashed_time_NT], axis=1),
+        place_BP=np.tile(place_P, (len(rows.ids_NT), 1)),
+        position_BT=rows.times_NT * (2 * np.pi / period_s),
+        document_BT=rows.is_pad_NT.astype(np.int64),
+    )

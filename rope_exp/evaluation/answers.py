@@ -1,0 +1,169 @@
+"""What a finished model is asked of generated data: whether its answers are right.
+
+- answers: of each split but the trained one, how many examples of each span are answered, and how
+  many of them without a wrong token; and the loss. With the true tokens before each, which gives
+  the same exact matches as greedy decoding (data/tasks/rows.py);
+- fit: how much of the variance of real numbers is explained, R^2 = 1 - sum of squared errors / sum
+  of squared deviations from their mean, over all queries of all rows: the mean over dimensions,
+  each dimension, and the mean squared error at each query.
+
+As many rows of a split as there are held-out rows, in the precision that the run trained in.
+
+Shapes: N rows, B of a micro-batch, T positions, V vocabulary, Q queries, D dimensions.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import TrainConfig
+from rope_exp.data.batches import NO_TARGET, Batch
+from rope_exp.data.documents import VALIDATION
+from rope_exp.data.generated import DataSet, Generated
+from rope_exp.data.sources import reading
+from rope_exp.data.tasks.rows import TEST, TRAIN, Rows
+from rope_exp.evaluation.inputs import Inputs, on_device
+from rope_exp.evaluation.probes import Questions
+from rope_exp.evaluation.values import Probes
+from rope_exp.model.attention.kernel import wide
+from rope_exp.model.decoder import Decoder
+
+# What is made of a micro-batch.
+Of = Callable[[Decoder, Inputs], Tensor]
+
+
+class TaskQuestions:
+    """The probes of one model of generated data; each method is one, and returns plain values.
+
+    Args:
+        decoder: trained, on its device.
+        data: what it was trained on.
+        micro_batch_size: how many rows at a time.
+        should_stop: asked before every micro-batch.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        data: Generated,
+        train: TrainConfig,
+        micro_batch_size: int,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.decoder = decoder
+        self.data = data
+        self.count = train.eval_sequences
+        self.micro_batch_size = micro_batch_size
+        self.should_stop = should_stop
+
+    def ask(self, names: Sequence[str]) -> Probes | None:
+        """Return the answer of each probe by its name; None if asked to stop."""
+        found: Probes = {}
+        # Eager: a few batches do not pay for compiling another graph.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            for name in names:
+                answer = getattr(self, name)()
+                if answer is None:
+                    return None
+                found[name] = answer
+        return found
+
+    def answers(self) -> Probes | None:
+        """Return the exact matches by span, and the loss, of each split but the trained one."""
+        found = {}
+        splits = self.data.task(0).splits
+        for split in (each for each in splits if each != TRAIN):
+            rows = self.data.rows(split, range(self.count))
+            assert isinstance(rows, Rows)
+            batch = self.data.batch(rows)
+            outputs = self._outputs(batch, _right_and_nats)
+            if outputs is None:
+                return None
+
+            right_NT, nats_NT = np.split(outputs, 2, axis=1)
+            span_E, is_match_E = rows.exact_matches(right_NT.astype(bool))
+            spans, counts = np.unique(span_E, return_counts=True)
+            found[split] = {
+                "span": spans.tolist(),
+                "count": counts.tolist(),
+                "right": [int(is_match_E[span_E == span].sum()) for span in spans],
+                "loss": _rounded(nats_NT.sum() / batch.num_targets),
+            }
+        return found
+
+    def fit(self) -> Probes | None:
+        """Return R^2 and the mean squared error on the held-out rows."""
+        batch = self.data.batch(self.data.rows(TEST, range(self.count)))
+        outputs_NQD = self._outputs(batch, _predicted)
+        if outputs_NQD is None:
+            return None
+
+        truth_NQD = batch.target_BP.astype(np.float64)
+        error_NQD = (outputs_NQD - truth_NQD) ** 2
+        spread_D = ((truth_NQD - truth_NQD.mean(axis=(0, 1))) ** 2).sum(axis=(0, 1))
+        r2_D = 1 - error_NQD.sum(axis=(0, 1)) / spread_D
+        return {
+            "r2": _rounded(r2_D.mean()),
+            "r2_of_dims": [_rounded(value) for value in r2_D],
+            "error_of_queries": [_rounded(value) for value in error_NQD.mean(axis=(0, 2))],
+        }
+
+    def _outputs(self, batch: Batch, of: Of) -> NDArray[np.float64] | None:
+        """Return what `of` makes of all rows, a micro-batch at a time; None if asked to stop."""
+        inputs = on_device(batch, self.decoder.lm_head.weight.device)
+        parts = []
+        for micro_batch in inputs.split(self.micro_batch_size):
+            if self.should_stop():
+                return None
+            parts.append(of(self.decoder, micro_batch).double().cpu())
+        return np.asarray(torch.cat(parts).numpy())
+
+
+def make_questions(
+    decoder: Decoder,
+    data: DataSet,
+    config: RunConfig,
+    micro_batch_size: int,
+    should_stop: Callable[[], bool],
+    crossings: Mapping[str, Tensor],
+) -> Questions | TaskQuestions:
+    """Return what a model can be asked, by what it was trained on."""
+    train = config.train
+    if isinstance(data, Generated):
+        return TaskQuestions(decoder, data, train, micro_batch_size, should_stop)
+    return Questions(
+        decoder,
+        data.tokens[VALIDATION],
+        train,
+        micro_batch_size,
+        should_stop,
+        read=reading(config, data),
+        crossings=crossings,
+    )
+
+
+def _right_and_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
+    """Return, as [B, 2 T], whether each prediction is right, and -log p; 0 where there is none."""
+    logits_BTV = wide(decoder(inputs.ids_BT, **inputs.further))
+    right_BT = logits_BTV.argmax(dim=-1) == inputs.target_BP
+    nats_BT = F.cross_entropy(
+        logits_BTV.mT, inputs.target_BP, reduction="none", ignore_index=NO_TARGET
+    )
+    return torch.cat([right_BT.to(nats_BT.dtype), nats_BT], dim=1)
+
+
+def _predicted(decoder: Decoder, inputs: Inputs) -> Tensor:
+    """Return the numbers that are predicted, [B, Q, D]."""
+    found: Tensor = decoder(inputs.ids_BT, **inputs.further)
+    return found
+
+
+def _rounded(value: float) -> float | None:
+    """Return a number with the six decimals that it is worth; None if it is not finite."""
+    return round(float(value), 6) if math.isfinite(value) else None

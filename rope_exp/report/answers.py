@@ -1,0 +1,244 @@
+"""What models of generated data were asked: exact matches by span, and R², as tables.
+
+A share is of a run's examples; a row's is the mean over its seeds.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pandas as pd
+
+from rope_exp.evidence.comparable import Row
+from rope_exp.evidence.contrasts import Losses
+from rope_exp.evidence.layout import measure
+from rope_exp.evidence.runs import Run
+from rope_exp.evidence.significance import judge
+from rope_exp.report.content import Line, Relation, Report
+from rope_exp.report.sentences import spell_p
+
+# Where both rows answer less than this share, or all but it, nothing can set them apart.
+ROOM = 0.01
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The examples of a split whose spans lie from `first` to `last`."""
+
+    split: str
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        """The spans, for a reader."""
+        return f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+
+
+def with_answers(report: Report) -> list[Line]:
+    """Return the rows that were asked for exact matches."""
+    return [row for row in report.rows.values() if any("answers" in run.probes for run in row.runs)]
+
+
+def splits(report: Report) -> list[str]:
+    """Return the splits that were asked about, those like training first."""
+    asked = [run.probes["answers"] for run in report.runs if "answers" in run.probes]
+    return list(dict.fromkeys(split for answers in asked for split in answers))
+
+
+def whole(report: Report, split: str) -> Bin:
+    """Return all examples of a split."""
+    spans = _spans(report, split)
+    return Bin(split, spans[0], spans[-1])
+
+
+def bins(report: Report, split: str) -> list[Bin]:
+    """Return the bins by which a split's exact matches are told, where there are examples."""
+    assert report.task is not None
+    spans = _spans(report, split)
+    found = []
+    for first, following in pairwise([*report.task.bins, spans[-1] + 1]):
+        inside = [span for span in spans if first <= span < following]
+        if inside:
+            found.append(Bin(split, inside[0], inside[-1]))
+    return found
+
+
+def shares(row: Row, part: Bin) -> dict[int, float]:
+    """Return by seed which share of a bin's examples is answered without a wrong token."""
+    found = {}
+    for run in row.runs:
+        count, right = _counts(run, part)
+        if count:
+            found[run.config.seed] = right / count
+    return found
+
+
+def match_relations(report: Report) -> dict[str, list[Relation]]:
+    """Return by split what the exact matches say of the published relations.
+
+    As losses do, but by the share of wrong answers; the margin is one in a hundred.
+    """
+    found = {}
+    for split in splits(report):
+        part = whole(report, split)
+        wrong: dict[str, Losses] = {}
+        for row in with_answers(report):
+            wrong[row.label] = {seed: 1 - share for seed, share in shares(row, part).items()}
+
+        signs = {(a, b): sign for a, sign, b in report.claim.relations} if report.claim else {}
+        judged = judge(wrong, list(signs), measure(wrong))
+        relations = []
+        for pair in judged:
+            sign = signs[pair.a, pair.b]
+            of_both = [*wrong[pair.a].values(), *wrong[pair.b].values()]
+            has_room = max(of_both) > ROOM and min(of_both) < 1 - ROOM
+            outcome = pair.outcome(sign) if has_room else "open; no room to differ"
+            relations.append(Relation(sign, pair, outcome))
+        found[split] = relations
+    return found
+
+
+# -- spellings -------------------------------------------------------------------------------------
+
+
+def task_tables(report: Report) -> list[str]:
+    """Return the parts of table.md that say what models of generated data were asked."""
+    parts = []
+    rows = with_answers(report)
+    if rows and report.task:
+        parts.append(
+            f"Exact matches in %, by {report.task.span} (the mean over seeds; of a whole split "
+            "with the deviation over seeds):"
+        )
+        parts.append(_matches_table(report, rows))
+        relations = match_relations(report)
+        if any(relations.values()):
+            parts.append(
+                "The published relations by exact matches (Δ: the first's share minus the "
+                "second's, in points):"
+            )
+            parts.append(_relations_table(report, relations))
+
+    fits = _fits(report)
+    if fits:
+        parts.append("The variance that is explained on the held-out rows:")
+        parts.append(_table([["variant", "seeds", "R²", "lowest", "highest"], *fits]))
+    return parts
+
+
+def answers_csv(report: Report) -> str | None:
+    """Return answers.csv: exact matches by row, split and bin; None where none were asked for."""
+    lines: list[dict[str, Any]] = []
+    for row in with_answers(report):
+        for split in splits(report):
+            for part in [whole(report, split), *bins(report, split)]:
+                found = shares(row, part)
+                values = list(found.values())
+                if not values:
+                    continue
+                counts = [_counts(run, part)[0] for run in row.runs]
+                deviation = f"{statistics.stdev(values):.6f}" if len(values) > 1 else ""
+                lines.append(
+                    {
+                        "pe": row.label,
+                        "split": split,
+                        "span_first": part.first,
+                        "span_last": part.last,
+                        "num_seeds": len(values),
+                        "num_examples": sum(counts),
+                        "right_mean": f"{statistics.mean(values):.6f}",
+                        "right_sd": deviation,
+                    }
+                )
+    return pd.DataFrame(lines).to_csv(index=False) if lines else None
+
+
+def _matches_table(report: Report, rows: Sequence[Line]) -> str:
+    parts = {split: bins(report, split) for split in splits(report)}
+    head = ["variant", "seeds"]
+    for split, found in parts.items():
+        head += [split, *(part.name for part in found)]
+
+    lines = [head]
+    for row in rows:
+        seeds = {run.config.seed for run in row.runs if "answers" in run.probes}
+        line = [row.name, str(len(seeds))]
+        for split, found in parts.items():
+            line.append(_percent(shares(row, whole(report, split)), spread=True))
+            line += [_percent(shares(row, part)) for part in found]
+        lines.append(line)
+    return _table(lines)
+
+
+def _relations_table(report: Report, of_splits: dict[str, list[Relation]]) -> str:
+    head = ["split", "published", "ours", "Δ", "95 % interval", "p (Holm)", "seeds", "outcome"]
+    lines = [head]
+    for split, relations in of_splits.items():
+        for relation in relations:
+            pair = relation.judged
+            a = report.rows[pair.a].name
+            b = report.rows[pair.b].name
+            lines.append(
+                [
+                    split,
+                    f"{a} {relation.published} {b}",
+                    f"{a} {pair.sign} {b}",
+                    f"{100 * pair.delta:+.1f}",
+                    f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
+                    spell_p(pair.p_adjusted),
+                    str(pair.num_seeds),
+                    relation.outcome,
+                ]
+            )
+    return _table(lines)
+
+
+def _fits(report: Report) -> list[list[str]]:
+    """Return a line for each row that was asked how much variance it explains."""
+    lines = []
+    for row in report.rows.values():
+        found = [run.probes["fit"]["r2"] for run in row.runs if "fit" in run.probes]
+        if found:
+            mean = statistics.mean(found)
+            numbers = (f"{value:.4f}" for value in (mean, min(found), max(found)))
+            lines.append([row.name, str(len(found)), *numbers])
+    return lines
+
+
+def _percent(found: dict[int, float], *, spread: bool = False) -> str:
+    if not found:
+        return "—"
+    text = f"{100 * statistics.mean(found.values()):.1f}"
+    if spread and len(found) > 1:
+        text += f" ± {100 * statistics.stdev(found.values()):.1f}"
+    return text
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, whose first column is text and the others numbers."""
+    rule = ["---", *("---:" for _ in lines[0][1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
+
+
+# -- of the probes ---------------------------------------------------------------------------------
+
+
+def _spans(report: Report, split: str) -> list[int]:
+    """Return every span of which some run answered examples, ascending."""
+    found: set[int] = set()
+    for run in report.runs:
+        found |= set(run.probes.get("answers", {}).get(split, {}).get("span", ()))
+    return sorted(found)
+
+
+def _counts(run: Run, part: Bin) -> tuple[int, int]:
+    """Return how many examples of a bin a run was asked, and how many it answered."""
+    answers = run.probes.get("answers", {}).get(part.split)
+    if answers is None:
+        return 0, 0
+    columns = zip(answers["span"], answers["count"], answers["right"], strict=True)
+    inside = [(count, right) for span, count, right in columns if part.first <= span <= part.last]
+    return sum(count for count, _ in inside), sum(right for _, right in inside)

@@ -1,0 +1,91 @@
+"""Figure of generated data: which share is answered right, by how long or far examples are."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from rope_exp.report.answers import Bin, bins, shares, splits, with_answers
+from rope_exp.report.content import Line, Report
+from rope_exp.report.looks import look
+from rope_exp.report.paper.style import (
+    GREY,
+    SMALL,
+    WIDTH,
+    seeds,
+    small_print,
+    styled,
+)
+
+# How far the rows of one bin stand apart, all together, in bins: equal ones stay visible.
+SPREAD = 0.5
+
+
+@styled
+def answers(report: Report) -> Figure | None:
+    """Draw each row's exact matches by bin, a panel for all splits; None where none were asked."""
+    rows = with_answers(report)
+    if not rows or report.task is None:
+        return None
+
+    figure = Figure(figsize=(WIDTH, 3.4))
+    axes = figure.subplots()
+    of_splits = {split: bins(report, split) for split in splits(report)}
+    start = 0
+    for split, parts in of_splits.items():
+        for number, row in enumerate(rows):
+            offset = SPREAD * (number / max(1, len(rows) - 1) - 0.5)
+            _draw(axes, row, split, parts, start + offset)
+        _name_split(axes, split, start, len(parts))
+        start += len(parts)
+
+    every = [part for parts in of_splits.values() for part in parts]
+    axes.set_xticks(range(len(every)), [part.name for part in every])
+    axes.set_xlim(-0.6, len(every) - 0.4)
+    axes.set_ylim(-3, 103)
+    axes.grid(axis="x", visible=False)
+    axes.set(xlabel=report.task.span, ylabel="exact matches (%)")
+
+    handles = [Line2D([], [], label=row.name, **look(row.label, row.number)) for row in rows]
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / 6))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+    small_print(figure, *_print(report, rows))
+    return figure
+
+
+def _draw(axes: Axes, row: Line, split: str, parts: Sequence[Bin], start: float) -> None:
+    """Draw a row's means, joined within a split, and a bar from its lowest seed to its highest."""
+    style = look(row.label, row.number) | {"linewidth": 0.7, "markersize": 4}
+    values = [np.array(list(shares(row, part).values())) * 100 for part in parts]
+    places = start + np.arange(len(parts))
+
+    means = [found.mean() if len(found) else math.nan for found in values]
+    axes.plot(places, means, gid=f"{row.label} {split}", **style)
+    for place, found in zip(places, values, strict=True):
+        if len(found) > 1:
+            axes.vlines(place, found.min(), found.max(), color=style["color"], linewidth=0.9)
+
+
+def _name_split(axes: Axes, split: str, start: int, count: int) -> None:
+    """Write a split's name above its bins, and draw a line before all but the first."""
+    if start:
+        axes.axvline(start - 0.5, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    above = axes.get_xaxis_transform()
+    middle = start + (count - 1) / 2
+    axes.text(
+        middle, 1.01, split, transform=above, ha="center", va="bottom", color=GREY, fontsize=SMALL
+    )
+
+
+def _print(report: Report, rows: Sequence[Line]) -> list[str]:
+    counts = [sum("answers" in run.probes for run in row.runs) for row in rows]
+    said = [
+        f"Group {report.groups}; {seeds(counts)} a row. Marks: means over seeds, side by side; "
+        "bars: from the lowest seed to the highest."
+    ]
+    if "longer" in splits(report):
+        said.append("Test: examples like those of training; longer: longer than any of these.")
+    return said

@@ -28,6 +28,9 @@ def check_generated(config: "RunConfig") -> None:
     if train.objective != task.objective:
         allowed = f"must be {task.objective} for {name}"
         raise ConfigError("train.objective", train.objective, allowed)
+    if train.stages is not None:
+        allowed = f"{name} has rows of one length; leave null"
+        raise ConfigError("train.stages", train.stages, allowed)
     if train.seq_len < task.least_seq_len:
         allowed = f"must be at least {task.least_seq_len} for {name}"
         raise ConfigError("train.seq_len", train.seq_len, allowed)

@@ -1,7 +1,8 @@
-"""What a model is trained to predict: each next token, or hidden ones from both sides (mlm)."""
+"""At how many places of a sequence a model predicts, and what predicting hidden tokens takes."""
 
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.sections import ModelConfig, TrainConfig
+from rope_exp.config.tasks import NUM_QUERIES
 from rope_exp.system.errors import ConfigError
 
 # Of a sequence's tokens, how many are predicted under mlm (Devlin et al. 2019).
@@ -9,15 +10,21 @@ MASKED_SHARE = 0.15
 
 
 def num_predicted(train: TrainConfig, seq_len: int) -> int:
-    """Return P, how many tokens of a sequence are predicted.
+    """Return P, at how many places of a sequence something is predicted.
 
-    Under mlm 15 %, rounded, and at least one; else each.
+    Under mlm 15 %, rounded, and at least one; of real numbers the queries; else each.
     """
-    return max(1, round(MASKED_SHARE * seq_len)) if train.objective == "mlm" else seq_len
+    match train.objective:
+        case "causal":
+            return seq_len
+        case "mlm":
+            return max(1, round(MASKED_SHARE * seq_len))
+        case "regression":
+            return NUM_QUERIES
 
 
 def check_objective(train: TrainConfig, model: ModelConfig, attn: AttnConfig) -> None:
-    """Refuse mlm where attention cannot look both ways.
+    """Refuse hidden tokens where attention cannot look both ways.
 
     Raises:
         ConfigError: attention keeps a state, or has a window.

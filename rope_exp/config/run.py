@@ -71,11 +71,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.attn.check(self.model, self.pe)
-        check_objective(self.train, self.model, self.attn)
         if self.model.match_params is not None:
             self._match_params()
 
         check_generated(self)
+        check_objective(self.train, self.model, self.attn)
         check_probes(self.train, self.model, self.attn, self.pe)
         for key in ("layers", "layers_vo"):
             pattern = getattr(self.pe, key) or EVERY
@@ -168,14 +168,14 @@ class RunConfig:
         )
 
     @property
-    def num_positions(self) -> int:
-        """One more than the last position of training, from 0."""
-        return self.pe.start + self.data.random_start + self.train.longest
-
-    @property
     def num_own_ids(self) -> int:
         """How many ids past the tokenizer's the decoder has: under mlm the mask's."""
         return 1 if self.train.objective == "mlm" else 0
+
+    @property
+    def num_positions(self) -> int:
+        """One more than the last position of training, from 0."""
+        return self.pe.start + self.data.random_start + self.train.longest
 
     @property
     def known_vocab_size(self) -> int | None:

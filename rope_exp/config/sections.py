@@ -22,7 +22,7 @@ from rope_exp.config.schema import (
     setting,
     whole,
 )
-from rope_exp.config.stages import Stage, Stages, make_stages, shortest
+from rope_exp.config.stages import Budget, Stages
 from rope_exp.config.tasks import TASKS, TEXT_UNIT, TaskFacts
 from rope_exp.system.errors import ConfigError
 
@@ -233,7 +233,7 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Budget):
     """The budget and the loop. Batch sizes are in sequences, periods in steps."""
 
     name: Name = setting("nano")
@@ -246,8 +246,8 @@ class TrainConfig:
     # One length after another, each [length, steps] of as many tokens a step as
     # global_batch_size x seq_len, or [length, steps, sequences]; null: seq_len alone.
     stages: Stages | None = numeric(None)
-    # causal: each next token is predicted; mlm: hidden ones are, from both sides; regression: real
-    # numbers at some places, from both sides.
+    # causal: every next token; mlm: hidden tokens, from both sides; regression: real numbers at
+    # some places, from tokens on both sides.
     objective: Literal["causal", "mlm", "regression"] = numeric("causal")
     eval_every: Count = setting(50)
     eval_sequences: Count = numeric(128)
@@ -264,63 +264,6 @@ class TrainConfig:
     probes: Probes = setting(())
     # Dense bf16 peak of a GPU that config/costs.py does not list; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
-
-    def __post_init__(self) -> None:
-        if self.stages is None:
-            return
-
-        num_steps = sum(stage.num_steps for stage in self.staged)
-        if num_steps != self.num_steps:
-            raise ConfigError(
-                "train.num_steps",
-                self.num_steps,
-                f"must be the {num_steps} steps of train.stages",
-            )
-        one_spelling = shortest(self.staged, self.seq_len, self.tokens_per_step)
-        object.__setattr__(self, "stages", one_spelling)
-
-    @property
-    def tokens_per_step(self) -> int:
-        """The tokens of global_batch_size x seq_len: of every step, unless a stage says others."""
-        return self.global_batch_size * self.seq_len
-
-    @property
-    def staged(self) -> tuple[Stage, ...]:
-        """The stages, one after another; one alone where `stages` is null."""
-        if self.stages is None:
-            return (Stage(self.seq_len, self.num_steps, self.global_batch_size),)
-        return make_stages(self.stages, self.tokens_per_step)
-
-    def stage_at(self, step: int) -> Stage:
-        """Return the stage of a step, counted from 1; past the end, the last."""
-        *stages, last = self.staged
-        return next((stage for stage in stages if step <= stage.last_step), last)
-
-    @property
-    def longest(self) -> int:
-        """The length of the longest sequences that are trained or evaluated on."""
-        return max(self.seq_len, *(stage.seq_len for stage in self.staged))
-
-    def tokens_until(self, step: int) -> int:
-        """Return how many tokens the updates up to a step were made from; 0 at step 0."""
-        return self.stage_at(step).tokens_until(step)
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens of the whole run."""
-        return self.tokens_until(self.num_steps)
-
-    def rows_at_once(self, share: int, seq_len: int) -> int:
-        """Return how many of a process's `share` of sequences of a length make a micro-batch.
-
-        As many tokens as micro_batch_size sequences of train.seq_len have, or fewer, in parts
-        as equal as may be.
-        """
-        if self.micro_batch_size is None:
-            return share
-        most = max(1, self.micro_batch_size * self.seq_len // seq_len)
-        num_parts = -(-share // most)
-        return -(-share // num_parts)
 
 
 @dataclass(frozen=True)

@@ -113,3 +113,74 @@ def shortest(stages: Sequence[Stage], seq_len: int, tokens_per_step: int) -> Lis
 
     is_plain = len(listed) == 1 and listed[0][0] == seq_len and len(listed[0]) == 2
     return None if is_plain else tuple(listed)
+
+
+class Budget:
+    """What follows from the keys of a run's budget, whose dataclass is below this.
+
+    Raises:
+        ConfigError: stages that are none, or of other steps than num_steps.
+    """
+
+    num_steps: int
+    global_batch_size: int
+    micro_batch_size: int | None
+    seq_len: int
+    stages: Listed | None
+
+    def __post_init__(self) -> None:
+        if self.stages is None:
+            return
+
+        num_steps = sum(stage.num_steps for stage in self.staged)
+        if num_steps != self.num_steps:
+            raise ConfigError(
+                "train.num_steps",
+                self.num_steps,
+                f"must be the {num_steps} steps of train.stages",
+            )
+        one_spelling = shortest(self.staged, self.seq_len, self.tokens_per_step)
+        object.__setattr__(self, "stages", one_spelling)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The tokens of global_batch_size x seq_len: of every step, unless a stage says others."""
+        return self.global_batch_size * self.seq_len
+
+    @property
+    def staged(self) -> tuple[Stage, ...]:
+        """The stages, one after another; one alone where `stages` is null."""
+        if self.stages is None:
+            return (Stage(self.seq_len, self.num_steps, self.global_batch_size),)
+        return make_stages(self.stages, self.tokens_per_step)
+
+    def stage_at(self, step: int) -> Stage:
+        """Return the stage of a step, counted from 1; past the end, the last."""
+        *stages, last = self.staged
+        return next((stage for stage in stages if step <= stage.last_step), last)
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest sequences that are trained or evaluated on."""
+        return max(self.seq_len, *(stage.seq_len for stage in self.staged))
+
+    def tokens_until(self, step: int) -> int:
+        """Return how many tokens the updates up to a step were made from; 0 at step 0."""
+        return self.stage_at(step).tokens_until(step)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the whole run."""
+        return self.tokens_until(self.num_steps)
+
+    def rows_at_once(self, share: int, seq_len: int) -> int:
+        """Return how many of a process's `share` of sequences of a length make a micro-batch.
+
+        As many tokens as micro_batch_size sequences of train.seq_len have, or fewer, in parts
+        as equal as may be.
+        """
+        if self.micro_batch_size is None:
+            return share
+        most = max(1, self.micro_batch_size * self.seq_len // seq_len)
+        num_parts = -(-share // most)
+        return -(-share // num_parts)

@@ -12,10 +12,9 @@ deviate by sqrt(0.15 x 0.85 T), a seventh of itself at T = 256. And each place i
 the same probability, P / T. What is read at a place is a draw of its own.
 
 All of it is a pure function of (data seed, step, row), by raw words of a Philox counter generator,
-as the order of windows is. That order counts from 0 under the key (seed, epoch), so the words of
-masks are taken elsewhere in the counter.
+as the order of windows is, and elsewhere in its counter.
 
-Shapes: B rows, T positions, P places, W = T + 2 P words.
+Shapes: B rows, T positions, P places, S columns under the hash, W = T + 2 P words.
 """
 
 from collections.abc import Iterable
@@ -26,8 +25,9 @@ from numpy.typing import NDArray
 
 from rope_exp.data.batches import Batch, Source
 
-# The last of the counter's four words. The second is the row; the first counts.
-OF_MASKS = 1
+# The last of the counter's four words, which no other stream of a seed has. The second is the row;
+# the first counts.
+OF_MASKS = 2
 # The seed and the step of held-out rows: training has no step 0.
 HELD_OUT = (0, 0)
 
@@ -83,7 +83,7 @@ def masked(
         mask_id: the ids below it are the vocabulary.
     Returns:
         A batch whose targets are the original tokens at `place_BP`, ascending, and whose hash
-        covers what is read, the places and the targets.
+        covers, beside all that it did, what is read, the places and the targets.
     """
     length = plain.ids_BT.shape[1]
     word_BW = np.stack([_words(key, row, length + 2 * num_places) for row in rows])
@@ -104,7 +104,7 @@ def masked(
     return plain._replace(
         ids_BT=ids_BT,
         target_BP=target_BP,
-        hashed_BS=np.concatenate([ids_BT, place_BP, target_BP], axis=1),
+        hashed_BS=np.concatenate([plain.hashed_BS, ids_BT, place_BP, target_BP], axis=1),
         place_BP=place_BP,
     )
 

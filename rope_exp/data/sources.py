@@ -5,7 +5,15 @@ from collections.abc import Callable
 from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
 from rope_exp.config.stages import Stage
-from rope_exp.data.batches import Batch, Batches, Ids, Source, Staged, next_tokens, validation_ids
+from rope_exp.data.batches import (
+    Batch,
+    Batches,
+    Ids,
+    Source,
+    Staged,
+    next_tokens,
+    validation_ids,
+)
 from rope_exp.data.documents import TRAIN, VALIDATION
 from rope_exp.data.generated import DataSet, Generated, GeneratedBatches
 from rope_exp.data.masking import Masked, held_out_masked
@@ -21,10 +29,38 @@ def training_source(config: RunConfig, found: DataSet) -> Source:
         ValueError: there is no whole window of some stage's length.
     """
     if isinstance(found, Generated):
-        return GeneratedBatches(found, config.order_seed, config.train.global_batch_size)
-    stages = config.train.staged
-    sources = {stage.last_step: _of_stage(config, stage, found) for stage in stages}
-    return Staged(sources) if len(sources) > 1 else sources[config.train.num_steps]
+        return GeneratedBatches(found, config.order_seed, train.global_batch_size)
+
+    sources = {stage.last_step: _of_stage(config, stage, found) for stage in train.staged}
+    return Staged(sources) if len(sources) > 1 else sources[train.num_steps]
+
+
+def _of_stage(config: RunConfig, stage: Stage, found: Prepared) -> Source:
+    """Return the batches of one stage: windows, where they stand, and what is hidden of them."""
+    batches = Batches(
+        found.tokens[TRAIN],
+        seed=config.order_seed,
+        batch_size=stage.batch_size,
+        seq_len=stage.seq_len,
+        steps_before=stage.steps_before,
+        samples_before=stage.samples_before,
+    )
+    placed = PlacedBatches(
+        batches,
+        places_of(config, found),
+        seed=config.order_seed,
+        batch_size=stage.batch_size,
+        random_start=config.data.random_start,
+    )
+    if config.train.objective == "causal":
+        return placed
+    return Masked(
+        placed,
+        seed=config.order_seed,
+        batch_size=stage.batch_size,
+        num_places=num_predicted(config.train, stage.seq_len),
+        mask_id=found.vocab_size,
+    )
 
 
 def held_out_rows(config: RunConfig, found: DataSet) -> Batch:
@@ -37,49 +73,20 @@ def held_out_rows(config: RunConfig, found: DataSet) -> Batch:
 
 
 def reading(config: RunConfig, found: Prepared) -> Callable[[Ids], Batch]:
-    """Return how a run reads held-out windows of text, of T + 1 tokens for any T."""
-    places = _places(config, found)
+    """Return how a run reads held-out windows of text, of any length: what it is to predict."""
+    train = config.train
+    places = places_of(config, found)
 
     def read(windows_NS: Ids) -> Batch:
-        rows = places.placed(next_tokens(windows_NS))
-        if config.train.objective != "mlm":
-            return rows
-        num_places = num_predicted(config.train, rows.ids_BT.shape[1])
-        return held_out_masked(rows, num_places, found.vocab_size)
+        plain = places.placed(next_tokens(windows_NS))
+        if train.objective == "causal":
+            return plain
+        return held_out_masked(plain, num_predicted(train, plain.ids_BT.shape[1]), found.vocab_size)
 
     return read
 
 
-def _of_stage(config: RunConfig, stage: Stage, found: Prepared) -> Source:
-    seed = config.order_seed
-    windows = Batches(
-        found.tokens[TRAIN],
-        seed=seed,
-        batch_size=stage.batch_size,
-        seq_len=stage.seq_len,
-        steps_before=stage.steps_before,
-        samples_before=stage.samples_before,
-    )
-    # Documents are told by the text as it was, before anything in it is hidden.
-    placed = PlacedBatches(
-        windows,
-        _places(config, found),
-        seed=seed,
-        batch_size=stage.batch_size,
-        random_start=config.data.random_start,
-    )
-    if config.train.objective != "mlm":
-        return placed
-    return Masked(
-        placed,
-        seed=seed,
-        batch_size=stage.batch_size,
-        num_places=num_predicted(config.train, stage.seq_len),
-        mask_id=found.vocab_size,
-    )
-
-
-def _places(config: RunConfig, found: Prepared) -> Places:
+def places_of(config: RunConfig, found: Prepared) -> Places:
     """Return what a run makes of documents."""
     data = config.data
     return Places(found.corpus["end_id"], resets=data.reset_positions, masks=data.document_mask)

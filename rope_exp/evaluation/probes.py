@@ -110,14 +110,14 @@ class Questions:
         beginning, read alone.
         """
         factors = self._factors()
+        lengths = [self.train.seq_len * factor for factor in factors]
         windows_NS = self._long_windows(self.train.eval_sequences, factors)
         rows = self.read(windows_NS)
         nats_NP = self._nats(rows)
 
-        edges = bin_edges(rows.ids_BT.shape[1])
-        bins = [_between(nats_NP, rows, *ends).mean() for ends in itertools.pairwise(edges)]
-        lengths = [self.train.seq_len * factor for factor in factors]
-        if rows.place_BP is None:
+        edges = bin_edges(lengths[-1])
+        of_bins = [_between(nats_NP, rows, *ends).mean() for ends in itertools.pairwise(edges)]
+        if self.train.objective == "causal":
             at_length = [nats_NP[:, :length].mean() for length in lengths]
         else:
             # A token meets those after it, so that a beginning is not what it is alone.
@@ -126,7 +126,7 @@ class Questions:
         return {
             "num_windows": len(windows_NS),
             "edges": edges,
-            "loss": rounded(bins),
+            "loss": rounded(of_bins),
             "lengths": lengths,
             "loss_at_length": rounded(at_length),
         }
@@ -261,7 +261,7 @@ def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
         for x_CD, target_C in chunks
     ]
-    return torch.cat(nats).view_as(inputs.target_BP)
+    return torch.cat(nats).view(inputs.target_BP.shape)
 
 
 def _between(nats_NP: Tensor, rows: Batch, first: int, last: int) -> Tensor:

@@ -50,7 +50,7 @@ REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
 # What result.json says that must be equal in runs which agree in the keys that it follows from.
 _VOCABULARY = ("data", "tokenizer")
-# Under mlm the mask is an id more.
+# The mask is an id more.
 _IDS = (*_VOCABULARY, "train.objective")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")

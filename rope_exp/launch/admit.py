@@ -219,8 +219,7 @@ def _check_room(jobs: Iterable[Job]) -> None:
         config = job.config
         train = config.train
         data = open_once(config.data, config.tokenizer, seq_len=train.seq_len)
-        if data.num_train_tokens is not None:
-            _check_stages(train, data.num_train_tokens)
+        _check_stages(train, data.num_train_tokens)
         vocab_size = data.vocab_size
         if config.known_vocab_size is None:
             check_memory(config, vocab_size)
@@ -233,9 +232,9 @@ def _check_room(jobs: Iterable[Job]) -> None:
         check_space(job.folder, needed_bytes, "the checkpoints' room")
 
 
-def _check_stages(train: TrainConfig, num_tokens: int) -> None:
-    """Refuse stages longer than the corpus."""
-    if num_tokens <= train.longest:
+def _check_stages(train: TrainConfig, num_tokens: int | None) -> None:
+    """Refuse stages longer than the corpus; of generated data there is no end."""
+    if num_tokens is not None and num_tokens <= train.longest:
         raise ConfigError(
             "train.stages",
             train.stages,

@@ -19,12 +19,7 @@ from rope_exp.config.kind import llama_shapes
 from rope_exp.config.sections import INIT_STD
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
-from rope_exp.model.loss import (
-    at_places,
-    chunk_gradients,
-    summed_cross_entropy,
-    summed_squares,
-)
+from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy, summed_squares
 from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
 from rope_exp.system.errors import ConfigError
 
@@ -212,16 +207,14 @@ class Decoder(nn.Module):
         self.chunk_gradients = torch.compile(chunk_gradients, dynamic=False)
 
     def new_cache(self, pads_B: Tensor | None = None) -> Cache:
-        """Return an empty cache.
+        """Return an empty cache; what looks both ways has none, and a ConfigError says so.
 
         Args:
             pads_B: how many ids at the beginning of each row are padding; None: none.
-        Raises:
-            ConfigError: tokens meet later ones.
         """
         if not self.architecture.causal:
-            allowed = "predicts no next token: there is nothing to cache, or to generate"
-            raise ConfigError("train.objective", "mlm", allowed)
+            allowed = "looks both ways: there is nothing to cache, and no next token to generate"
+            raise ConfigError("train.objective", ..., allowed)
         layers = self.model.layers
         return Cache(len(layers), window=self.architecture.model.window, pads_B=pads_B)
 

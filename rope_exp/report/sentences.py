@@ -72,7 +72,7 @@ _OF_TASKS = (
 _MASKED = (
     "Objective mlm: attention looks both ways; of each sequence 15 % of the tokens are predicted, "
     "of which 80 % are read as a mask, 10 % as a random token and 10 % as they are; losses are "
-    "means over them alone, and those of held-out windows are the same in every run."
+    "means over them alone. Which they are of held-out windows is the same in every run."
 )
 
 

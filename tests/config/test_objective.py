@@ -84,7 +84,7 @@ def test_counted_operations_are_those_that_torch_does() -> None:
         (["attn=retention"], "attn.kind=retention keeps goes one way alone"),
         (["attn=decay", "pe=vo_rope"], "attn.kind=decay keeps"),
         (["model.window=8"], "model.window=8: is of the keys before a query"),
-        (["train.objective=next"], "train.objective=next: must be one of causal, mlm"),
+        (["data=copy"], "train.objective=mlm: must be causal for data=copy"),
     ],
 )  # fmt: skip
 def test_what_looks_one_way_is_refused(words: list[str], sentence: str) -> None:

@@ -144,6 +144,11 @@ def test_what_are_no_stages_is_one_sentence(stages: str, words: list[str]) -> No
         run_config([f"train.stages={stages}"])
 
 
+def test_generated_rows_have_one_length() -> None:
+    with refused("train.stages=", "data=copy has rows of one length; leave null"):
+        run_config(["data=copy", "train.seq_len=256", "train.stages=[[256,400],[512,100]]"])
+
+
 def test_every_stage_divides_among_the_processes() -> None:
     words = ["train.stages=[[256,490],[1024,10]]", "launch.device=cpu"]
     assert resolve(run_config([*words, "launch.num_processes=4"])).launch.num_processes == 4

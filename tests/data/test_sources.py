@@ -1,15 +1,15 @@
 """What a run reads: stage by stage, whatever its variant, with masks where hidden tokens count."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import Batch, Batches, validation_ids
-from rope_exp.data.sources import held_out_rows, training_source
+from rope_exp.data.sources import held_out_rows, reading, training_source
 
 TOKENS = np.arange(5000, dtype=np.uint16)  # each token says where it stood
 VOCAB = 5000
@@ -24,8 +24,15 @@ def make_config(**changes: Any) -> RunConfig:
     return RunConfig.from_dict(values)
 
 
+def prepared(tokens: np.ndarray = TOKENS) -> Any:
+    """What a run reads of a prepared corpus; id 7 ends a document."""
+    return SimpleNamespace(
+        tokens={"train": tokens, "validation": tokens}, vocab_size=VOCAB, corpus={"end_id": 7}
+    )
+
+
 def batches(**changes: Any) -> list[Batch]:
-    source = training_source(make_config(**changes), TOKENS, VOCAB)
+    source = training_source(make_config(**changes), prepared())
     return [source.batch(step) for step in range(1, NUM_STEPS + 1)]
 
 
@@ -33,7 +40,7 @@ def test_each_step_has_the_shape_of_its_stage() -> None:
     shapes = [batch.ids_BT.shape for batch in batches()]
     assert shapes == [(16, 8)] * 5 + [(4, 32)] * 3 + [(16, 8)] * 4 + [(5, 16)] * 2
 
-    source = training_source(make_config(), TOKENS, VOCAB)
+    source = training_source(make_config(), prepared())
     for step, batch in enumerate(batches(), start=1):
         assert source.num_targets(step) == batch.num_targets == batch.ids_BT.size
 
@@ -57,8 +64,10 @@ def test_a_stage_reads_what_a_run_of_its_length_would() -> None:
 
 
 def test_one_length_has_the_batches_that_it_always_had() -> None:
-    source = training_source(make_config(stages=None), TOKENS, VOCAB)
-    assert source == Batches(TOKENS, seed=3, batch_size=8, seq_len=16)
+    source = training_source(make_config(stages=None), prepared())
+    usual = Batches(TOKENS, seed=3, batch_size=8, seq_len=16)
+    for step in (1, 9, 40):
+        assert np.array_equal(source.batch(step).hashed_BS, usual.ids(step))
 
 
 @pytest.mark.parametrize("objective", ["causal", "mlm"])
@@ -74,7 +83,7 @@ def test_all_variants_read_the_same(objective: str) -> None:
 
 def test_masks_stand_on_the_tokens_of_causal_training() -> None:
     """Each stage hides its own share, and ranks get their rows."""
-    source = training_source(make_config(objective="mlm"), TOKENS, VOCAB)
+    source = training_source(make_config(objective="mlm"), prepared())
     for step, plain in enumerate(batches(), start=1):
         found = source.batch(step)
         length = plain.ids_BT.shape[1]
@@ -97,16 +106,41 @@ def test_steps_of_a_stage_have_masks_of_their_own() -> None:
 
 def test_held_out_rows_are_those_of_every_run() -> None:
     windows_NS = validation_ids(TOKENS, 6, 16)
-    causal = held_out_rows(TrainConfig(), windows_NS, VOCAB)
+    causal = held_out_rows(make_config(eval_sequences=6), prepared())
     assert np.array_equal(causal.target_BP, windows_NS[:, 1:])
 
-    mlm = TrainConfig(objective="mlm")
-    first = held_out_rows(mlm, windows_NS, VOCAB)
-    assert np.array_equal(held_out_rows(mlm, windows_NS, VOCAB).hashed_BS, first.hashed_BS)
+    first = held_out_rows(make_config(eval_sequences=6, objective="mlm"), prepared())
     assert first.target_BP.shape == (6, 2)
-    assert np.array_equal(first.rows(slice(1, None, 2)).target_BP, first.target_BP[1::2])
+    others = {"pe": {"rotate": ["v", "o"]}, "data": {"seed": 4}, "stages": None}
+    again = held_out_rows(make_config(eval_sequences=6, objective="mlm", **others), prepared())
+    assert np.array_equal(again.hashed_BS, first.hashed_BS)
+
+
+def test_windows_of_any_length_are_read_as_in_training() -> None:
+    """Each hides its own share, and keeps where its tokens stand."""
+    data = {"reset_positions": True, "document_mask": True}
+    read = reading(make_config(objective="mlm", data=data), prepared())
+    for length in (4, 16, 64):
+        windows_NS = validation_ids(TOKENS, 3, length)
+        found = read(windows_NS)
+        assert found.target_BP.shape == (3, max(1, round(0.15 * length)))
+        assert found.document_BT is not None
+        assert found.position_BT is not None
+        # The first window holds the token that ends a document, at its eighth place.
+        if length > 8:
+            assert found.document_BT[0, 6:9].tolist() == [0, 1, 1]
+            assert found.position_BT[0, 6:9].tolist() == [6, 0, 1]
+
+
+def test_the_hash_covers_where_masked_rows_begin() -> None:
+    """Rows that begin at random positions are another order, at equal tokens and masks."""
+    plain = batches(objective="mlm")
+    placed = batches(objective="mlm", data={"random_start": 100})
+    for one, other in zip(plain, placed, strict=True):
+        assert np.array_equal(one.ids_BT, other.ids_BT)
+        assert other.hashed_BS.shape[1] == one.hashed_BS.shape[1] + 1
 
 
 def test_a_stage_longer_than_the_text_has_no_window() -> None:
     with pytest.raises(ValueError, match="20 tokens hold no window of 33"):
-        training_source(make_config(), TOKENS[:20], VOCAB)
+        training_source(make_config(), prepared(TOKENS[:20]))

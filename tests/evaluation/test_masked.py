@@ -9,9 +9,10 @@ import pytest
 import torch
 from support.models import VOCAB, make_architecture
 
+from rope_exp.config.objective import num_predicted
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import Batch, validation_ids
-from rope_exp.data.sources import held_out_rows
+from rope_exp.data.batches import Batch, Ids, next_tokens, validation_ids
+from rope_exp.data.masking import held_out_masked
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.probes import Questions
 from rope_exp.model.decoder import Decoder
@@ -33,14 +34,20 @@ def make_decoder(*rotate: str, **changes: Any) -> Decoder:
     return decoder
 
 
+def read(windows_NS: Ids) -> Batch:
+    """As data/sources.py has a run read them."""
+    length = windows_NS.shape[1] - 1
+    return held_out_masked(next_tokens(windows_NS), num_predicted(TRAIN, length), VOCAB)
+
+
 def ask(decoder: Decoder, name: str, at_once: int = 4) -> dict[str, Any]:
-    answers = Questions(decoder, HELD_OUT, TRAIN, at_once).ask([name])
+    answers = Questions(decoder, HELD_OUT, TRAIN, at_once, read=read).ask([name])
     assert answers is not None
     return answers[name]
 
 
 def rows_of(count: int, length: int) -> Batch:
-    return held_out_rows(TRAIN, validation_ids(HELD_OUT, count, length), VOCAB)
+    return read(validation_ids(HELD_OUT, count, length))
 
 
 def nats_by_hand(decoder: Decoder, rows: Batch) -> list[dict[int, float]]:
@@ -84,7 +91,7 @@ def test_losses_by_position_are_of_what_is_hidden_there() -> None:
     decoder = make_decoder("q", "k")
     found = ask(decoder, "positions")
     windows_NS = validation_ids(HELD_OUT, 2, 8 * LENGTH)
-    by_hand = nats_by_hand(decoder, held_out_rows(TRAIN, windows_NS, VOCAB))
+    by_hand = nats_by_hand(decoder, read(windows_NS))
     for (first, last), loss in zip(itertools.pairwise(found["edges"]), found["loss"], strict=True):
         here = [nats for row in by_hand for place, nats in row.items() if first <= place < last]
         expected = pytest.approx(np.mean(here), abs=1e-5) if here else None
@@ -92,7 +99,7 @@ def test_losses_by_position_are_of_what_is_hidden_there() -> None:
 
     assert found["lengths"] == [16, 32, 64, 128]
     for length, loss in zip(found["lengths"], found["loss_at_length"], strict=True):
-        beginnings = held_out_rows(TRAIN, windows_NS[:, : length + 1], VOCAB)
+        beginnings = read(windows_NS[:, : length + 1])
         assert loss == pytest.approx(mean(nats_by_hand(decoder, beginnings)), abs=1e-5)
 
 
@@ -112,3 +119,22 @@ def test_without_a_site_is_a_model_built_without() -> None:
         by_hand = nats_by_hand(other, rows_of(TRAIN.eval_sequences // 4, LENGTH))
         assert loss == pytest.approx(mean(by_hand), abs=1e-5)
     assert len(set(found["loss"])) == 4
+
+
+def test_attention_by_distance_is_asked_of_what_stands_before() -> None:
+    """Of queries in the second half; uniform weights are 1 / T for each of T keys."""
+    found = ask(make_decoder("q", "k"), "distance")
+    assert found["m"][0] == 0
+    assert found["uniform"] == pytest.approx([1 / LENGTH] * len(found["m"]))
+    assert all(0 < weight < 1 for weights in found["attention"].values() for weight in weights)
+
+
+def test_longer_contexts_are_asked_of_windows_of_their_own() -> None:
+    """Each with its own share of hidden tokens; at the trained length nothing is extended."""
+    decoder = make_decoder("q", "k")
+    found = ask(decoder, "extension")
+    windows_NS = validation_ids(HELD_OUT, 1, 8 * LENGTH)
+    for length, loss in zip(found["lengths"], found["as_trained"], strict=True):
+        by_hand = nats_by_hand(decoder, read(windows_NS[:, : length + 1]))
+        assert loss == pytest.approx(mean(by_hand), abs=1e-5)
+    assert found["yarn"]["qk"][0] == found["as_trained"][0]

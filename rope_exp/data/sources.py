@@ -28,6 +28,7 @@ def training_source(config: RunConfig, found: DataSet) -> Source:
     Raises:
         ValueError: there is no whole window of some stage's length.
     """
+    train = config.train
     if isinstance(found, Generated):
         return GeneratedBatches(found, config.order_seed, train.global_batch_size)
 

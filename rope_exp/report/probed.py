@@ -46,51 +46,42 @@ def extended_losses(
     return found
 
 
-def _frame(report: Report) -> pd.DataFrame:
-    """Return the mean loss over runs of each row, method, sites and length; perhaps empty."""
+def extension_csv(report: Report) -> str | None:
+    """Return extension.csv: six decimals, nats; None where no run was asked."""
     lines = []
     for label, answers in report.answers("extension").items():
-        trained = report.rows[label].runs[0].config.train.seq_len
         for (method, sites), losses in extended_losses(answers).items():
             for length, of_runs in zip(answers[0]["lengths"], losses.T, strict=True):
                 line = {
-                    "label": label,
+                    "row": label,
                     "method": method,
                     "sites": sites,
                     "length": length,
-                    "factor": length // trained,
                     "num_seeds": len(of_runs),
                     "loss_mean": of_runs.mean(),
                     "loss_sd": of_runs.std(ddof=1) if len(of_runs) > 1 else np.nan,
                 }
                 lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def extension_csv(report: Report) -> str | None:
-    """Return extension.csv: six decimals, nats; None where no run was asked."""
-    frame = _frame(report)
-    return None if frame.empty else frame.to_csv(index=False, float_format="%.6f")
+    return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f") if lines else None
 
 
 def extension_part(report: Report) -> list[str]:
-    """Return the same for readers, a line for each method under a sentence; or nothing."""
-    frame = _frame(report)
-    if frame.empty:
-        return []
-
-    factors = sorted(set(frame["factor"]))
+    """Return the means for readers, a line for each method under a sentence; or nothing."""
     lines = []
-    for key, losses in frame.groupby(["label", "method", "sites"], sort=False):
-        label, method, sites = map(str, key)
-        by_factor = dict(zip(losses["factor"], losses["loss_mean"], strict=True))
-        line = {
-            "row": report.rows[label].name,
-            "frequencies": METHOD_NAMES[method],
-            "of": PAIR_NAMES.get(sites),
-            "seeds": losses["num_seeds"].iloc[0],
-        }
-        lines.append(line | {f"{factor}×": by_factor.get(factor) for factor in factors})
+    for label, answers in report.answers("extension").items():
+        lengths = answers[0]["lengths"]
+        for (method, sites), losses in extended_losses(answers).items():
+            line = {
+                "row": report.rows[label].name,
+                "frequencies": METHOD_NAMES[method],
+                "of": PAIR_NAMES.get(sites),
+                "seeds": len(answers),
+            }
+            for length, mean in zip(lengths, losses.mean(axis=0), strict=True):
+                line[f"{length // lengths[0]}×"] = mean
+            lines.append(line)
+    if not lines:
+        return []
     return [
         "Loss in windows of so many training lengths, where pairs of sites turn by frequencies for "
         "that length (mean over seeds):",

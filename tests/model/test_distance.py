@@ -108,11 +108,15 @@ def test_weights_that_know_distance_alone_are_found_again() -> None:
     torch.testing.assert_close(attention_by_distance(weights_TT), by_distance[:4])
 
 
-@given(st.integers(2, 40))
-def test_uniform_weights_give_the_reference(length: int) -> None:
-    num_keys_T1 = torch.arange(1, length + 1, dtype=torch.float64)[:, None]
-    weights_TT = torch.ones(length, length, dtype=torch.float64).tril() / num_keys_T1
-    torch.testing.assert_close(attention_by_distance(weights_TT), uniform_by_distance(length))
+@given(st.integers(2, 40), st.none() | st.integers(1, 50), st.booleans())
+def test_uniform_weights_give_the_reference(length: int, window: int | None, causal: bool) -> None:
+    """Over all keys that a query meets, in a window or none, or both ways."""
+    reached = torch.ones(length, length, dtype=torch.float64)
+    if causal:
+        reached = reached.tril().triu(1 - (window or length))
+    weights_TT = reached / reached.sum(-1, keepdim=True)
+    expected = uniform_by_distance(length, window if causal else None, causal=causal)
+    torch.testing.assert_close(attention_by_distance(weights_TT), expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 4), (2, 4, 3)])

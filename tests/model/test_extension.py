@@ -113,6 +113,19 @@ def test_yarn_goes_by_turns(half: int, base: float, factor: float, trained: int)
     torch.testing.assert_close(slower_F[seldom], torch.full_like(slower_F[seldom], factor))
 
 
+@pytest.mark.parametrize("name", EXTENDED)
+def test_frequencies_of_layers_are_extended_one_by_one(name: str) -> None:
+    """By the pair's place, whatever was learned."""
+    extend: dict[str, Callable[[Tensor], Tensor]] = {
+        "interpolated": lambda theta: interpolated(theta, 4.0),
+        "ntk_aware": lambda theta: ntk_aware(theta, 4.0),
+        "yarn": lambda theta: yarn(theta, 4.0, TRAINED, BASE),
+    }
+    theta_LGF = THETA_F * normal(3, 2, 1, seed=4).exp()
+    expected = torch.stack([torch.stack([*map(extend[name], layer)]) for layer in theta_LGF])
+    torch.testing.assert_close(extend[name](theta_LGF), expected)
+
+
 @pytest.mark.parametrize("extend", [interpolated, ntk_aware])
 def test_a_factor_of_one_changes_nothing(extend: Callable[[Tensor, float], Tensor]) -> None:
     assert torch.equal(extend(THETA_F, 1.0), THETA_F)

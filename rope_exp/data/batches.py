@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
     def rows(self, part: slice) -> "Batch":
         """Return some of the rows."""
-        return Batch(*(None if each is None else each[part] for each in self))
+        return Batch(*(None if each is None else each[part] for each in self))  # type: ignore[arg-type]
 
     @property
     def num_targets(self) -> int:

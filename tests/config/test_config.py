@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.configs import NINE
 from support.refused import refused
 
-from rope_exp.config.compose import CONFIGS, run_config
+from rope_exp.config.campaign_file import read_campaign
+from rope_exp.config.compose import CONFIGS, compose_jobs, run_config
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.config.variants import SITES
 from rope_exp.system.errors import ConfigError
@@ -143,7 +144,7 @@ MISTAKES = [
         "data.cache_dir=${oc.env:HOME}",
         "may not read the environment",
     ),
-    ("+experiment=nosuch", "experiment=nosuch", "on_gpu, seeds, sequel, sequel_mini, subsets"),
+    ("+experiment=nosuch", "experiment=nosuch", "on_gpu, retrieval, seeds, sequel, sequel_mini"),
     ("novalue", "override=novalue", "key=value"),
 ]
 
@@ -254,3 +255,33 @@ def test_experiments_sweep_over_what_they_say() -> None:
         sites for size in range(5) for sites in itertools.combinations(SITES, size)
     }
     assert len(subsets) == 16
+
+
+FOUR = "nope,qk_rope,vo_rope,qkvo_rope"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "params", "num_runs"),
+    [
+        ("addition", {"data.order": "plain,reversed", "pe": ",".join(NINE)}, 18),
+        ("copy", {"seed": "0,1,2", "pe": FOUR}, 12),
+        ("retrieval", {"seed": "0,1,2", "pe": FOUR}, 12),
+        ("spikes", {"seed": "0,1,2,3,4", "pe": "qk_rope,qkvo_rope"}, 10),
+    ],
+)
+def test_experiments_on_generated_data_ask_it(
+    experiment: str, params: dict[str, str], num_runs: int
+) -> None:
+    """With the same keys as the campaign of their name, but for what a machine decides."""
+    assert swept(experiment) == params
+    configs = compose_jobs([f"+experiment={experiment}"]).configs
+    assert len({config.config_sha256 for config in configs}) == num_runs
+    for config in configs:
+        assert config.data.kind == experiment
+        assert config.train.probes == (config.data.task.probe,)  # type: ignore[union-attr]
+
+    # The first that rotates q and k is what the campaign's own words make, without row and factors.
+    mine = next(config for config in configs if config.pe.rotate == ("q", "k"))
+    theirs = run_config(read_campaign(experiment, None).fixed)
+    of_a_machine = ("train.precision", "train.compile", "train.deterministic")
+    assert differing_keys(mine.numeric_dict(), theirs.numeric_dict(), of_a_machine) == []

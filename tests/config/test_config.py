@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.configs import NINE
 from support.refused import refused
 
+from rope_exp.config.campaign_file import read_campaign
 from rope_exp.config.compose import CONFIGS, compose_jobs, run_config
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.config.variants import SITES
@@ -175,7 +176,7 @@ MISTAKES = [
     (
         "+experiment=nosuch",
         "experiment=nosuch",
-        "mlm, nine, on_cpu, on_gpu, seeds, sequel, sequel_mini, stages, subsets",
+        "on_gpu, retrieval, seeds, sequel, sequel_mini, spikes, stages, subsets",
     ),
     ("novalue", "override=novalue", "key=value"),
 ]
@@ -305,3 +306,33 @@ def test_documents_are_the_nine_twice() -> None:
         groups.setdefault(group, []).append(config.pe.label)
     assert sorted(start for _, start in groups) == [0, 256]
     assert all(sorted(labels) == sorted(NINE) for labels in groups.values())
+
+
+FOUR = "nope,qk_rope,vo_rope,qkvo_rope"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "params", "num_runs"),
+    [
+        ("addition", {"data.order": "plain,reversed", "pe": ",".join(NINE)}, 18),
+        ("copy", {"seed": "0,1,2", "pe": FOUR}, 12),
+        ("retrieval", {"seed": "0,1,2", "pe": FOUR}, 12),
+        ("spikes", {"seed": "0,1,2,3,4", "pe": "qk_rope,qkvo_rope"}, 10),
+    ],
+)
+def test_experiments_on_generated_data_ask_it(
+    experiment: str, params: dict[str, str], num_runs: int
+) -> None:
+    """With the same keys as the campaign of their name, but for what a machine decides."""
+    assert swept(experiment) == params
+    configs = compose_jobs([f"+experiment={experiment}"]).configs
+    assert len({config.config_sha256 for config in configs}) == num_runs
+    for config in configs:
+        assert config.data.kind == experiment
+        assert config.train.probes == (config.data.task.probe,)  # type: ignore[union-attr]
+
+    # The first that rotates q and k is what the campaign's own words make, without row and factors.
+    mine = next(config for config in configs if config.pe.rotate == ("q", "k"))
+    theirs = run_config(read_campaign(experiment, None).fixed)
+    of_a_machine = ("train.precision", "train.compile", "train.deterministic")
+    assert differing_keys(mine.numeric_dict(), theirs.numeric_dict(), of_a_machine) == []

@@ -46,6 +46,7 @@ EVERY_MODEL = (
     "decode",
     "length",
 )  # the others measure the first alone
+AGAINST_TOKENS = ("decode", "length")  # drawn as soon as they are measured
 NAMELESS = ("limits", "prepare")  # files without a model's name
 
 
@@ -56,7 +57,7 @@ def main() -> int:
         The exit code: 0, or 2 after a mistake that is said in one sentence.
     """
     about = [f"  {name:9}  {str(part.__doc__).splitlines()[0]}" for name, part in PARTS.items()]
-    about.append(f"  {FIGURE:9}  Draw throughput against size, from every result of speed.")
+    about.append(f"  {FIGURE:9}  Draw every result of speed, decode and length anew.")
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__ + "\n".join(about), formatter_class=raw)
     add = parser.add_argument
@@ -73,6 +74,8 @@ def main() -> int:
     unknown = {*options.parts} - {*PARTS, FIGURE}
     if unknown:
         parser.error(f"part={unknown.pop()} is not one of {', '.join([*PARTS, FIGURE])}")
+    if options.name.partition("-")[0] in {*PARTS} - {"race"}:
+        parser.error(f"--name: {options.name} would be taken for a result of another part")
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds} must be at least 1")
 
@@ -96,29 +99,28 @@ def measure(bench: Bench, chosen: Sequence[str]) -> None:
 
             path = bench.folder / f"{name}.json"
             measured = {"on": bench.facts, "options": bench.asked(model)}
-            if (
-                bench.options.go_on
-                and path.exists()
-                and measured.items() <= read_json(path).items()
-            ):
+            earlier = read_json(path) if bench.options.go_on and path.exists() else {}
+            if measured.items() <= earlier.items():
                 log(f"{name}: there already, in {path}")
-                continue
+                result = earlier["result"]
+            else:
+                log(f"{name}: measuring")
+                result = PARTS[part](bench, model)
+                write_json(path, measured | {"result": result})
+                print(shown({name: result}))
+                # The next part's processes need it.
+                torch.cuda.empty_cache()
 
-            log(f"{name}: measuring")
-            result = PARTS[part](bench, model)
-            write_json(path, measured | {"result": result})
-            print(shown({name: result}))
-            if part in ("decode", "length"):
+            if part in AGAINST_TOKENS:
                 from benchmarks.figure import draw_contexts
 
-                print(f"{FIGURE}: {draw_contexts(bench.folder, part, model, result)}")
-            # The next part's processes need it.
-            torch.cuda.empty_cache()
+                print(f"{FIGURE}: {draw_contexts(path)}")
 
     if FIGURE in chosen:
         from benchmarks.figure import draw
 
-        print(f"{FIGURE}: {draw(bench.folder)}")
+        for path in draw(bench.folder):
+            print(f"{FIGURE}: {path}")
 
 
 def shown(result: dict[str, Any]) -> str:

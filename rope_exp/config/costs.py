@@ -1,5 +1,6 @@
 """Counting: parameters, floating-point operations, memory and peaks. Arithmetic only, no torch."""
 
+import math
 import re
 
 from rope_exp.config.architecture import matrix_weights, mlp_weights, num_parameters
@@ -44,6 +45,8 @@ TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
 # The longest sequence whose attention is written out, on a CPU: its memory grows with the square
 # of the length.
 MAX_WRITTEN_OUT = 2048
+# Of kinds with a state: so many tokens stand between two states that training holds.
+CHUNK = 64
 
 
 def peak_flops_per_s(device_name: str) -> float | None:
@@ -100,17 +103,17 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
 
     Weights, gradients and moments in float32. Activations: about 34 bytes a feature, token and
     layer in bf16 with fused attention (twice that in float32), what queries, keys, values and
-    outputs of wider heads than the model's take beyond that, before and after they turn, and the
-    weights of attention where it is written out; the logits of one chunk of the loss three times
-    (bf16, float32, gradient), and the head's gradient three times.
+    outputs of wider heads than the model's take beyond that, before and after they turn, the
+    weights of attention where it is written out, and the states between chunks; the logits of one
+    chunk of the loss three times (bf16, float32, gradient), and the head's gradient three times. A
+    bias of the scores grows with the square of the length.
     """
     train = config.train
     model = config.model
     device = config.launch.device
-    width = 2 if train.precision == "bf16" else 4
+    width = _width(config)
 
-    share = train.global_batch_size // int(config.launch.num_processes)
-    micro_tokens = min(train.micro_batch_size or share, share) * train.seq_len
+    micro_tokens = _sequences_at_once(config) * train.seq_len
 
     heads = 2 * model.num_attention_heads * sum(config.attn.widths(model))
     a_layer = width * (17 * model.hidden_size + 2 * max(0, heads - 4 * model.hidden_size))
@@ -121,7 +124,36 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     logits = 10 * min(micro_tokens, TOKENS_OF_A_CHUNK[device]) * vocab_size
     head = 12 * vocab_size * model.hidden_size
     batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
-    return {
+    found = {
         "model.name": 16 * num_parameters(config.architecture(vocab_size)),
-        batch: activations + logits + head,
+        batch: activations + state_bytes(config) + logits + head,
     }
+    if config.pe.bias != "none":
+        # One for all layers, in float32: it, what it is added as, and its gradient.
+        found["train.seq_len"] = 12 * model.num_attention_heads * train.seq_len**2
+    return found
+
+
+def state_bytes(config: RunConfig) -> int:
+    """Estimate what one process holds, at its peak, of the states between chunks.
+
+    Each layer keeps those that its queries read, for the gradient, in the products' precision. The
+    layer that computes has them in float32 three times: what each chunk adds, and the sums after
+    and before each.
+    """
+    train = config.train
+    model = config.model
+    chunks = math.ceil(train.seq_len / CHUNK)
+    numbers = _sequences_at_once(config) * chunks * config.attn.head_states(model)
+    return numbers * (_width(config) * model.num_hidden_layers + 3 * 4)
+
+
+def _sequences_at_once(config: RunConfig) -> int:
+    """Return the sequences of one process's micro-batch."""
+    share = config.train.global_batch_size // int(config.launch.num_processes)
+    return min(config.train.micro_batch_size or share, share)
+
+
+def _width(config: RunConfig) -> int:
+    """Return the bytes of a number that products are taken in."""
+    return 2 if config.train.precision == "bf16" else 4

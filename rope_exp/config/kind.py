@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from rope_exp.config.schema import Rule, labelled, numeric_values
-from rope_exp.config.sections import ModelConfig
+from rope_exp.config.sections import ModelConfig, Probe
 from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError
 
@@ -80,6 +80,10 @@ class Kind:
         """Return the numbers that are kept however many tokens there were."""
         return 0
 
+    def head_states(self, model: ModelConfig) -> int:
+        """Return the numbers of a state for each query head, as training computes them."""
+        return self.state(model)
+
     def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
         """Return the operations of one training token beside the weights': 3 times the forward's.
 
@@ -90,8 +94,9 @@ class Kind:
         """
         raise NotImplementedError
 
-    def probes(self) -> tuple[str, ...]:
-        """Return what can be asked of this kind alone, of train.probes."""
+    @classmethod
+    def probes(cls) -> tuple[Probe, ...]:
+        """Return what of train.probes can be asked of this kind, and not of every other."""
         return ()
 
     def check(self, model: ModelConfig, pe: PeConfig) -> None:
@@ -137,7 +142,10 @@ class Kind:
 
     def why_not(self, refused: Sequence[str]) -> str:
         """Return why these sites cannot rotate."""
-        raise NotImplementedError
+        return (
+            f"attn.kind={self.kind} can rotate {' and '.join(self.sites()) or 'nothing'}; "
+            f"{' and '.join(refused)} must not stand there"
+        )
 
 
 def llama_shapes(model: ModelConfig) -> Shapes:

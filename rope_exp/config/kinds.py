@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from rope_exp.config.kind import Even, Kind, Shapes, Splits
 from rope_exp.config.schema import Count, numeric
-from rope_exp.config.sections import ModelConfig
+from rope_exp.config.sections import ModelConfig, Probe
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError
@@ -29,6 +29,10 @@ class KeysKind(Kind):
         if causal:
             pairs = seen * (seen + 1) // 2 + (seq_len - seen) * seen
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
+
+    @classmethod
+    def probes(cls) -> tuple[Probe, ...]:
+        return ("distance",)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,17 @@ from rope_exp.config.architecture import Architecture, matched
 from rope_exp.config.generated import check_generated
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
-from rope_exp.config.schema import Name, Seed, convert, numeric, numeric_values, setting
+from rope_exp.config.probing import check_probes
+from rope_exp.config.schema import (
+    Name,
+    Seed,
+    Sha256,
+    convert,
+    numeric,
+    numeric_values,
+    setting,
+)
 from rope_exp.config.sections import (
-    OWN_PROBES,
     DataConfig,
     LaunchConfig,
     ModelConfig,
@@ -29,7 +37,7 @@ from rope_exp.config.sections import (
     TrackerConfig,
     TrainConfig,
 )
-from rope_exp.config.variants import PeConfig
+from rope_exp.config.variants import EVERY, PeConfig
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import json_sha256
 
@@ -45,6 +53,9 @@ class RunConfig:
     seed: Seed = numeric(0)
     # Its row's name in tables, where rows are more than variants; a campaign names them itself.
     row_name: Name | None = setting(None)
+    # SHA-256 of the weights that it begins with, where run.init_from names a run, which gives it;
+    # null: they are drawn from the seed.
+    init_weights: Sha256 | None = numeric(None)
     pe: PeConfig = PeConfig()
     attn: AttnConfig = SoftmaxConfig()
     model: ModelConfig = ModelConfig()
@@ -62,12 +73,16 @@ class RunConfig:
         if self.model.match_params is not None:
             self._match_params()
 
-        own = set(OWN_PROBES) - set(self.attn.probes())
-        for probe in self.train.probes:
-            if probe in own:
-                allowed = f"attn.kind={self.attn.kind} cannot be asked for {probe}"
-                raise ConfigError("train.probes", list(self.train.probes), allowed)
         check_generated(self)
+        check_probes(self.train, self.model, self.attn, self.pe)
+        for key in ("layers", "layers_vo"):
+            pattern = getattr(self.pe, key) or EVERY
+            if 1 not in pattern[: self.model.num_hidden_layers]:
+                raise ConfigError(
+                    f"pe.{key}",
+                    list(pattern),
+                    f"rotates none of the {self.model.num_hidden_layers} layers",
+                )
 
         # Held by NoPE too: a size is one that all variants can be compared at.
         rotary_dim = self.attn.rotary_dim(self.model)
@@ -78,10 +93,19 @@ class RunConfig:
                 f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even",
             )
 
-        if self.pe.start + self.train.seq_len > MAX_POSITION:
+        if self.data.document_mask and not self.attn.keeps_keys:
             raise ConfigError(
-                "pe.start",
-                self.pe.start,
+                "data.document_mask",
+                True,
+                f"attn.kind={self.attn.kind} keeps a state, which goes on from one document into "
+                "the next; leave false",
+            )
+
+        if self.num_positions > MAX_POSITION:
+            is_random = self.data.random_start > self.pe.start
+            raise ConfigError(
+                "data.random_start" if is_random else "pe.start",
+                self.data.random_start if is_random else self.pe.start,
                 f"positions past {MAX_POSITION:,} are not exact in float32",
             )
 
@@ -133,9 +157,14 @@ class RunConfig:
             vocab_size,
             self.attn,
             causal=self.causal,
-            num_positions=self.pe.start + self.train.seq_len,
+            num_positions=self.num_positions,
             num_outputs=self.data.task.num_outputs if self.data.task else None,
         )
+
+    @property
+    def num_positions(self) -> int:
+        """One more than the last position of training, from 0."""
+        return self.pe.start + self.data.random_start + self.train.seq_len
 
     @property
     def known_vocab_size(self) -> int | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 from rope_exp.config.schema import (
     Count,
     Name,
+    Natural,
     NonNegative,
     OpenShare,
     PathText,
@@ -34,9 +35,18 @@ Layers = Annotated[int, whole("from 1 to 4096", 1, 4096)]
 # The largest published vocabularies hold a million; the trainer of merges reserves memory for all
 # that it is asked.
 VocabSize = Annotated[int, whole("from 257 to 2^24", MIN_VOCAB_SIZE, 2**24)]
-Probe = Literal["windows", "positions", "shift", "ablation", "floors", "answers", "fit"]
-# Of some kinds of attention alone: Kind.probes.
-OWN_PROBES = ("floors",)
+Probe = Literal[
+    "windows",
+    "positions",
+    "shift",
+    "ablation",
+    "floors",
+    "distance",
+    "drift",
+    "extension",
+    "answers",
+    "fit",
+]
 Probes = Annotated[
     tuple[Probe, ...],
     Rule(
@@ -109,6 +119,13 @@ class DataConfig:
     cache_dir: PathText | None = setting(None)
     # Of the order of batches, and of the rows that are generated; null: the run's seed.
     seed: Seed | None = numeric(None)
+    # Whether positions begin at 0, and attention anew, where a document begins within a row. Both
+    # in evaluation too.
+    reset_positions: bool = numeric(False)
+    document_mask: bool = numeric(False)
+    # Positions of a training row begin anywhere from 0 to here, at random by data.seed, step and
+    # row; in evaluation always at 0.
+    random_start: Natural = numeric(0)
     # addition: the most significant digit of a number stands first, or the least.
     order: Literal["plain", "reversed"] = numeric("plain")
     # spikes: in how many seconds the fastest pair of features turns once; null: 0.0001.
@@ -289,3 +306,5 @@ class PlaceConfig:
     group: Name | None = setting(None)
     # Move an old folder aside instead of going on in it.
     fresh: bool = setting(False)
+    # The folder of a finished run, whose weights this one begins with; init_weights is their hash.
+    init_from: PathText | None = setting(None)

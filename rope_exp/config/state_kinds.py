@@ -9,11 +9,27 @@ from typing import Literal
 
 from rope_exp.config.kind import Kind, Shapes, llama_shapes
 from rope_exp.config.schema import OpenShare, Positive, numeric
-from rope_exp.config.sections import ModelConfig
+from rope_exp.config.sections import ModelConfig, Probe
+from rope_exp.config.variants import PeConfig
+from rope_exp.system.errors import ConfigError
+
+# Of decays that are learned, beginning at 1 - 2^(-5-h) of head h: the last of more heads would
+# begin past the slowest decay that can be learned, 1 - 2^-64, and get no gradient there.
+MAX_LEARNED_HEADS = 59
+
+
+class StateKind(Kind):
+    """Sums over the past, to which each token is added, and which each query reads."""
+
+    keeps_keys = False
+
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
+        """Return 12 a number of a head's state: 2 to add, 2 to read, three times with backward."""
+        return 12 * self.head_states(model)
 
 
 @dataclass(frozen=True)
-class LinearConfig(Kind):
+class LinearConfig(StateKind):
     """Linear attention, phi = elu + 1: o_i = sum_j sim_ij v_j / max(sum_j sim_ij, eps).
 
     numerator: above the fraction sim = (R phi(q))' (R phi(k)), below it phi(q)' phi(k) (Su 2021,
@@ -25,16 +41,15 @@ class LinearConfig(Kind):
     form: Literal["numerator", "both", "one_plus_cos"] = numeric("numerator")
     eps: Positive = numeric(1e-6)
 
-    keeps_keys = False
-
     def state(self, model: ModelConfig) -> int:
         # Query heads of one group read one state.
         return model.num_key_value_heads * self._state_of_a_head(model)
 
-    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        return _state_flops(model.num_attention_heads * self._state_of_a_head(model))
+    def head_states(self, model: ModelConfig) -> int:
+        return model.num_attention_heads * self._state_of_a_head(model)
 
-    def probes(self) -> tuple[str, ...]:
+    @classmethod
+    def probes(cls) -> tuple[Probe, ...]:
         return ("floors",)
 
     def _state_of_a_head(self, model: ModelConfig) -> int:
@@ -45,7 +60,7 @@ class LinearConfig(Kind):
 
 
 @dataclass(frozen=True)
-class RetentionConfig(Kind):
+class RetentionConfig(StateKind):
     """RetNet's retention: weights gamma_h^(i-j) q_i' k_j / sqrt(K), gamma_h = 1 - 2^(-5-h).
 
     Then RMS over each head, without weights, after the output has turned back; no gate.
@@ -53,18 +68,13 @@ class RetentionConfig(Kind):
 
     kind: Literal["retention"] = numeric("retention")
 
-    keeps_keys = False
-
     def state(self, model: ModelConfig) -> int:
         # Heads of one group forget at rates of their own.
         return model.num_attention_heads * model.features_per_head**2
 
-    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        return _state_flops(self.state(model))
-
 
 @dataclass(frozen=True)
-class DecayConfig(Kind):
+class DecayConfig(StateKind):
     """Weights gamma_h^(i-j) alone, neither queries nor keys: h_i = gamma h_{i-1} + v_i, o_i = h_i.
 
     With V and O rotating that is h_i = gamma e^(-I theta) h_{i-1} + v_i, a complex linear
@@ -77,8 +87,6 @@ class DecayConfig(Kind):
     # sqrt: by LRU's sqrt(1 - gamma^2).
     normalise: Literal["none", "sqrt"] = numeric("none")
 
-    keeps_keys = False
-
     def sites(self) -> tuple[str, ...]:
         return ("v", "o")
 
@@ -90,19 +98,19 @@ class DecayConfig(Kind):
     def state(self, model: ModelConfig) -> int:
         return model.num_attention_heads * model.features_per_head
 
-    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        return _state_flops(self.state(model))
+    def check(self, model: ModelConfig, pe: PeConfig) -> None:
+        super().check(model, pe)
+        heads = model.num_attention_heads
+        if self.gamma == "learned" and heads > MAX_LEARNED_HEADS:
+            raise ConfigError(
+                "attn.gamma",
+                self.gamma,
+                f"begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "
+                f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {heads}",
+            )
 
     def why_not(self, refused: Sequence[str]) -> str:
         return (
             "attn.kind=decay has neither queries nor keys; "
             f"{' and '.join(refused)} must not stand there, v and o may"
         )
-
-
-def _state_flops(num_numbers: int) -> int:
-    """Return 2 operations to add to each number of the heads' states and 2 to read it.
-
-    Three times that with the backward pass.
-    """
-    return 12 * num_numbers

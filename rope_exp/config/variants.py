@@ -138,12 +138,12 @@ class PeConfig:
     def label(self) -> str:
         """The variant in paths, tables and run names: vo_rope, or qk_rope-base500000."""
         label = re.sub(r"[^a-z0-9._+]+", "_", self.name.lower())
-        said = {"name"} | SCHEME_NAMES.get(self.name, {}).keys()
-        if self.name in SUBSET_NAMES or (self.name in SCHEME_NAMES and not self.rotate):
-            said.add("rotate")
-        elif self.name not in SCHEME_NAMES:
+        if self.name not in SUBSET_NAMES | SCHEME_NAMES.keys():
             return label
 
+        if self.name in SCHEME_NAMES and self.rotate:
+            label += labelled("rotate", self.rotate)
+        said = {"name", "rotate", *SCHEME_NAMES.get(self.name, {})}
         for key, value in numeric_values(self, departing=True).items():
             if key not in said:
                 label += labelled(key, value)

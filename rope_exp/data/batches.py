@@ -51,7 +51,8 @@ class Batch(NamedTuple):
 
     def rows(self, part: slice) -> "Batch":
         """Return some of the rows."""
-        return Batch(*(None if each is None else each[part] for each in self))  # type: ignore[arg-type]
+        given = {name: each for name, each in self._asdict().items() if each is not None}
+        return self._replace(**{name: each[part] for name, each in given.items()})
 
     @property
     def num_targets(self) -> int:

@@ -15,24 +15,15 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import DataConfig, TokenizerConfig, TrainConfig
+from rope_exp.config.sections import DataConfig, TokenizerConfig
 from rope_exp.config.tasks import NUM_QUERIES
-from rope_exp.data.batches import (
-    NO_TARGET,
-    Batch,
-    Batches,
-    Source,
-    next_tokens,
-    validation_ids,
-)
-from rope_exp.data.documents import VALIDATION
+from rope_exp.data.batches import NO_TARGET, Batch
 from rope_exp.data.meta import Prepared
 from rope_exp.data.prepare import prepare
 from rope_exp.data.tasks.addition import Addition
 from rope_exp.data.tasks.copying import Copying
 from rope_exp.data.tasks.retrieval import Retrieval
-from rope_exp.data.tasks.rows import END, TEST, TRAIN, Rows, Task
+from rope_exp.data.tasks.rows import END, TRAIN, Rows, Task
 from rope_exp.data.tasks.spikes import SpikeRows, Spikes
 from rope_exp.system.files import json_sha256
 
@@ -137,28 +128,6 @@ def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> 
     if data.task is not None:
         return Generated(data, seq_len)
     return prepare(data, tokenizer, seq_len=seq_len)
-
-
-def training_source(config: RunConfig, found: DataSet) -> Source:
-    """Return where a run's batches come from, whatever its variant."""
-    train = config.train
-    if isinstance(found, Generated):
-        return GeneratedBatches(found, config.order_seed, train.global_batch_size)
-    return Batches(
-        found.tokens[TRAIN],
-        seed=config.order_seed,
-        batch_size=train.global_batch_size,
-        seq_len=train.seq_len,
-    )
-
-
-def held_out_rows(train: TrainConfig, found: DataSet) -> Batch:
-    """Return what is read of the held-out set, and predicted: the same in every run."""
-    if isinstance(found, Generated):
-        return found.batch(found.rows(TEST, range(train.eval_sequences)))
-    return next_tokens(
-        validation_ids(found.tokens[VALIDATION], train.eval_sequences, train.seq_len)
-    )
 
 
 @dataclass(frozen=True)

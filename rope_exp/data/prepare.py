@@ -43,7 +43,15 @@ from rope_exp.system.files import (
 LOCKS = "locks"
 
 # Keys of data that change no token; what a path holds is in the fingerprint.
-UNNUMBERED = ("name", "path", "cache_dir", "seed")
+UNNUMBERED = (
+    "name",
+    "path",
+    "cache_dir",
+    "seed",
+    "reset_positions",
+    "document_mask",
+    "random_start",
+)
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:

@@ -13,7 +13,7 @@ Shapes: N rows, B of a micro-batch, T positions, V vocabulary, Q queries, D dime
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,13 +21,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import NO_TARGET, Batch
 from rope_exp.data.documents import VALIDATION
 from rope_exp.data.generated import DataSet, Generated
+from rope_exp.data.sources import reading
 from rope_exp.data.tasks.rows import TEST, TRAIN, Rows
 from rope_exp.evaluation.inputs import Inputs, on_device
-from rope_exp.evaluation.probes import Probes, Questions
+from rope_exp.evaluation.probes import Questions
+from rope_exp.evaluation.values import Probes
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.decoder import Decoder
 
@@ -125,14 +128,24 @@ class TaskQuestions:
 def make_questions(
     decoder: Decoder,
     data: DataSet,
-    train: TrainConfig,
+    config: RunConfig,
     micro_batch_size: int,
     should_stop: Callable[[], bool],
+    crossings: Mapping[str, Tensor],
 ) -> Questions | TaskQuestions:
     """Return what a model can be asked, by what it was trained on."""
+    train = config.train
     if isinstance(data, Generated):
         return TaskQuestions(decoder, data, train, micro_batch_size, should_stop)
-    return Questions(decoder, data.tokens[VALIDATION], train, micro_batch_size, should_stop)
+    return Questions(
+        decoder,
+        data.tokens[VALIDATION],
+        train,
+        micro_batch_size,
+        should_stop,
+        read=reading(config, data),
+        crossings=crossings,
+    )
 
 
 def _right_and_nats(decoder: Decoder, inputs: Inputs) -> Tensor:

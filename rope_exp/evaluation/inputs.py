@@ -25,7 +25,8 @@ class Inputs(NamedTuple):
         """Yield micro-batches of `size` rows, the last perhaps of fewer."""
         for start in range(0, len(self.ids_BT), size):
             part = slice(start, start + size)
-            yield Inputs(*(None if each is None else each[part] for each in self))  # type: ignore[arg-type]
+            given = {name: each for name, each in self._asdict().items() if each is not None}
+            yield self._replace(**{name: each[part] for name, each in given.items()})
 
     @property
     def further(self) -> dict[str, Tensor]:

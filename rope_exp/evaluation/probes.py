@@ -5,22 +5,27 @@ Each probe tells something that the mean over the held-out windows does not:
 - windows: the loss of every held-out window, for the share of noise that the windows have in a
   difference (a paired bootstrap over windows);
 - positions: the loss by position, up to eight times the training length;
-- shift: the held-out loss where positions begin at `start` instead of 0: a relative variant cannot
-  tell, an absolute one can, and pays if it has learned to;
+- shift: the held-out loss where positions begin at `start` instead of 0, each document's where
+  they begin anew: a relative variant cannot tell, an absolute one can, and pays if it has learned
+  to;
 - ablation: the loss where one site's rotation is switched off: what the model has come to need;
-- floors: how often linear attention divides by its eps, as the sum below the fraction is less.
+- floors: how often linear attention divides by its eps, as the sum below the fraction is less;
+- distance: what attention weighs at each distance, beside the bound of the scores, and what each
+  head makes of distance alone;
+- drift: learned frequencies, and how far they have come from where they began;
+- extension: the loss by length, where pairs of sites turn by frequencies for that length.
 
 Losses are mean nats per token, in the precision that the run trained in; null where one is not
 finite.
 
-Shapes: N windows, B of a micro-batch, T positions, D model width, C tokens of a chunk.
+Shapes: N windows, B of a micro-batch, S = T + 1 tokens, T positions, D model width, C tokens of a
+chunk.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from contextlib import ExitStack, suppress
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +33,13 @@ from torch import Tensor
 
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import IdSource, num_windows, validation_ids
-from rope_exp.model.attention.base import Attention
+from rope_exp.data.batches import Batch, Ids, IdSource, next_tokens, validation_ids
+from rope_exp.evaluation.contexts import attentions, floored, switched_off
+from rope_exp.evaluation.distance import by_distance
+from rope_exp.evaluation.drift import drifted
+from rope_exp.evaluation.extension import by_length
+from rope_exp.evaluation.inputs import Inputs, on_device
+from rope_exp.evaluation.values import Probes, rounded
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.linear import LinearAttention
 from rope_exp.model.decoder import Decoder
@@ -37,10 +47,8 @@ from rope_exp.model.decoder import Decoder
 LONGEST = 8  # of the windows by position, in training lengths
 # Of positions, in training lengths: from within the first window to far outside.
 SHIFTS = (0.25, 1, 4, 16)
-# Shift and ablation ask several times, of a share of the windows.
+# What asks several times asks a share of the windows.
 SHARE = 4
-
-Probes = dict[str, Any]
 
 
 class _Stopped(Exception):  # noqa: N818
@@ -55,6 +63,10 @@ class Questions:
         held_out: the validation side's tokens.
         micro_batch_size: how many windows of the training length at a time.
         should_stop: asked before every micro-batch.
+        read: how the run reads windows of any length: where their tokens stand, and what is to be
+            predicted.
+        crossings: how often each learned frequency has passed 0 in training, by pair of sites,
+            where that can be.
     """
 
     def __init__(
@@ -64,12 +76,16 @@ class Questions:
         train: TrainConfig,
         micro_batch_size: int,
         should_stop: Callable[[], bool] = lambda: False,
+        read: Callable[[Ids], Batch] = next_tokens,
+        crossings: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.decoder = decoder
         self.held_out = held_out
         self.train = train
         self.tokens_at_once = micro_batch_size * train.seq_len
         self.should_stop = should_stop
+        self.read = read
+        self.crossings = crossings or {}
 
     def ask(self, names: Sequence[str]) -> Probes | None:
         """Return the answer of each probe by its name; None if asked to stop."""
@@ -80,35 +96,30 @@ class Questions:
 
     def windows(self) -> Probes:
         """Return the loss of each held-out window."""
-        nats_NT = self._nats(self.train.eval_sequences, self.train.seq_len)
-        return {"loss": _rounded(nats_NT.mean(dim=1))}
+        rows = self.read(self._windows(self.train.eval_sequences, self.train.seq_len))
+        return {"loss": rounded(self._nats(rows).mean(dim=1))}
 
     def positions(self) -> Probes:
         """Return the loss by position, in bins that grow by half an octave, and by length.
 
-        Windows are as long as the held-out set allows, up to 8 training lengths, or 1 where
-        positions are learned; no token is read more than once. A window's loss at a length is that
-        of its beginning.
+        A position is a place in the window, also where positions begin anew at documents. Windows
+        are as long as the held-out set allows, up to 8 training lengths, or 1 where positions are
+        learned; no token is read more than once. A window's loss at a length is that of its
+        beginning.
         """
-        trained = self.train.seq_len
-        longest = LONGEST
-        while longest > 1 and longest * trained >= len(self.held_out):
-            longest //= 2
-        if self.decoder.model.num_positions is not None:
-            longest = 1
-
-        count = max(1, self.train.eval_sequences // longest)
-        nats_T = self._nats(count, longest * trained).mean(dim=0)
+        factors = self._factors()
+        windows_NS = self._long_windows(self.train.eval_sequences, factors)
+        nats_T = self._nats(self.read(windows_NS)).mean(dim=0)
 
         edges = bin_edges(len(nats_T))
         bins = [nats_T[first:last].mean() for first, last in itertools.pairwise(edges)]
-        lengths = [trained * 2**power for power in range(longest.bit_length())]
+        lengths = [self.train.seq_len * factor for factor in factors]
         return {
-            "num_windows": min(count, num_windows(self.held_out, longest * trained)),
+            "num_windows": len(windows_NS),
             "edges": edges,
-            "loss": _rounded(bins),
+            "loss": rounded(bins),
             "lengths": lengths,
-            "loss_at_length": _rounded([nats_T[:length].mean() for length in lengths]),
+            "loss_at_length": rounded([nats_T[:length].mean() for length in lengths]),
         }
 
     def shift(self) -> Probes:
@@ -128,16 +139,17 @@ class Questions:
                 losses.append(self._loss())
         finally:
             trunk.start = usual
-        return {"start": starts, "loss": _rounded(losses)}
+        return {"start": starts, "loss": rounded(losses)}
 
     def ablation(self) -> Probes:
         """Return the loss as trained, and without each site's rotation."""
-        sites = sorted(attentions(self.decoder)[0].sites)
+        # Not all may rotate in the same layers.
+        sites = sorted({site for layer in attentions(self.decoder) for site in layer.sites})
         losses = {"": self._loss()}
         for site in sites:
             with switched_off(self.decoder, site):
                 losses[site] = self._loss()
-        return {"without": list(losses), "loss": _rounded(list(losses.values()))}
+        return {"without": list(losses), "loss": rounded(list(losses.values()))}
 
     def floors(self) -> Probes:
         """Return the share of the sums below linear attention's fraction that eps floors, by layer.
@@ -151,30 +163,87 @@ class Questions:
             seen = [stack.enter_context(floored(layer)) for layer in layers]
             self._loss()
         shares = [torch.cat(parts).double().mean() for parts in seen]
-        return {"share": _rounded(shares)}
+        return {"share": rounded(shares)}
 
-    def _loss(self) -> Tensor:
-        return self._nats(max(1, self.train.eval_sequences // SHARE), self.train.seq_len).mean()
+    def distance(self) -> Probes:
+        """Return what attention does at distances below half a window, half an octave apart.
 
-    def _nats(self, count: int, length: int) -> Tensor:
-        """Return nats_NT: -log p of each token of fixed held-out windows of a length."""
-        windows_NT = torch.from_numpy(validation_ids(self.held_out, count, length))
+        Of the windows that shift and ablation read.
+        """
+        length = self.train.seq_len
+        rows = self.read(self._windows(self._share, length))
+        batches = self._batches(rows, at_once=1)
+        return by_distance(self.decoder, batches, bin_edges((length + 1) // 2)[:-1])
+
+    def drift(self) -> Probes:
+        """Return learned frequencies, beside those at the start."""
+        return drifted(self.decoder, self.crossings)
+
+    def extension(self) -> Probes:
+        """Return the loss by length, as trained and with frequencies for that length.
+
+        Of a share of the windows that are read by position.
+        """
+        factors = self._factors()
+        trained = self.train.seq_len
+        windows_NS = self._long_windows(self._share, factors)
+
+        def loss(factor: int) -> Tensor:
+            beginnings_NS = windows_NS[:, : factor * trained + 1]
+            return self._nats(self.read(beginnings_NS)).mean()
+
+        losses = by_length(self.decoder, trained, factors, loss)
+        return {"num_windows": len(windows_NS), **losses}
+
+    # -- windows and their losses ------------------------------------------------------------------
+
+    @property
+    def _share(self) -> int:
+        """How many windows are read by what asks several times."""
+        return max(1, self.train.eval_sequences // SHARE)
+
+    def _factors(self) -> list[int]:
+        """Return the lengths that windows by length have, in training lengths."""
+        longest = LONGEST
+        while longest > 1 and longest * self.train.seq_len >= len(self.held_out):
+            longest //= 2
+        if self.decoder.model.num_positions is not None:
+            longest = 1
+        return [2**power for power in range(longest.bit_length())]
+
+    def _long_windows(self, count: int, factors: Sequence[int]) -> Ids:
+        """Return windows of the longest length, of as many tokens as `count` of the trained."""
+        return self._windows(max(1, count // factors[-1]), factors[-1] * self.train.seq_len)
+
+    def _windows(self, count: int, length: int) -> Ids:
+        """Return fixed held-out windows, of which there may be fewer."""
+        return validation_ids(self.held_out, count, length)
+
+    def _batches(self, rows: Batch, at_once: int) -> Iterator[Inputs]:
+        """Yield the rows on the device, so many at a time."""
         device = self.decoder.lm_head.weight.device
-        at_once = max(1, self.tokens_at_once // length)
-
-        parts = []
-        for ids_BT in torch.split(windows_NT, at_once):
+        for start in range(0, len(rows.ids_BT), at_once):
             if self.should_stop():
                 raise _Stopped
-            parts.append(token_nats(self.decoder, ids_BT.to(device)).double().cpu())
-        return torch.cat(parts)
+            yield on_device(rows.rows(slice(start, start + at_once)), device)
+
+    def _loss(self) -> Tensor:
+        return self._nats(self.read(self._windows(self._share, self.train.seq_len))).mean()
+
+    def _nats(self, rows: Batch) -> Tensor:
+        """Return nats_NP: -log p of each token that is to be predicted."""
+        at_once = max(1, self.tokens_at_once // rows.ids_BT.shape[1])
+        batches = self._batches(rows, at_once)
+        return torch.cat([token_nats(self.decoder, inputs).double().cpu() for inputs in batches])
 
 
-def token_nats(decoder: Decoder, ids_BT: Tensor) -> Tensor:
-    """Return -log p(ids[:, t + 1] | ids[:, : t + 1]) in nats and float32, of shape [B, T - 1]."""
-    x_BTD = decoder.model(ids_BT[:, :-1])
+def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
+    """Return -log p of each target, given the ids up to its place; in nats and float32, [B, T]."""
+    x_BTD = decoder.model(
+        inputs.ids_BT, positions_BT=inputs.position_BT, document_BT=inputs.document_BT
+    )
     x_ND = x_BTD.flatten(0, 1)
-    target_N = ids_BT[:, 1:].flatten()
+    target_N = inputs.target_BP.flatten()
 
     # The logits of a whole batch would be its largest tensor by far.
     count = math.ceil(len(x_ND) / TOKENS_OF_A_CHUNK[x_ND.device.type])
@@ -183,43 +252,7 @@ def token_nats(decoder: Decoder, ids_BT: Tensor) -> Tensor:
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
         for x_CD, target_C in chunks
     ]
-    return torch.cat(nats).view(len(ids_BT), -1)
-
-
-@contextmanager
-def switched_off(decoder: Decoder, site: str) -> Iterator[None]:
-    """Leave out one site's rotation, in every layer, while the context lasts."""
-    usual = [attention.sites for attention in attentions(decoder)]
-    try:
-        for attention in attentions(decoder):
-            attention.sites = attention.sites - {site}
-        yield
-    finally:
-        for attention, sites in zip(attentions(decoder), usual, strict=True):
-            attention.sites = sites
-
-
-@contextmanager
-def floored(layer: LinearAttention) -> Iterator[list[Tensor]]:
-    """Note of each division in a layer, while the context lasts, whether eps stands below it."""
-    seen: list[Tensor] = []
-    below = layer.below
-
-    def watched(found: Mapping[str, Tensor]) -> Tensor:
-        norm_BTH1 = below(found)
-        seen.append((norm_BTH1 < layer.attn.eps).flatten())
-        return norm_BTH1
-
-    layer.below = watched  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        del layer.below
-
-
-def attentions(decoder: Decoder) -> list[Attention]:
-    """Return the attention of each layer, first to last."""
-    return [module for module in decoder.modules() if isinstance(module, Attention)]
+    return torch.cat(nats).view(inputs.ids_BT.shape)
 
 
 def bin_edges(length: int) -> list[int]:
@@ -230,9 +263,3 @@ def bin_edges(length: int) -> list[int]:
         edges.add(edge)
         power += 0.5
     return sorted(edges)
-
-
-def _rounded(losses: Sequence[Tensor] | Tensor) -> list[float | None]:
-    """Return losses with the six decimals that they are worth; None for one that is not finite."""
-    numbers = [float(loss) for loss in losses]
-    return [round(number, 6) if math.isfinite(number) else None for number in numbers]

@@ -50,12 +50,13 @@ REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
 # What result.json says that must be equal in runs which agree in the keys that it follows from.
 _VOCABULARY = ("data", "tokenizer")
+_BEGINNING = ("seed", "init_weights", "model", "attn", *_VOCABULARY)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len")
 # Of a variant, what has parameters of its own.
 _OWN_PARAMETERS = ("pe.trainable", "pe.trainable_scope", "pe.input", "pe.bias")
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
-    ("shared_init_sha256", "began at different weights", ("seed", "model", "attn", *_VOCABULARY)),
+    ("shared_init_sha256", "began at different weights", _BEGINNING),
     ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_VOCABULARY)),
     ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_VOCABULARY)),
 )

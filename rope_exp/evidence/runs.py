@@ -24,6 +24,7 @@ from rope_exp.run.folder import (
     read_result,
 )
 from rope_exp.run.metrics import METRICS, Mark, read_marked, read_metrics
+from rope_exp.run.origin import OriginFacts
 from rope_exp.system.errors import RecordError
 
 Status = Literal["finished", "diverged", "unfinished"]
@@ -48,6 +49,10 @@ class _Corpus(TypedDict):
 
 class _OfCorpus(TypedDict):
     corpus: _Corpus
+
+
+class _OfOrigin(TypedDict):
+    init_from: OriginFacts
 
 
 # What result.json repeats of config.yaml, and of the last row of metrics.jsonl.
@@ -228,10 +233,18 @@ def check_env(path: Path, env: dict[str, Any]) -> None:
         checked(path, env, Env)
     if "corpus" in env:
         checked(path, env, _OfCorpus)
+    if "init_from" in env:
+        checked(path, env, _OfOrigin)
 
 
 def check_identity(run: Run) -> None:
-    """The result is of this very config."""
+    """The result is of this very config, and it began with what the config says."""
+    began = run.env.get("init_from", {}).get("weights_sha256")
+    if began != run.config.init_weights:
+        raise ReportError(
+            f"{_file(run, ENV)} says that the run began with the weights {began!s:.12}, and by its "
+            f"config it began with {run.config.init_weights!s:.12}"
+        )
     for key, name in _FROM_CONFIG.items():
         value = attrgetter(name)(run.config)
         if run.result[key] != value:

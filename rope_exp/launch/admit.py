@@ -19,6 +19,7 @@ from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
+from rope_exp.run.origin import with_origin
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
 
@@ -26,16 +27,20 @@ LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 
 
 def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
-    """Return a config as it is run here: its corpus pinned to a commit, its `auto` keys resolved.
+    """Return a config as it is run here, with nothing left to a machine or to time.
+
+    Its corpus is pinned to a commit, what it begins with to a hash, and its `auto` keys are
+    resolved.
 
     Args:
         world_size: of the launcher that started this process as one rank, and the others perhaps
             on other machines; None: we start the ranks, all of them here.
     Raises:
-        ConfigError: this machine cannot run it.
+        ConfigError: this machine cannot run it, or not from the run that it is to begin with.
+        RecordError: that run is damaged.
         DataError: the hub does not say what commit a branch is at.
     """
-    pinned = replace(config, data=pin_revision(config.data))
+    pinned = with_origin(replace(config, data=pin_revision(config.data)))
     config = resolve(pinned, world_size)
     check_memory(config, num_here=1 if world_size else None)
     return config

@@ -2,6 +2,8 @@
 
 Keys and values, or the latent that they come from, or a state: each stored as its kind reads it,
 turned at its own position. A layer's attention appends to its part; prefill is an append of many.
+Under autocast keys and values are kept as narrow as they are read. States stay float32 at least:
+into a narrow sum of many tokens, what one more adds would vanish.
 
 Shapes: B batch, T new tokens, E entries kept, F frequencies.
 """

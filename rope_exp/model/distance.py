@@ -64,17 +64,25 @@ def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
     return torch.stack(means)
 
 
-def uniform_by_distance(num_positions: int) -> Tensor:
-    """Return what `attention_by_distance` gives where query i weighs all its keys by 1/(i + 1).
+def uniform_by_distance(
+    num_positions: int, window: int | None = None, *, causal: bool = True
+) -> Tensor:
+    """Return what `attention_by_distance` gives where every query weighs all its keys alike.
 
-    It is the same number at every distance, about 2 ln(2)/T.
+    Query i has i + 1 keys, which gives the same number at every distance, about 2 ln(2)/T; the
+    last w of these in a window, and none at distances from w on; or all T.
 
     Args:
         num_positions: T, at least 2.
+        window: w; None: there is none.
+        causal: whether a query meets no later key.
     """
     first = _first_query(num_positions)
-    num_keys = torch.arange(first + 1, num_positions + 1, dtype=torch.float64)
-    return num_keys.reciprocal().mean().expand(first)
+    reach = window or num_positions
+    num_keys = torch.arange(first + 1, num_positions + 1, dtype=torch.float64).clamp(max=reach)
+    if not causal:
+        num_keys = torch.full_like(num_keys, num_positions)
+    return torch.where(torch.arange(first) < reach, num_keys.reciprocal().mean(), 0.0)
 
 
 def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ R_i^T R_j, which is R_{j-i} if both sides have the same frequencies. So q and k 
 of these, and v and o by one, perhaps another. Where v turns by theta and o by theta', positions
 shifted by c turn the output by c (theta - theta'), as they do where one of the two rotates alone.
 
-Shapes: F frequencies, of n = 2F rotating features.
+Shapes: F frequencies, of n = 2F rotating features; [..., F] where layers or heads have their own.
 """
 
 import math
@@ -52,7 +52,7 @@ def ntk_aware(theta_F: Tensor, factor: float) -> Tensor:
         ValueError: s is below 1, or there is one pair, which cannot be first and last.
     """
     _check_factor(factor)
-    num_pairs = len(theta_F)
+    num_pairs = theta_F.shape[-1]
     if num_pairs < 2:
         raise ValueError("NTK-aware frequencies need two pairs at least, not 1")
     return theta_F * factor ** (-_places(theta_F) / (num_pairs - 1))
@@ -80,7 +80,7 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
 
     def place(turns: int) -> float:
         """Return f, perhaps between two pairs, where L theta_f = 2 pi turns."""
-        return len(theta_F) * math.log(trained_length / (math.tau * turns)) / math.log(base)
+        return theta_F.shape[-1] * math.log(trained_length / (math.tau * turns)) / math.log(base)
 
     first = max(math.floor(place(FAST_TURNS)), 0)
     last = math.ceil(place(SLOW_TURNS))
@@ -106,7 +106,7 @@ def yarn_scale(factor: float) -> float:
 
 def _places(theta_F: Tensor) -> Tensor:
     """Return f = 0, 1, ..., F - 1 in theta's dtype."""
-    return torch.arange(len(theta_F), dtype=theta_F.dtype, device=theta_F.device)
+    return torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
 
 
 def _check_factor(factor: float) -> None:

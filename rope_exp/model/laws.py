@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import SOFTMAX, AttnConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.variants import PAIRS, PeConfig
+from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import Attention, turned
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention
@@ -183,13 +183,14 @@ def _cached(attention: Attention, x_BTD: Tensor, at: Positions) -> Tensor:
 
 def _positions(attention: Attention, pe: PeConfig, position_T: Tensor) -> Positions:
     """Return the tables of both pairs of sites, in float64, of frequencies as they begin."""
-    of_pairs: list[Tables] = []
-    for pair in PAIRS:
+
+    def tables(pair: str) -> Tables:
         num_features = pe.num_features(attention.rotary_dim, pair)
         theta_F = frequencies(num_features, pe.base_of(pair), torch.float64)
         angle_TF = angles(theta_F, position_T)
-        of_pairs.append((angle_TF.cos(), angle_TF.sin()))
-    return Positions(*of_pairs)
+        return angle_TF.cos(), angle_TF.sin()
+
+    return Positions(qk=tables("qk"), vo=tables("vo"))
 
 
 def _deviation(one: Tensor, other: Tensor) -> float:

@@ -16,7 +16,7 @@ from rope_exp.report.content import Report, build
 from rope_exp.report.levels import kinds_of, level_name
 from rope_exp.report.noise import noise_files
 from rope_exp.report.page import page
-from rope_exp.report.paper.gather import of_campaign, of_report
+from rope_exp.report.paper.gather import beside, of_campaign, of_report
 from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown, pairs_table, plain_table, tex_table
@@ -103,7 +103,8 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
 def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
     """Return a campaign's files: a table for each choice of its factors but variant and seeds.
 
-    And where one holds several kinds of attention, a table of each kind's variants.
+    Where it lacks the reference, a table with what other campaigns have beside it; and where one
+    holds several kinds of attention, a table of each kind's variants.
 
     Args:
         runs: of the campaign.
@@ -123,6 +124,11 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
         tables[level] = build(found, telling(found))
         for kind, of_kind in kinds_of(found).items():
             tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])
+
+    # Without the reference, its variants stand beside those that other campaigns ran alike.
+    joined = beside(runs, others)
+    if joined is not None:
+        tables["beside"] = joined
 
     files = of_campaign(runs, others)
     for place, report in sorted(tables.items()):

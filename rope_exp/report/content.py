@@ -164,7 +164,8 @@ def _is_plain(row: Row) -> bool:
 
 def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
     """Return the published table that has such rows; None where there is none."""
-    if any(run.config.data.task for run in runs):
+    # It is of runs on text that were trained from the start.
+    if any(run.config.init_weights or run.config.data.task for run in runs):
         return None
     is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)
     if list(keys) == ["pe"]:

@@ -19,7 +19,8 @@ from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report
 from rope_exp.system.errors import show
 
-# The sections of a config that a table's reader is told, and what each is of; but what rows say.
+# The sections of a config that a table's reader is told, and what each is of; but what rows say,
+# or a sentence of its own.
 _SECTIONS = {
     "data": "Corpus",
     "tokenizer": "Tokenizer",
@@ -29,7 +30,14 @@ _SECTIONS = {
     "schedule": "Schedule",
     "train": "Training",
 }
-_OF_ROWS = ("pe.name", "pe.rotate")
+# What rows say, and other sentences.
+_TOLD = (
+    "pe.name",
+    "pe.rotate",
+    "data.reset_positions",
+    "data.document_mask",
+    "data.random_start",
+)
 # What a reader need not be told of a run that has nothing of it.
 _ADDED = (
     "pe.trainable_lr",
@@ -49,11 +57,9 @@ _FIXED = (
     "Weight decay: of matrices alone.",
     "Precision: bf16 is autocast over float32 weights.",
 )
-_OF_TEXT = (
-    "Documents: packed one after another, an end-of-text token between them, without attention "
-    "masks.",
+_EVALUATION = (
     "Evaluation: mean nats per token on fixed held-out windows of the training length, "
-    "eval_sequences of them, or all there are.",
+    "eval_sequences of them, or all there are."
 )
 # Of generated data; its unit stands between.
 _OF_TASKS = (
@@ -170,14 +176,19 @@ def assumptions(report: Report) -> list[str]:
     for section in _SECTIONS:
         said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
     kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
-    return [*said, *kinds, *_FIXED, *_of_data(report)]
+    beginnings = dict.fromkeys(_beginning(run.config) for run in report.runs)
+    return [*said, *kinds, *filter(None, beginnings), *_FIXED, *_of_data(report)]
 
 
 def _of_data(report: Report) -> list[str]:
     """Say how what is read is put together, and how runs are evaluated on it."""
-    tasks = [sentence.format(unit=report.unit) for sentence in _OF_TASKS]
-    of_kinds = {bool(run.config.data.task): run for run in report.runs}
-    return [*(_OF_TEXT if False in of_kinds else ()), *(tasks if True in of_kinds else ())]
+    said: dict[str, None] = {}
+    of_text = [run.config for run in report.runs if run.config.data.task is None]
+    if of_text:
+        said |= dict.fromkeys([*map(_documents, of_text), _EVALUATION])
+    if len(of_text) < len(report.runs):
+        said |= dict.fromkeys(sentence.format(unit=report.unit) for sentence in _OF_TASKS)
+    return list(said)
 
 
 # -- of one run ------------------------------------------------------------------------------------
@@ -209,6 +220,28 @@ def _kind(config: RunConfig) -> str:
     return f"Attention: {', '.join([config.attn.kind, *listed])}."
 
 
+def _documents(config: RunConfig) -> str:
+    """Say what becomes of documents in a row, and where rows begin."""
+    data = config.data
+    said = ["Documents: packed one after another, an end-of-text token between them"]
+    said.append("attention within each" if data.document_mask else "without attention masks")
+    if data.reset_positions:
+        said.append("positions from 0 in each")
+    if data.random_start:
+        said.append(f"in training positions of a row from a random one up to {data.random_start}")
+    return f"{', '.join(said)}."
+
+
+def _beginning(config: RunConfig) -> str:
+    """Say what a run began with that goes on from another; else nothing."""
+    if config.init_weights is None:
+        return ""
+    return (
+        f"Beginning: the weights {config.init_weights:.12} of a finished run; what that has not "
+        "begins as below."
+    )
+
+
 def _choices(config: RunConfig, section: str) -> str:
     """Say every value of a section that can change a number.
 
@@ -225,7 +258,7 @@ def _choices(config: RunConfig, section: str) -> str:
         f"{key} {show(value)}"
         for key, value in values.items()
         if value is not None
-        and f"{section}.{key}" not in _OF_ROWS
+        and f"{section}.{key}" not in _TOLD
         and (key in departing or f"{section}.{key}" not in _ADDED)
     ]
     return f"{_SECTIONS[section]}: {', '.join(listed)}."

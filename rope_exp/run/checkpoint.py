@@ -21,7 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rope_exp.run.folder import MANIFEST, MODEL
 from rope_exp.run.folder import list_steps as list_steps
+from rope_exp.run.folder import step_folder as step_folder
 from rope_exp.system.console import log
 from rope_exp.system.errors import CheckpointError, RecordError
 from rope_exp.system.files import (
@@ -35,10 +37,8 @@ from rope_exp.system.files import (
     write_json,
 )
 
-MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
-MANIFEST = "manifest.json"
 
 # The beginnings of the names of folders that an interruption may leave behind.
 _SAVING = ".saving-"
@@ -66,11 +66,6 @@ class Checkpoint:
 
 
 # -- folders -------------------------------------------------------------------------------------
-
-
-def step_folder(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of `step` stands below a run's `checkpoints/`."""
-    return folder / f"step_{step:08d}"
 
 
 def clear_leftovers(folder: Path) -> None:

@@ -31,6 +31,9 @@ ENV = "env.json"
 RESULT = "result.json"
 PROBES = "probes.json"
 LOCK = ".lock"
+# In the folder of a checkpoint.
+MODEL = "model.safetensors"
+MANIFEST = "manifest.json"
 
 # The first key of config.yaml. Later versions of the program give new keys their defaults, and so
 # read this format; only a change that defaults cannot bridge takes another.
@@ -53,7 +56,7 @@ class Result(_Losses):
     tokens: Natural
     steps: Natural
     init_sha256: Sha256
-    # Of the matrices that every variant has; older runs had no others.
+    # Of what was drawn for the parameters that every variant has; older runs had no others.
     shared_init_sha256: NotRequired[Sha256]
     data_sha256: Sha256
     order_sha256: OrderSha256
@@ -122,6 +125,11 @@ def read_env(folder: Path) -> dict[str, Any]:
     """
     path = folder / ENV
     return read_as(path, Env) if os.path.lexists(path) else {}
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """Return where the checkpoint of `step` stands below a run's `checkpoints/`."""
+    return checkpoints / f"step_{step:08d}"
 
 
 def list_steps(checkpoints: Path) -> list[int]:

@@ -1,5 +1,6 @@
 """The optimizer of a run, and its state as tensors by name."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,14 +13,25 @@ from rope_exp.training.muon import Muon
 
 # The beginnings of the names of what is learned of positions.
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
+# Beside a parameter's moments: how often each of its numbers has passed 0.
+CROSSINGS = "crossings"
 
 
 def build_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optimizer:
     """Return fused AdamW, or Muon with AdamW for embeddings, head, norms and other vectors.
 
     Matrices decay; vectors (norms, decays) and what is learned of positions do not. Frequencies
-    have a rate of their own: a multiple of the others'.
+    have a rate of their own: a multiple of the others'. Where they are learned as they are, the
+    optimizer counts how often each passes 0.
     """
+    optimizer = _make_optimizer(decoder, config)
+    rotary = decoder.model.rotary_emb
+    if rotary.learned and not rotary.in_log:
+        _count_crossings(optimizer, list(rotary.parameters()))
+    return optimizer
+
+
+def _make_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optimizer:
     named = dict(decoder.named_parameters())
     of_positions = [name for name in named if name.startswith(POSITIONS)]
     frequencies = [name for name in of_positions if name.startswith(FREQUENCIES)]
@@ -57,6 +69,36 @@ def build_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optim
         betas=config.betas,
         eps=config.eps,
     )
+
+
+def _count_crossings(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Have an optimizer count, of each number, the updates that take it past 0; 0 is no less.
+
+    On the device, and in its state, so that a checkpoint holds the counts with the moments.
+    """
+    were_below: list[Tensor] = []
+
+    def look(*_: object) -> None:
+        were_below[:] = [parameter < 0 for parameter in parameters]
+
+    def count(*_: object) -> None:
+        for parameter, was_below in zip(parameters, were_below, strict=True):
+            state = optimizer.state[parameter]
+            if CROSSINGS not in state:
+                state[CROSSINGS] = torch.zeros_like(parameter, dtype=torch.int64)
+            state[CROSSINGS] += was_below != (parameter < 0)
+
+    optimizer.register_step_pre_hook(look)
+    optimizer.register_step_post_hook(count)
+
+
+def crossings(optimizer: Optimizer, decoder: Decoder) -> dict[str, Tensor]:
+    """Return how often each learned frequency has passed 0, by pair of sites, where it can."""
+    rotary = decoder.model.rotary_emb
+    states = {
+        pair: optimizer.state[rotary.get_parameter(name)] for pair, name in rotary.learned.items()
+    }
+    return {pair: state[CROSSINGS] for pair, state in states.items() if CROSSINGS in state}
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:

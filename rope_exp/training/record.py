@@ -10,6 +10,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import RESULT
 from rope_exp.run.metrics import MetricsWriter
+from rope_exp.run.origin import find_origin
 from rope_exp.run.provenance import MARKED, machine_facts, spelled
 from rope_exp.run.tracker import mirrored
 from rope_exp.system.console import Progress
@@ -126,7 +127,7 @@ def environment(
 
     Args:
         old: env.json of the run's start before this one, {} at the first. What has changed since
-            is noted in `marks`.
+            is noted in `marks`; what the run began with stays.
     """
     here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
     changed = [
@@ -134,6 +135,8 @@ def environment(
         for key in MARKED
         if key in old and old[key] != here[key]
     ]
+    if config.init_weights is not None:
+        facts["init_from"] = old.get("init_from") or find_origin(str(config.run.init_from)).facts
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {
         **here,

@@ -116,7 +116,7 @@ class TrainingStep:
                 return None
             with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
                 nats = micro_batch.nats(self.model)
-                (nats * scale).backward()
+                (nats * scale).backward()  # type: ignore[no-untyped-call]
             loss += nats.detach()
 
         loss = self.parallel.sum(loss / num_targets)

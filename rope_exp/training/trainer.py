@@ -12,14 +12,17 @@ from pathlib import Path
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
-from rope_exp.data.generated import DataSet, held_out_rows, training_source
+from rope_exp.data.generated import DataSet
+from rope_exp.data.sources import held_out_rows, training_source
 from rope_exp.evaluation.answers import make_questions
 from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.probes import Probes
-from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
+from rope_exp.evaluation.values import Probes
+from rope_exp.model.decoder import Decoder, llama_weights, weights_sha256
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
+from rope_exp.training.beginning import begin
+from rope_exp.training.optim import crossings
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.record import Record
 from rope_exp.training.resume import Checkpoints, Start, agree
@@ -36,6 +39,7 @@ class Trainer:
     Raises:
         CheckpointError, RecordError: the folder holds what is no beginning of this run; nothing
             was changed.
+        ConfigError: the run that it is to begin with has other weights.
     """
 
     def __init__(
@@ -56,19 +60,21 @@ class Trainer:
         # The model, its initial weights, and what updates them.
         self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
+        self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
         self.identity = {
             "config_sha256": config.config_sha256,
             "data_sha256": data.data_sha256,
-            "init_sha256": weights_sha256(weights(self.decoder)),
+            "init_sha256": begin(
+                self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main
+            ),
         }
-        self.facts = {"shared_init_sha256": weights_sha256(llama_weights(self.decoder))}
         self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         train = config.train
         if train.compile:
             self.decoder.compile_parts()
         batches = training_source(config, data)
         self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
-        self.held_out_rows = held_out_rows(train, data)
+        self.held_out_rows = held_out_rows(config, data)
         self.throughput = Throughput(
             train.tokens_per_step,
             flops_per_token(config, data.vocab_size),
@@ -134,9 +140,10 @@ class Trainer:
             questions = make_questions(
                 self.decoder,
                 self.data,
-                train,
+                self.config,
                 self.train_step.micro_batch_size,
                 should_stop=lambda: self.stop.requested,
+                crossings=crossings(self.train_step.optimizer, self.decoder),
             )
             with self.parallel.autocast():
                 answers = questions.ask(train.probes)

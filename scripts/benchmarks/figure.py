@@ -1,7 +1,6 @@
 """Pictures of what was measured: throughput against size; time and memory against tokens."""
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -12,8 +11,25 @@ from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json
 
 
-def draw_contexts(folder: Path, part: str, model: str, result: dict[str, Any]) -> Path:
-    """Draw what a result of decode or length says against tokens: each arm's time and memory."""
+def draw(folder: Path) -> list[Path]:
+    """Draw anew what a folder holds results of: speed, decode and length.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    found = [draw_contexts(path) for path in sorted(folder.glob("decode-*.json"))]
+    found += [draw_contexts(path) for path in sorted(folder.glob("length-*.json"))]
+    if any(folder.glob("speed-*.json")):
+        found.append(draw_throughput(folder))
+    if not found:
+        raise ConfigError("--out", str(folder), "holds no result of speed, decode or length")
+    return found
+
+
+def draw_contexts(results: Path) -> Path:
+    """Draw what decode-*.json or length-*.json says against tokens: each arm's time and memory."""
+    part = results.stem.partition("-")[0]
+    result = read_json(results)["result"]
     figure, (times, sizes) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     for number, (arm, found) in enumerate(result["arms"].items()):
         style = {"marker": "osD^vP*X"[number % 8], "linestyle": ["-", "--", ":"][number % 3]}
@@ -40,16 +56,15 @@ def draw_contexts(folder: Path, part: str, model: str, result: dict[str, Any]) -
         axes.minorticks_off()
         axes.grid(color="0.92")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    path = folder / f"{part}-{model}.png"
+    path = results.with_suffix(".png")
     figure.savefig(path, dpi=150)
+    plt.close(figure)
     return path
 
 
-def draw(folder: Path) -> Path:
+def draw_throughput(folder: Path) -> Path:
     """Draw every speed-*.json of a folder into throughput.png there."""
     files = [read_json(path) for path in folder.glob("speed-*.json")]
-    if not files:
-        raise ConfigError("--out", str(folder), "holds no result of the part speed to draw")
     speeds = sorted((file["result"] for file in files), key=lambda speed: speed["params"])
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
@@ -69,4 +84,5 @@ def draw(folder: Path) -> Path:
     axes.legend(frameon=False, fontsize=8)
     path = folder / "throughput.png"
     figure.savefig(path, dpi=150)
+    plt.close(figure)
     return path

@@ -67,6 +67,31 @@ def test_a_departing_key_shows_in_the_label() -> None:
     assert run_config(["pe.name=mine", "pe.base=500000"]).pe.label == "mine"
 
 
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        ("pe=alibi", "alibi"),
+        ("pe=t5", "t5"),
+        ("pe=sinusoidal", "sinusoidal"),
+        ("pe=learned", "learned"),
+        ("pe=alibi pe.rotate=[v,o]", "alibi-rotate_vo"),
+        ("pe=vo_rope pe.bias=alibi", "alibi-rotate_vo"),
+        ("pe=nope pe.bias=t5", "t5"),
+        ("pe=t5 pe.bias=none", "nope"),
+        ("pe=learned pe.bias=alibi", "learned+alibi"),
+        ("pe=alibi pe.rotate=[q,k] pe.base=500000", "alibi-rotate_qk-base500000"),
+        ("pe.layers=[1,1,1,0]", "qk_rope-layers_1110"),
+        ("pe.trainable=log pe.trainable_lr=10", "qk_rope-trainablelog-trainable_lr10"),
+        ("pe.trainable=raw", "qk_rope-trainable"),
+    ],
+)
+def test_a_scheme_has_one_name_however_it_is_said(words: str, label: str) -> None:
+    """With it, one config and one hash."""
+    config = run_config(words.split())
+    assert config.pe.label == label
+    assert run_config([*words.split(), "pe.name=QK-RoPE"]).config_sha256 == config.config_sha256
+
+
 def test_a_size_brings_its_budget_and_tokenizer() -> None:
     """And the command line wins over both."""
     config = run_config(["model=1b", "data=fineweb_edu", "tracker=wandb"])
@@ -134,6 +159,10 @@ MISTAKES = [
     ("tokenizer.vocab_size=10", "tokenizer.vocab_size=10", "257"),
     ("tokenizer.vocab_size=99999999999", "tokenizer.vocab_size=99999999999", "2^24"),
     ("data=files", "data.path=null", "must name the corpus"),
+    ("data.random_start=-1", "data.random_start=-1", "at least 0"),
+    ("data.random_start=16777000", "data.random_start=16777000", "not exact in float32"),
+    ("pe.start=16777000", "pe.start=16777000", "not exact in float32"),
+    ("init_weights=abc", "init_weights=abc", "64 hexadecimal digits"),
     ("seed=-1", "seed=-1", "at least 0 and below 2^63"),
     ("run.group=../../etc", "run.group=../../etc", "letters, digits"),
     ("run.group='a\\nb'", "run.group=", "letters, digits"),
@@ -167,13 +196,15 @@ def test_a_key_that_is_left_out_has_its_default() -> None:
 QUIET = [
     "train.log_every=7", "train.save_every=3", "train.eval_every=9", "train.keep_checkpoints=5",
     "tracker=wandb", "run.dir=elsewhere", "launch.max_parallel=2", "data.cache_dir=elsewhere",
-    "train.peak_tflops=100",
+    "train.peak_tflops=100", "run.init_from=elsewhere",
 ]  # fmt: skip
 LOUD = [
     "optim.lr=0.1", "train.num_steps=7", "train.seq_len=64", "train.precision=fp32",
     "data.holdout_fraction=0.1", "tokenizer.vocab_size=512", "model.rms_norm_eps=1e-6",
     "schedule=wsd",
     "train.eval_sequences=8", "data.seed=5",
+    "data.reset_positions=true", "data.document_mask=true", "data.random_start=256",
+    f"init_weights={'a' * 64}",
 ]  # fmt: skip
 
 

@@ -1,22 +1,32 @@
 """Counts of parameters and operations, against torch's own."""
 
+import weakref
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from support.kinds import KINDS, allowed
 from support.models import VOCAB, make_architecture, make_pe, make_sizes, tokens
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp.config.architecture import Architecture, num_parameters
 from rope_exp.config.compose import run_config
 from rope_exp.config.costs import (
+    CHUNK,
     attention_flops_per_token,
     flops_per_token,
+    memory_bytes,
     peak_flops_per_s,
+    state_bytes,
 )
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import TrainConfig
+from rope_exp.config.sections import LaunchConfig, TrainConfig
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.model.decoder import Decoder
 
@@ -81,6 +91,67 @@ def test_a_state_costs_the_same_at_any_length(attn: AttnConfig, expected: int) -
     sizes = make_sizes()
     for length in (1, 32, 4096):
         assert attn.flops(sizes, length) == expected
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of all tensors of so many numbers that live at once, at most."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.sizes: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.numel() == self.numbers:
+                self._note(tensor)
+        return output
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.sizes:
+            self.sizes[key] = storage.nbytes()
+            weakref.finalize(storage, self.sizes.pop, key)
+        self.peak = max(self.peak, sum(self.sizes.values()))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attn", [RetentionConfig(), LinearConfig(), LinearConfig(form="both")])
+def test_states_between_chunks_are_those_that_training_holds(
+    attn: AttnConfig, precision: Any
+) -> None:
+    """Of heads so wide that no other tensor has as many numbers as the states of three chunks.
+
+    In float32 the sums that are kept are those in float32 already: 16 bytes a number of two layers
+    where the estimate has 20, and, for sums of keys beside the values, 27/26 of that.
+    """
+    rows, length, chunks, wide = 2, 2 * CHUNK + 9, 3, 26
+    sizes = make_sizes(head_dim=wide)
+    decoder = Decoder(Architecture(sizes, make_pe(), VOCAB, attn))
+    ids_BT = tokens(rows, length + 1)
+    # Linear attention sums the weights too: beside the values, or with them.
+    numbers = rows * chunks * 4 * wide * (wide + (getattr(attn, "form", "") == "both"))
+
+    with Held(numbers) as held:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = decoder(ids_BT[:, :-1], ids_BT[:, 1:])
+        loss.backward()
+
+    config = RunConfig(
+        attn=attn,
+        model=sizes,
+        train=TrainConfig(seq_len=length, global_batch_size=rows, precision=precision),
+        launch=LaunchConfig(device="cpu"),
+    )
+    assert held.peak <= state_bytes(config) <= 1.3 * held.peak
+
+    # Decay has heads of the same widths, and hardly a state.
+    other = replace(config, attn=DecayConfig(), pe=make_pe())
+    of_batch = [memory_bytes(each, VOCAB)["train.global_batch_size"] for each in (config, other)]
+    assert of_batch[0] - of_batch[1] == state_bytes(config) - state_bytes(other)
 
 
 def test_a_window_costs_the_keys_that_are_met() -> None:

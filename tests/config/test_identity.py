@@ -18,6 +18,7 @@ from rope_exp.system.files import json_sha256
 DEFAULTS = {
     "seed": 0,
     "row_name": None,
+    "init_weights": None,
     "pe": {
         "name": "QK-RoPE", "rotate": ["q", "k"], "base": 10000.0, "fraction": 1.0,
         "trainable": False, "start": 0, "precision": "float32",
@@ -36,6 +37,7 @@ DEFAULTS = {
         "name": "stdlib", "kind": "stdlib", "path": None, "subset": None, "revision": None,
         "text_column": None, "sample_by": None, "validation_split": None,
         "holdout_fraction": 0.05, "max_tokens": None, "cache_dir": None, "seed": None,
+        "reset_positions": False, "document_mask": False, "random_start": 0,
         "order": "plain", "period": None,
     },
     "tokenizer": {
@@ -49,17 +51,17 @@ DEFAULTS = {
     "schedule": {"name": "cosine", "warmup_fraction": 0.05, "final_fraction": 0.1},
     "train": {
         "name": "nano", "num_steps": 500, "global_batch_size": 16, "micro_batch_size": None,
-        "seq_len": 256, "objective": "causal",
+        "seq_len": 256,
         "eval_every": 50, "eval_sequences": 128, "save_every": 250,
         "keep_checkpoints": 2, "log_every": 10, "precision": "auto", "compile": "auto",
-        "deterministic": "auto", "peak_tflops": None, "probes": [],
+        "deterministic": "auto", "peak_tflops": None, "probes": [], "objective": "causal",
     },
     "tracker": {"name": "none", "mode": "online", "project": "rope_exp", "entity": None},
     "launch": {
         "name": "local", "device": "auto", "num_processes": 1, "max_parallel": "auto",
         "inline": False, "num_threads": "auto",
     },
-    "run": {"dir": None, "group": None, "fresh": False},
+    "run": {"dir": None, "group": None, "fresh": False, "init_from": None},
 }  # fmt: skip
 
 # The kinds of attention beside softmax, and the optimizer beside AdamW.

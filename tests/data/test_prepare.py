@@ -56,6 +56,12 @@ def test_what_was_prepared_is_found_without_reading_or_network(
     assert again.corpus["name"] == "other"
 
 
+def test_what_becomes_of_documents_in_rows_changes_no_token(path: Path) -> None:
+    plain = prepare(data_config(path=path), BYTES)
+    changes = {"reset_positions": True, "document_mask": True, "random_start": 256}
+    assert prepare(data_config(path=path, **changes), BYTES).folder == plain.folder
+
+
 def test_a_copy_of_a_prepared_corpus_says_where_it_lies(path: Path, tmp_path: Path) -> None:
     first = prepare(data_config(path=path), BYTES)
     copied = tmp_path / "copied" / path.name

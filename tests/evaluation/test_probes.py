@@ -9,20 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.models import SUBSETS, VOCAB, make_decoder, make_pe, make_sizes
+from support.models import SUBSETS, VOCAB, make_decoder, opinionated
 
-from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import LinearConfig
-from rope_exp.data.batches import next_tokens, validation_ids
+from rope_exp.data.batches import Batch, next_tokens, validation_ids
+from rope_exp.data.places import Places
+from rope_exp.evaluation.contexts import attentions, switched_off
 from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.probes import (
-    Questions,
-    attentions,
-    bin_edges,
-    switched_off,
-    token_nats,
-)
+from rope_exp.evaluation.inputs import on_device
+from rope_exp.evaluation.probes import Questions, bin_edges, token_nats
 from rope_exp.model.attention.base import split_heads
 from rope_exp.model.attention.linear import LinearAttention
 from rope_exp.model.decoder import Decoder
@@ -31,28 +27,31 @@ LENGTH = 16
 TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)
 HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
 # Micro-batches of four training lengths: 16 windows; 2 of eight lengths, one at a time; 4 windows
-# at five starts; 4 windows as trained and without either of two sites.
-NUM_BATCHES = {"windows": 4, "positions": 2, "shift": 5, "ablation": 3}
+# at five starts; 4 windows as trained and without either of two sites; 4 windows, one at a time; at
+# four lengths one window as trained, and at three of them by three methods on q, on v and on both.
+NUM_BATCHES = {
+    "windows": 4,
+    "positions": 2,
+    "shift": 5,
+    "ablation": 3,
+    "distance": 4,
+    "extension": 4 + 3 * 3 * 3,
+}
 NAMES = tuple(NUM_BATCHES)
 
 # Both of q and k turn or neither, and likewise v and o.
 RELATIVE = [subset for subset in SUBSETS if subset in ((), ("q", "k"), ("v", "o"), tuple("qkvo"))]
 
 
-def opinionated(*rotate: str, **changes: Any) -> Decoder:
-    """A decoder whose attention is far from uniform, so that positions matter to its loss."""
-    decoder = make_decoder(*rotate, **changes)
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(12)
-    return decoder
-
-
 def ask(decoder: Decoder, name: str, *, at_once: int = 4, **changes: Any) -> dict[str, Any]:
     answers = Questions(decoder, HELD_OUT, TRAIN, at_once, **changes).ask([name])
     assert answers is not None
     return answers[name]
+
+
+def of_documents(windows_NS: np.ndarray) -> Batch:
+    """Rows as they are read where positions and attention begin anew at documents."""
+    return Places(END, resets=True, masks=True).placed(next_tokens(windows_NS))
 
 
 def nats_by_hand(decoder: Decoder, ids: np.ndarray) -> list[float]:
@@ -166,6 +165,50 @@ def test_a_shift_is_a_model_that_starts_there() -> None:
         assert ask(other, "shift")["loss"][0] == pytest.approx(loss, abs=1e-6)
 
 
+# -- documents -----------------------------------------------------------------------------------
+
+END = 0
+
+
+def nats_by_document(decoder: Decoder, ids: np.ndarray) -> list[float]:
+    """The same of a window in which each document is read by itself."""
+    begins = [0, *(np.flatnonzero(ids[1:-1] == END) + 1), len(ids) - 1]
+    parts = [ids[first : last + 1] for first, last in itertools.pairwise(begins)]
+    return [nat for part in parts for nat in nats_by_hand(decoder, part)]
+
+
+@pytest.mark.parametrize("name", ["windows", "positions", "ablation", "shift"])
+def test_windows_hold_documents_as_in_training(name: str) -> None:
+    """Of any length: each probe's first loss, as trained, is that of documents read alone."""
+    decoder = opinionated("q", "v")
+    found = ask(decoder, name, read=of_documents)["loss"]
+
+    # Shift and ablation ask of a quarter of the windows, positions of windows of 8 lengths.
+    count, length = {"windows": (16, LENGTH), "positions": (2, 8 * LENGTH)}.get(name, (4, LENGTH))
+    windows_NT = validation_ids(HELD_OUT, count, length)
+    assert (windows_NT[:, 1:-1] == END).any()
+    nats_NT = np.array([nats_by_document(decoder, ids) for ids in windows_NT])
+    if name == "windows":
+        assert found == pytest.approx(nats_NT.mean(axis=1), abs=1e-5)
+        rows = of_documents(windows_NT)
+        whole = held_out_loss(decoder, rows, micro_batch_size=4, device=torch.device("cpu"))
+        assert np.mean(found) == pytest.approx(whole, abs=1e-5)
+    elif name == "positions":
+        edges = bin_edges(length)
+        expected = [nats_NT[:, a:b].mean() for a, b in itertools.pairwise(edges)]
+        assert found == pytest.approx(expected, abs=1e-5)
+    else:
+        assert found[0] == pytest.approx(nats_NT.mean(), abs=1e-5)
+
+
+def test_a_shift_moves_every_document() -> None:
+    """Whose positions then begin at `start`, as if the model said so."""
+    found = ask(opinionated("k", "v"), "shift", read=of_documents)
+    for start, loss in zip(found["start"], found["loss"], strict=True):
+        other = opinionated("k", "v", start=start)
+        assert ask(other, "shift", read=of_documents)["loss"][0] == pytest.approx(loss, abs=1e-6)
+
+
 # -- ablation ------------------------------------------------------------------------------------
 
 
@@ -185,6 +228,12 @@ def test_without_a_site_is_a_model_built_without(rotate: tuple[str, ...]) -> Non
         )
         assert loss == pytest.approx(expected, abs=1e-5)
     assert len(set(found["loss"])) == len(found["loss"])
+
+
+def test_sites_that_rotate_in_some_layers_are_switched_off() -> None:
+    """Of either pattern: here q and k in the second layer alone, v and o in the first."""
+    decoder = opinionated(*"qkvo", layers=(0, 1), layers_vo=(1, 0))
+    assert ask(decoder, "ablation")["without"] == ["", "k", "o", "q", "v"]
 
 
 # -- what is left behind -------------------------------------------------------------------------
@@ -207,17 +256,17 @@ def stops_at(number: int, *, broken: bool) -> Callable[[], bool]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_probe_that_breaks_off_leaves_no_trace(name: str, broken: bool) -> None:
-    """Asked to stop, or broken, in every micro-batch in turn: the decoder computes what it did."""
+    """Asked to stop, or broken, in micro-batches all over: the decoder computes what it did."""
     decoder = opinionated("q", "v")
-    ids = torch.from_numpy(HELD_OUT[None, :40])
-    before = token_nats(decoder, ids).detach()
+    inputs = on_device(next_tokens(HELD_OUT[None, :40]), torch.device("cpu"))
+    before = token_nats(decoder, inputs).detach()
 
-    for number in range(NUM_BATCHES[name]):
+    for number in range(0, NUM_BATCHES[name], 1 + NUM_BATCHES[name] // 6):
         should_stop = stops_at(number, broken=broken)
         questions = Questions(decoder, HELD_OUT, TRAIN, 4, should_stop)
         with pytest.raises(ZeroDivisionError) if broken else nullcontext():
             assert questions.ask([name]) is None
-        assert torch.equal(token_nats(decoder, ids).detach(), before)
+        assert torch.equal(token_nats(decoder, inputs).detach(), before)
         assert {attention.sites for attention in attentions(decoder)} == {frozenset("qv")}
     assert torch.is_grad_enabled()
 
@@ -279,10 +328,4 @@ def test_the_floors_are_counted_one_by_one() -> None:
 
 
 def linear_decoder(attn: LinearConfig) -> Decoder:
-    decoder = Decoder(Architecture(make_sizes(), make_pe("q", "k"), VOCAB, attn))
-    decoder.initialise(0)
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(12)
-    return decoder.eval()
+    return opinionated("q", "k", attn=attn).eval()

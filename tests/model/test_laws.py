@@ -1,16 +1,20 @@
 """The certificate: each subset is measured to obey its law, and broken rotations are refused."""
 
+import itertools
 from pkgutil import resolve_name
 from typing import Any
 
 import pytest
+import torch
 from support.kinds import KINDS, allowed
 from support.models import SIZES, SUBSETS, make_pe, make_sizes
-from torch import Tensor
+from torch import Tensor, nn
 
 from rope_exp.config.kinds import AttnConfig, LatentConfig, SoftmaxConfig
 from rope_exp.config.state_kinds import RetentionConfig
 from rope_exp.model.attention.base import Attention
+from rope_exp.model.attention.latent import LatentAttention
+from rope_exp.model.cache import LayerCache
 from rope_exp.model.laws import certificate, expected_class
 from rope_exp.model.positions import Positions
 from rope_exp.model.rope import rotate
@@ -86,17 +90,60 @@ def test_the_mistakes_are_refused_in_every_kind(
 
 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, ("q", "k"))], ids=str)
-def test_a_key_that_turns_the_other_way_is_refused(
-    attn: AttnConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("times", [-1, 0], ids=["the other way", "not at all"])
+@pytest.mark.parametrize("site", ["q", "k"])
+def test_a_query_or_key_that_turns_wrongly_is_refused(
+    attn: AttnConfig, site: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = Attention.turn
 
-    def wrong(self: Attention, site: str, x: Tensor, at: Positions) -> Tensor:
+    def wrong(self: Attention, of_site: str, x: Tensor, at: Positions) -> Tensor:
         cos, sin = at.qk
-        return turn(self, site, x, at._replace(qk=(cos, -sin)) if site == "k" else at)
+        by = (cos if times else torch.ones_like(cos), times * sin)
+        return turn(self, of_site, x, at._replace(qk=by) if of_site == site else at)
 
     monkeypatch.setattr(Attention, "turn", wrong)
     with pytest.raises(LawError, match="refusing to train"):
+        certificate(SIZES, make_pe("q", "k"), attn)
+
+
+LATENTS = [kind for kind in KINDS if isinstance(kind, LatentConfig)]
+
+
+@pytest.mark.parametrize("attn", LATENTS, ids=str)
+def test_a_part_of_the_absorbed_scores_of_wrong_scale_is_refused(
+    attn: LatentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That which does not rotate has 1/sqrt(nope_dim), as if it stood alone."""
+    attend_after = LatentAttention.attend_after
+    factor = (attn.key_dim / attn.nope_dim) ** 0.5
+
+    def wrong(self: LatentAttention, q_BTHK: Tensor, *others: Any) -> Tensor:
+        q_BTHL, q_BTHR = q_BTHK.tensor_split([attn.kv_rank], dim=-1)
+        return attend_after(self, torch.cat([q_BTHL * factor, q_BTHR], dim=-1), *others)
+
+    monkeypatch.setattr(LatentAttention, "attend_after", wrong)
+    with pytest.raises(LawError, match="computed as absorbed and cached"):
+        certificate(SIZES, make_pe("q", "k"), attn)
+
+
+@pytest.mark.parametrize("attn", LATENTS, ids=str)
+def test_a_latent_that_is_kept_without_its_norm_is_refused(
+    attn: LatentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left out everywhere it breaks no law, and test_references sees it."""
+    heads = LatentAttention.heads
+
+    def wrong(
+        self: LatentAttention, x_BTD: Tensor, at: Positions, cache: LayerCache | None
+    ) -> Tensor:
+        with monkeypatch.context() as patch:
+            if cache is not None:
+                patch.setitem(self._modules, "kv_a_layernorm", nn.Identity())
+            return heads(self, x_BTD, at, cache)
+
+    monkeypatch.setattr(LatentAttention, "heads", wrong)
+    with pytest.raises(LawError, match="computed as cached is not"):
         certificate(SIZES, make_pe("q", "k"), attn)
 
 
@@ -128,3 +175,33 @@ def test_the_certificate_holds_at_far_positions() -> None:
     checked = certificate(SIZES, make_pe("v", "o", base=1e6, start=2**20))
     assert checked["measured"] == "invariant"
     assert checked["max_deviation"]["turned by R_c"] > 1e-3
+
+
+@pytest.mark.parametrize("changes", [{}, {"input": "sinusoidal"}, {"input": "learned"}], ids=str)
+def test_a_whole_decoder_answers_to_a_shift(changes: dict[str, Any]) -> None:
+    """By its logits: unchanged where both of a pair turn or neither, and nothing is added."""
+    for sites, causal in itertools.product(SUBSETS, (True, False)):
+        checked = certificate(SIZES, make_pe(*sites, start=2, **changes), causal=causal)["decoder"]
+        is_relative = expected_class(sites) == "invariant" and not changes
+        assert checked["measured"] == ("invariant" if is_relative else "changed")
+        assert (checked["deviation"] < 1e-11) == is_relative
+
+
+def test_each_set_of_sites_that_a_layer_has_is_measured() -> None:
+    pe = make_pe(*"qkvo", layers=(1, 1, 1, 0), layers_vo=(0, 0, 0, 1), base_vo=7.0)
+    checked = certificate(make_sizes(num_hidden_layers=8), pe)
+    assert set(checked["of_layers"]) == {"qk", "vo"}
+    assert all(each["measured"] == "invariant" for each in checked["of_layers"].values())
+    assert "of_layers" not in certificate(SIZES, make_pe(*"qkvo"))
+
+
+def test_v_and_o_by_different_tables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An angle that v turns by and o does not turn back by."""
+    turn = Attention.turn
+
+    def wrong(self: Attention, site: str, x: Tensor, at: Positions) -> Tensor:
+        return turn(self, site, x, at._replace(vo=at.qk) if site == "o" else at)
+
+    monkeypatch.setattr(Attention, "turn", wrong)
+    with pytest.raises(LawError, match="refusing to train"):
+        certificate(SIZES, make_pe(*"qkvo", base_vo=7.0))

@@ -44,13 +44,14 @@ def test_a_contender_that_fails_ends_the_race_in_its_words(tiny_overrides: list[
     [
         (["sped"], "part=sped is not one of check, limits, speed"),
         (["--rounds", "0"], "--rounds: 0 must be at least 1"),
+        (["race", "--name", "length"], "--name: length would be taken for a result"),
         (["--models", "nanno"], "model=nanno"),
         (["--set", "launch.num_processes=2"], "launch.num_processes=2: must be 1"),
         (["against", "--tree", "{empty}"], "must be the folder of a checkout"),
         (["race"], "--arm: say at least one"),
         (["decode"], "--arm: say at least one"),
         (["length"], "--arm: say at least one"),
-        (["figure", "--out", "{empty}"], "holds no result of the part speed"),
+        (["figure", "--out", "{empty}"], "holds no result of speed, decode or length"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -92,4 +93,15 @@ def test_decoding_and_length_are_measured_and_drawn(
     assert decoded["attn=retention"]["kept_bytes"] == [4 * 2 * 64] * 2
     passes = read_json(tmp_path / "length-nano.json")["result"]["arms"]
     assert all(seconds > 0 for arm in passes.values() for seconds in arm["pass_s"])
-    assert {path.name for path in tmp_path.glob("*.png")} == {"decode-nano.png", "length-nano.png"}
+    drawn = [tmp_path / "decode-nano.png", tmp_path / "length-nano.png"]
+    assert sorted(tmp_path.glob("*.png")) == drawn
+
+    # Without measuring anything again.
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
+    for again in ([*sys.argv, "--go-on"], ["bench.py", "figure", "--out", str(tmp_path)]):
+        for path in drawn:
+            path.unlink()
+        monkeypatch.setattr(sys, "argv", again)
+        assert bench.main() == 0
+        assert sorted(tmp_path.glob("*.png")) == drawn
+        assert {path: path.read_bytes() for path in tmp_path.glob("*.json")} == before

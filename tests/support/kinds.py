@@ -43,8 +43,10 @@ def make_layer(
     layer = make_attention(sizes, attn, sites)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in layer.parameters():
+        for name, parameter in layer.named_parameters():
             if parameter.ndim == 2:
                 std = parameter.shape[1] ** -0.5
                 torch.nn.init.normal_(parameter, std=std, generator=generator)
+            elif name.endswith("norm.weight"):
+                torch.nn.init.uniform_(parameter, 0.5, 1.5, generator=generator)
     return layer

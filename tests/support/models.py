@@ -1,5 +1,6 @@
 """Small decoders, their inputs, and rotations written out as dense matrices."""
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rope_exp.config.architecture import Architecture
+from rope_exp.config.kinds import SOFTMAX, AttnConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.decoder import Decoder
@@ -48,6 +50,26 @@ def make_decoder(
 ) -> Decoder:
     decoder = Decoder(make_architecture(*rotate, sizes=sizes, **changes))
     decoder.initialise(seed)
+    return decoder
+
+
+def opinionated(
+    *rotate: str, attn: AttnConfig = SOFTMAX, sizes: ModelConfig = SIZES, **changes: Any
+) -> Decoder:
+    """A decoder whose attention is far from uniform, so that positions matter to its loss.
+
+    Args:
+        changes: of the variant, or of the architecture: causal, num_positions.
+    """
+    fields = {field.name for field in dataclasses.fields(Architecture)}
+    of_architecture = {key: changes.pop(key) for key in fields & changes.keys()}
+    pe = make_pe(*rotate, **changes)
+    decoder = Decoder(Architecture(sizes, pe, VOCAB, attn, **of_architecture))
+    decoder.initialise(0)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if parameter.ndim == 2 and "rotary" not in name:
+                parameter.mul_(12)
     return decoder
 
 

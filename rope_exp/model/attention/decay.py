@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.state_kinds import DecayConfig
+from rope_exp.config.state_kinds import MAX_LEARNED_HEADS, DecayConfig
 from rope_exp.model.attention.base import for_queries, split_heads
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.retention import retnet_log_gamma
@@ -21,8 +21,9 @@ from rope_exp.model.attention.state import StateAttention, Sums
 from rope_exp.model.positions import Positions
 
 STATE = "state"
-# Of nu = log(-log gamma), where it is learned: from next to no decay down to gamma = 0.05.
-NU_RANGE = (-64 * math.log(2), math.log(3.0))
+# Of nu = log(-log gamma), where it is learned: from gamma = 1 - 2^-64, next to no decay and past
+# where the last head begins, down to gamma = 0.05.
+NU_RANGE = (-(5 + MAX_LEARNED_HEADS) * math.log(2), math.log(3.0))
 
 
 class DecayAttention(StateAttention):

@@ -170,7 +170,8 @@ def attention_after(
     q_BTGSK = torch.unflatten(q_BTHK, 2, (num_groups, -1))
     score_BGSTE = wide(torch.einsum("btgsk,begk->bgste", q_BTGSK, k_BEGK)) * scale
     if bias_HTE is not None:
-        score_BGSTE = score_BGSTE + bias_HTE[..., -num_keys:].unflatten(0, (num_groups, -1))
+        bias_GSTE = torch.unflatten(bias_HTE[..., -num_keys:], 0, (num_groups, -1))
+        score_BGSTE = score_BGSTE + bias_GSTE
     score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
     weight_BGSTE = score_BGSTE.softmax(-1).to(q_BTHK.dtype)
     if num_pads_B is not None:
@@ -296,7 +297,7 @@ def _blocks(length: int, window: int | None, causal: bool) -> list[tuple[slice, 
 
 def _by_head(x_NCE: Tensor, bias_HTT: Tensor) -> Tensor:
     """Return [B, H, C, E]."""
-    return x_NCE.unflatten(0, (-1, len(bias_HTT)))
+    return torch.unflatten(x_NCE, 0, (-1, len(bias_HTT)))
 
 
 def _heads_first(x_BTHK: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rope_exp.config.costs import CHUNK
 from rope_exp.model.attention.kernel import wide
 
-CHUNK = 64
 # Queries and keys, [B, T, H, K] each.
 Scores = tuple[Tensor, Tensor] | None
 

@@ -46,19 +46,20 @@ def of_report(report: Report) -> dict[str, bytes]:
     return files
 
 
-def of_campaign(runs: Sequence[Run], others: Iterable[Run]) -> dict[str, bytes]:
+def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
     """Return the figures of a campaign's factors, by file.
 
     Args:
         runs: of the campaign.
         others: of other campaigns, which stand beside them where they differ in the factor alone.
     """
+    joined = beside(runs, others)
     # A named row of another campaign is a variant of a further one, and stands there already.
     others = [run for run in others if run.config.row_name is None]
     factors = {key for run in runs for key in run.factors}
     files: dict[str, bytes] = {}
-    if factors <= {*SEEDS} and all(run.config.pe.label != REFERENCE for run in runs):
-        files |= _beside(runs, others)
+    if joined is not None:
+        files |= files_of("forest", forest(joined)) | files_of("grid", grid(joined))
     for factor in sorted(factors & {*_LADDERS, FACTOR}):
         found = ladders(runs, others, factor)
         for chosen in found:
@@ -72,19 +73,23 @@ def of_campaign(runs: Sequence[Run], others: Iterable[Run]) -> dict[str, bytes]:
     return files
 
 
-def _beside(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
-    """Return the forest and the grid of a campaign without the reference, with other campaigns'."""
-    found = neighbours(runs, others)
-    if not found:
-        return {}
+def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
+    """Return the report of a campaign that lacks the reference, with other campaigns' variants.
+
+    None: it has the reference or factors, there are no such variants, or they may not share a
+    table.
+    """
+    has_factors = any(set(run.factors) - {*SEEDS} for run in runs)
+    has_reference = any(run.config.pe.label == REFERENCE for run in runs)
+    found = neighbours(runs, [run for run in others if run.config.row_name is None])
+    if has_factors or has_reference or not found:
+        return None
     together = [*runs, *found]
     try:
         check_blocks(together)
-        report = build(together, ["pe"])
+        return build(together, ["pe"])
     except ReportError:
-        # They may not share a table: each campaign stands alone.
-        return {}
-    return files_of("forest", forest(report)) | files_of("grid", grid(report))
+        return None
 
 
 def of_pilot(spreads: Sequence[Spread], runs: Iterable[Run]) -> dict[str, bytes]:

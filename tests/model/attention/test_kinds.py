@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 import torch
 from support.kinds import KINDS, allowed, make_layer
-from support.models import BASE, SIZES, make_positions, normal, rotation_matrix
+from support.models import BASE, SIZES, make_positions, make_sizes, normal, rotation_matrix
 from torch import Tensor
 
 from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig
-from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
+from rope_exp.config.state_kinds import (
+    MAX_LEARNED_HEADS,
+    DecayConfig,
+    LinearConfig,
+    RetentionConfig,
+)
 from rope_exp.config.variants import SUBSETS
 from rope_exp.model.attention.base import Attention
 
@@ -195,6 +200,21 @@ def test_every_subset_equals_the_loop(attn: AttnConfig) -> None:
         # A learned decay is of float32. A negative sum is floored: what stands over it is large.
         tolerance = 1e-6 if getattr(attn, "gamma", None) == "learned" else 1e-12
         assert float((ours - by_loop).abs().max() / by_loop.abs().max()) < tolerance, sites
+
+
+@pytest.mark.parametrize("normalise", ["none", "sqrt"])
+def test_every_head_that_may_learn_its_decay_begins_at_retnets(normalise: Any) -> None:
+    """Within what can be learned, down to the last of the most heads, so that it has a gradient."""
+    sizes = make_sizes(num_attention_heads=MAX_LEARNED_HEADS, num_key_value_heads=1, head_dim=2)
+    attn = DecayConfig(gamma="learned", normalise=normalise)
+    layer = make_layer(attn, (), sizes=sizes).double()
+    begins_H = [math.log1p(-(2.0 ** (-5 - head))) for head in range(MAX_LEARNED_HEADS)]
+    expected_H = torch.tensor(begins_H, dtype=torch.float64)
+    torch.testing.assert_close(layer.log_gamma(), expected_H, rtol=1e-5, atol=0)
+
+    o_BTD = layer(normal(1, LENGTH, sizes.hidden_size), make_positions(LENGTH, 2))
+    (gradient_H,) = torch.autograd.grad(o_BTD.square().sum(), layer.nu)
+    assert bool((gradient_H.isfinite() & (gradient_H != 0)).all())
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)

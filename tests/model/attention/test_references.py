@@ -2,11 +2,13 @@
 
 import math
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.kinds import make_layer
-from support.models import SIZES, make_positions, normal
+from support.models import SIZES, make_pe, make_positions, normal
 from torch import Tensor, nn
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
@@ -14,6 +16,9 @@ from transformers.models.gemma4 import modeling_gemma4 as gemma
 from transformers.models.roformer import modeling_roformer as roformer
 
 from rope_exp.config.kinds import LatentConfig, SharedConfig, SoftmaxConfig
+from rope_exp.model.attention.base import Attention, Tables
+from rope_exp.model.attention.latent import LatentAttention
+from rope_exp.model.laws import certificate
 
 LENGTH = 11
 WIDTH = SIZES.hidden_size
@@ -29,30 +34,78 @@ def doubled(tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-@pytest.mark.parametrize("q_rank", [None, 7])
-@torch.no_grad()
-def test_latent_is_deepseek_v3s(q_rank: int | None) -> None:
-    attn = LatentConfig(kv_rank=10, q_rank=q_rank, nope_dim=6, rope_dim=4, value_dim=5)
-    ours = make_layer(attn, ("q", "k")).double()
+def deepseek_v3s(ours: Attention, attn: LatentConfig, x_BTD: Tensor, tables: Tables) -> Tensor:
+    """What transformers' module gives with our weights."""
     config = v3.DeepseekV3Config(
         hidden_size=WIDTH,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
-        q_lora_rank=q_rank,
-        kv_lora_rank=10,
-        qk_nope_head_dim=6,
-        qk_rope_head_dim=4,
-        v_head_dim=5,
+        q_lora_rank=attn.q_rank,
+        kv_lora_rank=attn.kv_rank,
+        qk_nope_head_dim=attn.nope_dim,
+        qk_rope_head_dim=attn.rope_dim,
+        v_head_dim=attn.value_dim,
         rope_interleave=False,
         attn_implementation="eager",
     )
     theirs = v3.DeepseekV3Attention(config, 0).double().eval()
     theirs.load_state_dict(ours.state_dict())
+    expected: Tensor = theirs(x_BTD, doubled(tables), CAUSAL)[0]
+    return expected
 
+
+def make_latent(q_rank: int | None) -> LatentConfig:
+    return LatentConfig(kv_rank=10, q_rank=q_rank, nope_dim=6, rope_dim=4, value_dim=5)
+
+
+@pytest.mark.parametrize("q_rank", [None, 7])
+@torch.no_grad()
+def test_latent_is_deepseek_v3s(q_rank: int | None) -> None:
+    attn = make_latent(q_rank)
+    ours = make_layer(attn, ("q", "k")).double()
     x_BTD = normal(2, LENGTH, WIDTH, seed=1)
     at = make_positions(LENGTH, 4, start=5)
-    expected, *_ = theirs(x_BTD, doubled(at.qk), CAUSAL)
+    expected = deepseek_v3s(ours, attn, x_BTD, at.qk)
     assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
+
+
+def no_norm(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
+    """The mistake of a latent without its norm, wherever it is made."""
+    patch.setattr("rope_exp.model.attention.latent.normed", lambda norm, x: x)
+
+
+def no_weight(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
+    """The mistake of a norm without its weight."""
+    patch.setattr("rope_exp.model.attention.latent.normed", lambda norm, x: rms(x))
+
+
+def rms(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=1e-6)
+
+
+def own_scale(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
+    """The mistake of 1/sqrt(nope_dim) for what does not rotate, as if it stood alone."""
+    queries = LatentAttention._queries
+    factor_K = torch.ones(attn.key_dim, dtype=torch.float64)
+    factor_K[: attn.nope_dim] = (attn.key_dim / attn.nope_dim) ** 0.5
+    patch.setattr(LatentAttention, "_queries", lambda self, x: queries(self, x) * factor_K)
+
+
+@pytest.mark.parametrize("mistake", [no_norm, no_weight, own_scale])
+@torch.no_grad()
+def test_a_mistake_that_no_law_sees_is_seen_here(
+    mistake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made alike in every form, before anything turns, it keeps the forms equal and relative."""
+    attn = make_latent(7)
+    ours = make_layer(attn, ("q", "k")).double()
+    x_BTD = normal(2, LENGTH, WIDTH, seed=1)
+    at = make_positions(LENGTH, 4, start=5)
+    expected = deepseek_v3s(ours, attn, x_BTD, at.qk)
+
+    mistake(monkeypatch, attn)
+    assert certificate(SIZES, make_pe("q", "k"), attn)["measured"] == "invariant"
+    assert float((ours(x_BTD, at) - expected).abs().max()) > 100 * TOLERANCE
 
 
 def interleaved(nope_dim: int, rope_dim: int) -> list[int]:

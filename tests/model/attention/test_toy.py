@@ -1,22 +1,31 @@
 """A kind that nobody has heard of, as docs/extending.md writes it: the rest of the house takes it.
 
-Its config, its module, and the place where modules are chosen: laws, weights, counts and the cache
-follow.
+Its config, its module, its file, and the two places where kinds are listed: laws, weights, counts,
+the cache, its identity and its plan follow.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from support.command import write
 from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, tokens
+from support.refused import refused
 from torch import Tensor, nn
 
+from rope_exp.config import plan
 from rope_exp.config.architecture import Architecture, num_parameters
-from rope_exp.config.kind import Kind, Shapes, llama_shapes
+from rope_exp.config.compose import run_config
+from rope_exp.config.kind import Shapes, llama_shapes
+from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.resolve import resolve
+from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric
 from rope_exp.config.sections import ModelConfig
+from rope_exp.config.state_kinds import StateKind
 from rope_exp.model.attention.base import for_queries, split_heads
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention, Sums
@@ -26,12 +35,10 @@ from rope_exp.model.positions import Positions
 
 
 @dataclass(frozen=True)
-class MeanConfig(Kind):
+class MeanConfig(StateKind):
     """The mean of all values up to the query's."""
 
     kind: Literal["mean"] = numeric("mean")
-
-    keeps_keys = False
 
     def sites(self) -> tuple[str, ...]:
         return ("v", "o")
@@ -42,9 +49,6 @@ class MeanConfig(Kind):
 
     def state(self, model: ModelConfig) -> int:
         return model.num_attention_heads * (model.features_per_head + 1)
-
-    def flops(self, model: ModelConfig, seq_len: int) -> int:
-        return 12 * self.state(model)
 
 
 class MeanAttention(StateAttention):
@@ -117,3 +121,44 @@ def test_it_computes_what_it_says() -> None:
     v_BTD = for_queries(v_BTGK, layer.num_heads).flatten(2)
     expected = layer.o_proj(v_BTD.cumsum(1) / torch.arange(1, 7)[:, None])
     torch.testing.assert_close(layer(x_BTD, (none, none)), expected)
+
+
+def listed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give it a place among the alternatives, and its file; return the folder of choices."""
+    monkeypatch.setitem(RunConfig.__annotations__, "attn", AttnConfig | MeanConfig)
+    write(folder / "attn" / "mean.yaml", "kind: mean\n")
+    return folder
+
+
+def test_its_file_makes_runs_that_no_other_run_notices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Composed as any kind is; the identities of those that were there before stay."""
+    others = (["pe=vo_rope"], ["pe=vo_rope", "attn=decay"])
+    before = [run_config(words).config_sha256 for words in others]
+    folder = listed(tmp_path, monkeypatch)
+
+    config = run_config(["pe=vo_rope", "attn=mean"], folder)
+    assert config.attn == TOY
+    assert config.group.startswith("nano-mean-stdlib-")
+    assert RunConfig.from_dict(config.to_dict()) == config
+    assert [run_config(words, folder).config_sha256 for words in others] == before
+    assert config.config_sha256 not in before
+
+    with refused("pe.rotate=", "attn.kind=mean can rotate v and o; q and k must not stand there"):
+        run_config(["attn=mean"], folder)
+
+
+def test_its_plan_counts_its_parameters_and_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the decoder itself; of two heads, sums of 64 values and their number."""
+    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+    config = run_config(["pe=vo_rope", "attn=mean"], listed(tmp_path, monkeypatch))
+    with torch.device("meta"):
+        decoder = Decoder(config.architecture(2048))
+    count = sum(parameter.numel() for parameter in decoder.parameters())
+
+    said = "\n".join(plan.cost_lines(resolve(config)))
+    assert f"{count:,} parameters" in said
+    assert f"mean; a layer caches 0 numbers a token, and {2 * (64 + 1)} that do not grow" in said

@@ -1,0 +1,47 @@
+"""Which probes a run can be asked."""
+
+import math
+from typing import get_args
+
+from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.sections import ModelConfig, TrainConfig
+from rope_exp.config.variants import PAIRS, PeConfig
+from rope_exp.system.errors import ConfigError
+
+
+def check_probes(train: TrainConfig, model: ModelConfig, attn: AttnConfig, pe: PeConfig) -> None:
+    """Refuse a probe that the finished model could not answer.
+
+    Raises:
+        ConfigError: saying what it takes.
+    """
+    of_some = {probe for kind in get_args(AttnConfig) for probe in kind.probes()}
+    reasons = {
+        probe: f"attn.kind={attn.kind} cannot be asked for {probe}"
+        for probe in of_some.difference(attn.probes())
+    }
+    if train.seq_len < 2:
+        reasons.setdefault("distance", "distance needs train.seq_len of at least 2")
+    if not pe.trainable:
+        reasons["drift"] = "drift needs frequencies that are learned: pe.trainable"
+    extension = _why_not_extended(train, pe, attn.rotary_dim(model))
+    if extension:
+        reasons["extension"] = f"extension needs {extension}"
+
+    for probe in train.probes:
+        if probe in reasons:
+            raise ConfigError("train.probes", list(train.probes), reasons[probe])
+
+
+def _why_not_extended(train: TrainConfig, pe: PeConfig, rotary_dim: int) -> str | None:
+    """Return what a rotation lacks that is to turn by frequencies for longer contexts."""
+    if not pe.rotate:
+        return "at least one site in pe.rotate"
+    if pe.input == "learned":
+        return "positions past the trained length, which pe.input=learned has not"
+    rotating = [pair for pair in PAIRS if {*pair} & {*pe.rotate}]
+    if any(pe.num_features(rotary_dim, pair) < 4 for pair in rotating):
+        return "two pairs of features that rotate, a first and a last"
+    if train.seq_len <= math.tau:
+        return "train.seq_len of at least 7, in which a pair can turn once"
+    return None

@@ -1,0 +1,147 @@
+"""What is watched in a finished decoder, or changed in it, while a context lasts.
+
+Shapes: B rows, T positions, H query heads, G key/value heads, K features of a head, V of a value.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rope_exp.model.attention.base import Attention, turned
+from rope_exp.model.attention.kernel import wide
+from rope_exp.model.attention.linear import LinearAttention
+from rope_exp.model.cache import LayerCache
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.positions import Positions
+
+# Is shown weights_BHTT, and q_BTHK and k_BTGK before they turned.
+See = Callable[[Tensor, Tensor, Tensor], None]
+
+
+def attentions(decoder: Decoder) -> list[Attention]:
+    """Return the attention of each layer, first to last."""
+    return [module for module in decoder.modules() if isinstance(module, Attention)]
+
+
+@contextmanager
+def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Have a module call a function in the place of one of its methods."""
+    # Within another such context it is that one's function which comes back.
+    earlier = vars(module).get(name)
+    setattr(module, name, function)
+    try:
+        yield
+    finally:
+        delattr(module, name)
+        if earlier is not None:
+            setattr(module, name, earlier)
+
+
+# -- what is watched -------------------------------------------------------------------------------
+
+
+@contextmanager
+def floored(layer: LinearAttention) -> Iterator[list[Tensor]]:
+    """Note of each division in a layer, while the context lasts, whether eps stands below it."""
+    seen: list[Tensor] = []
+    below = layer.below
+
+    def watched(found: Mapping[str, Tensor]) -> Tensor:
+        norm_BTH1 = below(found)
+        seen.append((norm_BTH1 < layer.attn.eps).flatten())
+        return norm_BTH1
+
+    with _instead(layer, "below", watched):
+        yield seen
+
+
+@contextmanager
+def weighed(layer: Attention, see: See) -> Iterator[None]:
+    """Show how a layer's softmax weighs keys, in float32 at least, while the context lasts.
+
+    Attention is linear in its values. Where value j is the j-th unit vector, its output is the
+    weights themselves: the layer's own attention computes them, with its mask, its window and its
+    bias, and no second formula of it could say something else.
+    """
+    attend = layer.attend
+
+    def watched(
+        q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, at: Positions, cache: LayerCache | None
+    ) -> Tensor:
+        with torch.autocast(q_BTHK.device.type, enabled=False):
+            q = wide(q_BTHK)
+            k = wide(k_BTGK)
+            unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
+            unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
+            weights_BHTT = attend(q, k, unit_BTGT, at, cache).transpose(1, 2)
+            see(weights_BHTT, _unturned(layer, "q", q, at), _unturned(layer, "k", k, at))
+        return attend(q_BTHK, k_BTGK, v_BTGV, at, cache)
+
+    with _instead(layer, "attend", watched):
+        yield
+
+
+def _unturned(layer: Attention, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
+    """Return x as it was before its site turned it."""
+    if site not in layer.sites:
+        return x_BTHK
+    return turned(x_BTHK, at.tables(site), layer.rotary_dim, inverse=True)
+
+
+# -- what is changed -------------------------------------------------------------------------------
+
+
+@contextmanager
+def switched_off(decoder: Decoder, site: str) -> Iterator[None]:
+    """Leave out one site's rotation, in every layer, while the context lasts."""
+    usual = [attention.sites for attention in attentions(decoder)]
+    try:
+        for attention in attentions(decoder):
+            attention.sites = attention.sites - {site}
+        yield
+    finally:
+        for attention, sites in zip(attentions(decoder), usual, strict=True):
+            attention.sites = sites
+
+
+@contextmanager
+def turning_by(decoder: Decoder, theta: Mapping[str, Tensor]) -> Iterator[None]:
+    """Turn pairs of sites by other frequencies, in every layer, while the context lasts.
+
+    Args:
+        theta: by pair, qk or vo, in the shape that the rotation has it; another pair turns as ever.
+    """
+    rotary = decoder.model.rotary_emb
+    usual = rotary.theta
+
+    def other(pair: str) -> Tensor:
+        return theta[pair] if pair in theta else usual(pair)
+
+    with _instead(rotary, "theta", other):
+        yield
+
+
+@contextmanager
+def scores_times(decoder: Decoder, factor: float) -> Iterator[None]:
+    """Multiply the scale of all layers' scores, while the context lasts.
+
+    It is the queries of a softmax that are multiplied, so that a bias, v and o are as they were. A
+    kind that keeps a state has no softmax, and stays as it is.
+    """
+    with ExitStack() as stack:
+        for layer in attentions(decoder):
+            stack.enter_context(_instead(layer, "attend", _scaled(layer, factor)))
+        yield
+
+
+def _scaled(layer: Attention, factor: float) -> Callable[..., Tensor]:
+    """Return a layer's attention to queries that are multiplied."""
+    attend = layer.attend
+
+    def scaled(q_BTHK: Tensor, *others: Any) -> Tensor:
+        return attend(q_BTHK * factor, *others)
+
+    return scaled

@@ -1,0 +1,48 @@
+"""How far learned frequencies have come from where they began.
+
+Shapes: F frequencies; N rows of them, one of the model, one a layer, or one a layer and head.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rope_exp.config.variants import PeConfig
+from rope_exp.evaluation.values import Probes, rounded, significant
+from rope_exp.model.decoder import Decoder
+
+
+def drifted(decoder: Decoder, crossings: Mapping[str, Tensor]) -> Probes:
+    """Return of each pair of sites that learns its frequencies what they are, and what they were.
+
+    Args:
+        crossings: how often each number that is learned has passed 0, by pair, where that can be.
+    Returns:
+        By pair: `theta0`, by frequency; `theta` as it turns, of the layers in which the pair
+        rotates; the median of |ln(theta/theta0)| over all of these; the sum of its `crossings`.
+    """
+    pe = decoder.architecture.pe
+    rotary = decoder.model.rotary_emb
+    sites = {}
+    for pair in pe.trained_pairs:
+        theta0_F = rotary.get_buffer(f"theta0_{pair}").double()
+        theta_NF = _rotating(rotary.theta(pair).double(), pe, pair).reshape(-1, len(theta0_F))
+        moved_NF = (theta_NF / theta0_F).log().abs()
+
+        answer: Probes = {
+            "theta0": significant(theta0_F),
+            "theta": [significant(theta_F) for theta_F in theta_NF],
+            "median": rounded(torch.quantile(moved_NF, 0.5)[None])[0],
+        }
+        if pair in crossings:
+            answer["crossings"] = int(crossings[pair].sum())
+        sites[pair] = answer
+    return {"sites": sites}
+
+
+def _rotating(theta: Tensor, pe: PeConfig, pair: str) -> Tensor:
+    """Leave out the frequencies of layers in which nothing turns by them, and nothing learns."""
+    if theta.ndim == 1:
+        return theta
+    return theta[[layer for layer in range(len(theta)) if {*pair} & {*pe.sites_of(layer)}]]

@@ -1,0 +1,130 @@
+"""The weights that a run begins with: drawn from its seed, or those of a finished run.
+
+A parameter that the finished run has not (a table of positions, learned frequencies, norms of
+queries and keys) begins as it always does. One that is not had here is refused, unless it is of
+positions alone: leaving these out is what going on as another variant means.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import Sha256
+from rope_exp.config.variants import PeConfig
+from rope_exp.evaluation.load import load_run
+from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.run.checkpoint import STATE, list_steps, step_folder
+from rope_exp.run.folder import read_as
+from rope_exp.run.origin import find_origin
+from rope_exp.system.console import log
+from rope_exp.system.errors import ConfigError, RecordError
+
+ROTARY = "model.rotary_emb."
+OF_POSITIONS = (ROTARY, "model.added_positions.", "model.score_bias.")
+
+
+class _Began(TypedDict):
+    init_sha256: Sha256
+
+
+def begin(
+    decoder: Decoder, config: RunConfig, folder: Path, tokenizer_json: str, *, is_main: bool
+) -> str:
+    """Give a decoder, whose weights were drawn, those that its run begins with.
+
+    Args:
+        folder: of the run.
+        tokenizer_json: of what the run reads.
+        is_main: whether to say what was taken.
+    Returns:
+        init_sha256, their hash. A run that goes on from its own checkpoints has it from there, and
+        the decoder will have its weights from there, too.
+    Raises:
+        ConfigError: run.init_from has weights that do not fit.
+        RecordError, CheckpointError: its folder is damaged.
+    """
+    if config.init_weights is None:
+        return weights_sha256(weights(decoder))
+    if list_steps(folder / "checkpoints"):
+        return _began_with(folder / "checkpoints")
+
+    path = str(config.run.init_from)
+    origin = find_origin(path)
+    if origin.weights_sha256 != config.init_weights:
+        raise ConfigError(
+            "run.init_from", path, f"has other weights than init_weights={config.init_weights:.12}"
+        )
+    theirs, tokenizer = load_run(origin.folder, origin.step)
+    if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
+        raise ConfigError("run.init_from", path, "has another tokenizer: its tokens mean others")
+
+    found = named_here(weights(theirs), origin.config.pe, config.pe)
+    left, fresh = take_over(weights(decoder), found, path)
+    if is_main:
+        left_out = f"; left out: {', '.join(left)}" if left else ""
+        begun = f"; begun anew: {', '.join(fresh)}" if fresh else ""
+        log(f"{config.name}: begins with step {origin.step} of {path}{left_out}{begun}")
+    return weights_sha256(weights(decoder))
+
+
+def named_here(
+    tensors: Mapping[str, Tensor], theirs: PeConfig, ours: PeConfig
+) -> dict[str, Tensor]:
+    """Return a run's tensors by the names that they have in another variant.
+
+    Learned frequencies are those of a pair of sites, and the first pair that learns has the first
+    name.
+    """
+    found = dict(tensors)
+    pairs = dict(zip(theirs.trained_pairs, theirs.learned_names, strict=True))
+    of_pairs = {pair: found.pop(ROTARY + name) for pair, name in pairs.items()}
+
+    here = dict(zip(ours.trained_pairs, ours.learned_names, strict=True))
+    for pair, tensor in of_pairs.items():
+        found[ROTARY + here.get(pair, f"{pairs[pair]} of {pair}")] = tensor
+    return found
+
+
+@torch.no_grad()
+def take_over(
+    own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str
+) -> tuple[list[str], list[str]]:
+    """Copy what was found into parameters of the same names.
+
+    Args:
+        path: of the run that it was found in.
+    Returns:
+        The names of what was left out, and of what there was nothing for.
+    Raises:
+        ConfigError: naming the first parameter of another shape, or that is not had here though it
+            is not of positions; nothing was copied.
+    """
+    for name in sorted(found):
+        theirs = list(found[name].shape)
+        if name not in own and not name.startswith(OF_POSITIONS):
+            allowed = f"has {name} of {theirs}, for which there is no place here"
+            raise ConfigError("run.init_from", path, allowed)
+        if name in own and own[name].shape != found[name].shape:
+            allowed = f"has {name} of {theirs}, and here it is of {list(own[name].shape)}"
+            raise ConfigError("run.init_from", path, allowed)
+
+    for name in found.keys() & own.keys():
+        own[name].copy_(found[name])
+    return sorted(found.keys() - own.keys()), sorted(own.keys() - found.keys())
+
+
+def _began_with(checkpoints: Path) -> str:
+    """Return init_sha256 by a run's newest checkpoint that says it.
+
+    Where none does, none verifies, and the empty string that is returned is never compared.
+    """
+    for step in reversed(list_steps(checkpoints)):
+        with suppress(RecordError):
+            return str(read_as(step_folder(checkpoints, step) / STATE, _Began)["init_sha256"])
+    return ""

@@ -1,0 +1,173 @@
+"""Documents and positions of rows, by naive loops; where rows begin, by what they must not know."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from rope_exp.data.batches import Batches, chain_sha256, epoch_order, next_tokens
+from rope_exp.data.places import (
+    PlacedBatches,
+    Places,
+    documents,
+    positions,
+    random_starts,
+)
+
+END = 0
+# A quarter of the ids ends a document, so that rows hold many, empty ones among them.
+rows = arrays(
+    np.int64, st.tuples(st.integers(1, 4), st.integers(1, 30)), elements=st.integers(0, 3)
+)
+TOKENS = np.random.default_rng(0).integers(0, 9, size=1009).astype(np.uint16)
+
+
+def by_loop(row_T: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """The document and the position of each token of a row, one token after the other."""
+    of_documents = []
+    of_positions = []
+    document = 0
+    position = 0
+    for token in row_T:
+        if token == END:
+            document += 1
+            position = 0
+        of_documents.append(document)
+        of_positions.append(position)
+        position += 1
+    return of_documents, of_positions
+
+
+@given(rows)
+def test_documents_and_positions_are_those_of_a_loop(ids_BT: NDArray[np.int64]) -> None:
+    document_BT = documents(ids_BT, END)
+    expected = [by_loop(row_T) for row_T in ids_BT]
+    assert document_BT.tolist() == [of_documents for of_documents, _ in expected]
+    assert positions(document_BT).tolist() == [of_positions for _, of_positions in expected]
+
+
+@given(rows, st.data())
+def test_a_row_cut_at_a_document_is_placed_as_its_parts(
+    ids_BT: NDArray[np.int64], data: st.DataObject
+) -> None:
+    """What stands before a document decides nothing of where its own tokens stand."""
+    cut = data.draw(st.integers(0, ids_BT.shape[1] - 1))
+    ids_BT[:, cut] = END
+    whole = positions(documents(ids_BT, END))
+    for part in (slice(0, cut), slice(cut, None)):
+        if ids_BT[:, part].size:
+            assert (whole[:, part] == positions(documents(ids_BT[:, part], END))).all()
+
+
+# -- random starts ---------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 10**9), st.integers(1, 9), st.integers(0, 2**24))
+def test_a_start_depends_on_seed_step_and_row_alone(
+    seed: int, step: int, num_rows: int, most: int
+) -> None:
+    start_B = random_starts(seed, step, num_rows, most)
+    assert start_B.dtype == np.int64
+    assert ((start_B >= 0) & (start_B <= most)).all()
+    assert (random_starts(seed, step, num_rows + 5, most)[:num_rows] == start_B).all()
+
+
+def philox(key: tuple[int, int], counter: list[int]) -> list[int]:
+    """The four words of one count of Philox4x64 in ten rounds (Salmon et al. 2011), written out."""
+    mask = 2**64 - 1
+    words = list(counter)
+    keys = list(key)
+    for _ in range(10):
+        high0, low0 = divmod(words[0] * 0xD2E7470EE14C6C93, 2**64)
+        high1, low1 = divmod(words[2] * 0xCA5A826395121157, 2**64)
+        words = [high1 ^ words[1] ^ keys[0], low1, high0 ^ words[3] ^ keys[1], low0]
+        keys = [keys[0] + 0x9E3779B97F4A7C15 & mask, keys[1] + 0xBB67AE8584CAA73B & mask]
+    return words
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 10**9), st.integers(0, 2**24))
+def test_starts_are_remainders_of_raw_words(seed: int, step: int, most: int) -> None:
+    """With every numpy on every machine, or rows could not be compared."""
+    words = philox((seed, step), [1, 0, 0, 1]) + philox((seed, step), [2, 0, 0, 1])
+    assert random_starts(seed, step, 6, most).tolist() == [word % (most + 1) for word in words[:6]]
+
+
+def test_starts_are_uniform() -> None:
+    """Of 50,000 draws over 11 values: Pearson's statistic of 10 degrees, whose 99.9 % is 29.6."""
+    starts = np.concatenate([random_starts(3, step, 50, 10) for step in range(1, 1001)])
+    counts = np.bincount(starts, minlength=11)
+    assert ((counts - 50_000 / 11) ** 2 / (50_000 / 11)).sum() < 29.6
+
+
+def test_starts_are_no_words_of_an_order() -> None:
+    """The order of epoch e and the starts of step e have one key; their words are others."""
+    words = np.random.Philox(key=np.array([5, 7], dtype=np.uint64)).random_raw(100)
+    assert (np.argsort(words, kind="stable") == epoch_order(5, 7, 100)).all()
+    starts = random_starts(5, 7, 100, 2**62)
+    assert not np.isin(starts, words % np.uint64(2**62 + 1)).any()
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def placed(**changes: object) -> PlacedBatches:
+    values = {"places": Places(END), "random_start": 0} | changes
+    batches = Batches(TOKENS, seed=3, batch_size=4, seq_len=16)
+    return PlacedBatches(batches, seed=3, batch_size=4, **values)  # type: ignore[arg-type]
+
+
+def test_with_the_keys_at_their_defaults_nothing_is_said() -> None:
+    batch = placed().batch(5)
+    plain = Batches(TOKENS, seed=3, batch_size=4, seq_len=16).batch(5)
+    assert batch.position_BT is None
+    assert batch.document_BT is None
+    assert chain_sha256("", batch.hashed_BS) == chain_sha256("", plain.hashed_BS)
+    assert (batch.ids_BT == plain.ids_BT).all()
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("random_start", [0, 40])
+def test_each_key_says_what_it_is_for(resets: bool, masks: bool, random_start: int) -> None:
+    source = placed(places=Places(END, resets=resets, masks=masks), random_start=random_start)
+    batch = source.batch(2)
+    start_B = random_starts(3, 2, 4, random_start)
+    for row, ids_T in enumerate(batch.ids_BT):
+        of_documents, of_positions = by_loop(ids_T)
+        if masks:
+            assert batch.document_BT is not None
+            assert batch.document_BT[row].tolist() == of_documents
+        expected = of_positions if resets else list(range(16))
+        if resets or random_start:
+            assert batch.position_BT is not None
+            assert batch.position_BT[row].tolist() == [start_B[row] + each for each in expected]
+    assert (batch.document_BT is None) == (not masks)
+    assert (batch.position_BT is None) == (not (resets or random_start))
+
+
+def test_the_hash_of_the_order_covers_where_rows_begin() -> None:
+    """And what a reset makes of the ids follows from them: it needs no hash."""
+    plain = placed().batch(2).hashed_BS
+    assert (placed(places=Places(END, resets=True, masks=True)).batch(2).hashed_BS == plain).all()
+    hashed_BS = placed(random_start=40).batch(2).hashed_BS
+    assert (hashed_BS[:, :-1] == plain).all()
+    assert (hashed_BS[:, -1] == random_starts(3, 2, 4, 40)).all()
+
+
+@given(st.integers(1, 50), st.integers(1, 4))
+def test_the_rows_of_all_ranks_are_the_global_batch(step: int, share: int) -> None:
+    source = placed(places=Places(END, resets=True, masks=True), random_start=9)
+    whole = source.batch(step)
+    parts = [source.batch(step, slice(first, first + share)) for first in range(0, 4, share)]
+    for of_whole, *of_parts in zip(whole, *parts, strict=True):
+        if of_whole is not None:
+            assert (np.concatenate(of_parts) == of_whole).all()
+    assert source.num_targets(step) == 4 * 16
+
+
+def test_what_is_placed_already_is_not_placed_again() -> None:
+    batch = Places(END, resets=True).placed(next_tokens(np.ones((1, 4), dtype=np.int64)))
+    with pytest.raises(AssertionError):
+        Places(END, resets=True).placed(batch)

@@ -1,0 +1,85 @@
+"""Learned frequencies: where they are, and how far that is from where they were."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.models import BASE, VOCAB, make_decoder
+
+from rope_exp.config.sections import TrainConfig
+from rope_exp.evaluation.probes import Questions
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.rope import frequencies
+
+TRAIN = TrainConfig(seq_len=16)
+HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=33)
+THETA0 = frequencies(8, BASE).tolist()
+
+
+def ask(decoder: Decoder, **crossings: list[int]) -> dict[str, Any]:
+    counts = {pair: torch.tensor(count) for pair, count in crossings.items()}
+    answers = Questions(decoder, HELD_OUT, TRAIN, 4, crossings=counts).ask(["drift"])
+    assert answers is not None
+    return answers["drift"]["sites"]
+
+
+def move(decoder: Decoder, by: Any, name: str = "inv_freq", *, log: bool = False) -> None:
+    """Multiply frequencies by exp(by), or add it to their logarithms."""
+    parameter = decoder.model.rotary_emb.get_parameter(name)
+    by = torch.as_tensor(by)
+    with torch.no_grad():
+        if log:
+            parameter.add_(by)
+        else:
+            parameter.mul_(by.exp())
+
+
+@pytest.mark.parametrize("trainable", [True, "log"])
+def test_what_is_learned_is_beside_where_it_began(trainable: Any) -> None:
+    """|ln| of 0.1, 0.4, 0.2 and 0.3: the median lies between two of them."""
+    decoder = make_decoder("q", "k", trainable=trainable)
+    moved = [0.1, -0.4, 0.2, 0.3]
+    move(decoder, moved, log=trainable == "log")
+    (found,) = ask(decoder).values()
+    assert found["theta0"] == pytest.approx(THETA0, rel=1e-5)
+    expected = [at * math.exp(by) for at, by in zip(THETA0, moved, strict=True)]
+    assert found["theta"] == [pytest.approx(expected, rel=1e-5)]
+    assert found["median"] == pytest.approx(0.25, abs=2e-6)
+    assert "crossings" not in found
+
+
+def test_a_run_that_has_learned_nothing_has_not_moved() -> None:
+    for trainable in (True, "log"):
+        found = ask(make_decoder("v", trainable=trainable))
+        assert list(found) == ["vo"]
+        assert found["vo"]["median"] == 0
+        assert found["vo"]["theta"] == [found["vo"]["theta0"]]
+
+
+def test_small_frequencies_keep_their_digits() -> None:
+    decoder = make_decoder("q", trainable=True, base=1e9)
+    found = ask(decoder)["qk"]["theta0"]
+    assert found[-1] == pytest.approx(1e9 ** (-3 / 4), rel=1e-5)
+
+
+def test_what_turns_is_the_absolute_value() -> None:
+    """And of each pair of sites the crossings are summed."""
+    decoder = make_decoder(*"qkvo", trainable=True, base_vo=10.0)
+    with torch.no_grad():
+        decoder.model.rotary_emb.inv_freq_vo.neg_()
+    found = ask(decoder, qk=[0, 0, 0, 0], vo=[1, 1, 3, 1])
+    assert found["vo"]["median"] == 0
+    assert min(found["vo"]["theta"][0]) > 0
+    assert (found["qk"]["crossings"], found["vo"]["crossings"]) == (0, 6)
+    assert found["vo"]["theta0"] != found["qk"]["theta0"]
+
+
+def test_layers_that_do_not_rotate_are_left_out() -> None:
+    """They learn nothing, and would make the median smaller than what the others moved by."""
+    decoder = make_decoder("q", "k", trainable=True, trainable_scope="head", layers=(0, 1))
+    move(decoder, [[[9.0]], [[0.5]]])
+    found = ask(decoder)["qk"]
+    assert len(found["theta"]) == 2
+    assert found["median"] == pytest.approx(0.5, abs=2e-6)

@@ -1,0 +1,156 @@
+"""Longer contexts with other frequencies, against decoders that are made by hand for each."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.models import VOCAB, opinionated
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from rope_exp.config.sections import TrainConfig
+from rope_exp.config.state_kinds import RetentionConfig
+from rope_exp.data.batches import validation_ids
+from rope_exp.evaluation.contexts import attentions
+from rope_exp.evaluation.extension import extended
+from rope_exp.evaluation.probes import Questions
+from rope_exp.model.decoder import Decoder
+
+LENGTH = 16
+TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)
+HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
+# One long window, of the four that are read where a probe asks several times.
+LONG = validation_ids(HELD_OUT, 1, 8 * LENGTH)
+FACTORS = (1, 2, 4, 8)
+BASE = 100.0
+
+
+def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
+    answers = Questions(decoder, held_out, TRAIN, 4).ask(["extension"])
+    assert answers is not None
+    return answers["extension"]
+
+
+@cache
+def of_sites(sites: str) -> dict[str, Any]:
+    """The answers of one decoder, which several tests look at."""
+    return ask(opinionated(*sites))
+
+
+@torch.no_grad()
+def loss(decoder: Decoder, factor: int, **positions: Any) -> float:
+    """Of the beginning of the long window."""
+    ids = torch.from_numpy(LONG[:, : factor * LENGTH + 1])
+    logits = decoder(ids[:, :-1], **positions).log_softmax(-1)
+    return float(-logits.gather(2, ids[:, 1:, None]).mean())
+
+
+def by_hand(sites: str, **learned: Tensor) -> Decoder:
+    """The same weights with frequencies of one's own."""
+    decoder = opinionated(*sites, trainable=True)
+    with torch.no_grad():
+        for pair, name in decoder.model.rotary_emb.learned.items():
+            if pair in learned:
+                decoder.model.rotary_emb.get_parameter(name).copy_(learned[pair])
+    return decoder
+
+
+# -- each method -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sites", ["qk", "vo", "qkvo", "k"])
+def test_interpolation_divides_positions(sites: str) -> None:
+    """Of all pairs that rotate: position m stands where m/s did."""
+    found = of_sites(sites)
+    assert found["lengths"] == [16, 32, 64, 128]
+    assert found["num_windows"] == 1
+    pairs = "".join(pair for pair in ("qk", "vo") if {*pair} & {*sites})
+    for factor, at_length in zip(FACTORS, found["interpolation"][pairs], strict=True):
+        position_1T = torch.arange(factor * LENGTH)[None] / factor
+        expected = loss(opinionated(*sites), factor, positions_BT=position_1T)
+        assert at_length == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("pairs", "key"), [("qk", "base"), ("vo", "base_vo")])
+def test_ntk_aware_is_another_base_of_one_pair(pairs: str, key: str) -> None:
+    """base s^(n/(n-2)), of 8 features; the other pair keeps its own."""
+    found = of_sites("qkvo")["ntk_aware"][pairs]
+    for factor, at_length in zip(FACTORS, found, strict=True):
+        bases = {"base": BASE, "base_vo": BASE, key: BASE * factor ** (8 / 6)}
+        assert at_length == pytest.approx(loss(opinionated(*"qkvo", **bases), factor), abs=1e-5)
+
+
+@pytest.mark.parametrize("pairs", ["qk", "vo", "qkvo"])
+def test_yarn_is_transformers_and_sharper_scores(pairs: str) -> None:
+    """Frequencies as transformers has them; q and k times its factor, where they are extended, and
+    neither v nor o.
+    """
+    found = of_sites("qkvo")["yarn"][pairs]
+    for factor, at_length in zip(FACTORS[1:], found[1:], strict=True):
+        said = {"factor": float(factor), "original_max_position_embeddings": LENGTH}
+        config = LlamaConfig(
+            hidden_size=32,
+            num_attention_heads=4,
+            max_position_embeddings=LENGTH,
+            rope_parameters={"rope_type": "yarn", "rope_theta": BASE, **said},
+        )
+        theta_F, scale = ROPE_INIT_FUNCTIONS["yarn"](config, seq_len=None)
+        decoder = by_hand("qkvo", **{pair: theta_F for pair in ("qk", "vo") if pair in pairs})
+        if "qk" in pairs:
+            with torch.no_grad():
+                for layer in attentions(decoder):
+                    for name in ("q_proj.weight", "k_proj.weight"):
+                        layer.get_parameter(name).mul_(scale)
+        assert at_length == pytest.approx(loss(decoder, factor), abs=1e-5)
+
+
+# -- around them -----------------------------------------------------------------------------------
+
+
+def test_as_trained_is_the_decoder_itself() -> None:
+    """At one length all methods are; past it none is."""
+    found = of_sites("qkvo")
+    expected = [loss(opinionated(*"qkvo"), factor) for factor in FACTORS]
+    assert found["as_trained"] == pytest.approx(expected, abs=1e-5)
+    several = {
+        (method, pairs): losses
+        for method in ("interpolation", "ntk_aware", "yarn")
+        for pairs, losses in found[method].items()
+    }
+    assert len(several) == 9
+    assert {losses[0] for losses in several.values()} == {found["as_trained"][0]}
+    assert len({losses[-1] for losses in [*several.values(), found["as_trained"]]}) == 10
+
+
+def test_learned_frequencies_are_extended_as_they_are() -> None:
+    """Of each layer its own, halved at twice the length."""
+    decoder = opinionated("q", "k", trainable="log", trainable_scope="layer")
+    moved = torch.tensor([[0.3], [-0.5]])
+    with torch.no_grad():
+        decoder.model.rotary_emb.inv_freq += moved
+    found = ask(decoder)["interpolation"]["qk"][1]
+    with torch.no_grad():
+        decoder.model.rotary_emb.inv_freq -= float(np.log(2))
+    assert found == pytest.approx(loss(decoder, 2), abs=1e-5)
+
+
+def test_a_kind_without_a_softmax_has_no_scale() -> None:
+    """YaRN is its frequencies there."""
+    decoder = opinionated("q", "k", attn=RetentionConfig())
+    ids = torch.from_numpy(LONG[:, :33])
+    with torch.no_grad(), extended(decoder, "yarn", ["qk"], 2, LENGTH):
+        theta_F = decoder.model.rotary_emb.theta("qk")
+        found = decoder(ids)
+    other = opinionated("q", "k", attn=RetentionConfig(), trainable=True)
+    with torch.no_grad():
+        other.model.rotary_emb.inv_freq.copy_(theta_F)
+        torch.testing.assert_close(found, other(ids))
+
+
+def test_a_short_held_out_set_has_fewer_lengths() -> None:
+    found = ask(opinionated("q", "k"), HELD_OUT[:40])
+    assert found["lengths"] == [16, 32]
+    assert all(len(losses) == 2 for losses in found["yarn"].values())

@@ -1,0 +1,113 @@
+"""A document within a row, with positions and attention of its own: it is read as if alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.kinds import KINDS, allowed
+from support.models import SUBSETS, VOCAB, make_architecture, make_sizes
+from torch import Tensor
+
+from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.sections import ModelConfig
+from rope_exp.data.batches import next_tokens
+from rope_exp.data.places import Places
+from rope_exp.evaluation.inputs import Inputs, on_device
+from rope_exp.model.decoder import Decoder
+
+END = 0
+# Of three documents in a row of 24: 5 tokens of one that began before it, then 8 and 11.
+LENGTHS = (5, 8, 11)
+SCHEMES: list[dict[str, Any]] = [
+    {"input": "sinusoidal"},
+    {"input": "learned"},
+    {"bias": "alibi"},
+    {"bias": "t5"},
+    {"input": "learned", "bias": "t5"},
+    {"trainable": "log", "trainable_scope": "head"},
+    {"layers": (1, 0)},
+]
+WITH_KEYS = [attn for attn in KINDS if attn.keeps_keys]
+
+
+def decoder_of(
+    rotate: tuple[str, ...], attn: AttnConfig, sizes: ModelConfig, **changes: Any
+) -> Decoder:
+    """In float64, with attention far from uniform, so that what stands in sight matters."""
+    architecture = make_architecture(*rotate, sizes=sizes, **changes)
+    decoder = Decoder(replace(architecture, attn=attn, num_positions=64))
+    decoder.initialise(0)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if parameter.ndim == 2 and "rotary_emb" not in name:
+                parameter.mul_(12)
+    return decoder.double().eval()
+
+
+def row_of(seed: int) -> np.ndarray:
+    """Three documents on end, and what ends the last."""
+    random = np.random.default_rng(seed)
+    parts = [random.integers(1, VOCAB, size=length) for length in LENGTHS]
+    for part in parts[1:]:
+        part[0] = END
+    return np.concatenate([*parts, [END]])[None]
+
+
+def nats(decoder: Decoder, windows: np.ndarray, places: Places) -> Tensor:
+    """-log p of each token but the first of one window."""
+    inputs: Inputs = on_device(places.placed(next_tokens(windows)), torch.device("cpu"))
+    with torch.no_grad():
+        logits_BTV = decoder(
+            inputs.ids_BT, positions_BT=inputs.position_BT, document_BT=inputs.document_BT
+        )
+    return torch.nn.functional.cross_entropy(logits_BTV[0], inputs.target_BP[0], reduction="none")
+
+
+def check(decoder: Decoder, *, is_absolute: bool) -> None:
+    """Each document's losses in the row are those that it has alone, whatever stands before it.
+
+    Without the mask they are others, and without the reset they are for absolute variants.
+    """
+    ends = np.cumsum(LENGTHS)
+    both = Places(END, resets=True, masks=True)
+    for seed in range(3):
+        row = row_of(seed)
+        whole = nats(decoder, row, both)
+        for first, last in zip(ends - LENGTHS, ends, strict=True):
+            alone = nats(decoder, row[:, first : last + 1], Places(END))
+            assert float((whole[first:last] - alone).abs().max()) < 1e-6
+
+    later = slice(LENGTHS[0] + 1, None)
+    moved = {}
+    for name, places in {
+        "without a mask": Places(END, resets=True),
+        "without a reset": Places(END, masks=True),
+    }.items():
+        moved[name] = float((nats(decoder, row, places) - whole)[later].abs().max())
+    assert moved["without a mask"] > 1e-3
+    assert (moved["without a reset"] > 1e-3) == is_absolute
+
+
+@pytest.mark.parametrize("rotate", SUBSETS, ids="".join)
+def test_a_document_is_read_as_if_alone(rotate: tuple[str, ...]) -> None:
+    is_relative = ("q" in rotate) == ("k" in rotate) and ("v" in rotate) == ("o" in rotate)
+    check(decoder_of(rotate, KINDS[0], make_sizes()), is_absolute=not is_relative)
+
+
+@pytest.mark.parametrize("changes", SCHEMES, ids=str)
+def test_so_it_is_in_every_scheme(changes: dict[str, Any]) -> None:
+    """Beside rotation or without: biases see distances within the document alone."""
+    decoder = decoder_of(("v", "o"), KINDS[0], make_sizes(), **changes)
+    check(decoder, is_absolute="input" in changes)
+
+
+@pytest.mark.parametrize("attn", WITH_KEYS, ids=str)
+@pytest.mark.parametrize("window", [None, 6])
+def test_so_it_is_in_every_kind_with_keys(attn: AttnConfig, window: int | None) -> None:
+    """Where a window hides earlier keys anyway, too."""
+    rotate = tuple(site for site in "qkvo" if allowed(attn, site))
+    groups = {} if attn.takes_heads else {"num_key_value_heads": 4}
+    decoder = decoder_of(rotate, attn, make_sizes(window=window, **groups))
+    check(decoder, is_absolute=False)

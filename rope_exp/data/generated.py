@@ -17,10 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.config.sections import DataConfig, TokenizerConfig
 from rope_exp.config.tasks import NUM_QUERIES
-from rope_exp.data.batches import (
-    NO_TARGET,
-    Batch,
-)
+from rope_exp.data.batches import NO_TARGET, Batch
 from rope_exp.data.meta import Prepared
 from rope_exp.data.prepare import prepare
 from rope_exp.data.tasks.addition import Addition

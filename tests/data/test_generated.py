@@ -12,14 +12,9 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import DataConfig
 from rope_exp.config.tasks import TASKS
 from rope_exp.data.batches import Batch
-from rope_exp.data.generated import (
-    Generated,
-    GeneratedBatches,
-    held_out_rows,
-    open_data,
-    training_source,
-)
+from rope_exp.data.generated import Generated, GeneratedBatches, open_data
 from rope_exp.data.meta import Prepared
+from rope_exp.data.sources import held_out_rows, training_source
 from rope_exp.data.tasks.addition import Addition
 from rope_exp.data.tasks.rows import spell
 from rope_exp.data.tasks.spikes import QUERY_S, Spikes
@@ -85,9 +80,9 @@ def test_step_after_step_reads_row_after_row() -> None:
 def test_held_out_rows_are_those_of_every_run(kind: str) -> None:
     """And training never reads one of them."""
     config = config_of(kind, "train.eval_sequences=3")
-    held_out = held_out_rows(config.train, data_of(config))
+    held_out = held_out_rows(config, data_of(config))
     other = config_of(kind, "train.eval_sequences=3", "seed=7", "data.seed=2")
-    assert_equal(held_out_rows(other.train, data_of(other)), held_out)
+    assert_equal(held_out_rows(other, data_of(other)), held_out)
     assert len(held_out.ids_BT) == 3
 
     trained = batches_of(kind, "seed=0").batch(1)

@@ -11,7 +11,8 @@ import torch
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
-from rope_exp.data.generated import Generated, held_out_rows, open_data
+from rope_exp.data.generated import Generated, open_data
+from rope_exp.data.sources import held_out_rows
 from rope_exp.data.tasks.addition import DIGITS
 from rope_exp.data.tasks.rows import Rows, spell
 from rope_exp.evaluation.answers import TaskQuestions, make_questions
@@ -146,7 +147,7 @@ def test_the_loss_is_of_answers_alone(kind: str) -> None:
             nats.append(largest + math.log(total) - logits_TV[place][ids_S[place + 1]])
     expected = math.fsum(nats) / len(nats)
 
-    batch = held_out_rows(config.train, data_of(config))
+    batch = held_out_rows(config, data_of(config))
     assert held_out_loss(decoder, batch, micro_batch_size=2, device=CPU) == pytest.approx(
         expected, abs=1e-5
     )
@@ -159,7 +160,7 @@ def test_the_gradient_is_of_answers_alone() -> None:
     """By finite differences of that sum; and none of it comes from other targets."""
     config = config_of("addition")
     decoder = decoder_of(config).double()
-    inputs = on_device(held_out_rows(config.train, data_of(config)).rows(slice(1)), CPU)
+    inputs = on_device(held_out_rows(config, data_of(config)).rows(slice(1)), CPU)
     weight = decoder.lm_head.weight
     inputs.nats(decoder).backward()
     assert weight.grad is not None
@@ -186,7 +187,7 @@ def test_r2_is_that_of_a_plain_loop() -> None:
     assert found is not None
     fit = found["fit"]
 
-    batch = held_out_rows(config.train, data_of(config))
+    batch = held_out_rows(config, data_of(config))
     inputs = on_device(batch, CPU)
     with torch.no_grad():
         guess_NQD = decoder(inputs.ids_BT, **inputs.further).numpy().astype(float)

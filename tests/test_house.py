@@ -5,6 +5,7 @@ import csv
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,14 @@ def test_imports_go_down() -> None:
         own = path.relative_to(PACKAGE).parts[0]
         for other in imported(path) - {own}:
             assert FLOORS[other] < FLOORS[own], f"{path} imports {other}"
+
+
+def test_what_is_installed_is_all_there_is() -> None:
+    """setuptools takes the packages that it is told, and an installed copy has no others."""
+    listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    found = {path.parent for path in PACKAGE.rglob("__init__.py")}
+    names = {".".join(path.relative_to(REPOSITORY).parts) for path in found}
+    assert set(listed["tool"]["setuptools"]["packages"]) == names | {"rope_exp.configs"}
 
 
 @pytest.mark.parametrize("name", LIGHT)

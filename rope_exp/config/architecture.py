@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from math import prod
 
+from rope_exp.config.kind import llama_shapes
 from rope_exp.config.kinds import SOFTMAX, AttnConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import T5_BUCKETS, PeConfig
@@ -46,6 +47,26 @@ def num_weights(attn: AttnConfig, model: ModelConfig) -> int:
 def mlp_weights(model: ModelConfig) -> int:
     """Return the number of weights of a layer's SwiGLU."""
     return 3 * model.hidden_size * model.intermediate_size
+
+
+def llama_matrices(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the matrices that a decoder of these sizes has in transformers."""
+    config = architecture.model
+    width = config.hidden_size
+    inner = config.intermediate_size
+    layer = {f"self_attn.{name}": shape for name, shape in llama_shapes(config).items()}
+    layer |= {f"mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
+    layer["mlp.down_proj.weight"] = (width, inner)
+
+    found = {
+        f"model.layers.{number}.{name}": shape
+        for number in range(config.num_hidden_layers)
+        for name, shape in layer.items()
+    }
+    found["model.embed_tokens.weight"] = (architecture.vocab_size, width)
+    if not config.tie_word_embeddings:
+        found["lm_head.weight"] = (architecture.vocab_size, width)
+    return found
 
 
 def num_parameters(architecture: Architecture) -> int:

@@ -6,8 +6,9 @@ H query heads, G key/value heads, K features of a head, D model width, T tokens.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
+from rope_exp.config.probes import Probe
 from rope_exp.config.schema import Rule, labelled, numeric_values
-from rope_exp.config.sections import ModelConfig, Probe
+from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from rope_exp.config.kind import Even, Kind, Shapes, Splits
+from rope_exp.config.probes import Probe
 from rope_exp.config.schema import Count, numeric
-from rope_exp.config.sections import ModelConfig, Probe
+from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError

@@ -5,8 +5,9 @@ A default, once released, never changes: identities cover what departs from it.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
+from rope_exp.config.probes import Probes
 from rope_exp.config.schema import (
     Count,
     Name,
@@ -15,7 +16,6 @@ from rope_exp.config.schema import (
     OpenShare,
     PathText,
     Positive,
-    Rule,
     Seed,
     numeric,
     numeric_values,
@@ -36,25 +36,6 @@ Layers = Annotated[int, whole("from 1 to 4096", 1, 4096)]
 # The largest published vocabularies hold a million; the trainer of merges reserves memory for all
 # that it is asked.
 VocabSize = Annotated[int, whole("from 257 to 2^24", MIN_VOCAB_SIZE, 2**24)]
-Probe = Literal[
-    "windows",
-    "positions",
-    "shift",
-    "ablation",
-    "floors",
-    "distance",
-    "drift",
-    "extension",
-    "answers",
-    "fit",
-]
-Probes = Annotated[
-    tuple[Probe, ...],
-    Rule(
-        f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
-        lambda probes: len(set(probes)) == len(probes),
-    ),
-]
 
 
 @dataclass(frozen=True)

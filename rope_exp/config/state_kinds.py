@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rope_exp.config.kind import Kind, Shapes, llama_shapes
+from rope_exp.config.probes import Probe
 from rope_exp.config.schema import OpenShare, Positive, numeric
-from rope_exp.config.sections import ModelConfig, Probe
+from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError
 

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kind import llama_shapes
+from rope_exp.config.architecture import Architecture, llama_matrices
 from rope_exp.config.sections import INIT_STD
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
@@ -245,26 +244,6 @@ class Decoder(nn.Module):
         for name, parameter in own.items():
             if parameter.ndim == 2 and not name.startswith(FREQUENCIES):
                 parameter.copy_(drawn(name, parameter.shape, own_stream(seed, name)))
-
-
-def llama_matrices(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the matrices that a decoder of these sizes has in transformers."""
-    config = architecture.model
-    width = config.hidden_size
-    inner = config.intermediate_size
-    layer = {f"self_attn.{name}": shape for name, shape in llama_shapes(config).items()}
-    layer |= {f"mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
-    layer["mlp.down_proj.weight"] = (width, inner)
-
-    found = {
-        f"model.layers.{number}.{name}": shape
-        for number in range(config.num_hidden_layers)
-        for name, shape in layer.items()
-    }
-    found["model.embed_tokens.weight"] = (architecture.vocab_size, width)
-    if not config.tie_word_embeddings:
-        found["lm_head.weight"] = (architecture.vocab_size, width)
-    return found
 
 
 def own_stream(seed: int, name: str) -> torch.Generator:

@@ -11,6 +11,7 @@ from rope_exp.config.campaign import PILOT
 from rope_exp.evidence import published
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.assumptions import assumptions
 from rope_exp.report.by_tokens import SHOWN_FROM
 from rope_exp.report.content import Line, Report, refer, standard
 from rope_exp.report.diverged import diverged_mark
@@ -19,7 +20,7 @@ from rope_exp.report.looks import look, parts
 from rope_exp.report.page_curves import curves, differences
 from rope_exp.report.page_marks import dashes, filled, outline
 from rope_exp.report.page_tables import noise_table, relations_table, runs_table, table_of_rows
-from rope_exp.report.sentences import assumptions, caption, notes, summary
+from rope_exp.report.sentences import caption, notes, summary
 from rope_exp.report.tables import WORDS
 
 # Of a view that docs/protocol.md has no family of tests for.

@@ -7,10 +7,6 @@ docs/protocol.md finds it.
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
-from rope_exp.config.kinds import SoftmaxConfig
-from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import numeric_values
-from rope_exp.config.sections import INIT_STD
 from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.published import Published
@@ -19,61 +15,6 @@ from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report
 from rope_exp.report.probed import drift_notes
 from rope_exp.system.errors import show
-
-# The sections of a config that a table's reader is told, and what each is of; but what rows say,
-# or a sentence of its own.
-_SECTIONS = {
-    "data": "Corpus",
-    "tokenizer": "Tokenizer",
-    "model": "Model",
-    "pe": "Position",
-    "optim": "Optimiser",
-    "schedule": "Schedule",
-    "train": "Training",
-}
-# What rows say, and other sentences.
-_TOLD = (
-    "pe.name",
-    "pe.rotate",
-    "data.reset_positions",
-    "data.document_mask",
-    "data.random_start",
-)
-# What a reader need not be told of a run that has nothing of it.
-_ADDED = (
-    "pe.trainable_lr",
-    "pe.trainable_scope",
-    "pe.input",
-    "pe.bias",
-    "model.qk_norm",
-    "data.order",
-    "train.objective",
-)
-# What no key says.
-_FIXED = (
-    "Pairing: half-split, feature f with f + K/2, as LLaMA in transformers.",
-    f"Initialisation: normal, deviation {INIT_STD:g}, projections onto the residual stream times "
-    "1/√(2 × layers); the same initial weights for every variant of a seed, kind of attention and "
-    "size.",
-    "Weight decay: of matrices alone.",
-    "Precision: bf16 is autocast over float32 weights.",
-)
-_EVALUATION = (
-    "Evaluation: mean nats per token on fixed held-out windows of the training length, "
-    "eval_sequences of them, or all there are."
-)
-# Of generated data; its unit stands between.
-_OF_TASKS = (
-    "Data: generated, row by row from the data seed, so that no row of training comes twice.",
-    "Evaluation: {unit} on eval_sequences rows of another stream, the same for every run.",
-)
-
-# Of runs that predict hidden tokens.
-_MASKED = (
-    "Objective mlm: attention looks both ways; of each sequence 15 % of the tokens are predicted, "
-    "of which 80 % are read as a mask, 10 % as a random token and 10 % as they are; losses are "
-    "means over them alone. Which they are of held-out windows is the same in every run."
-)
 
 
 def caption(report: Report) -> str:
@@ -179,29 +120,6 @@ def notes(report: Report) -> list[str]:
     return said
 
 
-def assumptions(report: Report) -> list[str]:
-    """Say each choice that the source leaves open, with every value that it had here."""
-    said: dict[str, None] = {}
-    for section in _SECTIONS:
-        said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
-    kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
-    beginnings = dict.fromkeys(_beginning(run.config) for run in report.runs)
-    return [*said, *kinds, *filter(None, beginnings), *_FIXED, *_of_data(report)]
-
-
-def _of_data(report: Report) -> list[str]:
-    """Say how what is read is put together, and how runs are evaluated on it."""
-    said: dict[str, None] = {}
-    of_text = [run.config for run in report.runs if run.config.data.task is None]
-    if of_text:
-        said |= dict.fromkeys([*map(_documents, of_text), _EVALUATION])
-    if any(config.train.objective == "mlm" for config in of_text):
-        said[_MASKED] = None
-    if len(of_text) < len(report.runs):
-        said |= dict.fromkeys(sentence.format(unit=report.unit) for sentence in _OF_TASKS)
-    return list(said)
-
-
 # -- of one run ------------------------------------------------------------------------------------
 
 
@@ -220,59 +138,6 @@ def _run_notes(row: str, run: Run) -> list[str]:
         num_steps = run.config.train.num_steps
         said.append(f"{name}: {run.status} after {steps} of {num_steps} steps ({run.where}).")
     return said
-
-
-def _kind(config: RunConfig) -> str:
-    """Say the kind of attention."""
-    if isinstance(config.attn, SoftmaxConfig):
-        return "Attention: softmax with the scale 1/√K, K the features of a head."
-    values = {key: value for key, value in numeric_values(config.attn).items() if key != "kind"}
-    listed = [f"{key} {show(value)}" for key, value in values.items() if value is not None]
-    return f"Attention: {', '.join([config.attn.kind, *listed])}."
-
-
-def _documents(config: RunConfig) -> str:
-    """Say what becomes of documents in a row, and where rows begin."""
-    data = config.data
-    said = ["Documents: packed one after another, an end-of-text token between them"]
-    said.append("attention within each" if data.document_mask else "without attention masks")
-    if data.reset_positions:
-        said.append("positions from 0 in each")
-    if data.random_start:
-        said.append(f"in training positions of a row from a random one up to {data.random_start}")
-    return f"{', '.join(said)}."
-
-
-def _beginning(config: RunConfig) -> str:
-    """Say what a run began with that goes on from another; else nothing."""
-    if config.init_weights is None:
-        return ""
-    return (
-        f"Beginning: the weights {config.init_weights:.12} of a finished run; what that has not "
-        "begins as below."
-    )
-
-
-def _choices(config: RunConfig, section: str) -> str:
-    """Say every value of a section that can change a number.
-
-    What can be added to a variant is said of those that have it.
-    """
-    chosen = getattr(config, section)
-    values = {"name": chosen.name, **numeric_values(chosen)}
-    departing = numeric_values(chosen, departing=True)
-    if section == "data" and config.data.task:
-        # The other keys are of text.
-        own = {"name", "kind", "seed", config.data.task.key}
-        values = {key: value for key, value in values.items() if key in own}
-    listed = [
-        f"{key} {show(value)}"
-        for key, value in values.items()
-        if value is not None
-        and f"{section}.{key}" not in _TOLD
-        and (key in departing or f"{section}.{key}" not in _ADDED)
-    ]
-    return f"{_SECTIONS[section]}: {', '.join(listed)}."
 
 
 # -- words -----------------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from rope_exp.evidence.comparable import ROW, spelled
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MOST_SEEDS, Judged, Verdict
 from rope_exp.report.answers import task_tables
+from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.probed import extension_part
-from rope_exp.report.sentences import assumptions, caption, notes, spell_p, summary
+from rope_exp.report.sentences import caption, notes, spell_p, summary
 
 DASH = "—"
 # Of a row against the reference.

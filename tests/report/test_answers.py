@@ -13,10 +13,11 @@ from support.records import ENV, make_records
 
 from rope_exp.evidence.records import read_records
 from rope_exp.report.answers import answers_csv, bins, match_relations, shares, task_tables
+from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Report, build
 from rope_exp.report.paper import gather
 from rope_exp.report.paper.answers import answers as figure_of
-from rope_exp.report.sentences import assumptions, caption, notes, summary
+from rope_exp.report.sentences import caption, notes, summary
 from rope_exp.report.tables import markdown
 
 SEEDS = (0, 1, 2, 3, 4)

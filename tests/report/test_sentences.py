@@ -6,7 +6,8 @@ import pytest
 from support.refused import refused
 from support.reports import begun_from, make_nine, make_run, report_of, sha256_of
 
-from rope_exp.report.sentences import assumptions, caption, notes, summary
+from rope_exp.report.assumptions import assumptions
+from rope_exp.report.sentences import caption, notes, summary
 
 ASSUMPTIONS = (
     "Corpus: name stdlib, kind stdlib, holdout_fraction 0.05.",

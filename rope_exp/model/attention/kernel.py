@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rope_exp.config.costs import MAX_WRITTEN_OUT
+from rope_exp.model.attention.masks import mask_of, meets, of_one_document
 
 MIN_BLOCK = 128  # queries
 MAX_FLASH = 256  # features of a head
@@ -52,7 +53,7 @@ def attention(
     window = None if window is None or window >= length else window
 
     if q_BTHK.device.type != "cpu" or length > MAX_WRITTEN_OUT:
-        mask = _mask(q_BTHK, window, causal, bias_HTT, document_BT)
+        mask = mask_of(q_BTHK, window, causal, bias_HTT, document_BT)
         return _fused(q_BTHK, k_BTGK, v_BTGV, mask, causal=causal)
 
     if num_shared > 1:
@@ -68,36 +69,6 @@ def attention(
         causal,
     )
     return o_NTV.view(-1, num_heads, *o_NTV.shape[1:]).transpose(1, 2)
-
-
-def _mask(
-    q_BTHK: Tensor,
-    window: int | None,
-    causal: bool,
-    bias_HTT: Tensor | None,
-    document_BT: Tensor | None,
-) -> Tensor | None:
-    """Return what torch's kernel adds to the scores, or whether a query meets a key.
-
-    None: `causal` alone says it.
-    """
-    if window is None and bias_HTT is None and document_BT is None:
-        return None
-
-    length = q_BTHK.shape[1]
-    meets = torch.ones(length, length, dtype=torch.bool, device=q_BTHK.device)
-    if causal:
-        meets = _meets(length, length, window, q_BTHK.device)
-    if document_BT is not None:
-        meets = meets & _of_one_document(document_BT)[:, None]
-    if bias_HTT is None:
-        return meets
-    return bias_HTT.to(q_BTHK.dtype).masked_fill(~meets, -math.inf)
-
-
-def _of_one_document(document_BT: Tensor) -> Tensor:
-    """Return whether two tokens of a row are, [B, T, T]."""
-    return document_BT[:, :, None] == document_BT[:, None, :]
 
 
 def _fused(
@@ -135,14 +106,6 @@ def _fused(
     return o_BHTV[..., :out_dim].transpose(1, 2)
 
 
-def _meets(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Return whether each of the last queries meets each key, [T, E]."""
-    query_T = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
-    key_E = torch.arange(num_keys, device=device)
-    meets_TE = key_E <= query_T
-    return meets_TE if window is None else meets_TE & (key_E > query_T - window)
-
-
 def attention_after(
     q_BTHK: Tensor,
     k_BEGK: Tensor,
@@ -162,7 +125,7 @@ def attention_after(
         bias_HTE: added to the scores; of more keys, of which these are the last, if there are.
     """
     num_keys, num_groups = k_BEGK.shape[1:3]
-    meets_1TE = _meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
+    meets_1TE = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
     if num_pads_B is not None:
         key_E = torch.arange(num_keys, device=q_BTHK.device)
         meets_1TE = meets_1TE & (key_E >= num_pads_B[:, None, None])
@@ -223,7 +186,7 @@ class _Short(torch.autograd.Function):
             if window is not None:
                 s_NCE = torch.where(key_E <= query_C1 - window, -math.inf, s_NCE)
             if document_BT is not None:
-                is_other_BCE = ~_of_one_document(document_BT)[:, queries, keys]
+                is_other_BCE = ~of_one_document(document_BT)[:, queries, keys]
                 num_heads = len(s_NCE) // len(document_BT)
                 is_other_NCE = is_other_BCE.repeat_interleave(num_heads, dim=0)
                 s_NCE = torch.where(is_other_NCE, -math.inf, s_NCE)

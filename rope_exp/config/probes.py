@@ -1,0 +1,25 @@
+"""The names of what a finished model can be asked (evaluation/probes.py and answers.py)."""
+
+from typing import Annotated, Literal, get_args
+
+from rope_exp.config.schema import Rule
+
+Probe = Literal[
+    "windows",
+    "positions",
+    "shift",
+    "ablation",
+    "floors",
+    "distance",
+    "drift",
+    "extension",
+    "answers",
+    "fit",
+]
+Probes = Annotated[
+    tuple[Probe, ...],
+    Rule(
+        f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
+        lambda probes: len(set(probes)) == len(probes),
+    ),
+]

@@ -88,7 +88,7 @@ class Kind:
         raise NotImplementedError
 
     def probes(self) -> tuple[str, ...]:
-        """Return what can be asked of this kind alone, of train.probes."""
+        """Return what this kind can be asked of the probes that not every kind can."""
         return ()
 
     def check(self, model: ModelConfig, pe: PeConfig) -> None:

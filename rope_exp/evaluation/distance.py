@@ -33,7 +33,7 @@ def by_distance(decoder: Decoder, windows: Iterable[Tensor], distances: Sequence
     and over their heads where those have frequencies of their own; kappa is of each query head.
 
     Args:
-        windows: of a batch of ids each, [1, T + 1].
+        windows: the ids of one each, [1, S] with S = T + 1; at least one, and all of one length.
         distances: m, below T/2.
     """
     layers = attentions(decoder)
@@ -41,12 +41,12 @@ def by_distance(decoder: Decoder, windows: Iterable[Tensor], distances: Sequence
     with ExitStack() as stack:
         for layer, of_layer in zip(layers, seen, strict=True):
             stack.enter_context(weighed(layer, partial(_see, of_layer)))
-        for ids_1T in windows:
-            decoder.model(ids_1T[:, :-1])
+        for ids_1S in windows:
+            decoder.model(ids_1S[:, :-1])
     means = [_mean(of_layer) for of_layer in seen]
 
     architecture = decoder.architecture
-    num_positions = ids_1T.shape[1] - 1
+    num_positions = ids_1S.shape[1] - 1
     uniform_M = uniform_by_distance(
         num_positions, architecture.model.window, causal=architecture.causal
     )

@@ -97,7 +97,7 @@ class Kind:
 
     @classmethod
     def probes(cls) -> tuple[Probe, ...]:
-        """Return what of train.probes can be asked of this kind, and not of every other."""
+        """Return what this kind can be asked of the probes that not every kind can."""
         return ()
 
     def check(self, model: ModelConfig, pe: PeConfig) -> None:

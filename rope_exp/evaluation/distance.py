@@ -34,7 +34,7 @@ def by_distance(decoder: Decoder, windows: Iterable[Inputs], distances: Sequence
     and over their heads where those have frequencies of their own; kappa is of each query head.
 
     Args:
-        windows: one a batch.
+        windows: one a batch, and at least one; all of one length.
         distances: m, below T/2.
     """
     layers = attentions(decoder)

@@ -26,8 +26,9 @@ def drifted(decoder: Decoder, crossings: Mapping[str, Tensor]) -> Probes:
     rotary = decoder.model.rotary_emb
     sites = {}
     for pair in pe.trained_pairs:
-        theta0_F = rotary.get_buffer(f"theta0_{pair}").double()
-        theta_NF = _rotating(rotary.theta(pair).double(), pe, pair).reshape(-1, len(theta0_F))
+        theta0_F = rotary.get_buffer(f"theta0_{pair}").double().cpu()
+        theta = rotary.theta(pair).double().cpu()
+        theta_NF = _rotating(theta, pe, pair).reshape(-1, len(theta0_F))
         moved_NF = (theta_NF / theta0_F).log().abs()
 
         answer: Probes = {

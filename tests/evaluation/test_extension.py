@@ -15,7 +15,7 @@ from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import RetentionConfig
 from rope_exp.data.batches import validation_ids
 from rope_exp.evaluation.contexts import attentions
-from rope_exp.evaluation.extension import extended
+from rope_exp.evaluation.extension import METHODS, extended
 from rope_exp.evaluation.probes import Questions
 from rope_exp.model.decoder import Decoder
 
@@ -123,6 +123,20 @@ def test_as_trained_is_the_decoder_itself() -> None:
     assert len(several) == 9
     assert {losses[0] for losses in several.values()} == {found["as_trained"][0]}
     assert len({losses[-1] for losses in [*several.values(), found["as_trained"]]}) == 10
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_extended_pairs_stay_relative(method: str) -> None:
+    """Either pair alone, or both: both sites of a pair turn by the same frequencies, so that no
+    output knows where positions begin.
+    """
+    decoder = opinionated(*"qkvo").double()
+    ids = torch.from_numpy(LONG[:, :40])
+    for pairs in (["qk"], ["vo"], ["qk", "vo"]):
+        with torch.no_grad(), extended(decoder, method, pairs, 4, LENGTH):
+            here = decoder(ids)
+            there = decoder(ids, positions_BT=13 + torch.arange(40)[None])
+        torch.testing.assert_close(here, there)
 
 
 def test_learned_frequencies_are_extended_as_they_are() -> None:

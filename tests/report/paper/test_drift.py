@@ -77,8 +77,10 @@ def test_a_drift_of_nothing_fills_no_panel() -> None:
 
 def test_panels_of_a_line_have_room_for_both() -> None:
     both = {"sites": {"qk": site([0.1, 0.0, -0.1]), "vo": site([0.0, -0.7, 0.4])}}
-    figure = drift({"log": [both]})
+    alone = {"sites": {"vo": both["sites"]["vo"]}}
+    figure = drift({"both": [both], "alone": [alone]})
     assert figure is not None
+    assert len(visible(figure)) == 3
     for axes in visible(figure):
         low, high = axes.get_ylim()
         assert low < -0.7

@@ -176,8 +176,8 @@ class Budget:
     def rows_at_once(self, share: int, seq_len: int) -> int:
         """Return how many of a process's `share` of sequences of a length make a micro-batch.
 
-        As many tokens as micro_batch_size sequences of train.seq_len have, or fewer, in parts
-        as equal as may be.
+        As few as have no more tokens each than micro_batch_size sequences of train.seq_len; the
+        last may be smaller.
         """
         if self.micro_batch_size is None:
             return share

@@ -12,7 +12,6 @@ As many rows of a split as there are held-out rows, in the precision that the ru
 Shapes: N rows, B of a micro-batch, T positions, V vocabulary, Q queries, D dimensions.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -30,7 +29,7 @@ from rope_exp.data.sources import reading
 from rope_exp.data.tasks.rows import TEST, TRAIN, Rows
 from rope_exp.evaluation.inputs import Inputs, on_device
 from rope_exp.evaluation.probes import Questions
-from rope_exp.evaluation.values import Probes
+from rope_exp.evaluation.values import Probes, rounded
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.decoder import Decoder
 
@@ -93,7 +92,7 @@ class TaskQuestions:
                 "span": spans.tolist(),
                 "count": counts.tolist(),
                 "right": [int(is_match_E[span_E == span].sum()) for span in spans],
-                "loss": _rounded(nats_NT.sum() / batch.num_targets),
+                "loss": rounded([nats_NT.sum() / batch.num_targets])[0],
             }
         return found
 
@@ -109,9 +108,9 @@ class TaskQuestions:
         spread_D = ((truth_NQD - truth_NQD.mean(axis=(0, 1))) ** 2).sum(axis=(0, 1))
         r2_D = 1 - error_NQD.sum(axis=(0, 1)) / spread_D
         return {
-            "r2": _rounded(r2_D.mean()),
-            "r2_of_dims": [_rounded(value) for value in r2_D],
-            "error_of_queries": [_rounded(value) for value in error_NQD.mean(axis=(0, 2))],
+            "r2": rounded([r2_D.mean()])[0],
+            "r2_of_dims": rounded(r2_D),
+            "error_of_queries": rounded(error_NQD.mean(axis=(0, 2))),
         }
 
     def _outputs(self, batch: Batch, of: Of) -> NDArray[np.float64] | None:
@@ -162,8 +161,3 @@ def _predicted(decoder: Decoder, inputs: Inputs) -> Tensor:
     """Return the numbers that are predicted, [B, Q, D]."""
     found: Tensor = decoder(inputs.ids_BT, **inputs.further)
     return found
-
-
-def _rounded(value: float) -> float | None:
-    """Return a number with the six decimals that it is worth; None if it is not finite."""
-    return round(float(value), 6) if math.isfinite(value) else None

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 Probes = dict[str, Any]
+Array = NDArray[np.float64]
 
 
-def rounded(losses: Sequence[Tensor] | Tensor) -> list[float | None]:
+def rounded(losses: Sequence[SupportsFloat] | Array | Tensor) -> list[float | None]:
     """Return losses with the six decimals that they are worth; None for one that is not finite."""
     numbers = [float(loss) for loss in losses]
     return [round(number, 6) if math.isfinite(number) else None for number in numbers]

@@ -161,7 +161,7 @@ def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
 
 def test_no_such_campaign_names_those_that_there_are(tmp_path: Path) -> None:
     write_campaign(tmp_path)
-    with refused("campaign=your", "there is cores, english, length, lr, mine,", by=ConfigError):
+    with refused("campaign=your", "there is addition,", ", lr, mine, ", by=ConfigError):
         load_campaign("your", tmp_path, RUNS)
 
 

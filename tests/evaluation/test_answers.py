@@ -222,7 +222,7 @@ def test_a_loss_that_is_not_finite_is_null() -> None:
     decoder = decoder_of(config)
     with torch.no_grad():
         decoder.lm_head.weight.fill_(math.inf)
-    questions = make_questions(decoder, data_of(config), config.train, 2, lambda: False)
+    questions = make_questions(decoder, data_of(config), config, 2, lambda: False, {})
     found = questions.ask(["fit"])
     assert found is not None
     assert found["fit"]["r2"] is None

@@ -85,7 +85,7 @@ def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> 
 def test_a_record_says_what_its_run_began_with(tmp_path: Path) -> None:
     """By the hash of the weights and the run that they were of, and not by where that lay."""
     began = begun_from(sha256_of("weights"))
-    words = ["run.init_from=/tmp/source", *began["overrides"]]
+    words = ["run.init_from=/nowhere/source", *began["overrides"]]
     env = {**ENV, **began["env"]}
     folder = make_run(tmp_path, overrides=words, result=began["result"], env=env)
     path = tmp_path / "mine" / "qk-s0.json"

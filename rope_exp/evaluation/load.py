@@ -20,7 +20,8 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
         run_dir: results/runs/<group>/<pe>/seed<k>.
         step: a saved step; None: the newest checkpoint that verifies.
     Returns:
-        The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV) and its tokenizer.
+        The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV; a model of spikes two
+        numbers a place, given `positions_BT`) and its tokenizer.
     Raises:
         RecordError: the folder is no run.
         CheckpointError: there is no such checkpoint, or it does not verify.

@@ -24,6 +24,8 @@ def held_out_loss(
 ) -> float | None:
     """Return the mean nats of a token that is to be predicted, the same on every rank.
 
+    Of real numbers that are to be predicted, the mean squared error.
+
     Args:
         model: gives the summed nats of `model(ids, targets, ...)`.
         held_out: all rows; the ranks share them.

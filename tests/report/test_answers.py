@@ -15,6 +15,7 @@ from rope_exp.evidence.records import read_records
 from rope_exp.report.answers import answers_csv, bins, match_relations, shares, task_tables
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Report, build
+from rope_exp.report.page_data import page_data
 from rope_exp.report.paper import gather
 from rope_exp.report.paper.answers import answers as figure_of
 from rope_exp.report.sentences import caption, notes, summary
@@ -201,7 +202,10 @@ def test_losses_are_said_in_their_unit(report: Report) -> None:
 # -- spikes ----------------------------------------------------------------------------------------
 
 
-def make_spikes(folder: Path) -> Report:
+@pytest.fixture(scope="module")
+def spikes(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Two rows and three seeds; no test changes it."""
+    folder = tmp_path_factory.mktemp("spikes")
     half = ["data=spikes", "pe.fraction=0.5", "pe.base=40000"]
     make_records(
         folder,
@@ -217,18 +221,26 @@ def make_spikes(folder: Path) -> Report:
     return build(read_records(folder, "mine"), ["pe"])
 
 
-def test_r2_has_a_table(tmp_path: Path) -> None:
+def test_r2_has_a_table(spikes: Report) -> None:
     """Beside losses that are mean squared errors, and differences to the row that rotates q, k."""
-    report = make_spikes(tmp_path)
-    assert report.reference.label == "qk_rope-base40000-fraction0.5"
-    assert report.rows["qkvo_rope-base40000-fraction0.5"].ours.delta == pytest.approx(-0.02)
-    text = markdown(report)
+    assert spikes.reference.label == "qk_rope-base40000-fraction0.5"
+    assert spikes.rows["qkvo_rope-base40000-fraction0.5"].ours.delta == pytest.approx(-0.02)
+    text = markdown(spikes)
     assert "validation losses in mean squared error" in text
     assert "0.01 of mean squared error" in text
     assert "| QKVO-RoPE base40000-fraction0.5 | 3 | 0.8190 | 0.8180 | 0.8200 |" in text
-    assert "nats" not in text.replace("nats and", "")
-    assert answers_csv(report) is None
-    assert figure_of(report) is None
+    assert "nats" not in text
+    assert answers_csv(spikes) is None
+    assert figure_of(spikes) is None
+
+
+def test_the_page_says_each_levels_unit(spikes: Report, report: Report) -> None:
+    levels = page_data({"spikes": spikes.runs, "addition": report.runs})["levels"]
+    units = {(level["facets"]["corpus"], level["unit"], level["margin_unit"]) for level in levels}
+    assert units == {
+        ("spikes", "mean squared error", "of mean squared error"),
+        ("addition", "nats per answer token", "nats"),
+    }
 
 
 # -- the figure ------------------------------------------------------------------------------------

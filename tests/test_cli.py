@@ -21,7 +21,8 @@ def test_help_is_the_projects_own(tmp_path: Path) -> None:
     write(tmp_path / "more" / "pe" / "mine.yaml", "name: Mine\n")
     done = command("--help", "--config-dir", "more", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for words in ("python train.py pe=vo_rope", "pe: alibi, k_rope, learned, mine, nope", "Exit codes: 0 done"):
+    choices = "pe: alibi, k_rope, learned, mine, nope"
+    for words in ("python train.py pe=vo_rope", choices, "Exit codes: 0 done"):
         assert words in done.stdout
     # It is no group of a run's config.
     assert "rope_exp campaign NAME" in done.stdout

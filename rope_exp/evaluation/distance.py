@@ -43,9 +43,7 @@ def by_distance(decoder: Decoder, windows: Iterable[Inputs], distances: Sequence
         for layer, of_layer in zip(layers, seen, strict=True):
             stack.enter_context(weighed(layer, partial(_see, of_layer)))
         for inputs in windows:
-            decoder.model(
-                inputs.ids_BT, positions_BT=inputs.position_BT, document_BT=inputs.document_BT
-            )
+            inputs.features(decoder)
     means = [_mean(of_layer) for of_layer in seen]
 
     architecture = decoder.architecture

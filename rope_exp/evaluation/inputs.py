@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rope_exp.data.batches import Batch
+from rope_exp.model.decoder import Decoder
 
 
 class Inputs(NamedTuple):
@@ -27,6 +28,13 @@ class Inputs(NamedTuple):
             part = slice(start, start + size)
             given = {name: each for name, each in self._asdict().items() if each is not None}
             yield self._replace(**{name: each[part] for name, each in given.items()})
+
+    def features(self, decoder: Decoder) -> Tensor:
+        """Return the last layer's normed output at every place, [B, T, D]."""
+        found: Tensor = decoder.model(
+            self.ids_BT, positions_BT=self.position_BT, document_BT=self.document_BT
+        )
+        return found
 
     @property
     def further(self) -> dict[str, Tensor]:

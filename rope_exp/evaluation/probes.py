@@ -248,10 +248,7 @@ class Questions:
 
 def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
     """Return -log p of each target, in nats and float32, of shape [B, P]."""
-    x_BTD = decoder.model(
-        inputs.ids_BT, positions_BT=inputs.position_BT, document_BT=inputs.document_BT
-    )
-    x_ND = at_places(x_BTD, inputs.place_BP).flatten(0, 1)
+    x_ND = at_places(inputs.features(decoder), inputs.place_BP).flatten(0, 1)
     target_N = inputs.target_BP.flatten()
 
     # The logits of a whole batch would be its largest tensor by far.

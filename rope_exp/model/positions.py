@@ -165,11 +165,11 @@ class ScoreBias(nn.Module):
         """Return bias_HTE of queries that are the last of the keys; None: nothing is added."""
         if self.kind == "none":
             return None
-        tensor = next(iter([*self.parameters(), *self.buffers()]))
-        key_E = torch.arange(num_keys, device=tensor.device)
+        own = self.get_buffer("slopes_H") if self.kind == "alibi" else self.weight
+        key_E = torch.arange(num_keys, device=own.device)
         offset_TE = key_E - key_E[num_keys - num_queries :, None]
 
         if self.kind == "alibi":
-            return -tensor[:, None, None] * offset_TE.abs()
+            return -own[:, None, None] * offset_TE.abs()
         bucket_TE = t5_buckets(offset_TE, bidirectional=self.bidirectional)
-        return tensor[bucket_TE].permute(2, 0, 1)
+        return own[bucket_TE].permute(2, 0, 1)

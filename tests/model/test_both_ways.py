@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.llama import llama_like
 from support.models import SUBSETS, VOCAB, make_architecture, make_sizes, tokens
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config
+from transformers import LlamaForCausalLM, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -99,19 +100,7 @@ def test_a_causal_mask_tells_places_apart() -> None:
 
 def llama_with(decoder: Decoder) -> LlamaForCausalLM:
     """Transformers' LLaMA with the weights of a QK decoder, whose mask the caller gives."""
-    sizes = decoder.architecture.model
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_hidden_layers=sizes.num_hidden_layers,
-        num_attention_heads=sizes.num_attention_heads,
-        num_key_value_heads=sizes.num_key_value_heads,
-        rms_norm_eps=sizes.rms_norm_eps,
-        rope_theta=100.0,
-        attn_implementation="eager",
-    )
-    theirs = LlamaForCausalLM(config).double().eval()
+    theirs = llama_like(decoder.architecture.model, rope_theta=100.0).double().eval()
     loaded = theirs.load_state_dict(decoder.state_dict(), strict=False)
     assert not loaded.missing_keys
     return theirs

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from support.llama import llama_like
 from support.models import (
     SUBSETS,
     VOCAB,
@@ -15,10 +16,8 @@ from support.models import (
     tokens,
 )
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.sections import ModelConfig
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 
 # -- attention's sites -------------------------------------------------------------------------
@@ -49,21 +48,6 @@ def test_no_logit_depends_on_a_later_token(sites: tuple[str, ...]) -> None:
 
 
 # -- LLaMA -------------------------------------------------------------------------------------
-
-
-def llama_like(sizes: ModelConfig) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_hidden_layers=sizes.num_hidden_layers,
-        num_attention_heads=sizes.num_attention_heads,
-        num_key_value_heads=sizes.num_key_value_heads,
-        rms_norm_eps=sizes.rms_norm_eps,
-        tie_word_embeddings=sizes.tie_word_embeddings,
-        attn_implementation="eager",
-    )
-    return LlamaForCausalLM(config)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -31,6 +31,7 @@ from rope_exp.report.paper.style import (
     WIDTH,
     Style,
     engineer,
+    panels_of,
     seeds,
     shades,
     small_print,
@@ -40,8 +41,6 @@ from rope_exp.report.paper.style import (
 from rope_exp.report.probed import Answer
 
 Array = NDArray[np.float64]
-
-_COLUMNS = 3
 
 
 @styled
@@ -111,19 +110,12 @@ def kappa(
     if not drawn:
         return None
 
-    columns = min(len(drawn), _COLUMNS)
-    lines = math.ceil(len(drawn) / columns)
-    figure = Figure(figsize=(WIDTH, 1.0 + 2.1 * lines))
-    panels = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten()
-    for axes, (label, answer) in zip(panels, drawn.items(), strict=False):
+    titles = [(names or {}).get(label, label) for label in drawn]
+    figure, panels = panels_of(titles, "κ(m), in a logit", margin=1.0, height=2.1)
+    for axes, (label, answer) in zip(panels, drawn.items(), strict=True):
         _draw_heads(axes, label, answer, str(layer))
-        axes.set_title((names or {}).get(label, label))
-    for axes in panels[len(drawn) :]:
-        axes.set_visible(False)
 
-    for axes in panels[::columns]:
-        axes.set_ylabel("κ(m), in a logit")
-    most = max(panels[: len(drawn)], key=lambda axes: len(axes.get_legend_handles_labels()[0]))
+    most = max(panels, key=lambda axes: len(axes.get_legend_handles_labels()[0]))
     _legend(figure, most)
     small_print(
         figure,

@@ -24,16 +24,15 @@ from rope_exp.report.paper.style import (
     GREY,
     INK,
     UNIT,
-    WIDTH,
     Style,
     log_axis,
+    panels_of,
     seeds,
     small_print,
     styled,
 )
 from rope_exp.report.probed import METHOD_NAMES, PAIR_NAMES, Answer, extended_losses
 
-_COLUMNS = 3
 # After Paul Tol's "high contrast" and "muted" schemes.
 _LOOKS: Mapping[str, Style] = {
     "as_trained": {"color": INK, "marker": "o"},
@@ -64,18 +63,11 @@ def extension(
     if not answers:
         return None
 
-    columns = min(len(answers), _COLUMNS)
-    lines = math.ceil(len(answers) / columns)
-    figure = Figure(figsize=(WIDTH, 1.1 + 2.2 * lines))
-    panels = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten()
+    titles = [(names or {}).get(label, label) for label in answers]
+    figure, panels = panels_of(titles, f"loss ({UNIT})", margin=1.1, height=2.2)
     drawn: set[str] = set()
-    for axes, (label, found) in zip(panels, answers.items(), strict=False):
+    for axes, (label, found) in zip(panels, answers.items(), strict=True):
         drawn |= _draw(axes, label, found)
-        axes.set_title((names or {}).get(label, label))
-    for axes in panels[len(answers) :]:
-        axes.set_visible(False)
-    for axes in panels[::columns]:
-        axes.set_ylabel(f"loss ({UNIT})")
 
     handles = [Line2D([], [], label=METHOD_NAMES[each], **_LOOKS[each]) for each in _LOOKS]
     for sites in [each for each in PAIR_NAMES if each in drawn]:

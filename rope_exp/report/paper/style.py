@@ -5,8 +5,9 @@ A figure is drawn by a function marked `styled`, and spelled by `files_of` as PD
 
 import functools
 import io
+import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib.style
@@ -26,6 +27,7 @@ GREY = "#666666"
 PALE = "#CCCCCC"
 BAND = "#E4E4E4"
 SMALL = 7.0
+MOST_PANELS = 3  # beside each other
 UNIT = TEXT_UNIT
 
 _DPI = 200
@@ -90,6 +92,28 @@ def files_of(name: str, figure: Figure | None) -> dict[str, bytes]:
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
     return {f"figures/{name}.pdf": pdf.getvalue(), f"figures/{name}.png": png.getvalue()}
+
+
+def panels_of(
+    titles: Sequence[str], ylabel: str, *, margin: float, height: float
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel under each title, up to three beside each other, of one scale.
+
+    Args:
+        ylabel: of the panels on the left.
+        margin, height: of the figure and of a line of panels, in inches.
+    """
+    columns = min(len(titles), MOST_PANELS)
+    lines = math.ceil(len(titles) / columns)
+    figure = Figure(figsize=(WIDTH, margin + height * lines))
+    panels = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten()
+    for axes, title in zip(panels, titles, strict=False):
+        axes.set_title(title)
+    for axes in panels[len(titles) :]:
+        axes.set_visible(False)
+    for axes in panels[::columns]:
+        axes.set_ylabel(ylabel)
+    return figure, list(panels[: len(titles)])
 
 
 def small_print(figure: Figure, *sentences: str) -> None:

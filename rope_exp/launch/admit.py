@@ -155,10 +155,11 @@ def _check_folder(job: Job) -> None:
         return
     if not folder.is_dir():
         raise _folder_error(job, "is a file; a run needs a folder")
-    if not (folder / CONFIG).exists():
+    # One look: another command may begin the run between two.
+    names = {path.name for path in folder.iterdir()}
+    if CONFIG not in names:
         # A start that was killed leaves these.
-        left_over = {LOCK, f".{CONFIG}.new"}
-        if not left_over.issuperset(path.name for path in folder.iterdir()):
+        if not names <= {LOCK, f".{CONFIG}.new"}:
             raise _folder_error(job, "holds files that are no run; choose another folder")
         return
     if job.config.run.fresh:

@@ -1,7 +1,7 @@
 """What a run is admitted to, and refused: its folder, its group, its room."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,25 @@ def test_another_config_on_an_old_folder_is_refused(
 @pytest.mark.parametrize("override", HARMLESS)
 def test_a_key_that_changes_no_number_may_change(begun: Job, on_cpu: OnCpu, override: str) -> None:
     begin(on_cpu(override))
+
+
+def test_a_run_that_begins_while_its_folder_is_looked_at(
+    on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another command that writes the config between our looks makes it no stranger's folder."""
+    config = on_cpu()
+    config.folder.mkdir(parents=True)
+    look = Path.iterdir
+
+    def look_late(folder: Path) -> Iterator[Path]:
+        monkeypatch.setattr(Path, "iterdir", look)
+        begin(config)
+        return look(folder)
+
+    monkeypatch.setattr(Path, "iterdir", look_late)
+    [job] = admit([on_cpu()])
+    assert (job.folder / "config.yaml").exists()
+    assert job.exit_code is None
 
 
 def test_a_folder_is_acquired_by_one_after_another(on_cpu: OnCpu) -> None:

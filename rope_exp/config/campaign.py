@@ -20,6 +20,8 @@ from rope_exp.system.errors import ConfigError, show
 
 # The campaign that measures noise, whose report is of its own.
 PILOT = "noise"
+# The campaign whose primary family decides (docs/protocol.md).
+PRIMARY = "english"
 # What may not be left to the machine: it could change a number, or which cores a cell has. On a
 # GPU, which a run has to itself, as many may run at a time as there are.
 DECIDED = (

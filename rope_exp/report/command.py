@@ -6,12 +6,13 @@ The same runs give the same bytes.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rope_exp.config.campaign import PILOT
+from rope_exp.config.campaign import PILOT, PRIMARY
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks, telling
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
+from rope_exp.report.changes import changes_files
 from rope_exp.report.content import Report, build
 from rope_exp.report.levels import kinds_of, level_name
 from rope_exp.report.noise import noise_files
@@ -104,8 +105,9 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
 def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
     """Return a campaign's files: a table for each choice of its factors but variant and seeds.
 
-    Where it lacks the reference, a table with what other campaigns have beside it; and where one
-    holds several kinds of attention, a table of each kind's variants.
+    Where it lacks the reference, a table with what other campaigns have beside it; where one holds
+    several kinds of attention, a table of each kind's variants; and how what variants gain differs
+    from the campaign of the primary family.
 
     Args:
         runs: of the campaign.
@@ -132,8 +134,12 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
         tables["beside"] = joined
 
     files = of_campaign(runs, others)
+    primary = [run for run in others if run.group == PRIMARY]
     for place, report in sorted(tables.items()):
-        for name, content in _table_files(report).items():
+        made = _table_files(report)
+        if report is not joined:
+            made |= changes_files(report, primary)
+        for name, content in made.items():
             files[f"{place}/{name}" if place else name] = content
     return files
 

@@ -50,6 +50,24 @@ def test_each_level_of_a_factor_has_a_table(tmp_path: Path) -> None:
         assert f"{steps * 4096:,} tokens a run" in text
 
 
+def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> None:
+    """Of text: elsewhere losses are of another thing."""
+
+    def lower(row: str, seed: int) -> float:
+        return nine_losses(row, seed) - (0.25 if row == "vo_rope" else 0.0)
+
+    rows = ("nope", "qk_rope", "vo_rope")
+    found = tmp_path / "records"
+    make_records(found, "english", rows=rows, seeds=(0, 1))
+    make_records(found, "mlm", rows=rows, seeds=(0, 1), loss=lower)
+    write_campaigns(found, None, tmp_path)
+
+    with (tmp_path / "mlm/changes.csv").open() as file:
+        changes = {line["pe"]: float(line["change"]) for line in csv.DictReader(file)}
+    assert changes == {"vo_rope": pytest.approx(0.25), "qk_rope": pytest.approx(0.0)}
+    assert not (tmp_path / "english/changes.csv").exists()
+
+
 def test_unequal_seeds_are_told(tmp_path: Path) -> None:
     make_records(tmp_path / "records", "english")
     make_records(tmp_path / "records", "english", rows=("qk_rope", "qkvo_rope"), seeds=(5, 6, 7))

@@ -1,0 +1,81 @@
+"""What rows gain over NoPE, beside what they gain in the campaign of the primary family."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from rope_exp.config.campaign import PRIMARY
+from rope_exp.evidence.changes import Change, find_changes
+from rope_exp.evidence.comparable import comparable
+from rope_exp.evidence.runs import Run
+from rope_exp.report.content import Report
+from rope_exp.report.sentences import spell_p
+from rope_exp.report.spelling import markdown_table
+
+
+def changes_files(report: Report, primary: Sequence[Run]) -> dict[str, bytes]:
+    """Return changes.md and changes.csv of a level; none where nothing is in both campaigns.
+
+    Losses of generated data never stand beside those of text, nor do gains.
+
+    Args:
+        report: of the level.
+        primary: the runs of the campaign of the primary family.
+    """
+    if not report.of_variants or report.task or not primary:
+        return {}
+    changes = find_changes(
+        {label: row.losses for label, row in report.rows.items()},
+        {label: row.losses for label, row in comparable(primary, ["pe"]).items()},
+    )
+    if not changes:
+        return {}
+    return {
+        "changes.md": _markdown(changes, report).encode(),
+        "changes.csv": _csv(changes, report).encode(),
+    }
+
+
+def _markdown(changes: Sequence[Change], report: Report) -> str:
+    lines = []
+    for change in changes:
+        judged = change.judged
+        interval = None if judged is None else f"{judged.low:+.4f} to {judged.high:+.4f}"
+        seeds = change.by_seed
+        line = {
+            "variant": report.rows[change.label].name,
+            "seeds": len(seeds),
+            "gain here": f"{change.gain_here:+.4f}",
+            f"gain in {PRIMARY}": f"{change.gain_there:+.4f}",
+            "change": f"{change.mean:+.4f}",
+            "95 % interval": interval,
+            "p (Holm)": None if judged is None else spell_p(judged.p_adjusted),
+            "by seed": ", ".join(f"{seed}: {value:+.3f}" for seed, value in seeds.items()),
+        }
+        lines.append(line)
+    return (
+        f"**What variants gain over NoPE in {report.groups}, beside {PRIMARY}: the loss of NoPE "
+        "minus the row's, at the same seeds of both.**\n\n"
+        f"{markdown_table(pd.DataFrame(lines))}\n\n"
+        f"In {report.unit} here. The change is judged as a contrast with NoPE in the layout of the "
+        "differences, here minus there, seed by row; the family is all rows.\n"
+    )
+
+
+def _csv(changes: Sequence[Change], report: Report) -> str:
+    lines = []
+    for change in changes:
+        judged = change.judged
+        line = {
+            "group": report.groups,
+            "pe": change.label,
+            "num_seeds": len(change.by_seed),
+            "gain_here": change.gain_here,
+            "gain_there": change.gain_there,
+            "change": change.mean,
+            "change_ci_low": judged and judged.low,
+            "change_ci_high": judged and judged.high,
+            "p_holm": judged and judged.p_adjusted,
+        }
+        lines.append(line)
+    return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f")

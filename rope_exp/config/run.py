@@ -111,12 +111,13 @@ class RunConfig:
                 f"positions past {MAX_POSITION:,} are not exact in float32",
             )
 
-        if self.pe.num_features(rotary_dim) < 2:
-            raise ConfigError(
-                "pe.fraction",
-                self.pe.fraction,
-                f"leaves no pair to rotate in heads of {rotary_dim} features",
-            )
+        for pair, key in (("qk", "fraction"), ("vo", "fraction_vo")):
+            if self.pe.num_features(rotary_dim, pair) < 2:
+                raise ConfigError(
+                    f"pe.{key}",
+                    getattr(self.pe, key),
+                    f"leaves no pair to rotate in heads of {rotary_dim} features",
+                )
 
     def _match_params(self) -> None:
         """Settle the MLP's width, before anything is named or hashed by it."""

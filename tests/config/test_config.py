@@ -190,6 +190,11 @@ def test_a_mistake_is_one_sentence(override: str, shown: str, allowed: str) -> N
     assert sentence[0].startswith(shown)
 
 
+def test_values_need_a_pair_to_rotate_of_their_own() -> None:
+    with refused("pe.fraction_vo=0.01", "no pair", by=ConfigError):
+        run_config(["pe=qkvo_rope", "pe.fraction_vo=0.01"])
+
+
 def test_a_key_that_is_left_out_has_its_default() -> None:
     values = run_config([]).to_dict()
     del values["optim"]["lr"]

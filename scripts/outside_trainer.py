@@ -1,0 +1,201 @@
+"""A run of ours by other code: transformers' LlamaForCausalLM, trained by transformers' Trainer.
+
+Ours are the tokens, their order and the initial weights; a variant is a patch of the attention.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention, rotate_half
+
+from rope_exp.config.architecture import Architecture
+from rope_exp.config.run import RunConfig
+from rope_exp.data.batches import Batch, chain_sha256
+from rope_exp.data.generated import open_data
+from rope_exp.data.sources import held_out_rows, training_source
+from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.run.provenance import machine_facts
+
+
+def rotated_attention(
+    layer: LlamaAttention,
+    sites: Sequence[str],
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Return LlamaAttention's output with the rotation on `sites`, in transformers' arithmetic.
+
+    Args:
+        layer: with the projections.
+        hidden_states: [B, T, D].
+        position_embeddings: cosines and sines, [B, T, K].
+    """
+    cos_B1TK, sin_B1TK = (table.unsqueeze(1) for table in position_embeddings)
+    places = hidden_states.shape[:-1]
+
+    found = {}
+    for site in ("q", "k", "v"):
+        projected = getattr(layer, f"{site}_proj")(hidden_states)
+        x_BHTK = projected.view(*places, -1, layer.head_dim).transpose(1, 2)
+        if site in sites:
+            x_BHTK = x_BHTK * cos_B1TK + _half_turned(x_BHTK) * sin_B1TK
+        found[site] = x_BHTK
+
+    attend = ALL_ATTENTION_FUNCTIONS[layer.config._attn_implementation]
+    o_BTHK, attention = attend(
+        layer, *found.values(), attention_mask, scaling=layer.scaling, dropout=0.0
+    )
+    if "o" in sites:
+        # By minus the angle.
+        o_BHTK = o_BTHK.transpose(1, 2)
+        o_BTHK = (o_BHTK * cos_B1TK - _half_turned(o_BHTK) * sin_B1TK).transpose(1, 2)
+    return layer.o_proj(o_BTHK.reshape(*places, -1)), attention
+
+
+def _half_turned(x_BHTK: Tensor) -> Tensor:
+    turned: Tensor = rotate_half(x_BHTK)  # type: ignore[no-untyped-call]
+    return turned
+
+
+def patched_llama(architecture: Architecture) -> LlamaForCausalLM:
+    """Return transformers' LLaMA of these sizes that rotates the sites of its variant."""
+    sizes = architecture.model
+    config = LlamaConfig(
+        vocab_size=architecture.vocab_size,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_hidden_layers=sizes.num_hidden_layers,
+        num_attention_heads=sizes.num_attention_heads,
+        num_key_value_heads=sizes.num_key_value_heads,
+        rms_norm_eps=sizes.rms_norm_eps,
+        tie_word_embeddings=sizes.tie_word_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": architecture.pe.base},
+        use_cache=False,
+    )
+    config._attn_implementation = "sdpa"
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        attention.forward = partial(rotated_attention, attention, architecture.pe.rotate)
+    return model
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    """Rows of batches, as the Trainer takes them: ids, and beside each the token that follows."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.ids: list[Tensor] = []
+        self.targets: list[Tensor] = []
+        for batch in batches:
+            self.ids += torch.as_tensor(batch.ids_BT)
+            self.targets += torch.as_tensor(batch.target_BP)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        """Return one row. `labels` is what the Trainer counts, `shift_labels` what is predicted."""
+        target_T = self.targets[row]
+        return {"input_ids": self.ids[row], "labels": target_T, "shift_labels": target_T}
+
+
+class Reader:
+    """Makes batches of rows for the Trainer, and hashes them in the order in which it asks.
+
+    Attributes:
+        order_sha256: of the batches so far, as a record of ours has it.
+    """
+
+    def __init__(self) -> None:
+        self.order_sha256 = ""
+
+    def __call__(self, rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the batch of these rows."""
+        batch: dict[str, Tensor] = default_collate(rows)
+        windows_BS = torch.cat([batch["input_ids"], batch["labels"][:, -1:]], dim=1)
+        self.order_sha256 = chain_sha256(self.order_sha256, windows_BS.numpy())
+        return batch
+
+
+def arguments(config: RunConfig, folder: str) -> TrainingArguments:
+    """Return what a cell's config says, in the words of the Trainer."""
+    train = config.train
+    optim = config.optim
+    schedule = config.schedule
+    return TrainingArguments(
+        output_dir=folder,
+        seed=config.seed,
+        use_cpu=True,
+        bf16=train.precision == "bf16",
+        max_steps=train.num_steps,
+        per_device_train_batch_size=train.global_batch_size,
+        per_device_eval_batch_size=train.global_batch_size,
+        train_sampling_strategy="sequential",
+        optim="adamw_torch_fused",
+        learning_rate=optim.lr,
+        adam_beta1=optim.betas[0],
+        adam_beta2=optim.betas[1],
+        adam_epsilon=optim.eps,
+        weight_decay=optim.weight_decay,
+        max_grad_norm=optim.grad_clip,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": schedule.final_fraction},
+        warmup_steps=round(schedule.warmup_fraction * train.num_steps),
+        logging_steps=train.log_every,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+
+
+def train_cell(config: RunConfig) -> dict[str, Any]:
+    """Train a cell of a campaign with transformers' Trainer, and return what came of it."""
+    started = time.monotonic()
+    torch.set_num_threads(1)
+    data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    architecture = config.architecture(data.vocab_size)
+
+    # Ours: the initial weights and the tokens.
+    decoder = Decoder(architecture)
+    decoder.initialise(config.seed)
+    model = patched_llama(architecture)
+    model.load_state_dict(weights(decoder))
+    init_sha256 = weights_sha256(weights(model))
+    source = training_source(config, data)
+    batches = map(source.batch, range(1, config.train.num_steps + 1))
+
+    reader = Reader()
+    with TemporaryDirectory() as folder:
+        trainer = Trainer(
+            model=model,
+            args=arguments(config, folder),
+            data_collator=reader,
+            train_dataset=Rows(batches),
+            eval_dataset=Rows([held_out_rows(config, data)]),
+        )
+        trainer.train()
+        order_sha256 = reader.order_sha256
+        loss = trainer.evaluate()["eval_loss"]
+
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    return {
+        "val/loss": loss,
+        "steps": trainer.state.global_step,
+        "init_sha256": init_sha256,
+        "order_sha256": order_sha256,
+        "curve": {"step": [row["step"] for row in logged], "loss": [row["loss"] for row in logged]},
+        "env": machine_facts("cpu"),
+        "wall_s": round(time.monotonic() - started, 1),
+    }

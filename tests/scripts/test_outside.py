@@ -1,0 +1,104 @@
+"""Transformers' Trainer on our tokens and weights: its model, its losses, and our records."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import outside
+import pytest
+import torch
+from outside_trainer import patched_llama, train_cell
+from support.records import make_records
+from support.refused import refused
+from support.trainers import build_trainer
+
+from rope_exp.config.run import RunConfig
+from rope_exp.config.variants import SUBSETS
+from rope_exp.evidence.records import read_records
+from rope_exp.evidence.runs import ReportError
+from rope_exp.model.decoder import Decoder, weights
+
+Tiny = Callable[..., RunConfig]
+# Those that LLaMA has too, at a constant rate: the Trainer's schedule is a step late.
+CONSTANT = ("schedule.warmup_fraction=0", "schedule.final_fraction=1", "train.precision=fp32")
+
+
+@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+def test_the_patched_llama_is_our_decoder(tiny: Tiny, sites: tuple[str, ...]) -> None:
+    """And no other subset's."""
+    architecture = tiny(f"pe.rotate=[{','.join(sites)}]").architecture(64)
+    decoder = Decoder(architecture)
+    decoder.initialise(0)
+    ids_BT = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
+
+    with torch.no_grad():
+        # Large enough that a rotation shows.
+        for parameter in weights(decoder).values():
+            parameter.mul_(8)
+        wanted_BTV = decoder(ids_BT)
+        llama = patched_llama(architecture)
+        llama.load_state_dict(weights(decoder))
+        torch.testing.assert_close(llama(ids_BT).logits, wanted_BTV, rtol=1e-4, atol=1e-3)
+
+        others = tuple(site for site in "qkvo" if (site in sites) != (site == "v"))
+        llama = patched_llama(tiny(f"pe.rotate=[{','.join(others)}]").architecture(64))
+        llama.load_state_dict(weights(decoder))
+        assert (llama(ids_BT).logits - wanted_BTV).abs().max() > 0.1
+
+
+def test_the_trainer_ends_where_our_loop_does(tiny: Tiny, tmp_path: Path) -> None:
+    """From equal weights, on the same tokens, after twelve updates of AdamW with clipping."""
+    config = tiny("pe=qkvo_rope", "train.num_steps=12", *CONSTANT)
+    ours = build_trainer(config, tmp_path / "ours")
+    assert ours.train() == "finished"
+
+    theirs = train_cell(config)
+    assert theirs["steps"] == 12
+    assert theirs["init_sha256"] == ours.identity["init_sha256"]
+    assert theirs["order_sha256"] == ours.train_step.order_sha256
+    assert theirs["val/loss"] == pytest.approx(ours.evaluate(), abs=1e-4)
+    assert len(theirs["curve"]["loss"]) == 12 // config.train.log_every
+
+
+# -- beside the records ----------------------------------------------------------------------------
+
+
+def write_runs(records: Path, out: Path, **changes: Any) -> None:
+    """Write a run of other code for each record, 0.01 above it."""
+    make_records(records, "english", rows=("nope", "qk_rope"), seeds=(0, 1))
+    for run in read_records(records, "english"):
+        values = {
+            "campaign": "english",
+            "row": run.row,
+            "seed": run.config.seed,
+            "val/loss": run.result["val/loss"] + 0.01,
+            "env": {"versions": {"torch": "2", "transformers": "5"}},
+        }
+        values |= {key: run.result[key] for key in ("init_sha256", "order_sha256", "steps")}
+        path = out / "trainer" / f"{run.row}-s{run.config.seed}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values | changes))
+
+
+def test_losses_stand_beside_those_of_the_records(tmp_path: Path) -> None:
+    write_runs(tmp_path / "records", tmp_path)
+    files = outside.comparison(tmp_path / "records", tmp_path)
+    assert "+0.0100 in the mean, deviating by 0.0000, at most 0.0100" in files["trainer.md"]
+    assert (
+        "two orders of rows, over the seeds that all have: 1.00 over 2 rows" in files["trainer.md"]
+    )
+    assert len(files["trainer.csv"].splitlines()) == 1 + 4
+
+
+@pytest.mark.parametrize("key", ["init_sha256", "order_sha256"])
+def test_other_weights_or_tokens_are_refused(tmp_path: Path, key: str) -> None:
+    write_runs(tmp_path / "records", tmp_path, **{key: "0" * 64})
+    with refused(f"another {key} than the record", by=ReportError):
+        outside.comparison(tmp_path / "records", tmp_path)
+
+
+def test_what_has_no_record_is_refused(tmp_path: Path) -> None:
+    write_runs(tmp_path / "records", tmp_path, row="vo_rope")
+    with refused("of a cell that has no record", by=ReportError):
+        outside.comparison(tmp_path / "records", tmp_path)

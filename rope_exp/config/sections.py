@@ -83,9 +83,9 @@ class DataConfig:
 
     # null: the kind; of the hub, what the path and the subset say.
     name: Name | None = setting(None)
-    kind: Literal["stdlib", "files", "hub", "addition", "copy", "retrieval", "spikes"] = numeric(
-        "stdlib"
-    )
+    kind: Literal[
+        "stdlib", "files", "hub", "addition", "copy", "repeats", "retrieval", "spikes"
+    ] = numeric("stdlib")
     # files: a file or folder; hub: owner/name.
     path: PathText | None = numeric(None)
     # hub: the dataset's configuration, and the pinned commit.

@@ -60,6 +60,12 @@ TASKS: Mapping[str, TaskFacts] = {
         span="letters of the string",
         bins=(1, 2, 3, 5, 9, 17, 33, 49),
     ),
+    "repeats": TaskFacts(
+        vocab_size=5,
+        least_seq_len=43,
+        span="letters back to the stretch",
+        bins=(17, *(16 << octave for octave in range(1, 18))),
+    ),
     "retrieval": TaskFacts(
         vocab_size=63,
         least_seq_len=224,

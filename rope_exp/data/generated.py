@@ -22,6 +22,7 @@ from rope_exp.data.meta import Prepared
 from rope_exp.data.prepare import prepare
 from rope_exp.data.tasks.addition import Addition
 from rope_exp.data.tasks.copying import Copying
+from rope_exp.data.tasks.repeats import Repeats
 from rope_exp.data.tasks.retrieval import Retrieval
 from rope_exp.data.tasks.rows import END, TRAIN, Rows, Task
 from rope_exp.data.tasks.spikes import SpikeRows, Spikes
@@ -50,6 +51,8 @@ class Generated:
                 return Addition(seed, self.data.order, self.seq_len)
             case "copy":
                 return Copying(seed, self.seq_len)
+            case "repeats":
+                return Repeats(seed, self.seq_len)
             case "retrieval":
                 return Retrieval(seed, self.seq_len)
             case "spikes":

@@ -133,4 +133,4 @@ ROPER = Claim(
     ),
     relations=(("qkvo_rope", ">", "qk_rope"),),
 )
-CLAIMS = {"addition": ROPER, "copy": ROPER}
+CLAIMS = {"addition": ROPER, "copy": ROPER, "repeats": ROPER}

@@ -1,0 +1,117 @@
+"""Repeats: a string that grows by random letters and by stretches of itself; RoPER's own task.
+
+In "acgt...ca>gtac..." the letters behind ">" repeat a stretch that began anywhere earlier, where
+letters are counted without the marks. The stretch's first letter is given; the others are to be
+predicted. Whoever finds the stretch need only read on in it, but at first several fit: with L
+letters before and k read, about L / 4^k. So no model comes below a loss that is known here as what
+somebody pays who weighs alike all stretches that still fit (`least_nats`).
+
+As its authors had it (Harik and labml.ai, `copy_repeat` of their public code): four letters, 16 of
+them at first, then in turn 1 to 11 random ones, a mark, and a stretch of 16. A row ends where it
+is full.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_exp.data.tasks.draws import Draws
+from rope_exp.data.tasks.rows import NO_ANSWER, TEST, TRAIN, Row, Rows, spell, stack
+
+LETTERS = "acgt"
+MARK = ">"
+VOCABULARY = LETTERS + MARK
+
+STRETCH = 16
+MOST_BETWEEN = 11
+# The fewest tokens in which the first repeat always ends.
+FEWEST = STRETCH + MOST_BETWEEN + len(MARK) + STRETCH
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Rows of one growing string each; an example's span is how many letters back it repeats.
+
+    Attributes:
+        seed: of the rows.
+        seq_len: T.
+
+    Raises:
+        ValueError: a row is too short for one repeat.
+    """
+
+    version: ClassVar[int] = 1
+    vocabulary: ClassVar[str] = VOCABULARY
+    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)
+
+    seed: int
+    seq_len: int = 512
+
+    def __post_init__(self) -> None:
+        if self.seq_len + 1 < FEWEST:
+            raise ValueError(f"{self.seq_len + 1} tokens hold no repeat, which needs {FEWEST}")
+
+    def rows(self, split: str, indices: Iterable[int]) -> Rows:
+        """Return the rows of these numbers, counted from 0, of "train" or "test"."""
+        assert split in self.splits, split
+        return stack([self._row(split, index) for index in indices], VOCABULARY)
+
+    def _row(self, split: str, index: int) -> Row:
+        draws = Draws(self.seed, f"repeats {split}", index)
+        width = self.seq_len + 1
+        answer_S = np.full(width + FEWEST, NO_ANSWER, dtype=np.int64)
+        span_S = np.zeros(width + FEWEST, dtype=np.int64)
+
+        letters = _random(draws, STRETCH)
+        text = letters
+        number = 0
+        while len(text) < width:
+            between = _random(draws, 1 + draws.below(MOST_BETWEEN))
+            letters += between
+            text += between + MARK
+
+            start = draws.below(len(letters) - STRETCH)
+            # All of its letters but the first.
+            predicted = slice(len(text) + 1, len(text) + STRETCH)
+            answer_S[predicted] = number
+            span_S[predicted] = len(letters) - start
+            repeat = letters[start : start + STRETCH]
+            letters += repeat
+            text += repeat
+            number += 1
+
+        # Prediction t is that of token t + 1.
+        return Row(text[:width], answer_S[1:width], span_S[1:width])
+
+
+def least_nats(rows: Rows) -> NDArray[np.float64]:
+    """Return what each predicted letter costs who weighs alike all stretches that still fit.
+
+    p(letter | read) = the share, among the starts at which the letters that were read stand, of
+    those where this letter follows; the generator draws each start as often.
+
+    Returns:
+        [A], in nats, in the order of the mask's tokens.
+    """
+    nats = []
+    for ids_S, answer_T in zip(rows.ids_NS, rows.answer_NT, strict=True):
+        text = spell(ids_S, VOCABULARY)
+        for number in range(answer_T.max() + 1):
+            # The tokens that are predicted are one run, behind the one that is given.
+            places = 1 + np.flatnonzero(answer_T == number)
+            before = text[: places[0] - 1].replace(MARK, "")
+            repeat = text[places[0] - 1 : places[-1] + 1]
+
+            fitting = [s for s in range(len(before) - STRETCH) if before[s] == repeat[0]]
+            for k in range(1, len(repeat)):
+                num_fitting = len(fitting)
+                fitting = [s for s in fitting if before[s + k] == repeat[k]]
+                nats.append(np.log(num_fitting / len(fitting)))
+    return np.array(nats)
+
+
+def _random(draws: Draws, count: int) -> str:
+    return "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), count))

@@ -1,0 +1,85 @@
+"""Growing strings and what they repeat, read back from their tokens."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rope_exp.data.tasks.repeats import Repeats, least_nats
+from rope_exp.data.tasks.rows import spell
+
+TASK = Repeats(seed=0)
+each_split = pytest.mark.parametrize("split", TASK.splits)
+
+
+def texts(split: str, count: int, seq_len: int = 512) -> list[str]:
+    task = Repeats(seed=0, seq_len=seq_len)
+    return [spell(ids_S, task.vocabulary) for ids_S in task.rows(split, range(count)).ids_NS]
+
+
+def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Where each stretch begins in a text, the letters before it, those between, and itself."""
+    begin = 16
+    for mark in re.finditer(">", text):
+        stretch = text[mark.end() : mark.end() + 16]
+        yield mark.end(), text[: mark.start()].replace(">", ""), text[begin : mark.start()], stretch
+        begin = mark.end() + 16
+
+
+@each_split
+def test_what_stands_behind_a_mark_stood_before(split: str) -> None:
+    """The first letter is given, the others are asked for, as far back as the span says."""
+    rows = TASK.rows(split, range(30))
+    for text, answer_T, span_T in zip(texts(split, 30), rows.answer_NT, rows.span_NT, strict=True):
+        expected_S = np.full(len(text), -1)
+        for number, (place, before, _, stretch) in enumerate(repeats(text)):
+            expected_S[place + 1 : place + 16] = number
+            if len(stretch) > 1:
+                start = len(before) - span_T[place]
+                assert before[start : start + len(stretch)] == stretch
+        np.testing.assert_array_equal(answer_T, expected_S[1:])
+        assert ((span_T > 16) == (answer_T >= 0)).all()
+
+
+def test_stretches_begin_anywhere_and_what_is_between_has_all_lengths() -> None:
+    """Each uniformly: of the starts, the share of the way to the last that is possible."""
+    rows = TASK.rows("train", range(300))
+    lengths: Counter[int] = Counter()
+    shares = []
+    for text, span_T in zip(texts("train", 300), rows.span_NT, strict=True):
+        for place, before, between, stretch in repeats(text):
+            lengths[len(between)] += 1
+            if len(stretch) > 1 and len(before) > 200:
+                shares.append((len(before) - span_T[place]) / (len(before) - 16))
+    assert set(lengths) == set(range(1, 12))
+    # Long ones are rarer where a row ends.
+    assert stats.chisquare(list(lengths.values())).pvalue > 1e-6
+    assert stats.kstest(shares, "uniform").pvalue > 1e-6
+
+
+def test_no_row_of_training_is_asked_in_the_test() -> None:
+    assert set(texts("train", 100)).isdisjoint(texts("test", 100))
+
+
+def test_the_least_loss_is_that_of_all_stretches_that_still_fit() -> None:
+    """Counted by a search of the letters, of which any start leaves one behind the stretch."""
+    wanted = []
+    for text in texts("test", 4, seq_len=120):
+        for _, before, _, stretch in repeats(text):
+            for k in range(1, len(stretch)):
+                told = len(re.findall(f"(?={stretch[:k]}.{{{16 - k}}}.)", before))
+                fits = len(re.findall(f"(?={stretch[: k + 1]}.{{{15 - k}}}.)", before))
+                wanted.append(math.log(told / fits))
+    found_A = least_nats(Repeats(seed=0, seq_len=120).rows("test", range(4)))
+    np.testing.assert_allclose(found_A, wanted)
+    assert found_A.min() == 0
+
+
+def test_the_first_repeat_just_fits() -> None:
+    Repeats(seed=0, seq_len=43).rows("train", range(3))
+    with pytest.raises(ValueError, match="43 tokens hold no repeat"):
+        Repeats(seed=0, seq_len=42)

@@ -45,7 +45,7 @@ def test_what_stands_behind_a_mark_stood_before(split: str) -> None:
         assert ((span_T > 16) == (answer_T >= 0)).all()
 
 
-def test_stretches_begin_anywhere_and_what_is_between_has_all_lengths() -> None:
+def test_stretches_begin_anywhere_and_what_lies_between_varies() -> None:
     """Each uniformly: of the starts, the share of the way to the last that is possible."""
     rows = TASK.rows("train", range(300))
     lengths: Counter[int] = Counter()
@@ -65,7 +65,7 @@ def test_no_row_of_training_is_asked_in_the_test() -> None:
     assert set(texts("train", 100)).isdisjoint(texts("test", 100))
 
 
-def test_the_least_loss_is_that_of_all_stretches_that_still_fit() -> None:
+def test_the_least_loss_is_of_all_stretches_that_still_fit() -> None:
     """Counted by a search of the letters, of which any start leaves one behind the stretch."""
     wanted = []
     for text in texts("test", 4, seq_len=120):

@@ -7,8 +7,11 @@ Of each variant, the differences to the reference within a seed are fitted by
 by ordinary least squares over the cells that were run, one row a run. What did not vary is left
 out of the fit, and nothing is then said of it. The interval at another size is that of a
 prediction; it holds if the line goes on, which nobody knows. Plain float64, nats.
+
+Where one variant passes another is where a line in tokens alone, at one size and length, is 0.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,13 +49,54 @@ class Fit:
     _inverse: Array
     _count: int
 
+    @property
+    def slope_errors(self) -> tuple[float, ...]:
+        """The standard errors of the slopes."""
+        return tuple(self.deviation * math.sqrt(value) for value in np.diag(self._inverse))
+
+    @property
+    def quantile(self) -> float:
+        """How many standard errors lie on each side of an interval."""
+        return float(stats.t.ppf((1 + LEVEL) / 2, self.df))
+
+    def line(self, at: Mapping[str, float]) -> float:
+        """Return the difference at a place."""
+        return self._mean + float(self._from_center(at) @ np.array(self.slopes))
+
     def predict(self, at: Mapping[str, float]) -> tuple[float, float, float]:
         """Return the difference at a place, and the ends of its 95 % prediction interval."""
-        x_A = np.array([np.log2(at[axis]) for axis in self.axes]) - self._center
-        value = self._mean + float(x_A @ np.array(self.slopes))
+        x_A = self._from_center(at)
+        value = self.line(at)
         leverage = 1 / self._count + float(x_A @ self._inverse @ x_A)
-        half = stats.t.ppf((1 + LEVEL) / 2, self.df) * self.deviation * np.sqrt(1 + leverage)
-        return value, value - float(half), value + float(half)
+        half = self.quantile * self.deviation * math.sqrt(1 + leverage)
+        return value, value - half, value + half
+
+    def crossing(self) -> tuple[float, float, float] | None:
+        """Return where a line of one axis is 0, and the ends of the 95 % interval of that.
+
+        Those are the places z at which the band of the line holds 0 (Fieller 1954): with m the
+        mean, s the slope, e its error, q the quantile and sigma the deviation of n differences,
+        (m + s z)^2 <= q^2 (sigma^2 / n + e^2 z^2).
+
+        Returns:
+            In the axis' own unit; None where the slope is not told from 0, so that the places have
+            no end.
+        """
+        [slope] = self.slopes
+        [error] = self.slope_errors
+        of_slope = slope**2 - (self.quantile * error) ** 2
+        if of_slope <= 0:
+            return None
+        of_mean = self._mean**2 - (self.quantile * self.deviation) ** 2 / self._count
+        middle = -self._mean * slope / of_slope
+        half = math.sqrt(max(middle**2 - of_mean / of_slope, 0.0))
+        center = float(self._center[0])
+        found = np.array([-self._mean / slope, middle - half, middle + half])
+        at, low, high = np.exp2(center + found)
+        return float(at), float(low), float(high)
+
+    def _from_center(self, at: Mapping[str, float]) -> Array:
+        return np.array([np.log2(at[axis]) for axis in self.axes]) - self._center
 
 
 def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
@@ -108,6 +152,12 @@ def fit(table: pd.DataFrame) -> Fit | None:
         _inverse=np.linalg.inv(centered_NA.T @ centered_NA),
         _count=len(y_N),
     )
+
+
+def fit_pair(runs: Sequence[Run], a: str, b: str) -> Fit | None:
+    """Fit the loss of b minus that of a, of the blocks that have both."""
+    table = differences(runs, a)
+    return fit(table[table["pe"] == b])
 
 
 def fits(runs: Sequence[Run], reference: str) -> dict[str, Fit]:

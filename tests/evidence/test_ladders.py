@@ -58,3 +58,57 @@ def test_too_few_runs_say_nothing() -> None:
     found = table((0.02, -0.03, 0.01), 0.01)
     assert fit(found[:1]) is None
     assert fit(found[found["parameters"] == 1.3e6][:2]) is None
+
+
+# -- where a line is 0 -----------------------------------------------------------------------------
+
+TOKENS = np.repeat([2e6, 4e6, 8e6, 16e6], 4)
+
+
+def in_tokens(slope: float, zero: float, deviation: float, seed: int = 0) -> pd.DataFrame:
+    noise = np.random.default_rng(seed).normal(scale=deviation, size=len(TOKENS))
+    delta = slope * np.log2(TOKENS / zero) + noise
+    return pd.DataFrame({"parameters": 1.3e6, "tokens": TOKENS, "length": 256, "delta": delta})
+
+
+@pytest.mark.parametrize("zero", [1e6, 5e6, 3e8])
+def test_a_line_without_noise_is_0_where_it_was_laid(zero: float) -> None:
+    fitted = fit(in_tokens(-0.03, zero, 0.0))
+    assert fitted is not None
+    assert fitted.crossing() == pytest.approx((zero,) * 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("zero", [5e6, 4e7])
+def test_intervals_of_a_crossing_cover_19_of_20(zero: float) -> None:
+    """Within what was run, and beyond it."""
+    covered = 0
+    for seed in range(400):
+        fitted = fit(in_tokens(-0.03, zero, 0.02, seed))
+        assert fitted is not None
+        found = fitted.crossing()
+        assert found is not None
+        covered += found[1] <= zero <= found[2]
+    assert 0.92 < covered / 400 < 0.98
+
+
+def test_without_a_slope_no_crossing_is_told() -> None:
+    """Or in one of twenty, as the interval of a slope says."""
+    fitted = [fit(in_tokens(0.0, 1e6, 0.02, seed)) for seed in range(200)]
+    num_told = sum(each is not None and each.crossing() is not None for each in fitted)
+    assert 2 <= num_told <= 20
+
+
+def test_the_band_of_the_line_holds_0_at_the_ends() -> None:
+    """That of the mean, by scipy's regression."""
+    found = in_tokens(-0.02, 6e6, 0.01, seed=3)
+    fitted = fit(found)
+    assert fitted is not None
+    x_N = np.log2(found["tokens"])
+    theirs = scipy.stats.linregress(x_N, found["delta"])
+    assert fitted.slope_errors[0] == pytest.approx(theirs.stderr)
+    _, low, high = fitted.crossing() or (0, 0, 0)
+    for end in (low, high):
+        away = np.log2(end) - x_N.mean()
+        error = np.hypot(theirs.stderr * away, fitted.deviation / np.sqrt(len(x_N)))
+        value = theirs.intercept + theirs.slope * np.log2(end)
+        assert abs(value) == pytest.approx(fitted.quantile * error)

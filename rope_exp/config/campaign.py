@@ -86,13 +86,14 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     if sum(entry.num_cells for entry in file.entries) > MAX_CELLS:
         raise ConfigError(f"{where}: cells", ..., f"are more than {MAX_CELLS:,}")
 
+    composer = _Composer(config_dir)
     cells: dict[str, Cell] = {}
     places: dict[str, tuple[int, int, int]] = {}
     for entry in file.entries:
         for seed_place, factors in entry.choices():
             for row in entry.rows:
                 words = [*file.fixed, *entry.fixed, *file.rows[row]]
-                cell = _cell(row, factors, words, entry.key, config_dir, runs / name)
+                cell = _cell(row, factors, words, entry.key, composer, runs / name)
                 if cell.name in cells:
                     raise ConfigError(entry.key, cell.name, "is listed twice")
                 if name != PILOT:
@@ -128,7 +129,7 @@ def _cell(
     factors: Mapping[str, Any],
     words: Sequence[str],
     key: str,
-    config_dir: Path | None,
+    composer: "_Composer",
     runs: Path,
 ) -> Cell:
     """Compose one cell.
@@ -143,20 +144,46 @@ def _cell(
     if len(name.encode()) > MAX_NAME:
         raise ConfigError(where, ..., f"is the name of a file, of at most {MAX_NAME} bytes")
 
-    spelled = [f"{key}={show(value)}" for key, value in factors.items()]
     try:
-        jobs = compose_jobs([*words, *spelled], config_dir)
+        config = composer.compose(words, factors)
     except ConfigError as error:
         wrong, value, allowed = error.args
         raise ConfigError(f"{where}: {wrong}", value, allowed) from error
-    if len(jobs.configs) > 1:
-        raise ConfigError(where, ..., "is a sweep of several runs, and a cell is one")
-    if jobs.have_launcher:
-        raise ConfigError(f"{where}: launch", ..., "must be on this machine, as a campaign is")
 
-    config = jobs.configs[0]
     _check_decided(config, where)
     return Cell(name, row, factors, config.replace("run", dir=str(runs / name)))
+
+
+class _Composer:
+    """Composes the cells of a campaign.
+
+    Cells that differ in their seed alone are composed once, since that takes a tenth of a second;
+    but not where a config refers to another key, which might be the seed.
+    """
+
+    def __init__(self, config_dir: Path | None) -> None:
+        self._config_dir = config_dir
+        self._composed: dict[tuple[str, ...], RunConfig] = {}
+
+    def compose(self, words: Sequence[str], factors: Mapping[str, Any]) -> RunConfig:
+        """Return the config of a cell.
+
+        Raises:
+            ConfigError: it cannot be, or is no run of its own on this machine.
+        """
+        but_seed = [f"{key}={show(value)}" for key, value in factors.items() if key != "seed"]
+        alike = (*words, *but_seed)
+        if alike in self._composed:
+            return replace(self._composed[alike], seed=factors["seed"])
+
+        jobs = compose_jobs([*alike, f"seed={factors['seed']}"], self._config_dir)
+        if len(jobs.configs) > 1:
+            raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
+        if jobs.have_launcher:
+            raise ConfigError("launch", ..., "must be on this machine, as a campaign is")
+        if not jobs.have_references:
+            self._composed[alike] = jobs.configs[0]
+        return jobs.configs[0]
 
 
 def _name_rows(cells: dict[str, Cell]) -> None:

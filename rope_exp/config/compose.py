@@ -5,6 +5,7 @@ puts what it reads into saved files. So Hydra only ever composes here; nothing o
 every job has been composed and checked, its own `hydra` node included. DictConfig ends here.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -75,6 +76,13 @@ class Jobs:
     def have_launcher(self) -> bool:
         """Whether they are to be handed to another launcher than this process."""
         return "basic_launcher" not in self.tree.hydra.launcher._target_
+
+    @property
+    def have_references(self) -> bool:
+        """Whether the value of some key of ours is that of another."""
+        ours: Any = OmegaConf.to_container(self.tree, resolve=False)
+        ours.pop("hydra", None)
+        return "${" in json.dumps(ours, default=str)
 
 
 def compose_jobs(

@@ -20,6 +20,24 @@ from rope_exp.system.errors import ConfigError
 RUNS = Path("results/runs")
 
 
+def test_cells_are_as_composed_one_by_one(tmp_path: Path) -> None:
+    """Seeds that share a composition, and seeds that another key follows."""
+    follows = tmp_path / "experiment" / "follows.yaml"
+    follows.parent.mkdir()
+    follows.write_text("# @package _global_\ndata:\n  seed: ${seed}\n")
+    rows = {"qk": ["pe=qk_rope"], "follows": ["pe=vo_rope", "+experiment=follows"]}
+    cells = [{"seed": [3, 5], "optim.lr": [0.1, 0.2]}, {"rows": ["qk"], "seed": [7]}]
+
+    mine = load(tmp_path, rows=rows, cells=cells)
+    assert len(mine.cells) == 10
+    for cell in mine.cells:
+        given = [f"{key}={value}" for key, value in cell.factors.items()]
+        words = [*FIXED, *rows[cell.row], *given, f"run.dir={cell.config.run.dir}"]
+        assert cell.config == run_config(words, tmp_path)
+        if cell.row == "follows":
+            assert cell.config.data.seed == cell.config.seed
+
+
 # -- the order -----------------------------------------------------------------------------------
 
 

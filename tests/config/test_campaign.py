@@ -29,7 +29,7 @@ def test_cells_are_as_composed_one_by_one(tmp_path: Path) -> None:
     cells = [{"seed": [3, 5], "optim.lr": [0.1, 0.2]}, {"rows": ["qk"], "seed": [7]}]
 
     mine = load(tmp_path, rows=rows, cells=cells)
-    assert len(mine.cells) == 10
+    assert len(mine.cells) == 9
     for cell in mine.cells:
         given = [f"{key}={value}" for key, value in cell.factors.items()]
         words = [*FIXED, *rows[cell.row], *given, f"run.dir={cell.config.run.dir}"]

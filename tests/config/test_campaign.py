@@ -32,7 +32,7 @@ def test_cells_are_as_composed_one_by_one(tmp_path: Path) -> None:
     assert len(mine.cells) == 9
     for cell in mine.cells:
         given = [f"{key}={value}" for key, value in cell.factors.items()]
-        words = [*FIXED, *rows[cell.row], *given, f"run.dir={cell.config.run.dir}"]
+        words = [*FIXED, *rows[cell.row], *given, f"run.dir='{cell.config.run.dir}'"]
         assert cell.config == run_config(words, tmp_path)
         if cell.row == "follows":
             assert cell.config.data.seed == cell.config.seed

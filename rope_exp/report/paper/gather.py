@@ -106,15 +106,24 @@ def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
 
 
 def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
-    """Return the report of a campaign that lacks the reference, with other campaigns' variants.
+    """Return the report of a campaign that lacks the reference, with one that has it.
 
-    None: it has the reference or factors, there are no such variants, or they may not share a
-    table.
+    Of several that have it, that with most runs: a table of all would change with each of them,
+    and be ranked by the few seeds that all have.
+
+    None: it has the reference or factors, no campaign with it fits, or they may not share a table.
     """
     has_factors = any(set(run.factors) - {*SEEDS} for run in runs)
-    has_reference = any(run.config.pe.label == REFERENCE for run in runs)
-    found = neighbours(runs, [run for run in others if run.config.row_name is None])
-    if has_factors or has_reference or not found:
+    if has_factors or any(_is_reference(run) for run in runs):
+        return None
+
+    groups: dict[str, list[Run]] = {}
+    for run in others:
+        if run.config.row_name is None:
+            groups.setdefault(run.group, []).append(run)
+    fitting = [neighbours(runs, group) for _, group in sorted(groups.items())]
+    found = max((each for each in fitting if any(map(_is_reference, each))), key=len, default=None)
+    if found is None:
         return None
     together = [*runs, *found]
     try:
@@ -122,6 +131,10 @@ def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
         return build(together, ["pe"])
     except ReportError:
         return None
+
+
+def _is_reference(run: Run) -> bool:
+    return run.config.pe.label == REFERENCE
 
 
 def of_pilot(spreads: Sequence[Spread], runs: Iterable[Run]) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from support.records import make_records
 
 from rope_exp.evidence.records import read_records
 from rope_exp.report.command import write_campaigns
-from rope_exp.report.paper.gather import of_campaign
+from rope_exp.report.paper.gather import beside, of_campaign
 
 STEPS = {"train.num_steps": [1000]}
 
@@ -38,6 +38,21 @@ def test_factors_decide_which_figures_there_are(records: Path) -> None:
 
 def test_a_campaign_without_the_reference_stands_beside_others(records: Path) -> None:
     assert stems(records, "more") == {"forest", "grid"}
+
+
+def test_of_several_with_the_reference_the_largest_stands_beside(tmp_path: Path) -> None:
+    """And none without it: a table would change with every campaign that fits."""
+    make_records(tmp_path, "a", rows=("qk_rope", "nope"), seeds=(0,))
+    make_records(tmp_path, "b", rows=("qk_rope", "nope"), seeds=(0, 1))
+    make_records(tmp_path, "c", rows=("v_rope", "k_rope", "o_rope"), seeds=(0, 1))
+    make_records(tmp_path, "more", rows=("vo_rope",), seeds=(0, 1))
+    mine = read_records(tmp_path, "more")
+
+    lent = {name: read_records(tmp_path, name) for name in "abc"}
+    found = beside(mine, [run for runs in lent.values() for run in runs])
+    assert found is not None
+    assert found.groups == "b, more"
+    assert beside(mine, lent["c"]) is None
 
 
 @pytest.mark.parametrize("campaign", ["long", "lr", "more"])

@@ -17,11 +17,12 @@ from rope_exp.report.content import Report, build
 from rope_exp.report.levels import kinds_of, level_name
 from rope_exp.report.noise import noise_files
 from rope_exp.report.page import page
+from rope_exp.report.pairs import pairs_table
 from rope_exp.report.paper.gather import beside, of_campaign, of_report
 from rope_exp.report.probed import extension_csv
 from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
-from rope_exp.report.tables import csv_table, markdown, pairs_table, plain_table, tex_table
+from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import write_atomically
 

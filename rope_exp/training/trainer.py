@@ -111,8 +111,7 @@ class Trainer:
             status = self._loop(record)
             if status == "finished" and self.config.train.probes:
                 status = self._ask_probes()
-            order = {"order_sha256": self.train_step.order_sha256}
-            facts = {"params": self.num_parameters, **order}
+            facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             record.end(status, self.step, facts | self.identity)
         return status
 
@@ -136,7 +135,6 @@ class Trainer:
 
     def _ask_probes(self) -> str:
         """Write probes.json, by rank 0, and return how the run ends."""
-        train = self.config.train
         answers: Probes | None = {}
         if self.parallel.is_main:
             questions = make_questions(
@@ -148,7 +146,7 @@ class Trainer:
                 crossings=crossings(self.train_step.optimizer, self.decoder),
             )
             with self.parallel.autocast():
-                answers = questions.ask(train.probes)
+                answers = questions.ask(self.config.train.probes)
             if answers is not None:
                 write_json(self.folder / PROBES, answers)
 

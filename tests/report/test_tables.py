@@ -11,7 +11,8 @@ from support.reports import make_nine, make_run, report_of, table_rows
 
 from rope_exp.report.command import write
 from rope_exp.report.content import Report
-from rope_exp.report.tables import csv_table, markdown, pairs_table, plain_table, tex_table
+from rope_exp.report.pairs import pairs_table
+from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 
 HEADER = (
     "group,pe,rotate,num_seeds,loss_mean,loss_sd,delta,delta_ci_low,delta_ci_high,p_holm,verdict,"

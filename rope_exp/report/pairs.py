@@ -1,0 +1,62 @@
+"""Pairs of rows, judged: all of them as pairs.csv, the published ones as a table for readers."""
+
+import pandas as pd
+
+from rope_exp.evidence.significance import MOST_SEEDS, Judged
+from rope_exp.report.content import Report
+from rope_exp.report.sentences import spell_p
+
+
+def pairs_table(report: Report) -> str:
+    """Return pairs.csv: every pair of rows, judged together; delta is b's loss minus a's."""
+    lines = []
+    for pair in report.pairs.values():
+        lines.append(
+            {
+                "a": pair.a,
+                "sign": pair.sign,
+                "b": pair.b,
+                "num_seeds": pair.num_seeds,
+                "delta": f"{pair.delta:.6f}",
+                "delta_ci_low": f"{pair.low:.6f}",
+                "delta_ci_high": f"{pair.high:.6f}",
+                "delta_wide_low": f"{pair.wide_low:.6f}",
+                "delta_wide_high": f"{pair.wide_high:.6f}",
+                "p": f"{pair.p:.6f}",
+                "p_adjusted": f"{pair.p_adjusted:.6f}",
+                "p_equivalent": f"{pair.p_equivalent:.6f}",
+                "seeds_needed": pair.seeds_needed or "",
+            }
+        )
+    return pd.DataFrame(lines).to_csv(index=False)
+
+
+def relations_table(report: Report) -> str:
+    """Return the published relations, one by one, as a table in Markdown."""
+    lines = [
+        "| published | ours | Δ | 95 % interval | p (Holm) | seeds | outcome at this setting |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for relation in report.relations:
+        pair = relation.judged
+        a = report.rows[pair.a].name
+        b = report.rows[pair.b].name
+        outcome = relation.outcome
+        if outcome == "open":
+            outcome += f"; {_settling(pair)}"
+        lines.append(
+            f"| {a} {relation.published} {b} | {a} {pair.sign} {b} | {pair.delta:+.4f} "
+            f"| {pair.low:+.4f} to {pair.high:+.4f} | {spell_p(pair.p_adjusted)} "
+            f"| {pair.num_seeds} | {outcome} |"
+        )
+    return "\n".join(lines)
+
+
+def _settling(pair: Judged) -> str:
+    """Say what would settle a published relation that is open."""
+    if pair.verdict != "open":
+        return "there is a difference, which may be larger or smaller than the margin"
+    if pair.seeds_needed is None:
+        return f"more than {MOST_SEEDS} seeds would settle it"
+    further = pair.seeds_needed - pair.num_seeds
+    return f"about {further} more seeds would settle it in 4 of 5 cases"

@@ -26,6 +26,7 @@ table: setup ## train the nine on the embedded corpus; table and figures in resu
 
 report: setup ## every campaign's tables and figures again, from its records; results/report.html
 	$(BIN)/python scripts/report.py --campaign all
+	$(BIN)/python scripts/outside.py compare
 
 test: setup-dev ## every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -173,14 +173,20 @@ def _is_plain(row: Row) -> bool:
 
 def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
     """Return the published table that has such rows; None where there is none."""
-    # It is of runs on text that were trained from the start.
-    if any(run.config.init_weights or run.config.data.task for run in runs):
+    if not all(map(_is_as_published, runs)):
         return None
     is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)
     if list(keys) == ["pe"]:
         is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
         return published.TABLE if is_softmax and not is_sequel else None
     return published.SEQUEL if list(keys) == [ROW] and is_sequel else None
+
+
+def _is_as_published(run: Run) -> bool:
+    """Whether a run predicts the next token of text, and was trained from the start."""
+    config = run.config
+    is_of_text = config.data.task is None and config.train.objective == "causal"
+    return is_of_text and config.init_weights is None
 
 
 def _claim(runs: Sequence[Run], keys: Sequence[str]) -> Claim | None:

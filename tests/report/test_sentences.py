@@ -71,6 +71,16 @@ def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
     assert "published" not in caption(report) + summary(report) + "\n".join(notes(report))
 
 
+def test_nothing_published_stands_beside_hidden_tokens(tmp_path: Path) -> None:
+    """The published table is of the next token."""
+    for pe in ("qk_rope", "vo_rope"):
+        make_run(tmp_path, pe=pe, overrides=["train.objective=mlm"])
+    report = report_of(tmp_path)
+    assert report.published is None
+    assert not report.relations
+    assert "published" not in caption(report) + summary(report) + "\n".join(notes(report))
+
+
 def test_an_assumption_is_said_with_every_value_that_it_had(tmp_path: Path) -> None:
     make_run(tmp_path, overrides=["schedule=wsd"])
     make_run(tmp_path, pe="pe.base=500000", overrides=["schedule=wsd"])

@@ -147,13 +147,16 @@ def plan(words: list[str]) -> int:
     from rope_exp.data.prepare import num_prepared_tokens
     from rope_exp.run.folder import read_result
 
-    config = resolve(_config("plan", "Print what a config costs before it runs.", words))
+    configs = _configs("plan", "Print what a config costs before it runs.", words)
+    config = resolve(configs[0])
     folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
     rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
     measured = statistics.median(filter(None, rates)) if any(rates) else None
     # Generated data have no end.
     epoch = None if config.data.task else num_prepared_tokens(config.data, config.tokenizer)
     print("\n".join(cost_lines(config, measured, epoch)))
+    if len(configs) > 1:
+        print(f"sweep        of {len(configs)} runs, of which this is the first")
     return 0
 
 
@@ -162,7 +165,7 @@ def prepare(words: list[str]) -> int:
     from rope_exp.data.generated import Generated, open_data
 
     about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
-    config = _config("prepare", about, words)
+    config = _configs("prepare", about, words)[0]
     found = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     if isinstance(found, Generated):
         print(f"data={config.data.name} is generated as it is read: there is nothing to prepare")
@@ -180,9 +183,9 @@ def prepare(words: list[str]) -> int:
     return 0
 
 
-def _config(command: str, description: str, words: list[str]) -> RunConfig:
-    """Return the config of a command that takes the overrides of `train`."""
-    from rope_exp.config.compose import run_config
+def _configs(command: str, description: str, words: list[str]) -> list[RunConfig]:
+    """Return the configs of a command that takes the overrides of `train`."""
+    from rope_exp.config.compose import compose_jobs
 
     parser = Parser(command, description)
     parser.add_argument(
@@ -192,7 +195,15 @@ def _config(command: str, description: str, words: list[str]) -> RunConfig:
         "--config-dir", type=Path, help="a further folder of groups and their choices"
     )
     arguments = parser.parse_intermixed_args(words)
-    return run_config(arguments.overrides, arguments.config_dir)
+    return compose_jobs(arguments.overrides, arguments.config_dir).configs
+
+
+def _check_is_run(folder: Path) -> None:
+    """Refuse a folder that is no run's, before anything of it is read."""
+    from rope_exp.run.folder import CONFIG
+
+    if not (folder / CONFIG).exists():
+        raise ConfigError("RUN_FOLDER", str(folder), "there is no run in this folder")
 
 
 def mirror(words: list[str]) -> int:
@@ -208,6 +219,7 @@ def mirror(words: list[str]) -> int:
     parser.add_argument("folders", metavar="RUN_FOLDER", type=Path, nargs="+")
     for folder in parser.parse_args(words).folders:
         # Before the lock, which makes a file.
+        _check_is_run(folder)
         read_config(folder)
         lock = try_lock(folder / LOCK)
         if lock is None:
@@ -254,6 +266,8 @@ def generate(words: list[str]) -> int:
     ):
         if not holds:
             raise ConfigError(flag, value, allowed)
+
+    _check_is_run(asked.folder)
 
     # Not before: torch takes a second to import.
     from rope_exp.evaluation.generate import Sampling, complete

@@ -104,8 +104,15 @@ def _choices(config_dir: Path | None) -> str:
     configs = config_loader(config_dir).repository
     lines = ""
     for group in configs.get_group_options("", ObjectType.GROUP):
-        if group not in ("hydra", CAMPAIGNS):
-            lines += f"{group}: {', '.join(configs.get_group_options(group))}\n"
+        if group in ("hydra", CAMPAIGNS):
+            continue
+        choices = configs.get_group_options(group)
+        if choices:
+            lines += f"{group}: {', '.join(choices)}\n"
+        # A group of groups, of which nothing is chosen unless it is added.
+        for inner in configs.get_group_options(group, ObjectType.GROUP):
+            choices = configs.get_group_options(f"{group}/{inner}")
+            lines += f"+{group}/{inner}: {', '.join(choices)}\n"
     return lines
 
 

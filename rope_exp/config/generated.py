@@ -50,7 +50,7 @@ def _check_text(config: "RunConfig") -> None:
     if train.objective == "regression":
         raise ConfigError("train.objective", "regression", "is for data=spikes alone")
     if not set(TASK_PROBES).isdisjoint(train.probes):
-        allowed = f"text cannot be asked for {' or '.join(TASK_PROBES)}"
+        allowed = f"{' and '.join(TASK_PROBES)} are asked of generated data, such as data=addition"
         raise ConfigError("train.probes", list(train.probes), allowed)
 
 

@@ -62,7 +62,7 @@ def cost_lines(
     epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
 
     lines = [
-        f"run          {config.pe.name} {model.name} on {config.data.name}, group {config.group}",
+        f"run          {config.pe.label} {model.name} on {config.data.name}, group {config.group}",
         f"model        {params:,} parameters: {model.num_hidden_layers} layers of "
         f"{model.hidden_size}, {model.num_attention_heads} heads of {_widths(config)}, "
         f"vocabulary {architecture.vocab_size:,}",
@@ -102,6 +102,8 @@ def _time(seconds: float, where: str) -> str:
     for unit, length in UNITS.items():
         if seconds >= 2 * length:
             return f"time         {seconds / length:,.1f} {unit} {where}"
+    if seconds < 1:
+        return f"time         less than a second {where}"
     return f"time         {seconds:,.1f} seconds {where}"
 
 

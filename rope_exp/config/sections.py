@@ -94,10 +94,12 @@ class DataConfig:
     text_column: str | None = numeric(None)
     # files: what one document of a text file is.
     sample_by: Literal["document", "paragraph", "line"] | None = numeric(None)
-    # null: hold documents out.
+    # null: hold documents out, this share of them.
     validation_split: str | None = numeric(None)
     holdout_fraction: OpenShare = numeric(0.05)
+    # How much of a corpus is prepared; null: all.
     max_tokens: Count | None = numeric(None)
+    # Of what is prepared; null: ROPE_EXP_CACHE, or ~/.cache/rope_exp.
     cache_dir: PathText | None = setting(None)
     # Of the order of batches, and of the rows that are generated; null: the run's seed.
     seed: Seed | None = numeric(None)
@@ -230,6 +232,7 @@ class TrainConfig(Budget):
     # causal: every next token; mlm: hidden tokens, from both sides; regression: real numbers at
     # some places, from tokens on both sides.
     objective: Literal["causal", "mlm", "regression"] = numeric("causal")
+    # In steps: evaluation on eval_sequences held-out rows, a checkpoint, a row of metrics.
     eval_every: Count = setting(50)
     eval_sequences: Count = numeric(128)
     save_every: Count = setting(250)

@@ -61,6 +61,7 @@ class PeConfig:
     fraction: Fraction = numeric(1.0)
     # true: theta itself is learned (raw); log: s, where theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = numeric(False)
+    # The position of a row's first token.
     start: Natural = numeric(0)
     # Of angles and products. bf16 is for the study of noise: it holds no position above 256.
     precision: Literal["float32", "bf16"] = numeric("float32")
@@ -173,7 +174,10 @@ class PeConfig:
             object.__setattr__(self, key, value)
 
     def _refuse_idle_keys(self) -> None:
-        """Refuse a key that would have no effect.
+        """Refuse a key that would have no effect, and tells of a mistake.
+
+        Those of any rotation (base, fraction, precision, start) are none: a sweep over variants
+        sets them for all, NoPE among them.
 
         Raises:
             ConfigError: naming it.

@@ -42,7 +42,7 @@ _FIXED = (
     f"Initialisation: normal, deviation {INIT_STD:g}, projections onto the residual stream times "
     "1/√(2 × layers); the same initial weights for every variant of a seed, kind of attention and "
     "size.",
-    "Weight decay: of matrices alone.",
+    "Weight decay: of matrices alone, and not of what is learned of positions.",
     "Precision: bf16 is autocast over float32 weights.",
 )
 _EVALUATION = (

@@ -86,6 +86,11 @@ def _tau(report: Report, published: Published) -> str:
 def notes(report: Report) -> list[str]:
     """Say what the numbers do not show: runs without one, unequal seeds, interrupted runs."""
     said = []
+    if "," in report.groups and report.pairs:
+        said.append(
+            "Rows are of several groups. What one group's table says of its own rows is decided "
+            "there: here more pairs are tested together, under the noise of all rows."
+        )
     if report.published:
         theirs = report.published
         if theirs.order:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -128,7 +129,8 @@ def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
     together = [*runs, *found]
     try:
         check_blocks(together)
-        return build(together, ["pe"])
+        # What is published of the others' rows is judged in their own table.
+        return replace(build(together, ["pe"]), relations=())
     except ReportError:
         return None
 

@@ -50,6 +50,17 @@ class Claim:
     relations: Sequence[tuple[str, str, str]]
 
 
+# Variants of which it is asked whether and where the second passes the first.
+PASSES = (
+    ("qk_rope", "vo_rope"),
+    ("qk_rope", "qkvo_rope"),
+    ("vo_rope", "qkvo_rope"),
+    ("nope", "v_rope"),
+    ("nope", "o_rope"),
+    ("nope", "q_rope"),
+    ("nope", "k_rope"),
+)
+
 # The nine variants of softmax attention, by PeConfig.label.
 TABLE = Published(
     source=(

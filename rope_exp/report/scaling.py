@@ -18,17 +18,6 @@ LADDERS = ("english", "tokens", "length", "size")
 # are not given, and these are those of the sequel by the same author.
 PUBLISHED_AT = {"parameters": 1e9, "tokens": 16e9, "length": 4096.0}
 
-# Of which it is asked whether and where the second passes the first.
-PASSES = (
-    ("qk_rope", "vo_rope"),
-    ("qk_rope", "qkvo_rope"),
-    ("vo_rope", "qkvo_rope"),
-    ("nope", "v_rope"),
-    ("nope", "o_rope"),
-    ("nope", "q_rope"),
-    ("nope", "k_rope"),
-)
-
 
 def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
     """Return scaling.md of the ladders' runs; nothing where nothing can be fitted."""
@@ -75,7 +64,7 @@ def _crossings(runs: Sequence[Run]) -> list[str]:
         run for run in runs if (run.result["params"], run.config.train.seq_len) == (params, length)
     ]
     lines = []
-    for a, b in PASSES:
+    for a, b in published.PASSES:
         fitted = fit_pair(alike, a, b)
         if fitted is None or fitted.axes != ("tokens",):
             continue

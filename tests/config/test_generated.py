@@ -39,7 +39,7 @@ MISTAKES = [
     (["data=retrieval", "data.max_tokens=9"], "data.max_tokens=9", "is generated"),
     (["data=copy", "data.holdout_fraction=0.5"], "data.holdout_fraction=0.5", "is generated"),
     (["data=copy", "train.probes=[windows]"], 'train.probes=["windows"]', "answers alone"),
-    (["train.probes=[answers]"], 'train.probes=["answers"]', "text cannot"),
+    (["train.probes=[answers]"], 'train.probes=["answers"]', "asked of generated data"),
     ([*SPIKES, "train.probes=[answers]"], 'train.probes=["answers"]', "fit alone"),
     ([*SPIKES, "train.objective=causal"], "train.objective=causal", "must be regression"),
     (["data=copy", "train.objective=regression"], "train.objective=regression", "must be causal"),

@@ -10,7 +10,15 @@ from support.records import ENV, make_records, nine_losses
 from support.refused import refused
 from support.reports import table_rows
 
+from rope_exp.report import command
 from rope_exp.report.command import write_campaigns
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables alone: figures take most of the time, and these tests do not look at them."""
+    monkeypatch.setattr(command, "of_report", lambda report: {})
+    monkeypatch.setattr(command, "of_campaign", lambda runs, others: {})
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -30,6 +38,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     assert first == files_of(tmp_path / "second")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_table_holds_the_means_of_the_records(tmp_path: Path) -> None:
     make_records(tmp_path / "records", "english", seeds=(0, 1, 2))
     write_campaigns(tmp_path / "records", "english", tmp_path)
@@ -40,6 +49,7 @@ def test_a_table_holds_the_means_of_the_records(tmp_path: Path) -> None:
     assert rows["vo_rope"]["group"] == "english"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_each_level_of_a_factor_has_a_table(tmp_path: Path) -> None:
     rows = ("qk_rope", "vo_rope", "nope")
     factors = {"train.num_steps": [500, 1000]}
@@ -50,6 +60,7 @@ def test_each_level_of_a_factor_has_a_table(tmp_path: Path) -> None:
         assert f"{steps * 4096:,} tokens a run" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> None:
     """Of text: elsewhere losses are of another thing."""
 
@@ -60,7 +71,8 @@ def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> Non
     found = tmp_path / "records"
     make_records(found, "english", rows=rows, seeds=(0, 1))
     make_records(found, "mlm", rows=rows, seeds=(0, 1), loss=lower)
-    write_campaigns(found, None, tmp_path)
+    for name in ("english", "mlm"):
+        write_campaigns(found, name, tmp_path)
 
     with (tmp_path / "mlm/changes.csv").open() as file:
         changes = {line["pe"]: float(line["change"]) for line in csv.DictReader(file)}
@@ -68,10 +80,11 @@ def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> Non
     assert not (tmp_path / "english/changes.csv").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_unequal_seeds_are_told(tmp_path: Path) -> None:
     make_records(tmp_path / "records", "english")
     make_records(tmp_path / "records", "english", rows=("qk_rope", "qkvo_rope"), seeds=(5, 6, 7))
-    write_campaigns(tmp_path / "records", None, tmp_path)
+    write_campaigns(tmp_path / "records", "english", tmp_path)
     with (tmp_path / "english" / "pairs.csv").open(encoding="utf-8", newline="") as file:
         pairs = {(row["a"], row["b"]): row["num_seeds"] for row in csv.DictReader(file)}
     assert pairs["qk_rope", "qkvo_rope"] == "8"
@@ -90,11 +103,12 @@ def test_a_block_that_was_computed_in_two_ways_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_block_of_two_commits_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0, 1))
     monkeypatch.setitem(ENV, "git", {"commit": "fedcba9876543210", "dirty": False})
     make_records(tmp_path / "records", "english", rows=("vo_rope",), seeds=(0, 1))
-    write_campaigns(tmp_path / "records", None, tmp_path)
+    write_campaigns(tmp_path / "records", "english", tmp_path)
     text = (tmp_path / "english" / "table.md").read_text()
     assert "Runs of seed 1 differ in git: 0123456789, fedcba9876." in text
 

@@ -1,0 +1,129 @@
+"""What a GPU computes, beside a CPU: logits, gradients, the cache, a step, a run that goes on.
+
+Skipped without a GPU. ROPE_EXP_DEVICE=cpu runs them on a CPU against itself, to test the tests.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.kinds import KINDS, allowed
+from support.models import SUBSETS, make_sizes, opinionated, tokens
+from support.runs import assert_same_run, train
+
+from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.run import RunConfig
+from rope_exp.model.decoder import Decoder
+
+DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda" if torch.cuda.is_available() else "")
+pytestmark = pytest.mark.skipif(not DEVICE, reason="there is no GPU")
+
+# Of float32 without TF32, at logits of about 1.
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+# Sizes at which fused kernels take no padding of ours.
+SIZES = make_sizes(hidden_size=128, intermediate_size=256, num_key_value_heads=4)
+SCHEMES: list[dict[str, Any]] = [
+    {"bias": "alibi"},
+    {"bias": "t5"},
+    {"input": "sinusoidal"},
+    {"input": "learned"},
+    {"bias": "alibi", "causal": False},
+    {"bias": "t5", "causal": False},
+]
+
+
+@pytest.fixture(autouse=True)
+def _exact_products() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def both(*rotate: str, **changes: Any) -> tuple[Decoder, Decoder]:
+    """The same decoder on the CPU, in float64, and on the device."""
+    exact = opinionated(*rotate, **changes)
+    there = opinionated(*rotate, **changes)
+    return exact.double(), there.to(DEVICE)
+
+
+def assert_alike(exact: Decoder, there: Decoder) -> None:
+    """Logits, and the gradients of their loss, agree."""
+    ids_BT = tokens(2, 48)
+    exact_BTV = exact(ids_BT)
+    found_BTV = there(ids_BT.to(DEVICE))
+    torch.testing.assert_close(found_BTV.double().cpu(), exact_BTV, **CLOSE)
+
+    exact_BTV.square().mean().backward()
+    found_BTV.square().mean().backward()
+    gradients = dict(there.named_parameters())
+    for name, parameter in exact.named_parameters():
+        assert parameter.grad is not None, name
+        found = gradients[name].grad
+        assert found is not None, name
+        scale = parameter.grad.abs().max()
+        assert (found.double().cpu() - parameter.grad).abs().max() <= 1e-3 * scale, name
+
+
+@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+def test_every_subset_computes_what_a_cpu_does(sites: tuple[str, ...]) -> None:
+    assert_alike(*both(*sites, sizes=SIZES))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: "-".join(map(str, scheme.values())))
+def test_every_scheme_computes_what_a_cpu_does(scheme: dict[str, Any]) -> None:
+    """A bias goes to the kernel as a mask with a gradient."""
+    assert_alike(*both("q", "k", sizes=SIZES, num_positions=64, **scheme))
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)
+def test_every_kind_computes_what_a_cpu_does(attn: AttnConfig) -> None:
+    """Values that are narrower than keys among them."""
+    sites = [site for site in "qkvo" if allowed(attn, [site])]
+    assert_alike(*both(*sites, attn=attn))
+
+
+@pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)
+def test_decoding_gives_what_the_whole_text_gives(attn: AttnConfig) -> None:
+    sites = [site for site in "qkvo" if allowed(attn, [site])]
+    _, decoder = both(*sites, attn=attn)
+    ids_BT = tokens(2, 40).to(DEVICE)
+    with torch.no_grad():
+        whole_BTV = decoder(ids_BT)
+        cache = decoder.new_cache()
+        parts = [decoder(ids_BT[:, :17], cache=cache)]
+        parts += [decoder(ids_BT[:, t : t + 1], cache=cache) for t in range(17, 40)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole_BTV, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("sites", [(), ("q", "k"), ("v", "o"), ("q", "k", "v", "o")], ids="".join)
+def test_bf16_is_near_float32(sites: tuple[str, ...]) -> None:
+    exact, decoder = both(*sites, sizes=SIZES)
+    ids_BT = tokens(2, 48)
+    with torch.no_grad():
+        exact_BTV = exact(ids_BT)
+        with torch.autocast(DEVICE, torch.bfloat16):
+            found_BTV = decoder(ids_BT.to(DEVICE))
+    error = (found_BTV.double().cpu() - exact_BTV).norm() / exact_BTV.norm()
+    assert error < 0.1
+
+
+@pytest.mark.parametrize("pe", ["qkvo_rope", "alibi"])
+def test_a_run_that_was_broken_off_goes_on_bit_for_bit(
+    tmp_path: Path, tiny: Callable[..., RunConfig], tiny_overrides: list[str], pe: str
+) -> None:
+    """Deterministic, as one asks for it on a GPU."""
+    given = [word for word in tiny_overrides if not word.startswith("run.dir=")]
+    words = [*given, f"pe={pe}", f"launch.device={DEVICE}", "train.deterministic=true"]
+    words += ["train.num_steps=12", "train.save_every=6", "train.compile=false"]
+
+    whole = tmp_path / "whole"
+    assert train(*words, f"run.dir={whole}", cwd=tmp_path).returncode == 0
+    parts = tmp_path / "parts"
+    assert train(*words, f"run.dir={parts}", cwd=tmp_path).returncode == 0
+    for path in (parts / "result.json", *(parts / "checkpoints/step_00000012").iterdir()):
+        path.unlink()
+    (parts / "checkpoints/step_00000012").rmdir()
+    assert train(*words, f"run.dir={parts}", cwd=tmp_path).returncode == 0
+    assert_same_run(whole, parts)

@@ -23,7 +23,11 @@ from rope_exp.system.errors import EXIT_DONE, EXIT_STOPPED
 from rope_exp.system.processes import ROOT
 
 CAMPAIGNS = ("nine_10m", "nine_30m")
-BENCH = ("check", "race", "breakdown")
+# What rotations cost is the race of these.
+ARMS = tuple(f"--arm=pe={pe}" for pe in ("nope", "qk_rope", "vo_rope", "qkvo_rope"))
+OPTIONS = ("--go-on", "--rounds", "6", "--name", "variants", *ARMS)
+# Two contenders at a time hold their memory.
+LARGE = ("--models", "1b", "--set", "train.micro_batch_size=2")
 # Below this nothing is begun: a campaign's runs need it to save a checkpoint and to be packed.
 LEAST_SECONDS = 60.0
 
@@ -43,20 +47,18 @@ class Part:
     is_campaign: bool = False
 
 
-def parts(models: str, campaigns: Sequence[str], config_dir: Path | None) -> list[Part]:
+def parts(campaigns: Sequence[str], config_dir: Path | None) -> list[Part]:
     """Return what is to be done, in order.
 
     Args:
-        models: of the bench, as its --models takes them.
         config_dir: a further folder of campaigns.
     """
     further = [] if config_dir is None else ["--config-dir", str(config_dir)]
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/gpu")]
-    bench = [str(ROOT / "scripts/bench.py"), *BENCH, "--models", models, "--go-on"]
-    found = [
-        Part("tests", tests, 0.2),
-        Part("bench", bench, 0.4),
-    ]
+    bench = str(ROOT / "scripts/bench.py")
+    small = [bench, "check", "limits", "speed", "race", *OPTIONS, "--models", "10m,125m"]
+    large = [bench, "speed", "race", *OPTIONS, *LARGE]
+    found = [Part("tests", tests, 0.2), Part("bench", small, 0.3), Part("bench_1b", large, 0.2)]
     for name in campaigns:
         found.append(Part(name, ["-m", "rope_exp", "campaign", name, *further], 1.0, True))
     return found
@@ -91,16 +93,15 @@ def main() -> int:
     add = parser.add_argument
     add("--minutes", type=float, default=28.0, help="for all parts together (%(default)s)")
     add("--out", type=Path, required=True, help="gets the logs and the packed records")
-    add("--models", default="10m,125m,1b", help="of the bench (%(default)s)")
     add("--campaigns", nargs="*", default=CAMPAIGNS, help=f"({' '.join(CAMPAIGNS)})")
-    add("--only", nargs="*", metavar="PART", help="tests, bench or a campaign; default: all")
+    add("--only", nargs="*", metavar="PART", help="tests, bench, bench_1b or a campaign")
     add("--config-dir", type=Path, help="a further folder of campaigns")
     asked = parser.parse_args()
 
     end = time.monotonic() + 60 * asked.minutes
     asked.out.mkdir(parents=True, exist_ok=True)
     codes = {}
-    for part in parts(asked.models, asked.campaigns, asked.config_dir):
+    for part in parts(asked.campaigns, asked.config_dir):
         if asked.only and part.name not in asked.only:
             continue
         left = end - time.monotonic()

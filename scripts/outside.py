@@ -155,11 +155,11 @@ def _contrasts(
 
 def _order(theirs: Mapping[str, Losses], ours: Mapping[str, Losses]) -> str:
     """Say how far the orders of rows agree, over the seeds that all have."""
-    means = []
+    ranks = []
     for losses in (theirs, ours):
-        shared = pd.DataFrame(losses).dropna()
-        means.append({str(row): float(mean) for row, mean in shared.mean().items()})
-    tau, count = kendall_tau(*means)
+        contrasts = compare(losses, REFERENCE)
+        ranks.append({row: each.rank for row, each in contrasts.items() if each.rank is not None})
+    tau, count = kendall_tau(*ranks)
     return "unknown" if tau is None else f"{tau:.2f} over {count} rows"
 
 

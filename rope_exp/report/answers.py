@@ -77,6 +77,16 @@ def shares(row: Row, part: Bin) -> dict[int, float]:
     return found
 
 
+def explained(report: Report) -> dict[str, list[float]]:
+    """Return by label R² of a row's runs, of the rows that were asked for it."""
+    found = {}
+    for label, row in report.rows.items():
+        values = [run.probes["fit"]["r2"] for run in row.runs if "fit" in run.probes]
+        if values:
+            found[label] = values
+    return found
+
+
 def match_relations(report: Report) -> dict[str, list[Relation]]:
     """Return by split what the exact matches say of the published relations.
 
@@ -201,12 +211,9 @@ def _relations_table(report: Report, of_splits: dict[str, list[Relation]]) -> st
 def _fits(report: Report) -> list[list[str]]:
     """Return a line for each row that was asked how much variance it explains."""
     lines = []
-    for row in report.rows.values():
-        found = [run.probes["fit"]["r2"] for run in row.runs if "fit" in run.probes]
-        if found:
-            mean = statistics.mean(found)
-            numbers = (f"{value:.4f}" for value in (mean, min(found), max(found)))
-            lines.append([row.name, str(len(found)), *numbers])
+    for label, found in explained(report).items():
+        numbers = (f"{value:.4f}" for value in (statistics.mean(found), min(found), max(found)))
+        lines.append([report.rows[label].name, str(len(found)), *numbers])
     return lines
 
 

@@ -19,7 +19,13 @@ from rope_exp.report.levels import TITLES, Level, find_levels
 from rope_exp.report.looks import look, parts
 from rope_exp.report.page_curves import curves, differences
 from rope_exp.report.page_marks import dashes, filled, outline
-from rope_exp.report.page_tables import noise_table, relations_table, runs_table, table_of_rows
+from rope_exp.report.page_tables import (
+    answers_table,
+    noise_table,
+    relations_table,
+    runs_table,
+    table_of_rows,
+)
 from rope_exp.report.sentences import caption, notes, summary
 from rope_exp.report.tables import WORDS
 
@@ -112,6 +118,7 @@ def _level(level: Level, texts: Texts) -> dict[str, Any]:
         "runs": [run.where for run in report.runs],
         "curves": drawn,
         "relations": relations_table(report),
+        "answers": answers_table(report),
         "assumptions": texts.places(assumptions(report)),
         "reference": report.reference.label if references else None,
         "against": against,

@@ -1,11 +1,13 @@
 """The tables of the page: columns, and cells that say what is seen and what it sorts by."""
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rope_exp.evidence.noise import Spread, changes, spreads
 from rope_exp.evidence.runs import Run
+from rope_exp.report.answers import bins, explained, shares, splits, whole, with_answers
 from rope_exp.report.content import Line, Report
 from rope_exp.report.sentences import spell_p
 from rope_exp.report.tables import DASH, cells
@@ -107,6 +109,33 @@ def relations_table(report: Report) -> Table:
             _number(needed, "d"),
         ]
     return _table(columns, rows)
+
+
+def answers_table(report: Report) -> Table:
+    """Return what models of generated data were asked: exact matches, or R²; else no rows."""
+    parts = {}
+    for split in splits(report):
+        parts[f"right, {split}"] = whole(report, split)
+        parts |= {f"{split}, {part.name}": part for part in bins(report, split)}
+
+    rows = {}
+    for row in with_answers(report):
+        seeds = {run.config.seed for run in row.runs if "answers" in run.probes}
+        found = [list(shares(row, part).values()) for part in parts.values()]
+        means = [statistics.mean(values) if values else None for values in found]
+        counted = [_text(row.name), _number(len(seeds), "d")]
+        rows[row.label] = [*counted, *(_number(mean, ".1%") for mean in means)]
+    titles = list(parts)
+
+    if not rows:
+        titles = ["R²", "lowest", "highest"]
+        for label, values in explained(report).items():
+            shown = [statistics.mean(values), min(values), max(values)]
+            counted = [_text(report.rows[label].name), _number(len(values), "d")]
+            rows[label] = [*counted, *(_number(value, ".4f") for value in shown)]
+
+    numbers = [Column(title, "number") for title in ("seeds", *titles)]
+    return _table([Column("variant"), *numbers], rows)
 
 
 # -- runs ------------------------------------------------------------------------------------------

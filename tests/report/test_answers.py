@@ -16,6 +16,7 @@ from rope_exp.report.answers import answers_csv, bins, match_relations, shares, 
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Report, build
 from rope_exp.report.page_data import page_data
+from rope_exp.report.page_tables import answers_table
 from rope_exp.report.paper import gather
 from rope_exp.report.paper.answers import answers as figure_of
 from rope_exp.report.sentences import caption, notes, summary
@@ -241,6 +242,29 @@ def test_the_page_says_each_levels_unit(spikes: Report, report: Report) -> None:
         ("spikes", "mean squared error", "of mean squared error"),
         ("addition", "nats per answer token", "nats"),
     }
+
+
+def test_the_page_has_a_table_of_answers(report: Report) -> None:
+    """The means of answers.csv, a column a bin, which sort as numbers."""
+    table = answers_table(report)
+    titles = [column["title"] for column in table["columns"]]
+    assert titles[:4] == ["variant", "seeds", "right, test", "test, 1"]
+    assert titles[8:10] == ["test, 6", "right, longer"]
+
+    of_csv = list(csv.DictReader(io.StringIO(answers_csv(report) or "")))
+    for row in table["rows"]:
+        shares = [float(line["right_mean"]) for line in of_csv if line["pe"] == row["id"]]
+        assert [cell[0] for cell in row["cells"][2:]] == [f"{share:.1%}" for share in shares]
+        assert [cell[1] for cell in row["cells"][2:]] == pytest.approx(shares, abs=1e-6)
+
+
+def test_the_page_has_a_table_of_r2(spikes: Report, report: Report) -> None:
+    """A level has one table of the two."""
+    rows = {row["id"]: row["cells"] for row in answers_table(spikes)["rows"]}
+    found = [cell[0] for cell in rows["qkvo_rope-base40000-fraction0.5"][1:]]
+    assert found == ["3", "0.8190", "0.8180", "0.8200"]
+    levels = page_data({"spikes": spikes.runs, "addition": report.runs})["levels"]
+    assert [len(level["answers"]["rows"]) for level in levels] == [4, 2]
 
 
 # -- the figure ------------------------------------------------------------------------------------

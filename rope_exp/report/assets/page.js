@@ -119,6 +119,8 @@ function showTables() {
   drawGrid(byId("grid"), level, reference);
   byId("grid-section").hidden = !level.rows.some((row) => row.cell);
   if (against) fillTable(byId("rows"), against.table, { ...sorting("rows"), mark: reference });
+  fillTable(byId("answers"), level.answers);
+  byId("answers-section").hidden = !level.answers.rows.length;
   fillTable(byId("relations"), level.relations);
   byId("relations-section").hidden = !level.relations.rows.length;
 }

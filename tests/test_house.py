@@ -155,6 +155,38 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
     assert summary in " ".join(readme.split())
 
 
+def test_the_paper_has_the_numbers_of_its_tables() -> None:
+    """Its two tables are those of both campaigns, side by side, in three decimals."""
+    paper = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
+    of_campaigns = [REPOSITORY / "results" / name for name in ("english", "table")]
+
+    rows: dict[str, list[str]] = {}
+    relations: dict[str, list[str]] = {}
+    published = {}
+    for folder in of_campaigns:
+        with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                name = subset_name(tuple(row["rotate"])).removesuffix("-RoPE")
+                published[name] = signed(row["published_delta"], decimals=3)
+                keys = ("delta", "delta_ci_low", "delta_ci_high")
+                delta, low, high = (signed(row[key], decimals=3) for key in keys)
+                found = f"{delta} ({low} to {high})" if low else "reference"
+                rows.setdefault(name, []).append(found)
+
+        table = (folder / "table.md").read_text(encoding="utf-8")
+        of_relations = table.partition("| published | ours |")[2].partition("\n\n")[0]
+        for line in of_relations.splitlines()[2:]:
+            relation, _, delta, *_, outcome = line.strip("| ").split(" | ")
+            cells = [signed(delta, decimals=3), outcome.partition(";")[0]]
+            relations.setdefault(relation.replace("-RoPE", ""), []).extend(cells)
+
+    assert (len(rows), len(relations)) == (9, 8)
+    for name, cells in rows.items():
+        assert f"| {name} | {' | '.join(cells)} | {published[name]} |" in paper
+    for relation, cells in relations.items():
+        assert f"| {relation} | {' | '.join(cells)} |" in paper
+
+
 def signed(value: str, *, decimals: int) -> str:
     """Spell a difference; exactly 0 has no sign, and an empty one stays empty."""
     number = float(value or 0)
@@ -165,7 +197,8 @@ def signed(value: str, *, decimals: int) -> str:
 
 def test_links_of_the_pages_lead_somewhere() -> None:
     """A file that is renamed is renamed in the README and in docs, too."""
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    results = [REPOSITORY / "README.md", REPOSITORY / "results" / "README.md"]
+    pages = [*results, *(REPOSITORY / "docs").rglob("*.md")]
     assert len(pages) > 10
 
     for page in pages:

@@ -14,6 +14,7 @@ from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
 from rope_exp.report.changes import changes_files
 from rope_exp.report.content import Report, build
+from rope_exp.report.cost import cost_file
 from rope_exp.report.levels import kinds_of, level_name
 from rope_exp.report.noise import noise_files
 from rope_exp.report.page import page
@@ -27,6 +28,7 @@ from rope_exp.system.errors import RecordError
 from rope_exp.system.files import write_atomically
 
 PAGE = "report.html"
+COST = "cost.md"
 
 
 def write(
@@ -68,7 +70,8 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
 
     Args:
         records: where the records of all campaigns lie.
-        name: of the campaign; None: each that has records, and the page of them all.
+        name: of the campaign; None: each that has records, the page of them all, and what they
+            cost.
     Returns:
         The lines to print.
     Raises:
@@ -94,7 +97,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     if name is None:
         ladders = [run for each in LADDERS for run in read.get(each, [])]
         made["scaling"] = scaling_files(ladders)
-        made["."] = {PAGE: page(read)}
+        made["."] = {PAGE: page(read), COST: cost_file(read)}
 
     lines = []
     for each, files in made.items():

@@ -14,6 +14,7 @@ from support.refused import refused
 from rope_exp.report import command
 from rope_exp.report import page as page_module
 from rope_exp.report.command import write_campaigns
+from rope_exp.report.cost import cost_file
 from rope_exp.report.page import SCRIPTS, assemble, chart_library, embedded, page, policy
 
 
@@ -107,8 +108,24 @@ def test_all_campaigns_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
     make_records(records, "mini", rows=("qk_rope", "nope"), seeds=(0, 1))
     assert write_campaigns(records, "mini", out) == []
 
-    assert write_campaigns(records, None, out)[-1] == str(out / "report.html")
+    made = write_campaigns(records, None, out)
+    assert made[-2:] == [str(out / "report.html"), str(out / "cost.md")]
     assert "mini/qk_rope-s0" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_costs_are_sums_over_runs() -> None:
+    """Of tokens and hours, a line for each campaign and one of all."""
+    campaigns = {"mini": make_runs("mini", ["qk_rope", "nope"], [0, 1])}
+    campaigns["large"] = make_runs("large", ["nope"], [0])
+    for number, run in enumerate(run for runs in campaigns.values() for run in runs):
+        run.result.update(tokens=1_000_000 * (number + 1), wall_s=3600.0 * (number + 1))
+
+    lines = [line.split(" | ") for line in cost_file(campaigns).decode().splitlines()[4:]]
+    assert [line[:4] for line in lines] == [
+        ["| `large`", "1", "5.0", "5.0"],
+        ["| `mini`", "4", "10.0", "10.0"],
+        ["| all", "5", "15.0", "15.0"],
+    ]
 
 
 def test_a_page_of_the_pilot_alone_or_of_few_runs_is_made() -> None:

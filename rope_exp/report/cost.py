@@ -1,0 +1,37 @@
+"""What the campaigns cost: results/cost.md, of the records alone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from rope_exp.evidence.runs import Run
+from rope_exp.report.spelling import markdown_table
+from rope_exp.run.provenance import spelled
+
+
+def cost_file(campaigns: Mapping[str, Sequence[Run]]) -> bytes:
+    """Return a line for each campaign, and one of all.
+
+    Args:
+        campaigns: the runs of each, by its name.
+    """
+    lines = [_line(f"`{name}`", runs) for name, runs in sorted(campaigns.items())]
+    everything = [run for runs in campaigns.values() for run in runs]
+    table = markdown_table(pd.DataFrame([*lines, _line("all", everything)]))
+    return (
+        "**What the campaigns cost: runs that have a record, the tokens that they trained on, and "
+        "their hours, summed over runs, of which several went at a time. Commits are those of the "
+        f"code that trained.**\n\n{table}\n"
+    ).encode()
+
+
+def _line(name: str, runs: Sequence[Run]) -> dict[str, Any]:
+    commits = {spelled(run.env["git"]) for run in runs if run.env.get("git")}
+    return {
+        "campaign": name,
+        "runs": len(runs),
+        "tokens, M": f"{sum(run.result.get('tokens', 0) for run in runs) / 1e6:,.1f}",
+        "hours": f"{sum(run.result.get('wall_s', 0) for run in runs) / 3600:.1f}",
+        "commits": len(commits),
+    }

@@ -6,7 +6,8 @@ Of each variant, the differences to the reference within a seed are fitted by
 
 by ordinary least squares over the cells that were run, one row a run. What did not vary is left
 out of the fit, and nothing is then said of it. The interval at another size is that of a
-prediction; it holds if the line goes on, which nobody knows. Plain float64, nats.
+prediction; it holds if the line goes on, which nobody knows. Plain float64, nats. Rows are taken
+to be independent, which runs of one seed at several budgets are not quite.
 
 Where one variant passes another is where a line in tokens alone, at one size and length, is 0.
 """
@@ -36,6 +37,7 @@ class Fit:
         slopes: nats a doubling.
         deviation: of the residual.
         df: its degrees of freedom.
+        count: of differences.
         ranges: the least and the greatest value that was run, by axis.
     """
 
@@ -43,11 +45,11 @@ class Fit:
     slopes: tuple[float, ...]
     deviation: float
     df: int
+    count: int
     ranges: Mapping[str, tuple[float, float]]
     _center: Array
     _mean: float
     _inverse: Array
-    _count: int
 
     @property
     def slope_errors(self) -> tuple[float, ...]:
@@ -67,7 +69,7 @@ class Fit:
         """Return the difference at a place, and the ends of its 95 % prediction interval."""
         x_A = self._from_center(at)
         value = self.line(at)
-        leverage = 1 / self._count + float(x_A @ self._inverse @ x_A)
+        leverage = 1 / self.count + float(x_A @ self._inverse @ x_A)
         half = self.quantile * self.deviation * math.sqrt(1 + leverage)
         return value, value - half, value + half
 
@@ -87,12 +89,14 @@ class Fit:
         of_slope = slope**2 - (self.quantile * error) ** 2
         if of_slope <= 0:
             return None
-        of_mean = self._mean**2 - (self.quantile * self.deviation) ** 2 / self._count
+        of_mean = self._mean**2 - (self.quantile * self.deviation) ** 2 / self.count
         middle = -self._mean * slope / of_slope
         half = math.sqrt(max(middle**2 - of_mean / of_slope, 0.0))
         center = float(self._center[0])
         found = np.array([-self._mean / slope, middle - half, middle + half])
-        at, low, high = np.exp2(center + found)
+        # Where a slope is hardly told, an end lies past what a float holds: at infinity.
+        with np.errstate(over="ignore"):
+            at, low, high = np.exp2(center + found)
         return float(at), float(low), float(high)
 
     def _from_center(self, at: Mapping[str, float]) -> Array:
@@ -121,6 +125,7 @@ def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=columns)
     block = ["seed", *AXES]
     zero = table[table["pe"] == reference].set_index(block)["loss"].rename("reference")
+    assert zero.index.is_unique, "a row has a seed once in a block"
     joined = table[table["pe"] != reference].join(zero, on=block, how="inner")
     joined["delta"] = joined["loss"] - joined["reference"]
     return joined.drop(columns=["loss", "reference"]).reset_index(drop=True)
@@ -146,11 +151,11 @@ def fit(table: pd.DataFrame) -> Fit | None:
         slopes=tuple(map(float, slopes_A)),
         deviation=float(np.sqrt(np.sum(residual_N**2) / df)),
         df=df,
+        count=len(y_N),
         ranges={axis: (float(table[axis].min()), float(table[axis].max())) for axis in AXES},
         _center=center_A,
         _mean=float(y_N.mean()),
         _inverse=np.linalg.inv(centered_NA.T @ centered_NA),
-        _count=len(y_N),
     )
 
 

@@ -6,105 +6,224 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from rope_exp.evidence import published
+from rope_exp.evidence.comparable import comparable
+from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
 from rope_exp.evidence.ladders import AXES, Fit, fit_pair, fits
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN, SIGNS
 from rope_exp.report.spelling import markdown_table
 
-# The campaigns whose cells share corpus, tokenizer, learning rate and schedule.
+# The campaigns that a line goes through, and what their cells may differ in, beside the variant.
 LADDERS = ("english", "tokens", "length", "size")
+VARIED = (
+    "model.hidden_size",
+    "model.intermediate_size",
+    "model.num_attention_heads",
+    "model.num_key_value_heads",
+    "train.num_steps",
+    "train.seq_len",
+    "train.global_batch_size",
+    "train.eval_sequences",
+)
 
 # Where the published table may stand: its parameters are given as about 1B, its tokens and length
 # are not given, and these are those of the sequel by the same author.
 PUBLISHED_AT = {"parameters": 1e9, "tokens": 16e9, "length": 4096.0}
 
+BEYOND = "beyond what the data carry"
+
 
 def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return scaling.md of the ladders' runs; nothing where nothing can be fitted."""
+    """Return scaling.md of the ladders' runs; nothing where nothing can be fitted.
+
+    Raises:
+        ReportError: two runs are of one cell, or differ in more than variant, seed, size, budget
+            and length.
+    """
+    if runs:
+        comparable(runs, ["pe", *VARIED])
     found = fits(runs, published.REFERENCE)
     if not found:
         return {}
-    table = pd.DataFrame([_line(label, fitted) for label, fitted in found.items()])
-    axes = dict.fromkeys(axis for fitted in found.values() for axis in fitted.axes)
+
+    campaigns = dict.fromkeys(run.group for run in runs)
     ranges = [f"{axis} {_range(found, axis)}" for axis in AXES]
     parts = [
         f"**The difference to {published.REFERENCE} as a line in logarithms, fitted to the "
-        f"differences within blocks of {', '.join(LADDERS)}: {', '.join(ranges)}.** Nats per "
+        f"differences within blocks of {', '.join(campaigns)}: {', '.join(ranges)}.** Nats per "
         "token; slopes are nats a doubling.",
-        markdown_table(table),
-        _weakness(list(axes)),
+        markdown_table(pd.DataFrame([_line(label, fitted) for label, fitted in found.items()])),
+        _weakness(found, runs),
         *_crossings(runs),
+        *_orders(runs),
         *_relations(runs),
     ]
     return {"scaling.md": ("\n\n".join(parts) + "\n").encode()}
 
 
-def _line(label: str, fitted: Fit) -> dict[str, str]:
+def _line(label: str, fitted: Fit) -> dict[str, str | None]:
     slopes = dict(zip(fitted.axes, fitted.slopes, strict=True))
-    value, low, high = fitted.predict(PUBLISHED_AT)
-    theirs = published.TABLE.losses.get(label)
-    reference = published.TABLE.losses[published.REFERENCE]
-    shown = {f"per doubling of {axis}": f"{slopes[axis]:+.4f}" for axis in slopes}
-    return {
+    line: dict[str, str | None] = {
         "variant": label,
-        "differences": str(fitted.df + len(fitted.axes) + 1),
-        **shown,
+        "differences": str(fitted.count),
+        **{f"per doubling of {axis}": f"{slopes[axis]:+.4f}" for axis in slopes},
         "sd of residual (df)": f"{fitted.deviation:.4f} ({fitted.df})",
-        "the line at 1B, 16B tokens, length 4096": f"{value:+.2f}",
-        "95 % prediction interval, if the line goes on": f"{low:+.2f} to {high:+.2f}",
-        "published": "—" if theirs is None else f"{theirs - reference:+.3f}",
     }
+    if _reaches(fitted):
+        value, low, high = fitted.predict(PUBLISHED_AT)
+        theirs = published.TABLE.losses.get(label)
+        reference = published.TABLE.losses[published.REFERENCE]
+        line |= {
+            "the line at 1B, 16B tokens, length 4096": f"{value:+.2f}",
+            "95 % prediction interval, if the line goes on": f"{low:+.2f} to {high:+.2f}",
+            "published": None if theirs is None else f"{theirs - reference:+.3f}",
+        }
+    return line
+
+
+def _reaches(fitted: Fit) -> bool:
+    """Whether a line says anything of the published setting, which is elsewhere on every axis."""
+    return fitted.axes == AXES
+
+
+# -- as tokens grow --------------------------------------------------------------------------------
 
 
 def _crossings(runs: Sequence[Run]) -> list[str]:
     """Return where one variant passes another, as tokens grow at the size and length of most."""
-    places = Counter((run.result["params"], run.config.train.seq_len) for run in runs)
-    [((params, length), _)] = places.most_common(1)
-    alike = [
-        run for run in runs if (run.result["params"], run.config.train.seq_len) == (params, length)
-    ]
+    alike, place = _of_one_place(runs)
     lines = []
     for a, b in published.PASSES:
         fitted = fit_pair(alike, a, b)
         if fitted is None or fitted.axes != ("tokens",):
             continue
         [slope] = fitted.slopes
-        half = fitted.quantile * fitted.slope_errors[0]
+        [error] = fitted.slope_errors
+        low, high = slope - fitted.quantile * error, slope + fitted.quantile * error
         least, most = fitted.ranges["tokens"]
-        line = {"pair": f"{b} minus {a}", "differences": str(fitted.df + 2)}
-        for tokens in (least, most):
-            line[f"at {_short(tokens)} tokens"] = f"{fitted.line({'tokens': tokens}):+.4f}"
-        line["a doubling of tokens"] = f"{slope:+.4f} ({slope - half:+.4f} to {slope + half:+.4f})"
-        lines.append({**line, "0 at tokens": _spelled(fitted.crossing())})
+        lines.append(
+            {
+                "pair": f"{b} minus {a}",
+                "differences": str(fitted.count),
+                "the line at the fewest tokens": _at(fitted, least),
+                "at the most": _at(fitted, most),
+                "a doubling of tokens": f"{slope:+.4f} ({low:+.4f} to {high:+.4f})",
+                "0 at tokens": _spelled(fitted),
+            }
+        )
     if not lines:
         return []
     return [
-        f"**Who passes whom: the difference of two rows as a line in log tokens, at {params:,} "
-        f"parameters and length {length}.** With 95 % intervals (of the crossing: Fieller's).",
+        f"**Who passes whom: the difference of two rows as a line in log tokens, at {place}.** "
+        "With 95 % intervals, each of one pair alone (of the crossing: Fieller's).",
         markdown_table(pd.DataFrame(lines)),
     ]
 
 
+def _at(fitted: Fit, tokens: float) -> str:
+    return f"{fitted.line({'tokens': tokens}):+.4f} at {_short(tokens)}"
+
+
+def _spelled(fitted: Fit) -> str:
+    """Say where a line of tokens is 0, and of what lies outside of what was run no more than so."""
+    crossing = fitted.crossing()
+    if crossing is None:
+        return "not to be told: the slope may be 0"
+
+    least, most = fitted.ranges["tokens"]
+    spelled = []
+    for tokens in crossing:
+        is_outside = not least <= tokens <= most
+        side = f"before {_short(least)}" if tokens < least else f"after {_short(most)}"
+        spelled.append(side if is_outside else _short(tokens))
+    place, low, high = spelled
+    beyond = "" if least <= crossing[0] <= most else "beyond what was run: "
+    return f"{beyond}{place} ({low if low == high else f'{low} to {high}'})"
+
+
+def _orders(runs: Sequence[Run]) -> list[str]:
+    """Return the differences to the reference at each budget, at the size and length of most."""
+    alike, place = _of_one_place(runs)
+    losses: dict[int, dict[str, dict[int, float]]] = {}
+    for run in alike:
+        if run.loss is not None:
+            of_rows = losses.setdefault(run.config.train.num_tokens, {})
+            of_rows.setdefault(run.config.pe.label, {})[run.config.seed] = run.loss
+    budgets = {tokens: _deltas(of_rows) for tokens, of_rows in sorted(losses.items())}
+    budgets = {tokens: deltas for tokens, deltas in budgets.items() if deltas}
+    if len(budgets) < 2:
+        return []
+
+    fewest = next(iter(budgets.values()))
+    first = {label: delta for label, (delta, _) in fewest.items()}
+    lines: list[dict[str, str | None]] = []
+    for label in sorted(first, key=lambda label: first[label]):
+        line: dict[str, str | None] = {"variant": label}
+        for tokens, deltas in budgets.items():
+            delta, seeds = deltas.get(label, (None, 0))
+            told = None if delta is None else f"{delta:+.3f} ({seeds})"
+            line[f"{_short(tokens)} tokens"] = told
+        lines.append(line)
+
+    last: dict[str, str | None] = {"variant": "Kendall's tau with the fewest tokens"}
+    for tokens, deltas in budgets.items():
+        tau, count = kendall_tau({label: delta for label, (delta, _) in deltas.items()}, first)
+        last[f"{_short(tokens)} tokens"] = None if tau is None else f"{tau:.2f} (n = {count})"
+    return [
+        f"**The order at each budget: the mean difference to {published.REFERENCE} within a seed, "
+        f"and of how many seeds, at {place}.** Untested.",
+        markdown_table(pd.DataFrame([*lines, last])),
+    ]
+
+
+def _deltas(losses: Mapping[str, Losses]) -> dict[str, tuple[float, int]]:
+    """Return each row's difference to the reference, and of how many seeds that is."""
+    found = {}
+    reference = losses.get(published.REFERENCE, {})
+    for label, contrast in compare(losses, published.REFERENCE).items():
+        if contrast.delta is not None:
+            found[label] = (contrast.delta, len(losses[label].keys() & reference.keys()))
+    return found
+
+
+def _of_one_place(runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """Return the runs of that size and length which most runs have, and its words."""
+    places = Counter((run.result["params"], run.config.train.seq_len) for run in runs if run.result)
+    [(most, _)] = places.most_common(1)
+    params, length = most
+    alike = [
+        run
+        for run in runs
+        if run.result and (run.result["params"], run.config.train.seq_len) == most
+    ]
+    return alike, f"{params:,} parameters and length {length}"
+
+
+# -- at 1B parameters ------------------------------------------------------------------------------
+
+
 def _relations(runs: Sequence[Run]) -> list[str]:
     """Return what the lines say of the published relations at the published size."""
-    lines = []
+    lines: list[dict[str, str | None]] = []
     for a, sign, b in published.TABLE.relations:
         fitted = fit_pair(runs, a, b)
         if fitted is None:
             continue
-        value, low, high = fitted.predict(PUBLISHED_AT)
-        line = {
-            "published": f"{a} {sign} {b}",
-            "the line": f"{value:+.3f}",
-            "95 % prediction interval": f"{low:+.3f} to {high:+.3f}",
-            "says": _said(sign, low, high),
-        }
+        line: dict[str, str | None] = {"published": f"{a} {sign} {b}"}
+        if _reaches(fitted):
+            value, low, high = fitted.predict(PUBLISHED_AT)
+            line["the line"] = f"{value:+.3f}"
+            line["95 % prediction interval"] = f"{low:+.3f} to {high:+.3f}"
+            line["says"] = _said(sign, low, high)
+        else:
+            missing = [axis for axis in AXES if axis not in fitted.axes]
+            line["says"] = f"{BEYOND}: none in {' and '.join(missing)}"
         lines.append(line)
     if not lines:
         return []
     return [
         "**The published relations at 1B parameters, 16B tokens and length 4,096, if the lines go "
-        "on:** the second's loss minus the first's.",
+        "on:** the second's loss minus the first's, each judged alone.",
         markdown_table(pd.DataFrame(lines)),
     ]
 
@@ -119,19 +238,15 @@ def _said(sign: str, low: float, high: float) -> str:
         is_beyond = high < 0
     if is_within:
         return "predicted"
-    return "contradicted" if is_beyond else "beyond what the data carry"
+    return "contradicted" if is_beyond else BEYOND
 
 
-def _spelled(crossing: tuple[float, float, float] | None) -> str:
-    if crossing is None:
-        return "not to be told: the slope may be 0"
-    return f"{_short(crossing[0])} ({_short(crossing[1])} to {_short(crossing[2])})"
+# -- words -----------------------------------------------------------------------------------------
 
 
 def _short(tokens: float) -> str:
-    """Spell a number of tokens in millions, or in powers of ten where it is absurd."""
-    millions = tokens / 1e6
-    return f"{millions:,.3g}M" if 1e-3 < millions < 1e5 else f"{tokens:.0e}"
+    """Spell a number of tokens in millions."""
+    return f"{tokens / 1e6:,.3g}M"
 
 
 def _range(found: Mapping[str, Fit], axis: str) -> str:
@@ -140,11 +255,21 @@ def _range(found: Mapping[str, Fit], axis: str) -> str:
     return f"{least:,.0f} to {most:,.0f}" if least < most else f"{least:,.0f}"
 
 
-def _weakness(axes: Sequence[str]) -> str:
-    fixed = [axis for axis in AXES if axis not in axes]
-    left_out = f" Nothing varied in {' and '.join(fixed)}." if fixed else ""
-    return (
+def _weakness(found: Mapping[str, Fit], runs: Sequence[Run]) -> str:
+    """Say what the lines do not carry, and which runs are in none of them."""
+    varied = {axis for fitted in found.values() for axis in fitted.axes}
+    fixed = [axis for axis in AXES if axis not in varied]
+    said = [
         "The published setting lies many doublings outside of what was run, and nothing shows that "
         "a straight line goes on so far: the interval is that of the line's own noise, not of that "
-        f"doubt. It supports no statement about 1B parameters.{left_out}"
-    )
+        "doubt. It supports no statement about 1B parameters.",
+        "Runs of one seed begin alike at every budget, so that their differences are not quite "
+        "independent, as the intervals take them to be.",
+    ]
+    if fixed:
+        said.append(f"Nothing varied in {' and '.join(fixed)}: of another, the lines say nothing.")
+
+    diverged = sorted(run.where for run in runs if run.status == "diverged")
+    if diverged:
+        said.append(f"Diverged, and in no line: {', '.join(diverged)}.")
+    return " ".join(said)

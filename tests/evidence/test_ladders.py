@@ -91,6 +91,27 @@ def test_intervals_of_a_crossing_cover_19_of_20(zero: float) -> None:
     assert 0.92 < covered / 400 < 0.98
 
 
+def test_seeds_at_several_budgets_cost_little() -> None:
+    """As the campaigns are: eight seeds at one budget, of which one goes on to three more.
+
+    Half of the variance is the seed's own, at every budget alike.
+    """
+    seeds = np.array([*range(8), 0, 0, 0])
+    tokens = np.array([2e6] * 8 + [4e6, 8e6, 26e6])
+    covered = 0
+    for draw in range(600):
+        random = np.random.default_rng(draw)
+        noise = (random.normal(size=8)[seeds] + random.normal(size=11)) / np.sqrt(2)
+        delta = -0.03 * np.log2(tokens / 1e7) + 0.02 * noise
+        fitted = fit(
+            pd.DataFrame({"parameters": 1.3e6, "tokens": tokens, "length": 256, "delta": delta})
+        )
+        assert fitted is not None
+        [slope], [error] = fitted.slopes, fitted.slope_errors
+        covered += abs(slope + 0.03) < fitted.quantile * error
+    assert 0.89 < covered / 600 < 0.98
+
+
 def test_without_a_slope_no_crossing_is_told() -> None:
     """Or in one of twenty, as the interval of a slope says."""
     fitted = [fit(in_tokens(0.0, 1e6, 0.02, seed)) for seed in range(200)]

@@ -1,11 +1,16 @@
 """The ladders' page: who passes whom, and what the lines say of the published relations."""
 
+import itertools
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support.records import make_records, nine_losses
+from support.refused import refused
 
 from rope_exp.evidence.records import read_records
-from rope_exp.report.scaling import scaling_files
+from rope_exp.evidence.runs import Run
+from rope_exp.report.scaling import BEYOND, _said, scaling_files
 
 STEPS = [250, 500, 1000, 2000]
 ROWS = ("qk_rope", "qkvo_rope", "vo_rope", "qkv_rope")
@@ -17,28 +22,45 @@ def lines_of(text: str, beginning: str) -> list[list[str]]:
     return [row for row in rows if row[0] == beginning]
 
 
-@pytest.fixture(scope="module")
-def ladder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Four rows at four budgets; QKVO's lead over QK falls with the logarithm of the budget."""
-    folder = tmp_path_factory.mktemp("records")
+def runs_where_qkvo_falls_back(folder: Path, zero: int) -> list[Run]:
+    """Four rows at four budgets; QKVO's lead over QK is gone after so many steps."""
     for steps in STEPS:
-        name = f"of_{steps}"
 
         def loss(row: str, seed: int, steps: int = steps) -> float:
-            lead = 0.05 * (np.log2(steps / 4000)) if row == "qkvo_rope" else 0.0
+            lead = 0.05 * (np.log2(steps / zero)) if row == "qkvo_rope" else 0.0
             return nine_losses("qk_rope" if row == "qkvo_rope" else row, seed) + lead
 
         factors = {"train.num_steps": [steps]}
-        make_records(folder, name, rows=ROWS, seeds=(0,), loss=loss, factors=factors)
-    runs = [run for steps in STEPS for run in read_records(folder, f"of_{steps}")]
+        make_records(folder, f"of_{steps}", rows=ROWS, seeds=(0,), loss=loss, factors=factors)
+    return [run for steps in STEPS for run in read_records(folder, f"of_{steps}")]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Level after twice the steps that were run; no test changes them."""
+    return runs_where_qkvo_falls_back(tmp_path_factory.mktemp("records"), 4000)
+
+
+@pytest.fixture(scope="module")
+def ladder(runs: list[Run]) -> str:
     return scaling_files(runs)["scaling.md"].decode()
 
 
-def test_a_crossing_beyond_the_ladder_is_found(ladder: str) -> None:
-    """QKVO is level with QK at 4,000 steps, twice the most that was run."""
-    [line] = lines_of(ladder, "qkvo_rope minus qk_rope")
+# -- as tokens grow --------------------------------------------------------------------------------
+
+
+def test_a_crossing_within_the_ladder_is_found(tmp_path: Path) -> None:
+    """QKVO is level with QK after 700 steps, and the line has no noise."""
+    text = scaling_files(runs_where_qkvo_falls_back(tmp_path, 700))["scaling.md"].decode()
+    [line] = lines_of(text, "qkvo_rope minus qk_rope")
     assert float(line[4].split()[0]) == pytest.approx(0.05, abs=0.005)
-    assert float(line[5].split("M")[0]) == pytest.approx(4000 * 16 * 256 / 1e6, rel=0.05)
+    assert line[5] == f"{700 * 16 * 256 / 1e6:.3g}M ({700 * 16 * 256 / 1e6:.3g}M)"
+
+
+def test_a_crossing_beyond_the_ladder_is_no_place(ladder: str) -> None:
+    """Docs/protocol.md: it is said to be beyond what was run."""
+    [line] = lines_of(ladder, "qkvo_rope minus qk_rope")
+    assert line[5] == "beyond what was run: after 8.19M (after 8.19M)"
 
 
 def test_what_does_not_move_has_no_crossing(ladder: str) -> None:
@@ -46,10 +68,86 @@ def test_what_does_not_move_has_no_crossing(ladder: str) -> None:
     assert "not to be told" in line[5]
 
 
-def test_the_relations_are_read_from_intervals(ladder: str) -> None:
-    """By then QKVO's line is far behind QK's, and VO's stays where the losses put it."""
-    [qkvo] = lines_of(ladder, "qk_rope ≈ qkvo_rope")
-    assert qkvo[3] == "contradicted"
-    [vo] = lines_of(ladder, "vo_rope > qkv_rope")
-    low = float(vo[2].split(" to ")[0])
-    assert (vo[3] == "predicted") == (low > 0)
+def test_the_order_stands_at_each_budget(ladder: str, runs: list[Run]) -> None:
+    """Differences within a seed, and how many seeds; the rows by the fewest tokens."""
+    [head] = lines_of(ladder, "variant")[1:]
+    assert head[1:] == ["1.02M tokens", "2.05M tokens", "4.1M tokens", "8.19M tokens"]
+    losses = {(run.config.pe.label, run.config.train.num_steps): run.loss for run in runs}
+    for row in ROWS:
+        line = lines_of(ladder, row)[-1]
+        deltas = [losses[row, steps] - losses["qk_rope", steps] for steps in STEPS]
+        assert line[1:] == [f"{delta:+.3f} (1)" for delta in deltas]
+    [tau] = lines_of(ladder, "Kendall's tau with the fewest tokens")
+    assert tau[1:] == ["1.00 (n = 4)"] * 4
+
+
+# -- at 1B parameters ------------------------------------------------------------------------------
+
+
+def test_tokens_alone_say_nothing_of_1b(ladder: str) -> None:
+    """However clear a line in tokens is: it has neither size nor length."""
+    assert "1B, 16B tokens" not in ladder.partition("\n\n")[2].partition("\n\n")[0]
+    for relation in ("qk_rope ≈ qkvo_rope", "vo_rope > qkv_rope"):
+        [line] = lines_of(ladder, relation)
+        assert line[1:] == [f"{BEYOND}: none in parameters and length"]
+    assert "Nothing varied in parameters and length" in ladder
+
+
+def test_lines_in_all_three_reach_for_1b(tmp_path: Path) -> None:
+    """Without noise: the published relation is read from where the line ends."""
+    found: list[Run] = []
+    for width, steps, length in itertools.product((64, 128), (250, 1000), (128, 256)):
+
+        def loss(row: str, seed: int, doublings: float = np.log2(width * steps)) -> float:
+            return 4.0 - {"qkv_rope": 0.01, "vo_rope": 0.03}.get(row, 0.0) * doublings
+
+        factors = {
+            "model.hidden_size": [width],
+            "train.global_batch_size": [4096 // length],
+            "train.num_steps": [steps],
+            "train.seq_len": [length],
+        }
+        name = f"of_{width}_{steps}_{length}"
+        make_records(tmp_path, name, rows=ROWS, seeds=(0,), loss=loss, factors=factors)
+        found += read_records(tmp_path, name)
+
+    text = scaling_files(found)["scaling.md"].decode()
+    [vo] = lines_of(text, "vo_rope > qkv_rope")
+    assert vo[-1] == "predicted"
+    [qk] = lines_of(text, "qk_rope ≈ qkvo_rope")
+    assert qk[-1] == "predicted"
+    assert "Nothing varied" not in text
+
+
+@pytest.mark.parametrize(
+    ("sign", "low", "high", "said"),
+    [
+        (">", 0.001, 0.2, "predicted"),
+        (">", -0.2, -0.001, "contradicted"),
+        (">", -0.1, 0.1, BEYOND),
+        ("≈", -0.009, 0.009, "predicted"),
+        ("≈", 0.011, 0.1, "contradicted"),
+        ("≈", -0.1, -0.011, "contradicted"),
+        ("≈", -0.1, 0.009, BEYOND),
+    ],
+)
+def test_relations_are_read_from_intervals(sign: str, low: float, high: float, said: str) -> None:
+    """The second's loss minus the first's; the margin is 0.01 nats."""
+    assert _said(sign, low, high) == said
+
+
+# -- what may stand on a line ----------------------------------------------------------------------
+
+
+def test_a_cell_stands_on_a_line_once(runs: list[Run]) -> None:
+    """Twice, it would halve the noise of whatever it says."""
+    again = [run for run in runs if run.group == "of_250"]
+    with refused("are both", "keep one of them"):
+        scaling_files([*runs, *again])
+
+
+def test_what_else_differs_is_no_line(runs: list[Run], tmp_path: Path) -> None:
+    factors = {"optim.lr": [0.01], "train.num_steps": [4000]}
+    make_records(tmp_path, "faster", rows=ROWS, seeds=(0,), factors=factors)
+    with refused("optim.lr"):
+        scaling_files([*runs, *read_records(tmp_path, "faster")])

@@ -74,7 +74,7 @@ def make_records(
                 given = [f"{key}={value}" for key, value in chosen.items()]
                 variant, *others = words[row]
                 every = [*probes, *(asked or {}).get(row, ())]
-                params = num_parameters(run_config(words[row]).architecture(2048))
+                params = num_parameters(run_config([*words[row], *given]).architecture(2048))
                 run = make_run(
                     Path(folder) / name,
                     pe=variant,

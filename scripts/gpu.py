@@ -3,13 +3,16 @@
     python scripts/gpu.py --minutes 28 --out FOLDER     # in the checkout
 
 First the tests of tests/gpu; then whether what is measured computes what it should, and how fast,
-by scripts/bench.py; then the campaigns, whose records are packed into --out as each ends. Every
-part is a command of its own, in a process of its own, and leaves out what it has done already: the
-same command goes on where it stopped, on the same machine, or on another with the same checkout.
-What each part prints goes to FOLDER/PART.log.
+by scripts/bench.py, into FOLDER/bench; then the campaigns, whose records are packed into FOLDER as
+each run ends. Every part is a command of its own, in a process of its own, and one that fails stops
+no other. The same command goes on where it stopped: what was measured into FOLDER, and the runs of
+this checkout, are left out or gone on with; the tests run each time. What each part prints goes to
+FOLDER/PART.log.
 """
 
 import argparse
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rope_exp.system.console import log
-from rope_exp.system.errors import EXIT_DONE, EXIT_STOPPED
+from rope_exp.system.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError
 from rope_exp.system.processes import ROOT
 
 CAMPAIGNS = ("nine_10m", "nine_30m")
@@ -28,8 +31,10 @@ ARMS = tuple(f"--arm=pe={pe}" for pe in ("nope", "qk_rope", "vo_rope", "qkvo_rop
 OPTIONS = ("--go-on", "--rounds", "6", "--name", "variants", *ARMS)
 # Two contenders at a time hold their memory.
 LARGE = ("--models", "1b", "--set", "train.micro_batch_size=2")
-# Below this nothing is begun: a campaign's runs need it to save a checkpoint and to be packed.
-LEAST_SECONDS = 60.0
+# What a part has to end in once it is asked to: a campaign's runs save checkpoints and are packed.
+GRACE_S = 30.0
+# Below this nothing is begun: a campaign is asked twice, by its own clock and then by ours.
+LEAST_S = 4 * GRACE_S
 
 
 @dataclass(frozen=True)
@@ -47,17 +52,19 @@ class Part:
     is_campaign: bool = False
 
 
-def parts(campaigns: Sequence[str], config_dir: Path | None) -> list[Part]:
+def parts(campaigns: Sequence[str], config_dir: Path | None, out: Path) -> list[Part]:
     """Return what is to be done, in order.
 
     Args:
         config_dir: a further folder of campaigns.
+        out: gets what is measured.
     """
     further = [] if config_dir is None else ["--config-dir", str(config_dir)]
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/gpu")]
     bench = str(ROOT / "scripts/bench.py")
-    small = [bench, "check", "limits", "speed", "race", *OPTIONS, "--models", "10m,125m"]
-    large = [bench, "speed", "race", *OPTIONS, *LARGE]
+    options = [*OPTIONS, "--out", str(out / "bench")]
+    small = [bench, "check", "limits", "speed", "race", *options, "--models", "10m,125m"]
+    large = [bench, "speed", "race", *options, *LARGE]
     found = [Part("tests", tests, 0.2), Part("bench", small, 0.3), Part("bench_1b", large, 0.2)]
     for name in campaigns:
         found.append(Part(name, ["-m", "rope_exp", "campaign", name, *further], 1.0, True))
@@ -65,24 +72,51 @@ def parts(campaigns: Sequence[str], config_dir: Path | None) -> list[Part]:
 
 
 def run(part: Part, seconds: float, out: Path) -> int:
-    """Run a part for so long at most, and return its exit code; a stopped one's is 75."""
+    """Run a part for so long at most, and return its exit code; a stopped one's is 75.
+
+    Whatever it started ends with it, also where this process is told to end: the next part finds
+    the memory of the card free.
+    """
     words = [sys.executable, *part.words]
     if part.is_campaign:
-        hours = (seconds - LEAST_SECONDS / 2) / 3600
+        hours = (seconds - 3 * GRACE_S) / 3600
         words += ["--hours", f"{hours:.4f}", "--archive", str(out)]
 
     with (out / f"{part.name}.log").open("ab") as written:
-        process = subprocess.Popen(words, stdout=written, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            words, stdout=written, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
-            return process.wait(timeout=seconds)
+            code = process.wait(timeout=seconds - GRACE_S)
+            return code if code >= 0 else EXIT_FAILED
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=LEAST_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    return EXIT_STOPPED
+            return EXIT_STOPPED
+        finally:
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask a process and all that it started to end, and then make them."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def chosen(found: Sequence[Part], only: Sequence[str]) -> list[Part]:
+    """Return the parts of these names; all where there are none.
+
+    Raises:
+        ConfigError: there is no such part.
+    """
+    names = [part.name for part in found]
+    for name in only:
+        if name not in names:
+            raise ConfigError("--only", name, f"is none of {', '.join(names)}")
+    return [part for part in found if part.name in only or not only]
 
 
 def main() -> int:
@@ -92,26 +126,36 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--minutes", type=float, default=28.0, help="for all parts together (%(default)s)")
-    add("--out", type=Path, required=True, help="gets the logs and the packed records")
+    add("--out", type=Path, required=True, help="gets logs, what is measured, and packed records")
     add("--campaigns", nargs="*", default=CAMPAIGNS, help=f"({' '.join(CAMPAIGNS)})")
-    add("--only", nargs="*", metavar="PART", help="tests, bench, bench_1b or a campaign")
+    add(
+        "--only", nargs="*", default=[], metavar="PART", help="tests, bench, bench_1b or a campaign"
+    )
     add("--config-dir", type=Path, help="a further folder of campaigns")
     asked = parser.parse_args()
 
+    out = asked.out.absolute()
+    try:
+        found = chosen(parts(asked.campaigns, asked.config_dir, out), asked.only)
+    except ConfigError as error:
+        log(f"error: {error}")
+        return EXIT_USAGE
+
+    # As an exception, which ends what runs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))
     end = time.monotonic() + 60 * asked.minutes
-    asked.out.mkdir(parents=True, exist_ok=True)
-    codes = {}
-    for part in parts(asked.campaigns, asked.config_dir):
-        if asked.only and part.name not in asked.only:
-            continue
+    out.mkdir(parents=True, exist_ok=True)
+    codes = []
+    for part in found:
         left = end - time.monotonic()
-        if left < LEAST_SECONDS:
-            log(f"{part.name}: not begun, {max(left, 0):.0f} s are left")
+        seconds = left * part.share
+        if seconds < LEAST_S:
+            log(f"{part.name}: not begun, {max(seconds, 0):.0f} s are left for it")
             continue
-        log(f"{part.name}: begun, {left / 60:.1f} minutes are left")
-        codes[part.name] = run(part, left * part.share, asked.out.absolute())
-        log(f"{part.name}: exit code {codes[part.name]}, in {asked.out / part.name}.log")
-    return EXIT_DONE if not any(codes.values()) else max(codes.values())
+        log(f"{part.name}: begun, {seconds / 60:.1f} minutes are left for it")
+        codes.append(run(part, seconds, out))
+        log(f"{part.name}: exit code {codes[-1]}, in {asked.out / part.name}.log")
+    return max(codes, default=EXIT_DONE)
 
 
 if __name__ == "__main__":

@@ -6,41 +6,47 @@
 The model is transformers' LlamaForCausalLM, its attention patched to rotate other sites; loop,
 optimizer, schedule, loss and evaluation are those of transformers' Trainer. Ours are the tokens and
 their order, and the initial weights, so that what a run ends at stands beside the record of the
-same cell. A run leaves <out>/trainer/CELL.json, and is not made again where that is; `compare`
-makes trainer.md and trainer.csv from these and the records alone.
+same cell. A run leaves <out>/CAMPAIGN/CELL.json, and is not made again where that is; `compare`
+makes CAMPAIGN.md and CAMPAIGN.csv from these and the records alone.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pandas as pd
+from scipy import stats
 
 from rope_exp.config.campaign import PRIMARY, load_campaign
+from rope_exp.config.schema import Count, Name, Sha256
 from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
 from rope_exp.evidence.layout import measure
 from rope_exp.evidence.published import REFERENCE
-from rope_exp.evidence.records import read_records
+from rope_exp.evidence.records import canonical, digest, read_records
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.spelling import markdown_table
+from rope_exp.run.folder import checked
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_DONE, EXIT_USAGE, ConfigError, DataError, RecordError
-from rope_exp.system.files import read_json, write_atomically, write_json
+from rope_exp.system.files import read_json, write_atomically
 
 RECORDS = Path("results/records")
 RUNS = Path("results/runs")
 OUT = Path("results/outside")
+# What a run and the record of its cell have in common.
+ALIKE = ("config_sha256", "init_sha256", "order_sha256", "steps")
 
 ABOUT = """# The same runs by other code
 
-`python scripts/outside.py train` trains cells of `{campaign}` with transformers' Trainer and LlamaForCausalLM, whose attention is patched to rotate other sites: eager, with its own loop, AdamW, schedule, loss and evaluation. The tokens, their order and the initial weights are those of our records, which hashes prove. transformers {transformers}, torch {torch}. Made by `python scripts/outside.py compare`.
+`python scripts/outside.py train` trains cells of `{campaign}` with transformers' Trainer and LlamaForCausalLM, whose attention is patched to rotate other sites: not compiled, with torch's fused attention (sdpa), its own loop, AdamW, schedule (which is an update late), loss and evaluation. The tokens, their order and the initial weights are those of our records, which hashes prove. transformers {transformers}, torch {torch}. Made by `python scripts/outside.py compare`.
 
 {cells}
 
-Theirs minus ours: {mean:+.4f} in the mean, deviating by {deviation:.4f}, at most {largest:.4f}. The residual of all runs of the campaign deviates by {noise}.
+Theirs minus ours: {mean}, deviating by {deviation}, at most {largest:.4f}. Were both draws of the campaign's own noise, the difference of two runs would deviate by {noise}.
 
 Differences to QK within a seed (means):
 
@@ -48,6 +54,28 @@ Differences to QK within a seed (means):
 
 Kendall's tau of the two orders of rows, over the seeds that all have: {order}.
 """  # noqa: E501
+
+
+class _Env(TypedDict):
+    versions: dict[str, str]
+
+
+_Outside = TypedDict(
+    "_Outside",
+    {
+        "campaign": Name,
+        "cell": str,
+        "row": Name,
+        "seed": int,
+        "val/loss": float,
+        "steps": Count,
+        "config_sha256": Sha256,
+        "init_sha256": Sha256,
+        "order_sha256": Sha256,
+        "env": _Env,
+        "sha256": Sha256,
+    },
+)
 
 
 def train(campaign: str, rows: Sequence[str], seeds: Sequence[int], out: Path) -> None:
@@ -62,7 +90,7 @@ def train(campaign: str, rows: Sequence[str], seeds: Sequence[int], out: Path) -
         raise ConfigError("--rows", unknown[0], f"is no row of the campaign {campaign}")
 
     for cell in cells:
-        path = out / "trainer" / f"{cell.name}.json"
+        path = out / campaign / f"{cell.name}.json"
         if cell.config.seed not in seeds or path.exists():
             continue
         # Slow, and only here: a comparison needs records alone.
@@ -70,32 +98,56 @@ def train(campaign: str, rows: Sequence[str], seeds: Sequence[int], out: Path) -
 
         log(f"{cell.name}: training by transformers' Trainer")
         found = train_cell(cell.config)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"campaign": campaign, "row": cell.row, "seed": cell.config.seed, **found})
+        write_outside(path, {"row": cell.row, "seed": cell.config.seed, **found})
         log(f"{cell.name}: loss {found['val/loss']:.4f}, {found['wall_s']:.0f} s")
 
 
-def comparison(records: Path, out: Path) -> dict[str, str]:
-    """Return trainer.md and trainer.csv.
+def write_outside(path: Path, values: Mapping[str, Any]) -> None:
+    """Write what came of a cell, with the names of its place and a digest of it all."""
+    named = {"campaign": path.parent.name, "cell": path.stem, **values}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, canonical({**named, "sha256": digest(named)}))
+
+
+def comparisons(records: Path, out: Path) -> dict[str, str]:
+    """Return CAMPAIGN.md and CAMPAIGN.csv of each campaign that was trained.
 
     Raises:
-        ReportError: there are no runs, or one is not of the weights and tokens of its record.
+        RecordError: there are no runs; a file cannot be read or was changed; or a run is not of the
+            config, weights and tokens of its record.
     """
-    paths = sorted((out / "trainer").glob("*.json"))
-    if not paths:
-        raise ReportError(f"{out / 'trainer'} holds no run; `train` makes them")
-    found = {path: read_json(path) for path in paths}
-    campaigns = {values["campaign"] for values in found.values()}
-    recorded = [run for name in sorted(campaigns) for run in read_records(records, name)]
-    of_cell = {(run.group, run.row, run.config.seed): run for run in recorded}
+    folders = sorted({path.parent for path in out.glob("*/*.json")})
+    if not folders:
+        raise ReportError(f"{out} holds no run; `train` makes them")
+    files: dict[str, str] = {}
+    for folder in folders:
+        found = [_read(path) for path in sorted(folder.glob("*.json"))]
+        files |= _comparison(folder.name, found, read_records(records, folder.name))
+    return files
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a run of other code, once its digest and its place are right."""
+    values = read_json(path)
+    if values.get("sha256") != digest(values):
+        raise ReportError(f"{path} was changed since it was written")
+    found = checked(path, values, _Outside)
+    if (found["campaign"], found["cell"]) != (path.parent.name, path.stem):
+        raise ReportError(f"{path} is of {found['campaign']}/{found['cell']}: moved, or renamed")
+    return found
+
+
+def _comparison(
+    campaign: str, found: Sequence[Mapping[str, Any]], recorded: Sequence[Run]
+) -> dict[str, str]:
+    """Return the two files of a campaign's runs."""
+    of_cell = {run.where: run for run in recorded}
 
     theirs: dict[str, dict[int, float]] = {}
     ours: dict[str, dict[int, float]] = {}
     names = {}
-    for path, values in found.items():
-        run = of_cell.get((values["campaign"], values["row"], values["seed"]))
-        _check_alike(path, values, run)
-        assert run is not None
+    for values in found:
+        run = _record_of(values, of_cell)
         theirs.setdefault(values["row"], {})[values["seed"]] = values["val/loss"]
         ours.setdefault(values["row"], {})[values["seed"]] = run.result["val/loss"]
         names[values["row"]] = run.variant_name
@@ -104,27 +156,43 @@ def comparison(records: Path, out: Path) -> dict[str, str]:
     noise = measure({row: each.losses for row, each in comparable(recorded, ["pe"]).items()})
     apart = cells["theirs - ours"]
     text = ABOUT.format(
-        campaign=", ".join(sorted(campaigns)),
+        campaign=campaign,
         transformers=_all_of(found, "transformers"),
         torch=_all_of(found, "torch"),
         cells=markdown_table(cells, ".4f"),
-        mean=apart.mean(),
-        deviation=apart.std(),
+        mean=_mean(apart),
+        deviation="an unknown amount" if len(apart) < 2 else f"{apart.std():.4f}",
         largest=apart.abs().max(),
-        noise="unknown" if noise is None else f"{noise.deviation:.4f}",
+        noise="an unknown amount" if noise is None else f"{math.sqrt(2) * noise.deviation:.4f}",
         contrasts=markdown_table(_contrasts(theirs, ours, names), "+.4f"),
         order=_order(theirs, ours),
     )
-    return {"trainer.md": text, "trainer.csv": cells.to_csv(index=False, float_format="%.6f")}
+    table = cells.to_csv(index=False, float_format="%.6f")
+    return {f"{campaign}.md": text, f"{campaign}.csv": table}
 
 
-def _check_alike(path: Path, values: Mapping[str, Any], run: Run | None) -> None:
-    """Refuse a run that has no record, or other weights, tokens or number of steps."""
-    if run is None:
-        raise ReportError(f"{path} is of a cell that has no record")
-    for key in ("init_sha256", "order_sha256", "steps"):
+def _record_of(values: Mapping[str, Any], of_cell: Mapping[str, Run]) -> Run:
+    """Return the record of a run's cell; refuse a run that has none, or is not of the same."""
+    where = f"{values['campaign']}/{values['cell']}"
+    run = of_cell.get(where)
+    if run is None or run.loss is None:
+        raise ReportError(f"the run of other code {where} is of a cell without a finished record")
+    for key in ALIKE:
         if values[key] != run.result[key]:
-            raise ReportError(f"{path} has another {key} than the record of its cell")
+            raise ReportError(f"the run of other code {where} has another {key} than its record")
+    if (values["row"], values["seed"]) != (run.row, run.config.seed):
+        raise ReportError(f"the run of other code {where} has another row or seed than its record")
+    return run
+
+
+def _mean(apart: pd.Series) -> str:
+    """Spell the mean with its 95 % interval by Student's t, as if runs were independent."""
+    mean = float(apart.mean())
+    text = f"{mean:+.4f} in the mean"
+    if len(apart) < 2:
+        return text
+    half = float(stats.t.ppf(0.975, len(apart) - 1)) * float(apart.std()) / math.sqrt(len(apart))
+    return f"{text} ({mean - half:+.4f} to {mean + half:+.4f})"
 
 
 def _cells(
@@ -163,8 +231,9 @@ def _order(theirs: Mapping[str, Losses], ours: Mapping[str, Losses]) -> str:
     return "unknown" if tau is None else f"{tau:.2f} over {count} rows"
 
 
-def _all_of(found: Mapping[Path, Mapping[str, Any]], package: str) -> str:
-    return " and ".join(sorted({each["env"]["versions"][package] for each in found.values()}))
+def _all_of(found: Sequence[Mapping[str, Any]], package: str) -> str:
+    versions = {each["env"]["versions"].get(package, "unknown") for each in found}
+    return " and ".join(sorted(versions))
 
 
 def main() -> int:
@@ -186,7 +255,7 @@ def main() -> int:
         if asked.command == "train":
             train(asked.campaign, asked.rows, asked.seeds, asked.out)
             return EXIT_DONE
-        for name, text in comparison(asked.records, asked.out).items():
+        for name, text in comparisons(asked.records, asked.out).items():
             write_atomically(asked.out / name, text)
             print(asked.out / name)
     except (ConfigError, DataError, RecordError) as error:

@@ -17,12 +17,68 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, rotate_half
 
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.run import RunConfig
+from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.data.batches import Batch, chain_sha256
 from rope_exp.data.generated import open_data
 from rope_exp.data.sources import held_out_rows, training_source
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.run.provenance import machine_facts
+from rope_exp.system.errors import ConfigError
+
+# What may depart from the defaults in a cell that is trained here; of all else, the Trainer and
+# LLaMA as they are called here know nothing.
+COVERED = (
+    "seed",
+    "pe.name",
+    "pe.rotate",
+    "pe.base",
+    "model.hidden_size",
+    "model.intermediate_size",
+    "model.num_hidden_layers",
+    "model.num_attention_heads",
+    "model.num_key_value_heads",
+    "model.rms_norm_eps",
+    "model.tie_word_embeddings",
+    "data.kind",
+    "data.path",
+    "data.subset",
+    "data.revision",
+    "data.text_column",
+    "data.sample_by",
+    "data.validation_split",
+    "data.holdout_fraction",
+    "data.max_tokens",
+    "data.seed",
+    "tokenizer",
+    "optim.lr",
+    "optim.betas",
+    "optim.eps",
+    "optim.weight_decay",
+    "optim.grad_clip",
+    "schedule.warmup_fraction",
+    "schedule.final_fraction",
+    "train.num_steps",
+    "train.global_batch_size",
+    "train.seq_len",
+    "train.eval_sequences",
+    "train.precision",
+    "train.compile",
+    "train.deterministic",
+)
+
+
+def check_covered(config: RunConfig) -> None:
+    """Refuse a config of which something would not be trained here.
+
+    Raises:
+        ConfigError: naming the first key of it.
+    """
+    beyond = differing_keys(RunConfig().numeric_dict(), config.numeric_dict(), COVERED)
+    if beyond:
+        key, _, change = beyond[0].partition(": ")
+        raise ConfigError(key, change.partition(" -> ")[2], "is nothing that the Trainer is told")
+    if config.data.task is not None:
+        raise ConfigError("data.kind", config.data.kind, "is generated; the Trainer reads text")
 
 
 def rotated_attention(
@@ -161,7 +217,13 @@ def arguments(config: RunConfig, folder: str) -> TrainingArguments:
 
 
 def train_cell(config: RunConfig) -> dict[str, Any]:
-    """Train a cell of a campaign with transformers' Trainer, and return what came of it."""
+    """Train a cell of a campaign with transformers' Trainer, and return what came of it.
+
+    Raises:
+        ConfigError: something of it would not be trained (`check_covered`).
+        DataError: there is no corpus.
+    """
+    check_covered(config)
     started = time.monotonic()
     torch.set_num_threads(1)
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
@@ -193,6 +255,7 @@ def train_cell(config: RunConfig) -> dict[str, Any]:
     return {
         "val/loss": loss,
         "steps": trainer.state.global_step,
+        "config_sha256": config.config_sha256,
         "init_sha256": init_sha256,
         "order_sha256": order_sha256,
         "curve": {"step": [row["step"] for row in logged], "loss": [row["loss"] for row in logged]},

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import gpu
@@ -10,7 +11,7 @@ import pytest
 from support.campaigns import records_of
 from support.configs import REPOSITORY
 
-from rope_exp.system.errors import EXIT_STOPPED
+from rope_exp.system.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
 
 SCRIPT = str(REPOSITORY / "scripts/gpu.py")
 
@@ -39,16 +40,54 @@ def test_what_has_no_time_left_is_not_begun(home: Path) -> None:
     assert not (home / "out/mine.log").exists()
 
 
-def test_a_part_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
-    part = gpu.Part("slow", ["-c", "import time; print('begun', flush=True); time.sleep(60)"], 1.0)
-    assert gpu.run(part, 3.0, tmp_path) == EXIT_STOPPED
-    assert (tmp_path / "slow.log").read_text() == "begun\n"
+def test_a_part_that_there_is_not_is_refused(home: Path) -> None:
+    done = run(home, "--only", "bnech")
+    assert done.returncode == EXIT_USAGE
+    assert "--only=bnech: is none of tests, bench, bench_1b, mine" in done.stderr
+    assert not (home / "out").exists()
 
 
-@pytest.mark.parametrize("name", [part.name for part in gpu.parts(gpu.CAMPAIGNS, None)])
+# Begins a process of its own, says its number, and waits.
+FAMILY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_part_that_takes_too_long_ends_with_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it started would hold the card's memory while the next part is timed."""
+    monkeypatch.setattr(gpu, "GRACE_S", 2.0)
+    assert gpu.run(gpu.Part("slow", ["-c", FAMILY], 1.0), 6.0, tmp_path) == EXIT_STOPPED
+    assert is_gone(int((tmp_path / "slow.log").read_text()))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process ends within a while; one that nobody has collected yet has."""
+    stat = Path(f"/proc/{pid}/stat")
+    for _ in range(100):
+        try:
+            state = stat.read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_part_that_is_killed_is_no_success(tmp_path: Path) -> None:
+    words = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    assert gpu.run(gpu.Part("killed", words, 1.0), 60.0, tmp_path) == EXIT_FAILED
+
+
+@pytest.mark.parametrize("name", [part.name for part in gpu.parts(gpu.CAMPAIGNS, None, Path())])
 def test_every_part_is_a_command_that_there_is(name: str) -> None:
     """Asked for its help, or for what it would do."""
-    [part] = [each for each in gpu.parts(gpu.CAMPAIGNS, None) if each.name == name]
+    [part] = gpu.chosen(gpu.parts(gpu.CAMPAIGNS, None, Path()), [name])
     look = {"tests": "--collect-only"}.get(name, "--help" if "bench" in name else "--list")
     words = [sys.executable, *part.words, look]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)

@@ -18,6 +18,7 @@ from rope_exp.config.variants import SUBSETS
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import ReportError
 from rope_exp.model.decoder import Decoder, weights
+from rope_exp.system.errors import ConfigError, RecordError
 
 Tiny = Callable[..., RunConfig]
 # Those that LLaMA has too, at a constant rate: the Trainer's schedule is a step late.
@@ -61,44 +62,94 @@ def test_the_trainer_ends_where_our_loop_does(tiny: Tiny, tmp_path: Path) -> Non
     assert len(theirs["curve"]["loss"]) == 12 // config.train.log_every
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("pe.fraction=0.5", "pe.fraction"),
+        ("pe.layers=[1,0]", "pe.layers"),
+        ("pe=alibi", "pe.bias"),
+        ("pe=sinusoidal", "pe.input"),
+        ("attn=linear", "attn."),
+        ("model.window=4", "model.window"),
+        ("optim=muon", "optim."),
+        ("schedule=wsd", "schedule."),
+        ("train.objective=mlm", "train.objective"),
+        ("data.document_mask=true", "data.document_mask"),
+    ],
+)
+def test_what_would_not_be_trained_is_refused(tiny: Tiny, override: str, key: str) -> None:
+    """As it is, LLaMA and the Trainer would go on without it, and the hashes would agree."""
+    with refused(key, by=ConfigError):
+        train_cell(tiny("pe=qk_rope", override) if "pe=" not in override else tiny(override))
+
+
 # -- beside the records ----------------------------------------------------------------------------
 
 
-def write_runs(records: Path, out: Path, **changes: Any) -> None:
-    """Write a run of other code for each record, 0.01 above it."""
+def write_runs(records: Path, out: Path, apart: float = 0.01, **changes: Any) -> None:
+    """Write a run of other code for each record, so far above it."""
     make_records(records, "english", rows=("nope", "qk_rope"), seeds=(0, 1))
     for run in read_records(records, "english"):
         values = {
-            "campaign": "english",
             "row": run.row,
             "seed": run.config.seed,
-            "val/loss": run.result["val/loss"] + 0.01,
+            "val/loss": run.result["val/loss"] + apart,
             "env": {"versions": {"torch": "2", "transformers": "5"}},
         }
-        values |= {key: run.result[key] for key in ("init_sha256", "order_sha256", "steps")}
-        path = out / "trainer" / f"{run.row}-s{run.config.seed}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(values | changes))
+        values |= {key: run.result[key] for key in outside.ALIKE}
+        place = out / "english" / f"{run.row}-s{run.config.seed}.json"
+        outside.write_outside(place, values | changes)
 
 
 def test_losses_stand_beside_those_of_the_records(tmp_path: Path) -> None:
-    write_runs(tmp_path / "records", tmp_path)
-    files = outside.comparison(tmp_path / "records", tmp_path)
-    assert "+0.0100 in the mean, deviating by 0.0000, at most 0.0100" in files["trainer.md"]
-    assert (
-        "two orders of rows, over the seeds that all have: 1.00 over 2 rows" in files["trainer.md"]
-    )
-    assert len(files["trainer.csv"].splitlines()) == 1 + 4
+    write_runs(tmp_path / "records", tmp_path / "out")
+    files = outside.comparisons(tmp_path / "records", tmp_path / "out")
+    text = files["english.md"]
+    assert "+0.0100 in the mean (+0.0100 to +0.0100), deviating by 0.0000, at most 0.0100" in text
+    assert "two orders of rows, over the seeds that all have: 1.00 over 2 rows" in text
+    assert len(files["english.csv"].splitlines()) == 1 + 4
 
 
-@pytest.mark.parametrize("key", ["init_sha256", "order_sha256"])
-def test_other_weights_or_tokens_are_refused(tmp_path: Path, key: str) -> None:
-    write_runs(tmp_path / "records", tmp_path, **{key: "0" * 64})
-    with refused(f"another {key} than the record", by=ReportError):
-        outside.comparison(tmp_path / "records", tmp_path)
+def test_one_run_has_no_deviation(tmp_path: Path) -> None:
+    write_runs(tmp_path / "records", tmp_path / "out")
+    for path in sorted((tmp_path / "out" / "english").glob("*.json"))[1:]:
+        path.unlink()
+    text = outside.comparisons(tmp_path / "records", tmp_path / "out")["english.md"]
+    assert "+0.0100 in the mean, deviating by an unknown amount" in text
+
+
+@pytest.mark.parametrize("key", ["config_sha256", "init_sha256", "order_sha256"])
+def test_another_config_weights_or_tokens_are_refused(tmp_path: Path, key: str) -> None:
+    write_runs(tmp_path / "records", tmp_path / "out", **{key: "0" * 64})
+    with refused(f"another {key} than its record", by=ReportError):
+        outside.comparisons(tmp_path / "records", tmp_path / "out")
+
+
+def test_a_row_that_is_not_its_records_is_refused(tmp_path: Path) -> None:
+    write_runs(tmp_path / "records", tmp_path / "out", row="vo_rope")
+    with refused("another row or seed than its record", by=ReportError):
+        outside.comparisons(tmp_path / "records", tmp_path / "out")
 
 
 def test_what_has_no_record_is_refused(tmp_path: Path) -> None:
-    write_runs(tmp_path / "records", tmp_path, row="vo_rope")
-    with refused("of a cell that has no record", by=ReportError):
-        outside.comparison(tmp_path / "records", tmp_path)
+    write_runs(tmp_path / "records", tmp_path / "out")
+    (tmp_path / "records" / "english" / "nope-s0.json").unlink()
+    with refused("a cell without a finished record", by=ReportError):
+        outside.comparisons(tmp_path / "records", tmp_path / "out")
+
+
+@pytest.mark.parametrize("damage", ["edited", "copied", "without its loss"])
+def test_a_file_that_was_changed_is_refused(tmp_path: Path, damage: str) -> None:
+    """A sentence of its path: it says what it was when it was written, or nothing."""
+    write_runs(tmp_path / "records", tmp_path / "out")
+    path = tmp_path / "out" / "english" / "nope-s0.json"
+    values = json.loads(path.read_text())
+    if damage == "edited":
+        path.write_text(json.dumps(values | {"val/loss": 3.0}))
+    elif damage == "copied":
+        path.with_name("zz.json").write_text(path.read_text())
+    else:
+        del values["val/loss"]
+        outside.write_outside(path, values)
+    with refused("english/", by=RecordError):
+        outside.comparisons(tmp_path / "records", tmp_path / "out")

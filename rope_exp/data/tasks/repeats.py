@@ -3,8 +3,8 @@
 In "acgt...ca>gtac..." the letters behind ">" repeat a stretch that began anywhere earlier, where
 letters are counted without the marks. The stretch's first letter is given; the others are to be
 predicted. Whoever finds the stretch need only read on in it, but at first several fit: with L
-letters before and k read, about L / 4^k. So no model comes below a loss that is known here as what
-somebody pays who weighs alike all stretches that still fit (`least_nats`).
+letters before and k read, about L / 4^k. So no model expects less than a loss that is known here as
+what somebody pays who weighs alike all stretches that still fit (`least_nats`).
 
 As its authors had it (Harik and labml.ai, `copy_repeat` of their public code): four letters, 16 of
 them at first, then in turn 1 to 11 random ones, a mark, and a stretch of 16. A row ends where it

@@ -26,7 +26,7 @@ from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
 from rope_exp.evidence.layout import measure
 from rope_exp.evidence.published import REFERENCE
-from rope_exp.evidence.records import canonical, digest, read_records
+from rope_exp.evidence.records import canonical, check_digest, digest, read_records
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.spelling import markdown_table
 from rope_exp.run.folder import checked
@@ -129,8 +129,7 @@ def comparisons(records: Path, out: Path) -> dict[str, str]:
 def _read(path: Path) -> dict[str, Any]:
     """Return a run of other code, once its digest and its place are right."""
     values = read_json(path)
-    if values.get("sha256") != digest(values):
-        raise ReportError(f"{path} was changed since it was written")
+    check_digest(path, values)
     found = checked(path, values, _Outside)
     if (found["campaign"], found["cell"]) != (path.parent.name, path.stem):
         raise ReportError(f"{path} is of {found['campaign']}/{found['cell']}: moved, or renamed")

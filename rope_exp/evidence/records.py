@@ -135,6 +135,24 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
 
 def _verified(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record's values, once their digest, their format and their place are right."""
+    check_digest(path, values)
+    if values.get("format") != FORMAT:
+        raise ReportError(f"{path} is of format {values.get('format')}, and this reads {FORMAT}")
+    record = checked(path, values, _Record)
+    if record["cell"] != path.stem or record["campaign"] != path.parent.name:
+        raise ReportError(
+            f"{path} is the record of {record['campaign']}/{record['cell']}: moved, or renamed"
+        )
+    return record
+
+
+def check_digest(path: Path, values: Mapping[str, Any]) -> None:
+    """Refuse what stands in `path` if it is not what its own digest says.
+
+    Raises:
+        ReportError: it was changed since it was written.
+        RecordError: it holds a number that no JSON of ours has.
+    """
     stated = values.get("sha256")
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
@@ -144,15 +162,6 @@ def _verified(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
             f"{path} was changed since it was written: its content has the SHA-256 {found:.12}, "
             f"and it says {stated!s:.12}"
         )
-
-    if values.get("format") != FORMAT:
-        raise ReportError(f"{path} is of format {values.get('format')}, and this reads {FORMAT}")
-    record = checked(path, values, _Record)
-    if record["cell"] != path.stem or record["campaign"] != path.parent.name:
-        raise ReportError(
-            f"{path} is the record of {record['campaign']}/{record['cell']}: moved, or renamed"
-        )
-    return record
 
 
 def read_records(records: Path, campaign: str) -> list[Run]:

@@ -26,12 +26,17 @@ def cost_file(campaigns: Mapping[str, Sequence[Run]]) -> bytes:
     ).encode()
 
 
+def hours(runs: Sequence[Run]) -> float:
+    """Return how long runs took, one after the other."""
+    return float(sum(run.result.get("wall_s", 0) for run in runs) / 3600)
+
+
 def _line(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     commits = {spelled(run.env["git"]) for run in runs if run.env.get("git")}
     return {
         "campaign": name,
         "runs": len(runs),
         "tokens, M": f"{sum(run.result.get('tokens', 0) for run in runs) / 1e6:,.1f}",
-        "hours": f"{sum(run.result.get('wall_s', 0) for run in runs) / 3600:.1f}",
+        "hours": f"{hours(runs):.1f}",
         "commits": len(commits),
     }

@@ -14,6 +14,7 @@ from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.by_tokens import SHOWN_FROM
 from rope_exp.report.content import Line, Report, refer, standard
+from rope_exp.report.cost import hours
 from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.levels import TITLES, Level, find_levels
 from rope_exp.report.looks import look, parts
@@ -75,7 +76,7 @@ def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
         "start": _start(levels),
         "texts": texts.all,
         "runs": runs_table(runs),
-        "hours": round(sum(run.result.get("wall_s", 0) for run in runs) / 3600, 2),
+        "hours": round(hours(runs), 2),
         "noise": noise_table(ordered.get(PILOT, [])),
     }
 

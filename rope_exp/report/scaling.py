@@ -46,6 +46,7 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
     if not found:
         return {}
 
+    alike, place = _of_one_place(runs)
     campaigns = dict.fromkeys(run.group for run in runs)
     ranges = [f"{axis} {_range(found, axis)}" for axis in AXES]
     parts = [
@@ -54,8 +55,8 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
         "token; slopes are nats a doubling.",
         markdown_table(pd.DataFrame([_line(label, fitted) for label, fitted in found.items()])),
         _weakness(found, runs),
-        *_crossings(runs),
-        *_orders(runs),
+        *_crossings(alike, place),
+        *_orders(alike, place),
         *_relations(runs),
     ]
     return {"scaling.md": ("\n\n".join(parts) + "\n").encode()}
@@ -89,9 +90,8 @@ def _reaches(fitted: Fit) -> bool:
 # -- as tokens grow --------------------------------------------------------------------------------
 
 
-def _crossings(runs: Sequence[Run]) -> list[str]:
-    """Return where one variant passes another, as tokens grow at the size and length of most."""
-    alike, place = _of_one_place(runs)
+def _crossings(alike: Sequence[Run], place: str) -> list[str]:
+    """Return where one variant passes another, as tokens grow at one size and length."""
     lines = []
     for a, b in published.PASSES:
         fitted = fit_pair(alike, a, b)
@@ -141,9 +141,8 @@ def _spelled(fitted: Fit) -> str:
     return f"{beyond}{place} ({low if low == high else f'{low} to {high}'})"
 
 
-def _orders(runs: Sequence[Run]) -> list[str]:
-    """Return the differences to the reference at each budget, at the size and length of most."""
-    alike, place = _of_one_place(runs)
+def _orders(alike: Sequence[Run], place: str) -> list[str]:
+    """Return the differences to the reference at each budget, at one size and length."""
     losses: dict[int, dict[str, dict[int, float]]] = {}
     for run in alike:
         if run.loss is not None:

@@ -44,7 +44,7 @@ def summary(report: Report) -> str:
     if len(ranked) < 2:
         listed = ", ".join(means) or "none"
         return f"There is nothing to compare; rows with a loss over seeds that all share: {listed}."
-    agreement = f"; {_tau(report, report.published)}" if report.published else ""
+    agreement = _tau(report, report.published) if report.published else ""
 
     counts = [row.ours.num_seeds for row in ranked]
     if max(counts) == 1:
@@ -76,11 +76,13 @@ def _order(report: Report, ranked: Sequence[Line]) -> str:
 
 
 def _tau(report: Report, published: Published) -> str:
-    """Say how our order agrees with the published one."""
+    """Say how our order agrees with the published one; nothing where no row of ours is in it."""
     ranks = {row.label: row.ours.rank for row in report.rows.values() if row.ours.rank}
     tau, count = kendall_tau(ranks, published.losses)
+    if not count:
+        return ""
     value = "undefined" if tau is None else f"{tau:.3f}"
-    return f"Kendall's tau-b against the published losses is {value} (n = {count})"
+    return f"; Kendall's tau-b against the published losses is {value} (n = {count})"
 
 
 def notes(report: Report) -> list[str]:

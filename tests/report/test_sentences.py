@@ -143,6 +143,14 @@ def test_tau_of_one_published_variant_is_undefined(tmp_path: Path) -> None:
     assert "undefined (n = 1)" in summary(report_of(tmp_path))
 
 
+def test_rows_that_nobody_published_have_no_tau(tmp_path: Path) -> None:
+    make_run(tmp_path, pe="pe.base=500000")
+    make_run(tmp_path, pe="pe.base=100", loss=3.4)
+    said = summary(report_of(tmp_path))
+    assert said.startswith("One seed: ")
+    assert "tau" not in said
+
+
 # -- the reference ---------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ out of the fit, and nothing is then said of it. The interval at another size is 
 prediction; it holds if the line goes on, which nobody knows. Plain float64, nats. Rows are taken
 to be independent, which runs of one seed at several budgets are not quite.
 
-Where one variant passes another is where a line in tokens alone, at one size and length, is 0.
+Where one variant passes another is where a line in tokens alone, at one size and length, is 0. A
+line is none where places lie further off it than seeds of one place part from one another.
 """
 
 import math
@@ -39,6 +40,7 @@ class Fit:
         df: its degrees of freedom.
         count: of differences.
         ranges: the least and the greatest value that was run, by axis.
+        p_straight: of the places' means, if the line is right; None where nothing tells.
     """
 
     axes: tuple[str, ...]
@@ -47,9 +49,15 @@ class Fit:
     df: int
     count: int
     ranges: Mapping[str, tuple[float, float]]
+    p_straight: float | None
     _center: Array
     _mean: float
     _inverse: Array
+
+    @property
+    def is_bent(self) -> bool:
+        """Whether the runs contradict a line, so that nothing may be read off it."""
+        return self.p_straight is not None and self.p_straight < 1 - LEVEL
 
     @property
     def slope_errors(self) -> tuple[float, ...]:
@@ -146,17 +154,39 @@ def fit(table: pd.DataFrame) -> Fit | None:
     if rank < len(axes):
         return None
     residual_N = y_N - y_N.mean() - centered_NA @ slopes_A
+    squares = float(np.sum(residual_N**2))
     return Fit(
         axes=axes,
         slopes=tuple(map(float, slopes_A)),
-        deviation=float(np.sqrt(np.sum(residual_N**2) / df)),
+        deviation=math.sqrt(squares / df),
         df=df,
         count=len(y_N),
         ranges={axis: (float(table[axis].min()), float(table[axis].max())) for axis in AXES},
+        p_straight=_p_straight(table, axes, squares, df),
         _center=center_A,
         _mean=float(y_N.mean()),
         _inverse=np.linalg.inv(centered_NA.T @ centered_NA),
     )
+
+
+def _p_straight(table: pd.DataFrame, axes: Sequence[str], squares: float, df: int) -> float | None:
+    """Test a line by what seeds of one place part (Fisher's F test of lack of fit).
+
+    Args:
+        squares: the residual's, of `df` degrees of freedom.
+    Returns:
+        p of the places' distances from the line; None where no place has two seeds that differ, or
+        there are no more places than the line passes through anyway.
+    """
+    places = table.groupby(list(axes))["delta"]
+    within = float(np.sum((table["delta"] - places.transform("mean")) ** 2))
+    df_within = len(table) - places.ngroups
+    df_beside = df - df_within
+    # What a sum leaves of equal differences is rounding.
+    if df_within < 1 or df_beside < 1 or within < 1e-18:
+        return None
+    beside = max(squares - within, 0.0)
+    return float(stats.f.sf((beside / df_beside) / (within / df_within), df_beside, df_within))
 
 
 def fit_pair(runs: Sequence[Run], a: str, b: str) -> Fit | None:

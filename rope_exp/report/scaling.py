@@ -11,6 +11,7 @@ from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
 from rope_exp.evidence.ladders import AXES, Fit, fit_pair, fits
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN, SIGNS
+from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import markdown_table
 
 # The campaigns that a line goes through, and what their cells may differ in, beside the variant.
@@ -31,6 +32,7 @@ VARIED = (
 PUBLISHED_AT = {"parameters": 1e9, "tokens": 16e9, "length": 4096.0}
 
 BEYOND = "beyond what the data carry"
+BENT = "it is no straight line"
 
 
 def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
@@ -69,6 +71,7 @@ def _line(label: str, fitted: Fit) -> dict[str, str | None]:
         "differences": str(fitted.count),
         **{f"per doubling of {axis}": f"{slopes[axis]:+.4f}" for axis in slopes},
         "sd of residual (df)": f"{fitted.deviation:.4f} ({fitted.df})",
+        "p of a line": _p(fitted),
     }
     if _reaches(fitted):
         value, low, high = fitted.predict(PUBLISHED_AT)
@@ -108,6 +111,7 @@ def _crossings(alike: Sequence[Run], place: str) -> list[str]:
                 "the line at the fewest tokens": _at(fitted, least),
                 "at the most": _at(fitted, most),
                 "a doubling of tokens": f"{slope:+.4f} ({low:+.4f} to {high:+.4f})",
+                "p of a line": _p(fitted),
                 "0 at tokens": _spelled(fitted),
             }
         )
@@ -115,7 +119,9 @@ def _crossings(alike: Sequence[Run], place: str) -> list[str]:
         return []
     return [
         f"**Who passes whom: the difference of two rows as a line in log tokens, at {place}.** "
-        "With 95 % intervals, each of one pair alone (of the crossing: Fieller's).",
+        "With 95 % intervals, each of one pair alone (of the crossing: Fieller's). Where budgets "
+        "lie further off a line than seeds of one budget part (F test of lack of fit, at 5 %), it "
+        "is none, and tells no crossing: the next table has each budget's own difference.",
         markdown_table(pd.DataFrame(lines)),
     ]
 
@@ -124,8 +130,14 @@ def _at(fitted: Fit, tokens: float) -> str:
     return f"{fitted.line({'tokens': tokens}):+.4f} at {_short(tokens)}"
 
 
+def _p(fitted: Fit) -> str | None:
+    return None if fitted.p_straight is None else spell_p(fitted.p_straight)
+
+
 def _spelled(fitted: Fit) -> str:
     """Say where a line of tokens is 0, and of what lies outside of what was run no more than so."""
+    if fitted.is_bent:
+        return f"not to be told: {BENT}"
     crossing = fitted.crossing()
     if crossing is None:
         return "not to be told: the slope may be 0"
@@ -213,7 +225,7 @@ def _relations(runs: Sequence[Run]) -> list[str]:
             value, low, high = fitted.predict(PUBLISHED_AT)
             line["the line"] = f"{value:+.3f}"
             line["95 % prediction interval"] = f"{low:+.3f} to {high:+.3f}"
-            line["says"] = _said(sign, low, high)
+            line["says"] = f"{BEYOND}: {BENT}" if fitted.is_bent else _said(sign, low, high)
         else:
             missing = [axis for axis in AXES if axis not in fitted.axes]
             line["says"] = f"{BEYOND}: none in {' and '.join(missing)}"

@@ -133,3 +133,39 @@ def test_the_band_of_the_line_holds_0_at_the_ends() -> None:
         error = np.hypot(theirs.stderr * away, fitted.deviation / np.sqrt(len(x_N)))
         value = theirs.intercept + theirs.slope * np.log2(end)
         assert abs(value) == pytest.approx(fitted.quantile * error)
+
+
+# -- whether it is a line --------------------------------------------------------------------------
+
+
+def test_a_straight_line_is_called_bent_once_in_twenty() -> None:
+    fitted = [fit(in_tokens(-0.03, 5e6, 0.02, seed)) for seed in range(400)]
+    num_bent = sum(each is not None and each.is_bent for each in fitted)
+    assert 0.02 < num_bent / 400 < 0.08
+
+
+def test_what_rises_and_falls_is_no_line() -> None:
+    found = in_tokens(0.0, 1e6, 0.01)
+    found["delta"] += np.where((found["tokens"] > 3e6) & (found["tokens"] < 1e7), 0.05, 0.0)
+    fitted = fit(found)
+    assert fitted is not None
+    assert fitted.is_bent
+
+
+def test_lack_of_fit_is_the_f_of_nested_models() -> None:
+    """A line against a mean for each budget, by their sums of squares."""
+    found = in_tokens(-0.02, 5e6, 0.02, seed=3)
+    fitted = fit(found)
+    assert fitted is not None
+    x, y = np.log2(found["tokens"]), found["delta"]
+    of_line = np.sum((y - np.polyval(np.polyfit(x, y, 1), x)) ** 2)
+    of_means = sum(np.var(y[found["tokens"] == tokens]) * 4 for tokens in np.unique(TOKENS))
+    ratio = ((of_line - of_means) / 2) / (of_means / 12)
+    assert fitted.p_straight == pytest.approx(scipy.stats.f(2, 12).sf(ratio))
+
+
+def test_one_seed_a_budget_tells_no_line_from_a_curve() -> None:
+    fitted = fit(in_tokens(-0.02, 5e6, 0.02)[::4])
+    assert fitted is not None
+    assert fitted.p_straight is None
+    assert not fitted.is_bent

@@ -9,8 +9,10 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scipy import stats
+
 from rope_exp.evidence.contrasts import Losses
-from rope_exp.evidence.layout import measure
+from rope_exp.evidence.layout import Noise, measure
 from rope_exp.evidence.published import UNROTATED
 from rope_exp.evidence.significance import Judged, judge
 
@@ -44,9 +46,8 @@ def find_changes(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> lis
         here, there: losses by the rows' labels; only seeds that a row and NoPE have in both count.
     """
     differences: dict[str, Losses] = {}
-    for label in here.keys() & there.keys():
-        shared = sorted(here[label].keys() & there[label].keys())
-        differences[label] = {seed: here[label][seed] - there[label][seed] for seed in shared}
+    for label, seeds in _shared(here, there).items():
+        differences[label] = {seed: here[label][seed] - there[label][seed] for seed in seeds}
 
     unrotated = differences.get(UNROTATED, {})
     others = sorted(label for label in differences if label != UNROTATED)
@@ -66,6 +67,34 @@ def find_changes(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> lis
             )
             changes.append(change)
     return sorted(changes, key=lambda change: -change.mean)
+
+
+def compare_noise(
+    here: Mapping[str, Losses], there: Mapping[str, Losses]
+) -> tuple[Noise, Noise, float] | None:
+    """Return what the runs that both settings have leave unexplained, here and there, and a p.
+
+    Returns:
+        p of equal deviations, by a two-sided F test that takes the two as independent; None where
+        the shared runs have no residual.
+    """
+    shared = _shared(here, there)
+    found = [
+        measure({label: {seed: losses[label][seed] for seed in shared[label]} for label in shared})
+        for losses in (here, there)
+    ]
+    ours, theirs = found
+    if ours is None or theirs is None or not ours.deviation or not theirs.deviation:
+        return None
+    ratio = (ours.deviation / theirs.deviation) ** 2
+    of_ratio = stats.f(ours.df, theirs.df)
+    return ours, theirs, min(2 * float(min(of_ratio.sf(ratio), of_ratio.cdf(ratio))), 1.0)
+
+
+def _shared(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> dict[str, list[int]]:
+    """Return the seeds that each row has in both settings."""
+    labels = sorted(here.keys() & there.keys())
+    return {label: sorted(here[label].keys() & there[label].keys()) for label in labels}
 
 
 def _gain(losses: Mapping[str, Losses], label: str, seeds: list[int]) -> float:

@@ -1,12 +1,13 @@
 """What rows gain over NoPE, beside what they gain in the campaign of the primary family."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from rope_exp.config.campaign import PRIMARY
-from rope_exp.evidence.changes import Change, find_changes
+from rope_exp.evidence.changes import Change, compare_noise, find_changes
 from rope_exp.evidence.comparable import comparable
+from rope_exp.evidence.contrasts import Losses
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report
 from rope_exp.report.sentences import spell_p
@@ -24,14 +25,14 @@ def changes_files(report: Report, primary: Sequence[Run]) -> dict[str, bytes]:
     """
     if not report.of_variants or report.task or not primary:
         return {}
-    changes = find_changes(
-        {label: row.losses for label, row in report.rows.items()},
-        {label: row.losses for label, row in comparable(primary, ["pe"]).items()},
-    )
+    here = {label: row.losses for label, row in report.rows.items()}
+    there = {label: row.losses for label, row in comparable(primary, ["pe"]).items()}
+    changes = find_changes(here, there)
     if not changes:
         return {}
+    text = _markdown(changes, report) + _noise(here, there)
     return {
-        "changes.md": _markdown(changes, report).encode(),
+        "changes.md": text.encode(),
         "changes.csv": _csv(changes, report).encode(),
     }
 
@@ -59,6 +60,19 @@ def _markdown(changes: Sequence[Change], report: Report) -> str:
         f"{markdown_table(pd.DataFrame(lines))}\n\n"
         f"In {report.unit} here. The change is judged as a contrast with NoPE in the layout of the "
         "differences, here minus there, seed by row; the family is all rows.\n"
+    )
+
+
+def _noise(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> str:
+    """Say whether these runs are noisier than the same of the primary family."""
+    found = compare_noise(here, there)
+    if found is None:
+        return ""
+    ours, theirs, p = found
+    return (
+        f"\nNoise: over the rows and seeds of both, the residual of seed x row deviates by "
+        f"{ours.deviation:.4f} here and by {theirs.deviation:.4f} in {PRIMARY} ({ours.df} degrees "
+        f"of freedom each; p of equal noise, by an F test of the two: {spell_p(p)}).\n"
     )
 
 

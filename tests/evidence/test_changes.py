@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rope_exp.evidence.changes import find_changes
+from rope_exp.evidence.changes import compare_noise, find_changes
 
 LABELS = ("nope", "qk_rope", "vo_rope", "k_rope")
 SEEDS = range(3)
@@ -64,3 +64,37 @@ def test_seeds_count_that_both_have_with_nope() -> None:
 
 def test_without_nope_nothing_is_gained() -> None:
     assert find_changes({"qk_rope": {0: 4.0}}, {"qk_rope": {0: 5.0}}) == []
+
+
+# -- the noise of both -----------------------------------------------------------------------------
+
+
+def drawn(deviation: float, seed: int, num_seeds: int = 5) -> dict[str, dict[int, float]]:
+    noise = np.random.default_rng(seed).normal(scale=deviation, size=(len(LABELS), num_seeds))
+    return {label: dict(enumerate(4 + row)) for label, row in zip(LABELS, noise, strict=True)}
+
+
+def test_noise_is_of_the_runs_that_both_have() -> None:
+    """By hand: double centring, twelve degrees, and twice the smaller tail."""
+    here, there = drawn(0.01, 0), drawn(0.03, 1, num_seeds=8)
+    found = compare_noise(here, there)
+    assert found is not None
+    deviations = []
+    for losses in (here, there):
+        x = np.array([[losses[label][seed] for seed in range(5)] for label in LABELS])
+        e = x - x.mean(0) - x.mean(1)[:, None] + x.mean()
+        deviations.append(np.sqrt(np.sum(e**2) / 12))
+    ours, theirs, p = found
+    assert (ours.deviation, theirs.deviation) == pytest.approx(tuple(deviations))
+    tail = stats.f(12, 12).cdf((deviations[0] / deviations[1]) ** 2)
+    assert p == pytest.approx(2 * tail)
+
+
+def test_equal_noise_is_called_unequal_once_in_twenty() -> None:
+    found = [compare_noise(drawn(0.02, draw), drawn(0.02, draw + 1000)) for draw in range(300)]
+    called = sum(each is not None and each[2] < 0.05 for each in found)
+    assert 0.02 < called / 300 < 0.09
+
+
+def test_one_seed_leaves_no_noise() -> None:
+    assert compare_noise(drawn(0.02, 0, num_seeds=1), drawn(0.02, 1)) is None

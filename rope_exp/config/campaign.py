@@ -22,6 +22,8 @@ from rope_exp.system.errors import ConfigError, show
 PILOT = "noise"
 # The campaign whose primary family decides (docs/protocol.md).
 PRIMARY = "english"
+# The same with a longer warmup, and so less noise, which later campaigns share.
+STEADY = "warmup"
 # What may not be left to the machine: it could change a number, or which cores a cell has. On a
 # GPU, which a run has to itself, as many may run at a time as there are.
 DECIDED = (

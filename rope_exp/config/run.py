@@ -174,6 +174,11 @@ class RunConfig:
         return 1 if self.train.objective == "mlm" else 0
 
     @property
+    def num_warmup_steps(self) -> int:
+        """The updates over which the rate rises to its peak."""
+        return round(self.schedule.warmup_fraction * self.train.num_steps)
+
+    @property
     def num_positions(self) -> int:
         """One more than the last position of training, from 0."""
         return self.pe.start + self.data.random_start + self.train.longest

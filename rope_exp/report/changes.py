@@ -1,10 +1,9 @@
-"""What rows gain over NoPE, beside what they gain in the campaign of the primary family."""
+"""What rows gain over NoPE, beside what they gain in another campaign, of the nine on English."""
 
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from rope_exp.config.campaign import PRIMARY
 from rope_exp.evidence.changes import Change, compare_noise, find_changes
 from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.contrasts import Losses
@@ -14,30 +13,31 @@ from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import markdown_table
 
 
-def changes_files(report: Report, primary: Sequence[Run]) -> dict[str, bytes]:
+def changes_files(report: Report, base: Sequence[Run]) -> dict[str, bytes]:
     """Return changes.md and changes.csv of a level; none where nothing is in both campaigns.
 
     Losses of generated data never stand beside those of text, nor do gains.
 
     Args:
         report: of the level.
-        primary: the runs of the campaign of the primary family.
+        base: the runs of the campaign that it stands beside.
     """
-    if not report.of_variants or report.task or not primary:
+    if not report.of_variants or report.task or not base:
         return {}
     here = {label: row.losses for label, row in report.rows.items()}
-    there = {label: row.losses for label, row in comparable(primary, ["pe"]).items()}
+    there = {label: row.losses for label, row in comparable(base, ["pe"]).items()}
     changes = find_changes(here, there)
     if not changes:
         return {}
-    text = _markdown(changes, report) + _noise(here, there)
+    name = base[0].group
+    text = _markdown(changes, report, name) + _noise(here, there, name)
     return {
         "changes.md": text.encode(),
         "changes.csv": _csv(changes, report).encode(),
     }
 
 
-def _markdown(changes: Sequence[Change], report: Report) -> str:
+def _markdown(changes: Sequence[Change], report: Report, base: str) -> str:
     lines = []
     for change in changes:
         judged = change.judged
@@ -47,7 +47,7 @@ def _markdown(changes: Sequence[Change], report: Report) -> str:
             "variant": report.rows[change.label].name,
             "seeds": len(seeds),
             "gain here": f"{change.gain_here:+.4f}",
-            f"gain in {PRIMARY}": f"{change.gain_there:+.4f}",
+            f"gain in {base}": f"{change.gain_there:+.4f}",
             "change": f"{change.mean:+.4f}",
             "95 % interval": interval,
             "p (Holm)": None if judged is None else spell_p(judged.p_adjusted),
@@ -55,7 +55,7 @@ def _markdown(changes: Sequence[Change], report: Report) -> str:
         }
         lines.append(line)
     return (
-        f"**What variants gain over NoPE in {report.groups}, beside {PRIMARY}: the loss of NoPE "
+        f"**What variants gain over NoPE in {report.groups}, beside {base}: the loss of NoPE "
         "minus the row's, at the same seeds of both.**\n\n"
         f"{markdown_table(pd.DataFrame(lines))}\n\n"
         f"In {report.unit} here. The change is judged as a contrast with NoPE in the layout of the "
@@ -63,15 +63,15 @@ def _markdown(changes: Sequence[Change], report: Report) -> str:
     )
 
 
-def _noise(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> str:
-    """Say whether these runs are noisier than the same of the primary family."""
+def _noise(here: Mapping[str, Losses], there: Mapping[str, Losses], base: str) -> str:
+    """Say whether these runs are noisier than the same of the base."""
     found = compare_noise(here, there)
     if found is None:
         return ""
     ours, theirs, p = found
     return (
         f"\nNoise: over the rows and seeds of both, the residual of seed x row deviates by "
-        f"{ours.deviation:.4f} here and by {theirs.deviation:.4f} in {PRIMARY} ({ours.df} degrees "
+        f"{ours.deviation:.4f} here and by {theirs.deviation:.4f} in {base} ({ours.df} degrees "
         f"of freedom each; p of equal noise, by an F test of the two: {spell_p(p)}).\n"
     )
 

@@ -6,7 +6,7 @@ The same runs give the same bytes.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rope_exp.config.campaign import PILOT, PRIMARY
+from rope_exp.config.campaign import PILOT, PRIMARY, STEADY
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks, telling
 from rope_exp.evidence.records import read_records, recorded_campaigns
@@ -111,7 +111,7 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
 
     Where it lacks the reference, a table with what other campaigns have beside it; where one holds
     several kinds of attention, a table of each kind's variants; and how what variants gain differs
-    from the campaign of the primary family.
+    from the nine of `_base`.
 
     Args:
         runs: of the campaign.
@@ -138,14 +138,22 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
         tables["beside"] = joined
 
     files = of_campaign(runs, others)
-    primary = [run for run in others if run.group == PRIMARY]
     for place, report in sorted(tables.items()):
         made = _table_files(report)
         if report is not joined:
-            made |= changes_files(report, primary)
+            made |= changes_files(report, _base(report, others))
         for name, content in made.items():
             files[f"{place}/{name}" if place else name] = content
     return files
+
+
+def _base(report: Report, others: Sequence[Run]) -> list[Run]:
+    """Return the nine that a level's gains stand beside: those that warmed up as it did, if any."""
+    warmup = report.runs[0].config.schedule.warmup_fraction
+    steady = [run for run in others if run.group == STEADY]
+    if any(run.config.schedule.warmup_fraction == warmup for run in steady):
+        return steady
+    return [run for run in others if run.group == PRIMARY]
 
 
 def _table_files(report: Report) -> dict[str, bytes]:

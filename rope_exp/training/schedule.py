@@ -19,7 +19,7 @@ def learning_rate(step: int, config: RunConfig) -> float:
     num_steps = config.train.num_steps
     peak = config.optim.lr
     schedule = config.schedule
-    warmup = round(schedule.warmup_fraction * num_steps)
+    warmup = config.num_warmup_steps
     if step <= warmup:
         return peak * step / warmup
 

@@ -81,6 +81,28 @@ def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_gains_stand_beside_those_of_an_equal_warmup(tmp_path: Path) -> None:
+    """And of another warmup beside the primary campaign's, as those of `warmup` itself do."""
+
+    def lower(row: str, seed: int) -> float:
+        return nine_losses(row, seed) - (0.25 if row == "vo_rope" else 0.0)
+
+    found = tmp_path / "records"
+    rows = {row: [f"pe={row}", "schedule.warmup_fraction=0.2"] for row in ("nope", "vo_rope")}
+    make_records(found, "english", rows=tuple(rows), seeds=(0, 1))
+    make_records(found, "warmup", rows=rows, seeds=(0, 1), loss=lower)
+    make_records(found, "cores", rows=rows, seeds=(0, 1), loss=lower)
+    make_records(found, "lr", rows=tuple(rows), seeds=(0, 1), loss=lower)
+    changes = {}
+    for name in ("warmup", "cores", "lr"):
+        write_campaigns(found, name, tmp_path)
+        with (tmp_path / name / "changes.csv").open() as file:
+            [line] = csv.DictReader(file)
+        changes[name] = round(float(line["change"]), 6)
+    assert changes == {"warmup": 0.25, "cores": 0.0, "lr": 0.25}
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_unequal_seeds_are_told(tmp_path: Path) -> None:
     make_records(tmp_path / "records", "english")
     make_records(tmp_path / "records", "english", rows=("qk_rope", "qkvo_rope"), seeds=(5, 6, 7))

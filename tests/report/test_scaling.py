@@ -13,7 +13,11 @@ from rope_exp.evidence.runs import Run
 from rope_exp.report.scaling import BEYOND, _said, scaling_files
 
 STEPS = [250, 500, 1000, 2000]
-ROWS = ("qk_rope", "qkvo_rope", "vo_rope", "qkv_rope")
+# All warm up over 100 updates or more.
+ROWS = {
+    row: [f"pe={row}", "schedule.warmup_fraction=0.5"]
+    for row in ("qk_rope", "qkvo_rope", "vo_rope", "qkv_rope")
+}
 
 
 def lines_of(text: str, beginning: str) -> list[list[str]]:
@@ -80,7 +84,7 @@ def test_what_rises_and_falls_tells_no_crossing(tmp_path: Path) -> None:
         make_records(
             tmp_path,
             f"of_{steps}",
-            rows=("qk_rope", "vo_rope"),
+            rows={row: ROWS[row] for row in ("qk_rope", "vo_rope")},
             seeds=(0, 1) if steps == 250 else (0,),
             loss=loss,
             factors=factors,
@@ -166,6 +170,15 @@ def test_a_cell_stands_on_a_line_once(runs: list[Run]) -> None:
     again = [run for run in runs if run.group == "of_250"]
     with refused("are both", "keep one of them"):
         scaling_files([*runs, *again])
+
+
+def test_short_warmups_are_on_no_line(runs: list[Run], ladder: str, tmp_path: Path) -> None:
+    """Rows suffer unequally from them (docs/protocol.md)."""
+    rows = {row: [f"pe={row}", "schedule.warmup_fraction=0.05"] for row in ROWS}
+    factors = {"train.num_steps": [1900]}
+    make_records(tmp_path, "short", rows=rows, seeds=(0,), factors=factors)
+    with_short = scaling_files([*runs, *read_records(tmp_path, "short")])
+    assert with_short["scaling.md"].decode() == ladder
 
 
 def test_what_else_differs_is_no_line(runs: list[Run], tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Hidden tokens in place of next ones: the mask's id, what is counted, and what is refused."""
 
+import itertools
+
 import pytest
 import torch
 from support.models import VOCAB, make_pe, make_sizes, tokens
@@ -9,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp.config import plan
 from rope_exp.config.architecture import num_parameters
+from rope_exp.config.campaign import PRIMARY, STEADY
 from rope_exp.config.campaign_file import read_campaign
 from rope_exp.config.compose import compose_jobs, run_config
 from rope_exp.config.costs import checkpoint_bytes, flops_per_token, memory_bytes
@@ -103,12 +106,16 @@ def test_the_experiment_is_of_the_objective() -> None:
     assert len({config.group_sha256 for config in configs}) == 1
 
 
-def test_the_campaign_differs_from_english_in_the_objective() -> None:
+def test_the_campaign_differs_from_its_base_in_the_objective() -> None:
     """So that each of its runs stands beside the one of causal training, at equal seed."""
-    mlm, english = (read_campaign(name, None) for name in ("mlm", "english"))
+    mlm, english, steady = (read_campaign(name, None) for name in ("mlm", PRIMARY, STEADY))
     assert mlm.fixed == (*english.fixed, MLM)
-    assert mlm.rows == english.rows
-    [entry] = mlm.entries
-    assert list(entry.rows) == list(english.rows)
-    assert entry.factors == {"seed": [0, 1, 2]}
-    assert all(set(entry.factors["seed"]) <= set(each.factors["seed"]) for each in english.entries)
+    assert steady.fixed == (*english.fixed, "schedule.warmup_fraction=0.2")
+    assert mlm.rows == english.rows == steady.rows
+
+    *of_short, of_long = mlm.entries
+    assert list(of_long.rows) == list(mlm.rows)
+    assert of_long.factors == {"seed": [0, 1, 2], "schedule.warmup_fraction": [0.2]}
+    for entries, base in ((of_short, english), ([of_long], steady)):
+        for entry, each in itertools.product(entries, base.entries):
+            assert set(entry.factors["seed"]) <= set(each.factors["seed"])

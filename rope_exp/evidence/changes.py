@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scipy import stats
+import numpy as np
 
 from rope_exp.evidence.contrasts import Losses
-from rope_exp.evidence.layout import Noise, measure
+from rope_exp.evidence.layout import Noise, measure, two_sided_f
 from rope_exp.evidence.published import UNROTATED
 from rope_exp.evidence.significance import Judged, judge
 
@@ -86,9 +86,8 @@ def compare_noise(
     ours, theirs = found
     if ours is None or theirs is None or not ours.deviation or not theirs.deviation:
         return None
-    ratio = (ours.deviation / theirs.deviation) ** 2
-    of_ratio = stats.f(ours.df, theirs.df)
-    return ours, theirs, min(2 * float(min(of_ratio.sf(ratio), of_ratio.cdf(ratio))), 1.0)
+    ratio = np.array((ours.deviation / theirs.deviation) ** 2)
+    return ours, theirs, float(two_sided_f(ratio, ours.df, theirs.df))
 
 
 def _shared(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> dict[str, list[int]]:

@@ -114,8 +114,13 @@ def deviating(own: Array, own_df: int, variance: Array, df: int) -> Array:
     rest = df * variance - own_df * own / 2
     rest_variance = np.maximum(rest, np.finfo(float).tiny) / (df - own_df)
     ratio = own / 2 / rest_variance
-    below = stats.f.cdf(ratio, own_df, df - own_df)
-    above = stats.f.sf(ratio, own_df, df - own_df)
+    return two_sided_f(ratio, own_df, df - own_df)
+
+
+def two_sided_f(ratio: Array, df: int, other_df: int) -> Array:
+    """Return the p-value of a ratio of two independent variances, if they are equal."""
+    below = stats.f.cdf(ratio, df, other_df)
+    above = stats.f.sf(ratio, df, other_df)
     return np.asarray(2 * np.minimum(below, above))
 
 

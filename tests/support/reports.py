@@ -140,15 +140,16 @@ def make_nine(runs: Path, *, seeds: Iterable[int] = (0,)) -> None:
 
 def compared(runs: Path, *, keys: tuple[str, ...] = ("pe",)) -> dict[str, Row]:
     """Compare all runs that there are."""
-    return comparable(_all_runs(runs), keys)
+    return comparable(all_runs(runs), keys)
 
 
 def report_of(runs: Path, *, keys: tuple[str, ...] = ("pe",), **kwargs: Any) -> Report:
     """Report on all runs that there are."""
-    return build(_all_runs(runs), keys, **kwargs)
+    return build(all_runs(runs), keys, **kwargs)
 
 
-def _all_runs(runs: Path) -> list[Run]:
+def all_runs(runs: Path) -> list[Run]:
+    """Return the runs of every group."""
     return read_runs(find_groups(runs, None, several=True))[0]
 
 

@@ -11,7 +11,9 @@ from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks
 from rope_exp.evidence.noise import Spread, changes
 from rope_exp.evidence.published import REFERENCE
+from rope_exp.evidence.rates import FACTOR
 from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.report.best_rates import best_rates_file
 from rope_exp.report.content import Report, build
 from rope_exp.report.levels import level_name
 from rope_exp.report.paper.along import keys_along, ladders, neighbours
@@ -27,7 +29,7 @@ from rope_exp.report.paper.grid import grid
 from rope_exp.report.paper.ladder import ladder
 from rope_exp.report.paper.probes import probes
 from rope_exp.report.paper.ranks import ranks
-from rope_exp.report.paper.rates import FACTOR, rates
+from rope_exp.report.paper.rates import rates
 from rope_exp.report.paper.style import files_of
 
 # The factors that differences are drawn against, and the figures' names.
@@ -80,7 +82,7 @@ def _shown_layers(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[in
 
 
 def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
-    """Return the figures of a campaign's factors, by file.
+    """Return the figures of a campaign's factors, and the table of its rates, by file.
 
     Args:
         runs: of the campaign.
@@ -103,6 +105,8 @@ def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
             with suppress(ReportError):
                 figure = rates(chosen) if factor == FACTOR else ladder(chosen, factor)
                 files |= files_of(name, figure)
+                if factor == FACTOR:
+                    files[f"{name}.md"] = best_rates_file(chosen)
     return files
 
 

@@ -1,13 +1,13 @@
 """Figure 6: the loss against the learning rate, each variant's best and the common rate marked."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rope_exp.evidence.comparable import check_blocks, comparable
+from rope_exp.evidence.comparable import check_blocks
+from rope_exp.evidence.rates import common_rate, losses_by_rate, shared_seeds
 from rope_exp.evidence.runs import Run
 from rope_exp.report.looks import look
 from rope_exp.report.paper.labels import End, label_ends
@@ -26,8 +26,6 @@ from rope_exp.report.paper.style import (
     styled,
 )
 
-FACTOR = "optim.lr"
-
 
 @styled
 def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
@@ -45,15 +43,13 @@ def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
     # Rates are held against each other within a seed, too.
     check_blocks(runs)
     finished = [run for run in runs if run.loss is not None]
-    counts = Counter(run.config.optim.lr for run in finished)
-    if len(counts) < 2:
+    tried = {run.config.optim.lr for run in finished}
+    if len(tried) < 2:
         return None
 
-    tables = _tables(finished)
-    means = {label: _mean(table) for label, table in tables.items()}
+    tables = losses_by_rate(finished)
     if common is None:
-        together = pd.DataFrame(means).mean(axis="columns")
-        common = max(counts, key=lambda rate: (counts[rate], -together[rate]))
+        common = common_rate(finished, tables)
 
     names = {run.config.pe.label: run.variant_name for run in finished}
     figure = Figure(figsize=(WIDTH, 3.6))
@@ -61,10 +57,10 @@ def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
     axes, beside = figure.subplots(1, 2, sharey=True, width_ratios=(10, 2.6))
     ends = []
     for label, table in tables.items():
-        mean = means[label]
+        mean = shared_seeds(table).mean()
         _draw(axes, label, table, mean)
         ends.append(End(label, float(mean.iloc[-1]), names[label]))
-    log_axis(axes, counts, lambda rate: f"{rate:g}")
+    log_axis(axes, tried, lambda rate: f"{rate:g}")
     axes.set(
         xlabel="learning rate (peak)", ylabel=f"mean validation loss ({runs[0].config.data.unit})"
     )
@@ -74,27 +70,6 @@ def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
     freeze(figure)
     label_ends(beside, axes, ends)
     return figure
-
-
-def _tables(runs: Sequence[Run]) -> dict[str, pd.DataFrame]:
-    """Return each variant's losses: a column a rate, a line a seed."""
-    losses: dict[str, dict[float, Mapping[int, float]]] = {}
-    for row in comparable(runs, ["pe", FACTOR]).values():
-        config = row.runs[0].config
-        losses.setdefault(config.pe.label, {})[config.optim.lr] = row.losses
-    return {
-        label: pd.DataFrame(found, dtype=float).sort_index().sort_index(axis="columns")
-        for label, found in losses.items()
-    }
-
-
-def _mean(table: pd.DataFrame) -> "pd.Series[float]":
-    """Return the mean by rate over the seeds that all its rates have: others shift it.
-
-    Over whichever seeds there are, where no seed is shared.
-    """
-    shared = table.dropna()
-    return (table if shared.empty else shared).mean()
 
 
 def _draw(axes: Axes, label: str, table: pd.DataFrame, mean: "pd.Series[float]") -> None:

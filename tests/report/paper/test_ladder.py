@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from support.figures import artists, line, overlapping, texts
-from support.reports import TOKENS_PER_STEP, make_run
+from support.reports import TOKENS_PER_STEP, all_runs, make_run
 
 from rope_exp.evidence.published import TABLE
-from rope_exp.evidence.runs import Run, find_groups, read_runs
+from rope_exp.evidence.runs import Run
 from rope_exp.report.content import build
 from rope_exp.report.paper.along import by_level, companions, ladders
 from rope_exp.report.paper.ladder import ladder
@@ -41,10 +41,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
                     overrides=[f"{STEPS}={steps}"],
                 )
     return all_runs(folder)
-
-
-def all_runs(folder: Path) -> list[Run]:
-    return read_runs(find_groups(folder, None, several=True))[0]
 
 
 @pytest.fixture(scope="module")

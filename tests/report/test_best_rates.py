@@ -1,0 +1,76 @@
+"""The table of learning rates: each variant's best, and what that does to the differences."""
+
+from pathlib import Path
+
+import pytest
+from support.refused import refused
+from support.reports import all_runs, make_run
+
+from rope_exp.report.best_rates import best_rates_file
+
+# By variant and rate, seed by seed.
+LOSSES = {
+    ("qk_rope", 0.001): [3.60],
+    ("qk_rope", 0.003): [3.50, 3.90],
+    ("qk_rope", 0.01): [3.70],
+    ("qkvo_rope", 0.001): [3.40],
+    ("qkvo_rope", 0.003): [3.45, 3.95],
+    ("qkvo_rope", 0.01): [3.75],
+    ("k_rope", 0.001): [3.80],
+    ("k_rope", 0.003): [3.55, 3.95],
+    ("k_rope", 0.01): [3.30],
+}
+
+
+def write(folder: Path, losses: dict[tuple[str, float], list[float]]) -> str:
+    for (pe, rate), values in losses.items():
+        for seed, loss in enumerate(values):
+            group = {"group": f"lr{rate}", "overrides": [f"optim.lr={rate}"]}
+            make_run(folder, pe=pe, seed=seed, loss=loss, **group)
+    return best_rates_file(all_runs(folder)).decode()
+
+
+def line_of(text: str, beginning: str, table: int) -> list[str]:
+    """The cells of the row that begins so, in a table by its place."""
+    rows = [row.strip("| ").split(" | ") for row in text.split("\n\n")[table].splitlines()]
+    [found] = [row for row in rows if row[0] == beginning]
+    return found
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    return write(tmp_path, LOSSES)
+
+
+def test_each_variant_has_its_best_rate(text: str) -> None:
+    """Over seed 0 alone, which all rates have; a best rate at an end may be further out."""
+    assert line_of(text, "QK-RoPE", 1)[1:] == ["1", "3.6000", "3.5000", "3.7000", "0.003"]
+    assert line_of(text, "QKVO-RoPE", 1)[-1] == "0.001 (the last that was tried)"
+    assert text.index("K-RoPE") < text.index("QKVO-RoPE") < text.index("| QK-RoPE")
+
+
+def test_differences_stand_at_the_common_and_the_best_rate(text: str) -> None:
+    assert "the common rate of 0.003" in text
+    assert line_of(text, "QKVO-RoPE", 3)[1:] == ["-0.0500", "-0.1000"]
+    assert line_of(text, "K-RoPE", 3)[1:] == ["+0.0500", "-0.2000"]
+
+
+def test_a_relation_whose_sign_hangs_on_the_rate_is_open(text: str) -> None:
+    """K is behind QKVO at the common rate, and before it at its own best."""
+    assert line_of(text, "QK-RoPE ≈ QKVO-RoPE", 5)[1:] == ["-0.0500", "-0.1000", "the same"]
+    assert line_of(text, "QKVO-RoPE > K-RoPE", 5)[1:] == ["+0.1000", "-0.1000", "another: open"]
+
+
+def test_without_the_common_rate_there_is_no_difference(tmp_path: Path) -> None:
+    text = write(
+        tmp_path, {key: losses for key, losses in LOSSES.items() if key != ("k_rope", 0.003)}
+    )
+    assert line_of(text, "K-RoPE", 3)[1:] == ["—", "-0.2000"]
+    assert "> K-RoPE" not in text
+
+
+def test_runs_that_differ_in_more_than_the_rate_are_refused(tmp_path: Path) -> None:
+    make_run(tmp_path, group="a", overrides=["optim.lr=0.001"])
+    make_run(tmp_path, group="b", overrides=["optim.lr=0.003", "optim.weight_decay=0"])
+    with refused("optim.weight_decay"):
+        best_rates_file(all_runs(tmp_path))

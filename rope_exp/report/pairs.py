@@ -3,14 +3,19 @@
 import pandas as pd
 
 from rope_exp.evidence.significance import MOST_SEEDS, Judged
-from rope_exp.report.content import Report
+from rope_exp.report.content import Report, judged_alone
 from rope_exp.report.sentences import spell_p
 
 
 def pairs_table(report: Report) -> str:
-    """Return pairs.csv: every pair of rows, judged together; delta is b's loss minus a's."""
+    """Return pairs.csv: every pair of rows, judged together; delta is b's loss minus a's.
+
+    The last columns are of the paired t, which pools nothing.
+    """
+    alone = judged_alone(report).pairs
     lines = []
     for pair in report.pairs.values():
+        own = alone[pair.a, pair.b]
         lines.append(
             {
                 "a": pair.a,
@@ -26,6 +31,10 @@ def pairs_table(report: Report) -> str:
                 "p_adjusted": f"{pair.p_adjusted:.6f}",
                 "p_equivalent": f"{pair.p_equivalent:.6f}",
                 "seeds_needed": pair.seeds_needed or "",
+                "sign_alone": own.sign,
+                "delta_ci_low_alone": f"{own.low:.6f}",
+                "delta_ci_high_alone": f"{own.high:.6f}",
+                "p_adjusted_alone": f"{own.p_adjusted:.6f}",
             }
         )
     return pd.DataFrame(lines).to_csv(index=False)

@@ -12,7 +12,7 @@ from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.content import Line, Report
+from rope_exp.report.content import Line, Report, judged_alone
 from rope_exp.report.probed import drift_notes
 from rope_exp.system.errors import show
 
@@ -168,7 +168,28 @@ def _test_notes(report: Report) -> list[str]:
         "Intervals are of each contrast alone; verdicts are adjusted over the "
         f"{len(report.against)} contrasts with {report.reference.name} (differences and "
         "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open.",
+        *_alone(report),
     ]
+
+
+def _alone(report: Report) -> list[str]:
+    """Say what is left where no noise is pooled, as where rows are unequally noisy after all."""
+    ranked = [row for row in report.rows.values() if row.ours.rank]
+    is_pooled = report.noise is not None and report.noise.method == "pooled"
+    if not is_pooled or not report.pairs or len(ranked) < 2:
+        return []
+    alone = judged_alone(report)
+    said = f"Each pair by its own deviation, nothing pooled (paired t): {_order(alone, ranked)}"
+    changed = [
+        f"{report.rows[after.judged.a].name} {after.published} "
+        f"{report.rows[after.judged.b].name} is {after.outcome}"
+        for before, after in zip(report.relations, alone.relations, strict=True)
+        if before.outcome != after.outcome
+    ]
+    if changed:
+        return [f"{said}; of the published relations, {', '.join(changed)}."]
+    kept = "; the published relations have the same outcomes" if report.relations else ""
+    return [f"{said}{kept}."]
 
 
 def spell_p(p: float, *, sign: bool = False) -> str:

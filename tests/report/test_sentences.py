@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 from support.refused import refused
 from support.reports import begun_from, make_nine, make_run, report_of, sha256_of
 
 from rope_exp.report.assumptions import assumptions
+from rope_exp.report.content import judged_alone
 from rope_exp.report.sentences import caption, notes, summary
 
 ASSUMPTIONS = (
@@ -120,6 +123,36 @@ def test_what_the_runs_cannot_tell_is_not_settled(tmp_path: Path) -> None:
     said = summary(report_of(tmp_path))
     assert said.startswith("QK-RoPE ? VO-RoPE ? NoPE (3 seeds;")
     assert " > " not in said
+
+
+def test_where_noise_is_pooled_the_paired_t_is_told_too(tmp_path: Path) -> None:
+    """QK deviates by 0.05, so that QKVO's lead of 0.1 over three seeds needs the others' noise."""
+    for seed, wobble in enumerate((-0.05, 0.0, 0.05)):
+        make_run(tmp_path, pe="qk_rope", seed=seed, loss=3.5 + wobble)
+        make_run(tmp_path, pe="qkvo_rope", seed=seed, loss=3.4)
+        make_run(tmp_path, pe="vo_rope", seed=seed, loss=3.8 + wobble / 2)
+        make_run(tmp_path, pe="k_rope", seed=seed, loss=3.9 - wobble / 2)
+    report = report_of(tmp_path)
+    assert summary(report).startswith("QKVO-RoPE > QK-RoPE > VO-RoPE > K-RoPE")
+    [said] = [note for note in notes(report) if "paired t" in note]
+    assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in said
+    assert "QK-RoPE ≈ QKVO-RoPE is open" in said
+
+    # The same again, where nothing is pooled.
+    assert not [note for note in notes(judged_alone(report)) if "paired t" in note]
+
+
+def test_the_paired_t_is_that_of_scipy(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(scale=0.02, size=(4, 3))
+    for pe, losses in zip(("qk_rope", "vo_rope", "k_rope", "nope"), noise, strict=True):
+        for seed, loss in enumerate(losses):
+            make_run(tmp_path, pe=pe, seed=seed, loss=3.5 + float(loss))
+    report = report_of(tmp_path)
+    for (a, b), pair in judged_alone(report).pairs.items():
+        losses = [list(report.rows[label].losses.values()) for label in (b, a)]
+        test = stats.ttest_rel(*losses)
+        assert pair.p == pytest.approx(test.pvalue)
+        assert (pair.low, pair.high) == pytest.approx(test.confidence_interval(0.95))
 
 
 def test_without_two_losses_there_is_nothing_to_compare(tmp_path: Path) -> None:

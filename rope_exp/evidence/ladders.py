@@ -14,7 +14,7 @@ line is none where places lie further off it than seeds of one place part from o
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ from rope_exp.evidence.runs import Run
 
 AXES = ("parameters", "tokens", "length")
 LEVEL = 0.95
+# With fewer updates, rows suffer unequally, and the more the shorter a run is (docs/protocol.md).
+LEAST_WARMUP = 100
 Array = NDArray[np.float64]
 
 
@@ -109,6 +111,11 @@ class Fit:
 
     def _from_center(self, at: Mapping[str, float]) -> Array:
         return np.array([np.log2(at[axis]) for axis in self.axes]) - self._center
+
+
+def warmed_up(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs whose warmup was long enough to stand on a ladder of tokens."""
+    return [run for run in runs if run.config.num_warmup_steps >= LEAST_WARMUP]
 
 
 def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from rope_exp.report.noise import noise_files
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
 from rope_exp.report.paper.gather import beside, of_campaign, of_report
-from rope_exp.report.probed import extension_csv
+from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
@@ -167,6 +167,8 @@ def _table_files(report: Report) -> dict[str, bytes]:
         files["answers.csv"] = found.encode()
     if report.pairs:
         files["pairs.csv"] = pairs_table(report).encode()
+    if asked := probes_csv(report):
+        files["probes.csv"] = asked.encode()
     if extensions := extension_csv(report):
         files["extension.csv"] = extensions.encode()
     return files | figures

@@ -1,4 +1,4 @@
-"""What finished models were asked, in words and tables: longer contexts, learned frequencies."""
+"""What finished models were asked, in words and tables: by place, longer contexts, frequencies."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +21,55 @@ METHOD_NAMES = {
 LITTLE = 0.1
 
 Answer = Mapping[str, Any]
+
+
+# -- by place --------------------------------------------------------------------------------------
+
+
+def probes_csv(report: Report) -> str | None:
+    """Return probes.csv: a line for each row, probe and place; None where no run was asked.
+
+    Losses by length of window (`positions`), by where positions begin (`shift`), without the
+    rotation of a site (`ablation`); the mean weight on a key by its distance, over layers
+    (`distance`), beside weights that are all alike (`uniform`).
+    """
+    lines = []
+    for probe in ("positions", "shift", "ablation", "distance"):
+        for label, answers in report.answers(probe).items():
+            for name, places in _by_place(probe, answers).items():
+                for place, of_runs in places.items():
+                    line = {
+                        "row": label,
+                        "probe": name,
+                        "at": place,
+                        "num_seeds": len(of_runs),
+                        "mean": of_runs.mean(),
+                        "sd": of_runs.std(ddof=1) if len(of_runs) > 1 else np.nan,
+                    }
+                    lines.append(line)
+    return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f") if lines else None
+
+
+def _by_place(probe: str, answers: Sequence[Answer]) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """Return the numbers of a row's runs by what they are, and by place."""
+    first = answers[0]
+    if probe == "distance":
+        layers = [np.mean(list(answer["attention"].values()), axis=0) for answer in answers]
+        uniform = [answer["uniform"] for answer in answers]
+        return {"distance": _columns(first["m"], layers), "uniform": _columns(first["m"], uniform)}
+
+    places, losses = {
+        "positions": ("lengths", "loss_at_length"),
+        "shift": ("start", "loss"),
+        "ablation": ("without", "loss"),
+    }[probe]
+    return {probe: _columns(first[places], [answer[losses] for answer in answers])}
+
+
+def _columns(places: Sequence[Any], of_runs: Sequence[Any]) -> dict[str, NDArray[np.float64]]:
+    """Return the numbers of the runs at each place."""
+    columns = np.array(of_runs, dtype=float).T
+    return {str(place): column for place, column in zip(places, columns, strict=True)}
 
 
 # -- longer contexts -------------------------------------------------------------------------------

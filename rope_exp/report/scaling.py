@@ -8,7 +8,7 @@ import pandas as pd
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
-from rope_exp.evidence.ladders import AXES, Fit, fit_pair, fits
+from rope_exp.evidence.ladders import AXES, LEAST_WARMUP, Fit, fit_pair, fits, warmed_up
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN, SIGNS
 from rope_exp.report.sentences import spell_p
@@ -27,8 +27,6 @@ VARIED = (
     "train.eval_sequences",
     "schedule.warmup_fraction",
 )
-# With fewer updates, rows suffer unequally, and the more the shorter a run is (docs/protocol.md).
-LEAST_WARMUP = 100
 
 # Where the published table may stand: its parameters are given as about 1B, its tokens and length
 # are not given, and these are those of the sequel by the same author.
@@ -47,7 +45,7 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
         ReportError: two runs are of one cell, or differ in more than variant, seed, size, budget
             and length.
     """
-    runs = [run for run in runs if run.config.num_warmup_steps >= LEAST_WARMUP]
+    runs = warmed_up(runs)
     if runs:
         comparable(runs, ["pe", *VARIED])
     found = fits(runs, published.REFERENCE)

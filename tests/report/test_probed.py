@@ -4,6 +4,7 @@ import csv
 import io
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
 from rope_exp.report.command import write_campaigns
 from rope_exp.report.content import build
-from rope_exp.report.probed import drift_notes, extension_csv, extension_part
+from rope_exp.report.probed import drift_notes, extension_csv, extension_part, probes_csv
 
 ROWS = {
     "qk": ["pe=qk_rope", "row_name=QK"],
@@ -98,6 +99,43 @@ def moved(runs: list[Run], row: str, *medians: float, **more: Any) -> list[Run]:
         replace(run, probes={"drift": {"sites": {"qk": {"median": median, **more}}}})
         for run, median in zip(found, medians, strict=True)
     ]
+
+
+def test_probes_stand_by_place_as_means_over_seeds(tmp_path: Path) -> None:
+    make_records(tmp_path, "nine", rows=("qk_rope", "nope"), seeds=(0, 1, 2))
+    text = probes_csv(build(read_records(tmp_path, "nine"), ["pe"]))
+    assert text is not None
+    lines = list(csv.DictReader(io.StringIO(text)))
+    at = {(line["row"], line["probe"], line["at"]): line for line in lines}
+
+    losses = [nine_losses("qk_rope", seed) for seed in range(3)]
+    long = at["qk_rope", "positions", "2048"]
+    assert float(long["mean"]) == pytest.approx(sum(losses) / 3 + 0.2, abs=1e-6)
+    assert float(long["sd"]) == pytest.approx(stdev(losses), abs=1e-6)
+    assert long["num_seeds"] == "3"
+    assert float(at["qk_rope", "ablation", "k"]["mean"]) > float(long["mean"])
+    assert ("nope", "ablation", "k") not in at
+    assert {probe for _, probe, _ in at} == {"positions", "shift", "ablation"}
+
+
+def test_attention_by_distance_is_the_mean_of_layers(runs: list[Run]) -> None:
+    """Of one run, whose layers weigh the key before by 0.1 and 0.3."""
+    answer = {"m": [0, 1], "attention": {"0": [0.2, 0.1], "1": [0.4, 0.3]}, "uniform": [0.5, 0.25]}
+    [run] = [run for run in runs if (run.row, run.config.seed) == ("qk", 0)]
+    text = probes_csv(build([replace(run, probes={"distance": answer})], ["row"]))
+    assert text is not None
+    lines = list(csv.DictReader(io.StringIO(text)))
+    found = {(line["probe"], line["at"]): float(line["mean"]) for line in lines}
+    assert found == {
+        ("distance", "0"): pytest.approx(0.3),
+        ("distance", "1"): pytest.approx(0.2),
+        ("uniform", "0"): 0.5,
+        ("uniform", "1"): 0.25,
+    }
+
+
+def test_runs_that_were_asked_nothing_have_no_such_table(runs: list[Run]) -> None:
+    assert probes_csv(build([replace(run, probes={}) for run in runs], ["row"])) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Figure 1: each row's paired difference to the reference, its intervals, and the published one."""
+"""Figure 1: each row's difference to the reference, its intervals, and the published one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,8 +63,8 @@ def _small_print(axes: Axes, report: Report, rows: list[Line]) -> Iterator[str]:
     yield f"Group {report.groups}."
     if report.against:
         yield (
-            "Thick: the 95 % interval of the paired difference; thin: the one that holds for all "
-            f"{len(report.against)} differences together (Bonferroni)."
+            "Thick: the 95 % interval of the difference within a seed; thin: the one that holds "
+            f"for all {len(report.against)} differences together (Bonferroni)."
         )
     left, right = axes.get_xlim()
     if any(pair.wide_low < left or pair.wide_high > right for pair in report.against.values()):

@@ -49,9 +49,9 @@ def grid(report: Report) -> Figure | None:
     corner = "; in the corner, in italics, the published difference" if report.published else ""
     small_print(
         figure,
-        f"Group {report.groups}. In a cell: the mean paired difference, half its 95 % interval and "
-        f"the verdict where there are two seeds{corner}. A verdict is by the runs that did not "
-        "diverge. Hatched: not run.",
+        f"Group {report.groups}. In a cell: the mean difference within a seed, half its 95 % "
+        f"interval and the verdict where there are two seeds{corner}. A verdict is by the runs "
+        "that did not diverge. Hatched: not run.",
     )
     return figure
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import check_blocks, value_of
+from rope_exp.evidence.ladders import LEAST_WARMUP, warmed_up
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Line, Report, build
 from rope_exp.report.looks import look
@@ -229,6 +230,7 @@ def _print(found: _Ladder, crossings: Sequence[tuple[float, str]]) -> list[str]:
     beside = companions(found.runs, found.factor)
     if beside:
         said.append(f"With the axis change {', '.join(beside)}.")
+    said += _short_warmups(found)
     if crossings:
         names: dict[str, list[str]] = {}
         for place, label in crossings:
@@ -239,3 +241,15 @@ def _print(found: _Ladder, crossings: Sequence[tuple[float, str]]) -> list[str]:
             f"and {listed}."
         )
     return said
+
+
+def _short_warmups(found: _Ladder) -> list[str]:
+    """Say which levels warmed up too shortly to stand beside others that have not."""
+    short = []
+    for report in found.reports:
+        if not warmed_up(report.runs):
+            short.append(found.spell(_place(report, found.factor)))
+    if not short or len(short) == len(found.reports):
+        return []
+    listed = ", ".join(short)
+    return [f"Fewer than {LEAST_WARMUP} updates of warmup, which rows bear unequally: {listed}."]

@@ -160,7 +160,8 @@ def judged_alone(report: Report) -> Report:
         noise=noise,
         against=_against(losses, report.reference.label, noise),
         pairs={(pair.a, pair.b): pair for pair in pairs},
-        relations=_relations(losses, noise, report.published or report.claim),
+        # Where another table decides on these, there are none here.
+        relations=report.relations and _relations(losses, noise, report.published or report.claim),
     )
 
 

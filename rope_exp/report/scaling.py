@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 
 import pandas as pd
 
@@ -11,6 +12,8 @@ from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
 from rope_exp.evidence.ladders import AXES, LEAST_WARMUP, Fit, fit_pair, fits, warmed_up
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN, SIGNS
+from rope_exp.report.paper.ladder import ladder
+from rope_exp.report.paper.style import files_of
 from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import markdown_table
 
@@ -37,7 +40,7 @@ BENT = "it is no straight line"
 
 
 def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return scaling.md of the ladders' runs; nothing where nothing can be fitted.
+    """Return scaling.md of the ladders' runs and its figure; nothing where nothing can be fitted.
 
     Runs with a shorter warmup than LEAST_WARMUP are left out.
 
@@ -65,7 +68,9 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
         *_orders(alike, place),
         *_relations(runs),
     ]
-    return {"scaling.md": ("\n\n".join(parts) + "\n").encode()}
+    drawn = files_of("ladder_tokens", ladder(alike, "train.num_steps"))
+    parts += [f"![{PurePosixPath(name).stem}]({name})" for name in drawn if name.endswith("png")]
+    return {"scaling.md": ("\n\n".join(parts) + "\n").encode(), **drawn}
 
 
 def _line(label: str, fitted: Fit) -> dict[str, str | None]:

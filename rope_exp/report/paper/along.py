@@ -9,14 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rope_exp.evidence.comparable import value_of
-from rope_exp.evidence.ladders import warmed_up
 from rope_exp.evidence.runs import Run
 
-TOKENS = "train.num_steps"
 # The keys that may change with a factor, or sections of keys.
 _KEYS_ALONG: Mapping[str, Sequence[str]] = {
-    # It is a share of the steps, and what counts are updates.
-    TOKENS: (TOKENS, "schedule.warmup_fraction"),
     "model.hidden_size": ("model",),
     "train.seq_len": (
         "train.seq_len",
@@ -41,18 +37,12 @@ def by_level(runs: Iterable[Run], factor: str) -> dict[float, list[Run]]:
     return dict(sorted(levels.items()))
 
 
-def ladders(runs: Sequence[Run], others: Sequence[Run], factor: str) -> list[list[Run]]:
+def ladders(runs: Sequence[Run], others: Iterable[Run], factor: str) -> list[list[Run]]:
     """Return a campaign's runs by ladder, each with the runs of other campaigns that fit on it.
 
     These are of the campaign's own variants; of two runs of one variant and seed on one level, the
     campaign's own counts. A ladder has two levels at least.
-
-    Along tokens, others may warm up over another share: first whoever does for long enough.
     """
-    if factor == TOKENS:
-        steady = sorted(warmed_up(others), key=lambda run: run.config.num_warmup_steps)
-        others = [*steady, *others]
-
     found: dict[str, dict[tuple[Any, ...], Run]] = {}
     for run in runs:
         place = _surroundings(run, factor)

@@ -44,12 +44,15 @@ def _by_rate(
     tables: Mapping[str, pd.DataFrame], names: Mapping[str, str], best: Mapping[str, float]
 ) -> pd.DataFrame:
     """Return a line a variant, best first."""
+    tried = sorted({*pd.concat(tables.values()).columns})
     lines = []
     for label, table in tables.items():
-        means = {f"{rate:g}": mean for rate, mean in table.mean().items()}
+        means = table.mean()
+        of_rates = {f"{rate:g}": means.get(rate) for rate in tried}
         rates = table.columns.to_numpy(dtype=float)
-        at_end = " (the last that was tried)" if best[label] in (rates[0], rates[-1]) else ""
-        told = {"variant": names[label], "seeds": str(len(table)), **means}
+        ends = (rates.min(), rates.max())
+        at_end = " (the last that was tried)" if best[label] in ends else ""
+        told = {"variant": names[label], "seeds": str(len(table)), **of_rates}
         lines.append({**told, "best rate": f"{best[label]:g}{at_end}"})
     lowest = {names[label]: table.mean().min() for label, table in tables.items()}
     return pd.DataFrame(lines).sort_values("variant", key=lambda column: column.map(lowest))

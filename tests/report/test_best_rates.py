@@ -51,7 +51,7 @@ def test_each_variant_has_its_best_rate(text: str) -> None:
 
 
 def test_differences_stand_at_the_common_and_the_best_rate(text: str) -> None:
-    assert "the common rate of 0.003" in text
+    assert "Differences to QK-RoPE at the common rate of 0.003" in text
     assert line_of(text, "QKVO-RoPE", 3)[1:] == ["-0.0500", "-0.1000"]
     assert line_of(text, "K-RoPE", 3)[1:] == ["+0.0500", "-0.2000"]
 
@@ -69,6 +69,20 @@ def test_without_the_common_rate_there_is_no_difference(tmp_path: Path) -> None:
     assert line_of(text, "K-RoPE", 1)[2:5] == ["3.8000", "—", "3.3000"]
     assert line_of(text, "K-RoPE", 3)[1:] == ["—", "-0.2000"]
     assert "> K-RoPE" not in text
+
+
+def test_without_the_published_rows_nothing_stands_beside(tmp_path: Path) -> None:
+    """Neither QK nor a pair of published rows: losses alone; of hidden tokens, no relations."""
+    kept = {key: losses for key, losses in LOSSES.items() if key[0] == "k_rope"}
+    assert write(tmp_path / "k", kept).count("**") == 2
+
+    for rate, loss in ((0.001, 5.1), (0.003, 5.0)):
+        for pe in ("qk_rope", "qkvo_rope"):
+            overrides = [f"optim.lr={rate}", "train.objective=mlm"]
+            make_run(tmp_path / "mlm", pe=pe, loss=loss, group=f"of{rate}", overrides=overrides)
+    text = best_rates_file(all_runs(tmp_path / "mlm")).decode()
+    assert "Differences to QK-RoPE" in text
+    assert "published" not in text
 
 
 def test_runs_that_differ_in_more_than_the_rate_are_refused(tmp_path: Path) -> None:

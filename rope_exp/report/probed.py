@@ -38,16 +38,15 @@ def probes_csv(report: Report) -> str | None:
         for label, answers in report.answers(probe).items():
             for name, places in _by_place(probe, answers).items():
                 for place, of_runs in places.items():
-                    line = {
-                        "row": label,
-                        "probe": name,
-                        "at": place,
-                        "num_seeds": len(of_runs),
-                        "mean": of_runs.mean(),
-                        "sd": of_runs.std(ddof=1) if len(of_runs) > 1 else np.nan,
-                    }
-                    lines.append(line)
+                    told = {"row": label, "probe": name, "at": place}
+                    lines.append({**told, **_over_runs(of_runs)})
     return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f") if lines else None
+
+
+def _over_runs(numbers: NDArray[np.float64], prefix: str = "") -> dict[str, float]:
+    """Return how many runs there are, their mean, and their deviation where there are two."""
+    deviation = numbers.std(ddof=1) if len(numbers) > 1 else np.nan
+    return {"num_seeds": len(numbers), f"{prefix}mean": numbers.mean(), f"{prefix}sd": deviation}
 
 
 def _by_place(probe: str, answers: Sequence[Answer]) -> dict[str, dict[str, NDArray[np.float64]]]:
@@ -101,16 +100,8 @@ def extension_csv(report: Report) -> str | None:
     for label, answers in report.answers("extension").items():
         for (method, sites), losses in extended_losses(answers).items():
             for length, of_runs in zip(answers[0]["lengths"], losses.T, strict=True):
-                line = {
-                    "row": label,
-                    "method": method,
-                    "sites": sites,
-                    "length": length,
-                    "num_seeds": len(of_runs),
-                    "loss_mean": of_runs.mean(),
-                    "loss_sd": of_runs.std(ddof=1) if len(of_runs) > 1 else np.nan,
-                }
-                lines.append(line)
+                told = {"row": label, "method": method, "sites": sites, "length": length}
+                lines.append({**told, **_over_runs(of_runs, "loss_")})
     return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f") if lines else None
 
 

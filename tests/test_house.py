@@ -174,12 +174,21 @@ def test_the_paper_has_the_numbers_of_its_tables(names: tuple[str, str]) -> None
                 found = f"{delta} ({low} to {high})" if low else "reference"
                 rows.setdefault(name, []).append(found)
 
+        deltas = {}
+        with (folder / "pairs.csv").open(encoding="utf-8", newline="") as file:
+            for pair in csv.DictReader(file):
+                names_of_pair = [pair[key].removesuffix("_rope") for key in ("a", "b")]
+                first, second = [name.upper().replace("NOPE", "NoPE") for name in names_of_pair]
+                deltas[first, second] = float(pair["delta"])
+                deltas[second, first] = -float(pair["delta"])
+
         table = (folder / "table.md").read_text(encoding="utf-8")
         of_relations = table.partition("| published | ours |")[2].partition("\n\n")[0]
         for line in of_relations.splitlines()[2:]:
-            relation, _, delta, *_, outcome = line.strip("| ").split(" | ")
-            cells = [signed(delta, decimals=3), outcome.partition(";")[0]]
-            relations.setdefault(relation.replace("-RoPE", ""), []).extend(cells)
+            relation, *_, outcome = line.strip("| ").replace("-RoPE", "").split(" | ")
+            a, _, b = relation.split()
+            cells = [f"{deltas[a, b]:+.3f}", outcome.partition(";")[0]]
+            relations.setdefault(relation, []).extend(cells)
 
     assert (len(rows), len(relations)) == (9, 8)
     for name, cells in rows.items():

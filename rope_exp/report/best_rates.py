@@ -2,14 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
 from rope_exp.evidence.comparable import check_blocks
-from rope_exp.evidence.rates import best_rate, common_rate, losses_by_rate, shared_seeds
-from rope_exp.evidence.runs import Run
+from rope_exp.evidence.rates import best_rate, common_rate, losses_by_rate, mean_by_rate
+from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import build
 from rope_exp.report.spelling import markdown_table
+
+
+class _Delta(NamedTuple):
+    """A mean difference within a seed, and over how many."""
+
+    mean: float
+    num_seeds: int
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,7 @@ class _Tried:
     """What variants have at their rates, by label.
 
     Attributes:
-        tables: losses over the seeds that all rates of a variant have, a column a rate.
+        tables: losses, a column a rate, a line a seed that has several.
         common, best: the rate that all share, and each one's own.
     """
 
@@ -26,11 +34,11 @@ class _Tried:
     common: Mapping[str, float]
     best: Mapping[str, float]
 
-    def deltas(self, a: str, b: str) -> tuple[float | None, float | None]:
+    def deltas(self, a: str, b: str) -> tuple[_Delta | None, _Delta | None]:
         """Return the loss of b minus that of a, at the common rate and each at its best."""
         return self._delta(a, b, self.common), self._delta(a, b, self.best)
 
-    def _delta(self, a: str, b: str, rates: Mapping[str, float]) -> float | None:
+    def _delta(self, a: str, b: str, rates: Mapping[str, float]) -> _Delta | None:
         """Return None where no seed has both."""
         if a not in self.tables or b not in self.tables:
             return None
@@ -38,7 +46,7 @@ class _Tried:
         if rates[a] not in of_a or rates[b] not in of_b:
             return None
         differences = (of_b[rates[b]] - of_a[rates[a]]).dropna()
-        return None if differences.empty else float(differences.mean())
+        return None if differences.empty else _Delta(float(differences.mean()), len(differences))
 
 
 def best_rates_file(runs: Sequence[Run]) -> bytes:
@@ -47,11 +55,14 @@ def best_rates_file(runs: Sequence[Run]) -> bytes:
     Args:
         runs: equal but for variant, seed and rate, of two rates at least.
     Raises:
-        ReportError: they are not, or a block's runs are not computed alike.
+        ReportError: they are not, a block's runs are not computed alike, or no variant has two
+            rates at one seed.
     """
     check_blocks(runs)
     finished = [run for run in runs if run.loss is not None]
-    tables = {label: shared_seeds(table) for label, table in losses_by_rate(finished).items()}
+    tables = losses_by_rate(finished)
+    if not tables:
+        raise ReportError("no variant was run at two rates and one seed")
     common = common_rate(finished, tables)
     tried = _Tried(
         {run.config.pe.label: run.variant_name for run in finished},
@@ -63,15 +74,16 @@ def best_rates_file(runs: Sequence[Run]) -> bytes:
     source = report.published or report.claim
 
     parts = [
-        "**The loss of each variant by its learning rate, and at its best.** Means over the seeds "
-        "that all rates of a variant have.",
+        "**The loss of each variant by its learning rate, and at its best.** Means, as if all of a "
+        "variant's seeds had been run at each rate: what a rate lacks is filled by the mean "
+        "difference between rates within the others.",
         markdown_table(_by_rate(tried), ".4f"),
     ]
     if report.reference.runs:
         parts += [
             f"**Differences to {report.reference.name} at the common rate of {common:g}, and with "
-            "each variant at its best.** Over those seeds, untested. The best of several runs "
-            "flatters, noisy variants most.",
+            "each variant at its best.** Over the seeds that both have there (how many), untested. "
+            "The best of several runs flatters, noisy variants most.",
             markdown_table(_differences(tried, report.reference.label)),
         ]
     relations = _relations(tried, source.relations if source else ())
@@ -87,16 +99,17 @@ def best_rates_file(runs: Sequence[Run]) -> bytes:
 def _by_rate(tried: _Tried) -> pd.DataFrame:
     """Return a line a variant, best first."""
     rates = sorted({*pd.concat(tried.tables.values()).columns})
-    lowest = {label: table.mean().min() for label, table in tried.tables.items()}
+    means = {label: mean_by_rate(table) for label, table in tried.tables.items()}
     lines = []
-    for label in sorted(lowest, key=lambda label: lowest[label]):
-        table = tried.tables[label]
-        of_rates = {f"{rate:g}": table.mean().get(rate) for rate in rates}
-        own = table.columns.to_numpy(dtype=float)
+    for label in sorted(means, key=lambda label: means[label].min()):
+        own = means[label].index.to_numpy(dtype=float)
         is_end = tried.best[label] in (own.min(), own.max())
         at_end = " (the last that was tried)" if is_end else ""
-        told = {"variant": tried.names[label], "seeds": str(len(table)), **of_rates}
-        lines.append({**told, "best rate": f"{tried.best[label]:g}{at_end}"})
+        counts = tried.tables[label].count()
+        seeds = " to ".join(dict.fromkeys((str(counts.min()), str(counts.max()))))
+        told = {"variant": tried.names[label], "seeds": seeds}
+        of_rates = {f"{rate:g}": means[label].get(rate) for rate in rates}
+        lines.append({**told, **of_rates, "best rate": f"{tried.best[label]:g}{at_end}"})
     return pd.DataFrame(lines)
 
 
@@ -105,7 +118,7 @@ def _differences(tried: _Tried, reference: str) -> pd.DataFrame:
     found = {label: tried.deltas(reference, label) for label in tried.tables}
     at_best = {label: delta for label, (_, delta) in found.items() if delta is not None}
     lines = []
-    for label in sorted(at_best, key=lambda label: at_best[label]):
+    for label in sorted(at_best, key=lambda label: at_best[label].mean):
         lines.append(
             {
                 "variant": tried.names[label],
@@ -122,7 +135,7 @@ def _relations(tried: _Tried, relations: Sequence[tuple[str, str, str]]) -> pd.D
     for a, sign, b in relations:
         at_common, at_best = tried.deltas(a, b)
         if at_common is not None and at_best is not None:
-            is_kept = (at_common > 0) == (at_best > 0)
+            is_kept = (at_common.mean > 0) == (at_best.mean > 0)
             lines.append(
                 {
                     "published": f"{tried.names[a]} {sign} {tried.names[b]}",
@@ -134,5 +147,5 @@ def _relations(tried: _Tried, relations: Sequence[tuple[str, str, str]]) -> pd.D
     return pd.DataFrame(lines)
 
 
-def _spell(delta: float | None) -> str | None:
-    return None if delta is None else f"{delta:+.4f}"
+def _spell(delta: _Delta | None) -> str | None:
+    return None if delta is None else f"{delta.mean:+.4f} ({delta.num_seeds})"

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rope_exp.evidence.comparable import check_blocks
-from rope_exp.evidence.rates import common_rate, losses_by_rate, shared_seeds
+from rope_exp.evidence.rates import common_rate, losses_by_rate, mean_by_rate
 from rope_exp.evidence.runs import Run
 from rope_exp.report.looks import look
 from rope_exp.report.paper.labels import End, label_ends
@@ -36,18 +36,16 @@ def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
         common: the rate at which variants are compared; None: the one with the most runs,
             and of several the one with the lowest mean.
     Returns:
-        None where fewer than two rates have a loss.
+        None where no variant has a loss at two rates of one seed.
     Raises:
         ReportError: the runs may not share a figure or a block.
     """
     # Rates are held against each other within a seed, too.
     check_blocks(runs)
     finished = [run for run in runs if run.loss is not None]
-    tried = {run.config.optim.lr for run in finished}
-    if len(tried) < 2:
-        return None
-
     tables = losses_by_rate(finished)
+    if not tables:
+        return None
     if common is None:
         common = common_rate(finished, tables)
 
@@ -57,9 +55,10 @@ def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
     axes, beside = figure.subplots(1, 2, sharey=True, width_ratios=(10, 2.6))
     ends = []
     for label, table in tables.items():
-        mean = shared_seeds(table).mean()
+        mean = mean_by_rate(table)
         _draw(axes, label, table, mean)
         ends.append(End(label, float(mean.iloc[-1]), names[label]))
+    tried = {float(rate) for table in tables.values() for rate in table.columns}
     log_axis(axes, tried, lambda rate: f"{rate:g}")
     axes.set(
         xlabel="learning rate (peak)", ylabel=f"mean validation loss ({runs[0].config.data.unit})"
@@ -95,10 +94,10 @@ def _mark_common(axes: Axes, common: float) -> None:
 
 
 def _print(runs: Sequence[Run], tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    counts = [max(1, len(table.dropna())) for table in tables.values()]
+    counts = [count for table in tables.values() for count in table.count()]
     said = [
-        f"{groups(runs)}. Lines: means over what all rates of a variant have ({seeds(counts)}); "
-        "pale dots: single runs; ring: a variant's best rate of these."
+        f"{groups(runs)}. Lines: means ({seeds(counts)}; where a rate lacks some, by differences "
+        "within the others); pale dots: single runs; ring: a variant's best rate of these."
     ]
     lost = sum(run.status == "diverged" for run in runs)
     if lost:

@@ -29,9 +29,10 @@ Answer = Mapping[str, Any]
 def probes_csv(report: Report) -> str | None:
     """Return probes.csv: a line for each row, probe and place; None where no run was asked.
 
-    Losses by length of window (`positions`), by where positions begin (`shift`), without the
-    rotation of a site (`ablation`); the mean weight on a key by its distance, over layers
-    (`distance`), beside weights that are all alike (`uniform`).
+    Losses by length of window (`positions`), by position, where a place is a bin's first (`bins`),
+    by where positions begin (`shift`), without the rotation of a site (`ablation`); the mean weight
+    on a key by its distance, over layers (`distance`), beside weights that are all alike
+    (`uniform`).
     """
     lines = []
     for probe in ("positions", "shift", "ablation", "distance"):
@@ -62,7 +63,10 @@ def _by_place(probe: str, answers: Sequence[Answer]) -> dict[str, dict[str, NDAr
         "shift": ("start", "loss"),
         "ablation": ("without", "loss"),
     }[probe]
-    return {probe: _columns(first[places], [answer[losses] for answer in answers])}
+    found = {probe: _columns(first[places], [answer[losses] for answer in answers])}
+    if probe == "positions":
+        found["bins"] = _columns(first["edges"][:-1], [answer["loss"] for answer in answers])
+    return found
 
 
 def _columns(places: Sequence[Any], of_runs: Sequence[Any]) -> dict[str, NDArray[np.float64]]:

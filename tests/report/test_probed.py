@@ -113,9 +113,12 @@ def test_probes_stand_by_place_as_means_over_seeds(tmp_path: Path) -> None:
     assert float(long["mean"]) == pytest.approx(sum(losses) / 3 + 0.2, abs=1e-6)
     assert float(long["sd"]) == pytest.approx(stdev(losses), abs=1e-6)
     assert long["num_seeds"] == "3"
+    first = at["qk_rope", "bins", "0"]
+    assert float(first["mean"]) == pytest.approx(sum(losses) / 3 + 2.0, abs=1e-6)
+    assert "2048" not in {place for _, probe, place in at if probe == "bins"}
     assert float(at["qk_rope", "ablation", "k"]["mean"]) > float(long["mean"])
     assert ("nope", "ablation", "k") not in at
-    assert {probe for _, probe, _ in at} == {"positions", "shift", "ablation"}
+    assert {probe for _, probe, _ in at} == {"positions", "bins", "shift", "ablation"}
 
 
 def test_attention_by_distance_is_the_mean_of_layers(runs: list[Run]) -> None:

@@ -193,6 +193,9 @@ def _is_plain(row: Row) -> bool:
 
 def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
     """Return the published table that has such rows; None where there is none."""
+    kinds = {run.config.data.kind for run in runs}
+    if len(kinds) == 1 and list(keys) == ["pe"] and published.TASKS.keys() >= kinds:
+        return published.TASKS[kinds.pop()]
     if not all(map(_is_as_published, runs)):
         return None
     is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)

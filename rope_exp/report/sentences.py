@@ -60,10 +60,8 @@ def summary(report: Report) -> str:
     signs = f'">": better, "≈": shown to differ by less than {margin}, "?": not settled'
     if "<" in order:
         signs += ', "<": worse over the seeds that both have'
-    return (
-        f"{order} ({_span(counts, 'd')} seeds; {signs}; all {len(report.pairs)} pairs tested "
-        f"together{agreement})."
-    )
+    together = f"; all {len(report.pairs)} pairs tested together" if len(report.pairs) > 1 else ""
+    return f"{order} ({_span(counts, 'd')} seeds; {signs}{together}{agreement})."
 
 
 def _order(report: Report, ranked: Sequence[Line]) -> str:
@@ -76,10 +74,10 @@ def _order(report: Report, ranked: Sequence[Line]) -> str:
 
 
 def _tau(report: Report, published: Published) -> str:
-    """Say how our order agrees with the published one; nothing where no row of ours is in it."""
+    """Say how our order agrees with the published one; nothing of two rows, which a sign tells."""
     ranks = {row.label: row.ours.rank for row in report.rows.values() if row.ours.rank}
     tau, count = kendall_tau(ranks, published.losses)
-    if not count:
+    if count < 3:
         return ""
     value = "undefined" if tau is None else f"{tau:.3f}"
     return f"; Kendall's tau-b against the published losses is {value} (n = {count})"
@@ -100,7 +98,7 @@ def notes(report: Report) -> list[str]:
         said.append(
             "Ranks: ours among the rows here that have a loss, by mean loss over the seeds that "
             f"all share, untested; the published among its {len(theirs.losses)}. "
-            f"Source: {theirs.source}."
+            f"Source: {theirs.source} ({theirs.setting})."
         )
     if report.claim:
         said.append(f"What is published of such rows, without numbers: {report.claim.source}.")

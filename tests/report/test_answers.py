@@ -30,6 +30,7 @@ COUNT = 1000
 SPANS = {"addition": {"test": range(1, 7), "longer": range(7, 11)}}
 SPANS["copy"] = {"test": range(1, 33), "longer": range(33, 65)}
 SPANS["retrieval"] = {"test": range(4, 128)}
+SPANS["repeats"] = {"test": range(17, 64)}
 
 Level = Callable[[str, int, int], float]
 
@@ -189,6 +190,19 @@ def test_the_claim_is_judged_by_losses_too(report: Report, tmp_path: Path) -> No
     assert any("Harik" in note for note in notes(report))
     retrieval = make_report(tmp_path, "retrieval", rows=ROWS[:2], seeds=[0])
     assert (retrieval.claim, list(retrieval.relations)) == (None, [])
+
+
+def test_repeats_stand_beside_the_losses_of_the_notebook(tmp_path: Path) -> None:
+    """0.330 for RoPE and 0.319 for RoPER: its numbers, its relation, and what it was made with."""
+    report = make_report(tmp_path, "repeats", rows=ROWS[:2])
+    assert report.claim is None
+    assert report.rows["qkvo_rope"].theirs.delta == pytest.approx(-0.011)
+    assert [relation.outcome for relation in report.relations] == ["confirmed"]
+    text = markdown(report)
+    assert "published loss" in text
+    assert "| 0.319 | -0.011 |" in text
+    [said] = [note for note in notes(report) if "Harik" in note]
+    assert "values were turned twice" in said
 
 
 def test_losses_are_said_in_their_unit(report: Report) -> None:

@@ -170,10 +170,15 @@ def test_without_a_shared_seed_there_is_no_order(tmp_path: Path) -> None:
     assert summary(report).endswith("over seeds that all share: none.")
 
 
-def test_tau_of_one_published_variant_is_undefined(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("others", "is_told"), [(1, False), (2, True)])
+def test_tau_is_of_three_published_variants(tmp_path: Path, others: int, is_told: bool) -> None:
+    """Of two it is their sign alone; a variant that nobody published is none of them."""
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.base=500000", loss=3.4)
-    assert "undefined (n = 1)" in summary(report_of(tmp_path))
+    for pe in ("vo_rope", "nope")[:others]:
+        make_run(tmp_path, pe=pe)
+    assert ("(n = 3)" in summary(report_of(tmp_path))) == is_told
+    assert ("tau" in summary(report_of(tmp_path))) == is_told
 
 
 def test_rows_that_nobody_published_have_no_tau(tmp_path: Path) -> None:

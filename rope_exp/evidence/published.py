@@ -36,6 +36,11 @@ class Published:
     relations: Sequence[tuple[str, str, str]] = ()
     cached: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def cited(self) -> str:
+        """Where it stands, and what is known of how it was made."""
+        return f"{self.source} ({self.setting})"
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -48,6 +53,11 @@ class Claim:
 
     source: str
     relations: Sequence[tuple[str, str, str]]
+
+    @property
+    def cited(self) -> str:
+        """Where it stands."""
+        return self.source
 
 
 # Variants of which it is asked whether and where the second passes the first.

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rope_exp.config.campaign import PILOT
-from rope_exp.evidence import published
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.assumptions import assumptions
@@ -70,7 +69,6 @@ def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     return {
         "margin": MARGIN,
         "shown_from": SHOWN_FROM,
-        "source": published.TABLE.source,
         "facets": _facets(levels),
         "levels": [_level(level, texts) for level in levels],
         "start": _start(levels),
@@ -105,6 +103,7 @@ def _start(levels: Sequence[Level]) -> int:
 def _level(level: Level, texts: Texts) -> dict[str, Any]:
     report = level.report
     drawn = curves(report.rows)
+    source = report.published or report.claim
     references = [label for label, row in report.rows.items() if row.losses]
     against = {}
     for label in references:
@@ -118,6 +117,8 @@ def _level(level: Level, texts: Texts) -> dict[str, Any]:
         "rows": [_row(row) for row in report.rows.values()],
         "runs": [run.where for run in report.runs],
         "curves": drawn,
+        "published": report.published.short if report.published else None,
+        "source": source.cited if source else None,
         "relations": relations_table(report),
         "answers": answers_table(report),
         "assumptions": texts.places(assumptions(report)),

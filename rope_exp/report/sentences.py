@@ -98,7 +98,7 @@ def notes(report: Report) -> list[str]:
         said.append(
             "Ranks: ours among the rows here that have a loss, by mean loss over the seeds that "
             f"all share, untested; the published among its {len(theirs.losses)}. "
-            f"Source: {theirs.source} ({theirs.setting})."
+            f"Source: {theirs.cited}."
         )
     if report.claim:
         said.append(f"What is published of such rows, without numbers: {report.claim.source}.")

@@ -203,6 +203,9 @@ def test_repeats_stand_beside_the_losses_of_the_notebook(tmp_path: Path) -> None
     assert "| 0.319 | -0.011 |" in text
     [said] = [note for note in notes(report) if "Harik" in note]
     assert "values were turned twice" in said
+    [level] = page_data({"roper": report.runs})["levels"]
+    assert level["published"].startswith("Harik")
+    assert "results.ipynb" in level["source"]
 
 
 def test_losses_are_said_in_their_unit(report: Report) -> None:

@@ -81,6 +81,8 @@ def test_it_loads_alone_and_shows_what_it_holds(opened: Browser, data: Data) -> 
     assert opened.count("#differences .means_marks") == num_rows
     assert opened.count("#rows tbody tr") == num_rows
     assert opened.count("#relations tbody tr") == 8
+    assert opened.text("#published").startswith("Su Jianlin")
+    assert "10862" in opened.text("#source")
     assert opened.evaluate("document.getElementById('answers-section').hidden")
     assert opened.count("#runs tbody tr") == 3 * num_rows
     assert opened.count("#noise tbody tr") == 3

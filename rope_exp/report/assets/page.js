@@ -121,6 +121,9 @@ function showTables() {
   if (against) fillTable(byId("rows"), against.table, { ...sorting("rows"), mark: reference });
   fillTable(byId("answers"), level.answers);
   byId("answers-section").hidden = !level.answers.rows.length;
+  byId("published-mark").hidden = level.published === null;
+  byId("published").textContent = level.published;
+  byId("source").textContent = level.source;
   fillTable(byId("relations"), level.relations);
   byId("relations-section").hidden = !level.relations.rows.length;
 }
@@ -228,7 +231,6 @@ function begin() {
   byId("hours").textContent = DATA.hours.toLocaleString("en");
   byId("margin").textContent = `±${DATA.margin}`;
   byId("shown-from").textContent = `${100 * DATA.shown_from} %`;
-  byId("source").textContent = DATA.source;
   byId("no-noise").hidden = DATA.noise !== null;
   if (DATA.noise) fillTable(byId("noise"), DATA.noise);
 

@@ -73,7 +73,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
         name: of the campaign; None: each that has records, the page of them all, and what they
             cost.
     Returns:
-        The lines to print.
+        The lines to print; the last name files of an earlier report, which nothing removes.
     Raises:
         RecordError: a record does not verify, or there is none; nothing is written.
         OSError: the disk would not have it.
@@ -103,15 +103,15 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     for each, files in made.items():
         _write_all(out / each, files)
         lines += [str(out / each / file) for file in files]
-    return lines
+    return lines + _left_over(out, made)
 
 
 def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
     """Return a campaign's files: a table for each choice of its factors but variant and seeds.
 
-    Where it lacks the reference, a table with what other campaigns have beside it; where one holds
-    several kinds of attention, a table of each kind's variants; and how what variants gain differs
-    from the nine of `_base`.
+    Where one lacks the reference, a table with what another campaign has beside it; where one
+    holds several kinds of attention, a table of each kind's variants; and how what variants gain
+    differs from the nine of `_base`.
 
     Args:
         runs: of the campaign.
@@ -127,23 +127,21 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
         levels.setdefault(level_name(run, keys), []).append(run)
 
     tables: dict[str, Report] = {}
+    besides: dict[str, Report] = {}
     for level, found in levels.items():
         tables[level] = build(found, telling(found))
         for kind, of_kind in kinds_of(found).items():
             tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])
-
-    # Without the reference, its variants stand beside those that other campaigns ran alike.
-    joined = beside(runs, others)
-    if joined is not None:
-        tables["beside"] = joined
+        # Without the reference, its variants stand beside those that another campaign ran alike.
+        if (joined := beside(found, others)) is not None:
+            besides[str(Path(level, "beside"))] = joined
 
     files = of_campaign(runs, others)
-    for place, report in sorted(tables.items()):
+    for place, report in sorted({**tables, **besides}.items()):
         made = _table_files(report)
-        if report is not joined:
+        if place in tables:
             made |= changes_files(report, _base(report, others))
-        for name, content in made.items():
-            files[f"{place}/{name}" if place else name] = content
+        files |= {str(Path(place, name)): content for name, content in made.items()}
     return files
 
 
@@ -172,6 +170,21 @@ def _table_files(report: Report) -> dict[str, bytes]:
     if extensions := extension_csv(report):
         files["extension.csv"] = extensions.encode()
     return files | figures
+
+
+def _left_over(out: Path, made: Mapping[str, Mapping[str, bytes]]) -> list[str]:
+    """Name the files of an earlier report that these records no longer give, such as a level's.
+
+    They are told by their names, which files of this report have; others are not the report's.
+    """
+    ours = {Path(file).name for files in made.values() for file in files}
+    return [
+        f"{path} is of an earlier report: these records give no such file"
+        for campaign, files in made.items()
+        if campaign != "."
+        for path in sorted((out / campaign).rglob("*"))
+        if path.name in ours and str(path.relative_to(out / campaign)) not in files
+    ]
 
 
 def _write_all(out: Path, files: Mapping[str, bytes]) -> None:

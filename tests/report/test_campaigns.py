@@ -88,11 +88,14 @@ def test_gains_stand_beside_those_of_an_equal_warmup(tmp_path: Path) -> None:
         return nine_losses(row, seed) - (0.25 if row == "vo_rope" else 0.0)
 
     found = tmp_path / "records"
-    rows = {row: [f"pe={row}", "schedule.warmup_fraction=0.2"] for row in ("nope", "vo_rope")}
-    make_records(found, "english", rows=tuple(rows), seeds=(0, 1))
-    make_records(found, "warmup", rows=rows, seeds=(0, 1), loss=lower)
-    make_records(found, "cores", rows=rows, seeds=(0, 1), loss=lower)
-    make_records(found, "lr", rows=tuple(rows), seeds=(0, 1), loss=lower)
+    short, long = (
+        {row: [f"pe={row}", f"schedule.warmup_fraction={share}"] for row in ("nope", "vo_rope")}
+        for share in (0.05, 0.2)
+    )
+    make_records(found, "english", rows=short, seeds=(0, 1))
+    make_records(found, "warmup", rows=long, seeds=(0, 1), loss=lower)
+    make_records(found, "cores", rows=long, seeds=(0, 1), loss=lower)
+    make_records(found, "lr", rows=short, seeds=(0, 1), loss=lower)
     changes = {}
     for name in ("warmup", "cores", "lr"):
         write_campaigns(found, name, tmp_path)
@@ -100,6 +103,24 @@ def test_gains_stand_beside_those_of_an_equal_warmup(tmp_path: Path) -> None:
             [line] = csv.DictReader(file)
         changes[name] = round(float(line["change"]), 6)
     assert changes == {"warmup": 0.25, "cores": 0.0, "lr": 0.25}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_files_of_an_earlier_report_are_named(tmp_path: Path) -> None:
+    """Those that these records no longer give; what is not the report's own is let alone."""
+    make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0,))
+    old = tmp_path / "english" / "train.num_steps=500" / "table.md"
+    old.parent.mkdir(parents=True)
+    for path in (old, old.with_name("table.md.orig"), tmp_path / "table.md"):
+        path.write_text("earlier")
+
+    for name in (None, "english"):
+        *_, last = write_campaigns(tmp_path / "records", name, tmp_path)
+        assert last == f"{old} is of an earlier report: these records give no such file"
+    old.unlink()
+    assert not any(
+        "of an earlier" in line for line in write_campaigns(tmp_path / "records", None, tmp_path)
+    )
 
 
 @pytest.mark.usefixtures("undrawn")

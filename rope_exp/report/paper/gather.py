@@ -88,13 +88,10 @@ def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
         runs: of the campaign.
         others: of other campaigns, which stand beside them where they differ in the factor alone.
     """
-    joined = beside(runs, others)
     # A named row of another campaign is a variant of a further one, and stands there already.
     others = [run for run in others if run.config.row_name is None]
     factors = {key for run in runs for key in run.factors}
     files: dict[str, bytes] = {}
-    if joined is not None:
-        files |= files_of("forest", forest(joined)) | files_of("grid", grid(joined))
     for factor in sorted(factors & {*_LADDERS, FACTOR}):
         found = ladders(runs, others, factor)
         for chosen in found:
@@ -111,15 +108,18 @@ def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
 
 
 def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
-    """Return the report of a campaign that lacks the reference, with one that has it.
+    """Return the report of a level that lacks the reference, with a campaign that has it.
 
     Of several that have it, that with most runs: a table of all would change with each of them,
     and be ranked by the few seeds that all have.
 
-    None: it has the reference or factors, no campaign with it fits, or they may not share a table.
+    Args:
+        runs: of a campaign, alike in all factors but variant and seed.
+        others: of other campaigns.
+    Returns:
+        None: it has the reference, no campaign with it fits, or they may not share a table.
     """
-    has_factors = any(set(run.factors) - {*SEEDS} for run in runs)
-    if has_factors or any(_is_reference(run) for run in runs):
+    if any(_is_reference(run) for run in runs):
         return None
 
     groups: dict[str, list[Run]] = {}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.records import make_records
+from support.reports import table_rows
 
 from rope_exp.evidence.records import read_records
 from rope_exp.report.command import write_campaigns
@@ -36,10 +37,6 @@ def test_factors_decide_which_figures_there_are(records: Path) -> None:
     assert stems(records, "lr") == {"rates"}
 
 
-def test_a_campaign_without_the_reference_stands_beside_others(records: Path) -> None:
-    assert stems(records, "more") == {"forest", "grid"}
-
-
 def test_of_several_with_the_reference_the_largest_stands_beside(tmp_path: Path) -> None:
     """And none without it: a table would change with every campaign that fits."""
     make_records(tmp_path, "a", rows=("qk_rope", "nope"), seeds=(0,))
@@ -53,6 +50,20 @@ def test_of_several_with_the_reference_the_largest_stands_beside(tmp_path: Path)
     assert found is not None
     assert found.groups == "b, more"
     assert beside(mine, lent["c"]) is None
+
+
+def test_each_level_without_the_reference_stands_beside_its_like(tmp_path: Path) -> None:
+    make_records(tmp_path / "records", "short", rows=("qk_rope", "nope"), seeds=(0, 1))
+    make_records(tmp_path / "records", "long", rows=("qk_rope",), seeds=(0, 1), factors=STEPS)
+    both = {"train.num_steps": [500, 1000, 2000]}
+    make_records(tmp_path / "records", "more", rows=("vo_rope",), seeds=(0, 1), factors=both)
+    write_campaigns(tmp_path / "records", "more", tmp_path)
+
+    tables = {path.parent for path in (tmp_path / "more").rglob("beside/table.md")}
+    levels = [tmp_path / "more" / f"train.num_steps={steps}" for steps in (500, 1000)]
+    assert tables == {level / "beside" for level in levels}
+    assert set(table_rows(levels[0] / "beside")) == {"qk_rope", "nope", "vo_rope"}
+    assert set(table_rows(levels[1] / "beside")) == {"qk_rope", "vo_rope"}
 
 
 @pytest.mark.parametrize("campaign", ["long", "lr", "more"])
@@ -71,7 +82,9 @@ def test_runs_of_others_that_do_not_fit_take_the_figure_alone(
                 lent.append(replace(run, env={**run.env, "torch": "9.0"}))
             else:
                 lent.append(replace(run, result={**run.result, "init_sha256": "0" * 64}))
-    assert of_campaign(read_records(records, campaign), lent) == {}
+    mine = read_records(records, campaign)
+    assert of_campaign(mine, lent) == {}
+    assert campaign != "more" or beside(mine, lent) is None
 
 
 def test_a_ladder_lies_beside_the_levels(records: Path, tmp_path: Path) -> None:

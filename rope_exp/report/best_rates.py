@@ -10,7 +10,7 @@ from rope_exp.evidence.comparable import check_blocks
 from rope_exp.evidence.rates import best_rate, common_rate, losses_by_rate, mean_by_rate
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import build
-from rope_exp.report.spelling import markdown_table
+from rope_exp.report.spelling import markdown_table, span
 
 
 class _Delta(NamedTuple):
@@ -71,7 +71,6 @@ def best_rates_file(runs: Sequence[Run]) -> bytes:
         {label: best_rate(table) for label, table in tables.items()},
     )
     report = build([run for run in finished if run.config.optim.lr == common], ["pe"])
-    source = report.published or report.claim
 
     parts = [
         "**The loss of each variant by its learning rate, and at its best.** Means, as if all of a "
@@ -86,7 +85,7 @@ def best_rates_file(runs: Sequence[Run]) -> bytes:
             "The best of several runs flatters, noisy variants most.",
             markdown_table(_differences(tried, report.reference.label)),
         ]
-    relations = _relations(tried, source.relations if source else ())
+    relations = _relations(tried, report.source.relations if report.source else ())
     if len(relations):
         parts += [
             "**The published relations: the second's loss minus the first's.** One whose sign is "
@@ -105,9 +104,7 @@ def _by_rate(tried: _Tried) -> pd.DataFrame:
         own = means[label].index.to_numpy(dtype=float)
         is_end = tried.best[label] in (own.min(), own.max())
         at_end = " (the last that was tried)" if is_end else ""
-        counts = tried.tables[label].count()
-        seeds = " to ".join(dict.fromkeys((str(counts.min()), str(counts.max()))))
-        told = {"variant": tried.names[label], "seeds": seeds}
+        told = {"variant": tried.names[label], "seeds": span(tried.tables[label].count())}
         of_rates = {f"{rate:g}": means[label].get(rate) for rate in rates}
         lines.append({**told, **of_rates, "best rate": f"{tried.best[label]:g}{at_end}"})
     return pd.DataFrame(lines)

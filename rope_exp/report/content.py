@@ -71,6 +71,11 @@ class Report:
         return ROW in self.keys
 
     @property
+    def source(self) -> Published | Claim | None:
+        """What is published of such rows, with numbers or without."""
+        return self.published or self.claim
+
+    @property
     def task(self) -> TaskFacts | None:
         """What is known of the generated data that all runs have in common; None of text."""
         kinds = {run.config.data.kind: run.config.data.task for run in self.runs}
@@ -161,7 +166,7 @@ def judged_alone(report: Report) -> Report:
         against=_against(losses, report.reference.label, noise),
         pairs={(pair.a, pair.b): pair for pair in pairs},
         # Where another table decides on these, there are none here.
-        relations=report.relations and _relations(losses, noise, report.published or report.claim),
+        relations=report.relations and _relations(losses, noise, report.source),
     )
 
 
@@ -193,10 +198,12 @@ def _is_plain(row: Row) -> bool:
 
 def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
     """Return the published table that has such rows; None where there is none."""
+    if not _from_the_start(runs):
+        return None
     kinds = {run.config.data.kind for run in runs}
     if len(kinds) == 1 and list(keys) == ["pe"] and published.TASKS.keys() >= kinds:
         return published.TASKS[kinds.pop()]
-    if not all(map(_is_as_published, runs)):
+    if not all(map(_predicts_text, runs)):
         return None
     is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)
     if list(keys) == ["pe"]:
@@ -205,15 +212,19 @@ def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
     return published.SEQUEL if list(keys) == [ROW] and is_sequel else None
 
 
-def _is_as_published(run: Run) -> bool:
-    """Whether a run predicts the next token of text, and was trained from the start."""
-    config = run.config
-    is_of_text = config.data.task is None and config.train.objective == "causal"
-    return is_of_text and config.init_weights is None
+def _predicts_text(run: Run) -> bool:
+    return run.config.data.task is None and run.config.train.objective == "causal"
+
+
+def _from_the_start(runs: Sequence[Run]) -> bool:
+    """Whether all began as what is published did, and none with the weights of a finished run."""
+    return not any(run.config.init_weights for run in runs)
 
 
 def _claim(runs: Sequence[Run], keys: Sequence[str]) -> Claim | None:
     """Return what is published of such rows without numbers; None where nothing is."""
+    if not _from_the_start(runs):
+        return None
     kinds = {run.config.data.kind for run in runs}
     return published.CLAIMS.get(kinds.pop()) if len(kinds) == 1 and list(keys) == ["pe"] else None
 

@@ -103,7 +103,6 @@ def _start(levels: Sequence[Level]) -> int:
 def _level(level: Level, texts: Texts) -> dict[str, Any]:
     report = level.report
     drawn = curves(report.rows)
-    source = report.published or report.claim
     references = [label for label, row in report.rows.items() if row.losses]
     against = {}
     for label in references:
@@ -118,7 +117,7 @@ def _level(level: Level, texts: Texts) -> dict[str, Any]:
         "runs": [run.where for run in report.runs],
         "curves": drawn,
         "published": report.published.short if report.published else None,
-        "source": source.cited if source else None,
+        "source": report.source.cited if report.source else None,
         "relations": relations_table(report),
         "answers": answers_table(report),
         "assumptions": texts.places(assumptions(report)),

@@ -5,7 +5,7 @@ docs/protocol.md finds it.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
 from rope_exp.evidence.contrasts import kendall_tau
@@ -14,6 +14,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report, judged_alone
 from rope_exp.report.probed import drift_notes
+from rope_exp.report.spelling import span
 from rope_exp.system.errors import show
 
 
@@ -22,9 +23,9 @@ def caption(report: Report) -> str:
     rows = f"{len(report.rows)} rows by {', '.join(report.keys)}"
     if report.of_variants:
         rows = f"{len(report.rows)} variants"
-    params = _span([run.result["params"] for run in report.runs if run.result], ",")
-    tokens = _span([run.config.train.num_tokens for run in report.runs], ",")
-    epochs = _span([run.epochs for run in report.runs if run.epochs], ".3g")
+    params = span([run.result["params"] for run in report.runs if run.result], ",")
+    tokens = span([run.config.train.num_tokens for run in report.runs], ",")
+    epochs = span([run.epochs for run in report.runs if run.epochs], ".3g")
     passes = f", {epochs} epochs" if epochs else ""
     corpora = dict.fromkeys(str(run.config.data.name) for run in report.runs)
     return (
@@ -61,7 +62,7 @@ def summary(report: Report) -> str:
     if "<" in order:
         signs += ', "<": worse over the seeds that both have'
     together = f"; all {len(report.pairs)} pairs tested together" if len(report.pairs) > 1 else ""
-    return f"{order} ({_span(counts, 'd')} seeds; {signs}{together}{agreement})."
+    return f"{order} ({span(counts, 'd')} seeds; {signs}{together}{agreement})."
 
 
 def _order(report: Report, ranked: Sequence[Line]) -> str:
@@ -214,9 +215,3 @@ def _seeds(seeds: Iterable[int]) -> str:
     if not listed:
         return "no seed"
     return f"seed{'s' if ',' in listed else ''} {listed}"
-
-
-def _span(values: Collection[float], form: str) -> str:
-    """Return the least and the greatest of some values, or the one that there is, or nothing."""
-    ends = sorted({min(values), max(values)}) if values else []
-    return " to ".join(format(value, form) for value in ends)

@@ -1,8 +1,16 @@
-"""Tables in Markdown from frames, for what is not one line a row of the comparison."""
+"""How values are spelled: a span of several, and a frame as a table in Markdown."""
+
+from collections.abc import Iterable
 
 import pandas as pd
 
 NOTHING = "—"
+
+
+def span(values: Iterable[float], form: str = "") -> str:
+    """Spell the least and the greatest of some values, or the one that there is, or nothing."""
+    ends = sorted(values)
+    return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
 
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.figures import line, texts
 from support.records import ENV, make_records
+from support.reports import sha256_of
 
 from rope_exp.evidence.records import read_records
 from rope_exp.report.answers import answers_csv, bins, match_relations, shares, task_tables
@@ -206,6 +207,17 @@ def test_repeats_stand_beside_the_losses_of_the_notebook(tmp_path: Path) -> None
     [level] = page_data({"roper": report.runs})["levels"]
     assert level["published"].startswith("Harik")
     assert "results.ipynb" in level["source"]
+
+
+@pytest.mark.parametrize("kind", ["repeats", "addition"])
+def test_other_initial_weights_take_what_is_published(kind: str, tmp_path: Path) -> None:
+    """Numbers or a claim: both are of training from the start."""
+    report = make_report(tmp_path, kind, rows=ROWS[:2])
+    assert report.source is not None
+    config = [replace(run.config, init_weights=sha256_of("weights")) for run in report.runs]
+    began = [replace(run, config=one) for run, one in zip(report.runs, config, strict=True)]
+    found = build(began, ["pe"])
+    assert (found.source, list(found.relations)) == (None, [])
 
 
 def test_losses_are_said_in_their_unit(report: Report) -> None:

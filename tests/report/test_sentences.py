@@ -18,7 +18,7 @@ ASSUMPTIONS = (
     "Model: name nano, hidden_size 128,",
     "Position: base 10000.0, fraction 1.0, trainable false, start 0, precision float32.",
     "Optimiser: name adamw, lr 0.003, betas [0.9, 0.95],",
-    "Schedule: name cosine, warmup_fraction 0.05,",
+    "Schedule: name cosine, warmup_fraction 0.2,",
     "global_batch_size 16, seq_len 256, eval_sequences 128, precision auto",
     "Pairing: half-split",
     "Initialisation: normal, deviation 0.02,",

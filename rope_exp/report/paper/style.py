@@ -20,6 +20,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullForm
 from rope_exp.config.tasks import TEXT_UNIT
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.spelling import span
 
 WIDTH = 6.75
 INK = "#222222"
@@ -138,10 +139,8 @@ def groups(runs: Iterable[Run]) -> str:
 
 def seeds(counts: Iterable[int]) -> str:
     """Say how many seeds there are, where rows may differ in that."""
-    ends = sorted(counts)
-    if ends[0] == ends[-1] == 1:
-        return "one seed"
-    return " to ".join(dict.fromkeys((str(ends[0]), str(ends[-1])))) + " seeds"
+    spelled = span(counts)
+    return "one seed" if spelled == "1" else f"{spelled} seeds"
 
 
 def freeze(figure: Figure) -> None:

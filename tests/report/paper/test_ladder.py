@@ -17,6 +17,7 @@ from rope_exp.report.paper.ladder import ladder
 from rope_exp.report.paper.rates import rates
 
 STEPS = "train.num_steps"
+SHORT = "schedule.warmup_fraction=0.05"
 # Losses of two groups, by steps and row; VO is ahead at first.
 LOSSES_AT: Mapping[int, Mapping[str, float]] = {
     500: {"qk_rope": 4.0, "vo_rope": 3.9, "nope": 4.3},
@@ -38,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
                     seed=seed,
                     loss=loss + 0.02 * seed + noise,
                     group=f"steps{steps}",
-                    overrides=[f"{STEPS}={steps}"],
+                    overrides=[f"{STEPS}={steps}", SHORT],
                 )
     return all_runs(folder)
 
@@ -98,7 +99,7 @@ def test_levels_of_a_short_warmup_are_named(tmp_path: Path, figure: Figure) -> N
 
     for steps in (500, 1000):
         for pe in ("qk_rope", "vo_rope"):
-            make_run(tmp_path, pe=pe, group=f"of{steps}", overrides=[f"{STEPS}={steps}"])
+            make_run(tmp_path, pe=pe, group=f"of{steps}", overrides=[f"{STEPS}={steps}", SHORT])
     all_short = ladder(all_runs(tmp_path), STEPS)
     assert all_short is not None
     assert not any("updates of warmup" in text for text in texts(all_short))

@@ -21,6 +21,7 @@ TINY = (
     "train.save_every=2",
     "train.log_every=1",
     "train.precision=fp32",
+    "schedule.warmup_fraction=0.05",
     "tokenizer=bytes",
     "data=files",
 )

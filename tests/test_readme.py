@@ -1,0 +1,49 @@
+"""Every command that the README prints composes: what it names, a key or a choice, is there."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.configs import REPOSITORY
+
+from rope_exp.config.campaign_file import read_campaign
+from rope_exp.config.command import read_command
+from rope_exp.config.compose import compose_jobs
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+# A shell fills in the one, and a plugin that is not required the other.
+NOT_OURS = ("SLURM_ARRAY_TASK_ID", "launch=slurm")
+
+
+def printed(begin: str) -> Iterator[str]:
+    """Yield what stands behind `begin` in each command of an indented block, without comments."""
+    for line in README.replace("\\\n", " ").splitlines():
+        _, found, words = line.partition(begin)
+        if found and line.startswith("    ") and not any(each in words for each in NOT_OURS):
+            yield shlex.join(shlex.split(words.split(" || ")[0], comments=True))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the README is read, with the variant of a user's own that it shows."""
+    [variant] = re.findall(r"^    name: KV-half.*\n(?:    \w+: .*\n)+", README, re.MULTILINE)
+    file = tmp_path / "my" / "pe" / "kv_half.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(variant.replace("\n    ", "\n").strip())
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", dict.fromkeys(printed("python train.py")))
+def test_a_printed_command_composes(
+    words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    command = read_command([word for word in shlex.split(words) if word != "--help"])
+    assert compose_jobs(command.overrides, command.config_dir, multirun=command.multirun).configs
+
+
+@pytest.mark.parametrize("words", dict.fromkeys(printed("rope-exp campaign")))
+def test_a_printed_campaign_is_there(words: str) -> None:
+    assert read_campaign(words.split()[0], None).entries

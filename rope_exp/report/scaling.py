@@ -8,14 +8,14 @@ import pandas as pd
 
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import comparable
-from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
 from rope_exp.evidence.ladders import AXES, LEAST_WARMUP, Fit, fit_pair, fits, warmed_up
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN, SIGNS
+from rope_exp.report.orders import orders
 from rope_exp.report.paper.ladder import ladder
 from rope_exp.report.paper.style import files_of
 from rope_exp.report.sentences import spell_p
-from rope_exp.report.spelling import markdown_table
+from rope_exp.report.spelling import markdown_table, millions
 
 # The campaigns that a line goes through, and what their cells may differ in, beside the variant.
 LADDERS = ("warmup", "tokens", "length", "size")
@@ -65,7 +65,7 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
         markdown_table(pd.DataFrame([_line(label, fitted) for label, fitted in found.items()])),
         _weakness(found, runs),
         *_crossings(alike, place),
-        *_orders(alike, place),
+        *orders(runs, alike[0].config.train.seq_len),
         *_relations(runs),
     ]
     drawn = files_of("ladder_tokens", ladder(alike, "train.num_steps"))
@@ -136,7 +136,7 @@ def _crossings(alike: Sequence[Run], place: str) -> list[str]:
 
 
 def _at(fitted: Fit, tokens: float) -> str:
-    return f"{fitted.line({'tokens': tokens}):+.4f} at {_short(tokens)}"
+    return f"{fitted.line({'tokens': tokens}):+.4f} at {millions(tokens)}"
 
 
 def _p(fitted: Fit) -> str | None:
@@ -155,55 +155,11 @@ def _spelled(fitted: Fit) -> str:
     spelled = []
     for tokens in crossing:
         is_outside = not least <= tokens <= most
-        side = f"before {_short(least)}" if tokens < least else f"after {_short(most)}"
-        spelled.append(side if is_outside else _short(tokens))
+        side = f"before {millions(least)}" if tokens < least else f"after {millions(most)}"
+        spelled.append(side if is_outside else millions(tokens))
     place, low, high = spelled
     beyond = "" if least <= crossing[0] <= most else "beyond what was run: "
     return f"{beyond}{place} ({low if low == high else f'{low} to {high}'})"
-
-
-def _orders(alike: Sequence[Run], place: str) -> list[str]:
-    """Return the differences to the reference at each budget, at one size and length."""
-    losses: dict[int, dict[str, dict[int, float]]] = {}
-    for run in alike:
-        if run.loss is not None:
-            of_rows = losses.setdefault(run.config.train.num_tokens, {})
-            of_rows.setdefault(run.config.pe.label, {})[run.config.seed] = run.loss
-    budgets = {tokens: _deltas(of_rows) for tokens, of_rows in sorted(losses.items())}
-    budgets = {tokens: deltas for tokens, deltas in budgets.items() if deltas}
-    if len(budgets) < 2:
-        return []
-
-    fewest = next(iter(budgets.values()))
-    first = {label: delta for label, (delta, _) in fewest.items()}
-    lines: list[dict[str, str | None]] = []
-    for label in sorted(first, key=lambda label: first[label]):
-        line: dict[str, str | None] = {"variant": label}
-        for tokens, deltas in budgets.items():
-            delta, seeds = deltas.get(label, (None, 0))
-            told = None if delta is None else f"{delta:+.3f} ({seeds})"
-            line[f"{_short(tokens)} tokens"] = told
-        lines.append(line)
-
-    last: dict[str, str | None] = {"variant": "Kendall's tau with the fewest tokens"}
-    for tokens, deltas in budgets.items():
-        tau, count = kendall_tau({label: delta for label, (delta, _) in deltas.items()}, first)
-        last[f"{_short(tokens)} tokens"] = None if tau is None else f"{tau:.2f} (n = {count})"
-    return [
-        f"**The order at each budget: the mean difference to {published.REFERENCE} within a seed, "
-        f"and of how many seeds, at {place}.** Untested.",
-        markdown_table(pd.DataFrame([*lines, last])),
-    ]
-
-
-def _deltas(losses: Mapping[str, Losses]) -> dict[str, tuple[float, int]]:
-    """Return each row's difference to the reference, and of how many seeds that is."""
-    found = {}
-    reference = losses.get(published.REFERENCE, {})
-    for label, contrast in compare(losses, published.REFERENCE).items():
-        if contrast.delta is not None:
-            found[label] = (contrast.delta, len(losses[label].keys() & reference.keys()))
-    return found
 
 
 def _of_one_place(runs: Sequence[Run]) -> tuple[list[Run], str]:
@@ -262,11 +218,6 @@ def _said(sign: str, low: float, high: float) -> str:
 
 
 # -- words -----------------------------------------------------------------------------------------
-
-
-def _short(tokens: float) -> str:
-    """Spell a number of tokens in millions."""
-    return f"{tokens / 1e6:,.3g}M"
 
 
 def _range(found: Mapping[str, Fit], axis: str) -> str:

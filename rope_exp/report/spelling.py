@@ -1,4 +1,4 @@
-"""How values are spelled: a span of several, and a frame as a table in Markdown."""
+"""How values are spelled: several as a span, millions, and a frame as a table in Markdown."""
 
 from collections.abc import Iterable
 
@@ -11,6 +11,11 @@ def span(values: Iterable[float], form: str = "") -> str:
     """Spell the least and the greatest of some values, or the one that there is, or nothing."""
     ends = sorted(values)
     return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
+
+
+def millions(count: float) -> str:
+    """Spell a number of tokens or parameters in millions."""
+    return f"{count / 1e6:,.3g}M"
 
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:

@@ -10,7 +10,9 @@ from support.refused import refused
 
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
+from rope_exp.report.orders import orders
 from rope_exp.report.scaling import BEYOND, _said, scaling_files
+from rope_exp.report.spelling import NOTHING
 
 STEPS = [250, 500, 1000, 2000]
 # All warm up over 100 updates or more.
@@ -95,16 +97,42 @@ def test_what_rises_and_falls_tells_no_crossing(tmp_path: Path) -> None:
 
 
 def test_the_order_stands_at_each_budget(ladder: str, runs: list[Run]) -> None:
-    """Differences within a seed, and how many seeds; the rows by the fewest tokens."""
+    """Differences within a seed, and how many seeds."""
     [head] = lines_of(ladder, "variant")[1:]
-    assert head[1:] == ["1.02M tokens", "2.05M tokens", "4.1M tokens", "8.19M tokens"]
+    assert [name.split(", ")[1] for name in head[1:]] == [
+        "1.02M (0.77)", "2.05M (1.5)", "4.1M (3.1)", "8.19M (6.2)"
+    ]  # fmt: skip
     losses = {(run.config.pe.label, run.config.train.num_steps): run.loss for run in runs}
     for row in ROWS:
         line = lines_of(ladder, row)[-1]
         deltas = [losses[row, steps] - losses["qk_rope", steps] for steps in STEPS]
         assert line[1:] == [f"{delta:+.3f} (1)" for delta in deltas]
-    [tau] = lines_of(ladder, "Kendall's tau with the fewest tokens")
-    assert tau[1:] == ["1.00 (n = 4)"] * 4
+
+
+def test_orders_of_two_sizes_are_held_together(tmp_path: Path) -> None:
+    """The larger turns two neighbours round; the level with most runs says who stands first."""
+    places = {64: ("qk_rope", "vo_rope", "qkvo_rope"), 128: ("vo_rope", "qk_rope", "qkvo_rope")}
+    for width, order in places.items():
+        make_records(
+            tmp_path,
+            f"of_{width}",
+            rows={row: ROWS[row] for row in order},
+            seeds=(0, 1) if width == 128 else (0,),
+            loss=lambda row, seed, order=order: 4.0 + 0.1 * order.index(row) + 0.01 * seed,
+            factors={"model.hidden_size": [width], "train.num_steps": [1000]},
+        )
+    found = [run for width in places for run in read_records(tmp_path, f"of_{width}")]
+    said, table = orders(found, 256)
+    assert "at length 256" in said
+    head, _, *lines = (line.strip("| ").split(" | ") for line in table.splitlines())
+    small, large = head[1:]
+    assert [line[0] for line in lines[:3]] == ["vo_rope", "qk_rope", "qkvo_rope"]
+    assert lines[0][1:] == ["+0.100 (1)", "-0.100 (2)"]
+    assert lines[3:] == [
+        [f"tau with {small}", NOTHING, "0.33 (n = 3)"],
+        [f"tau with {large}", "0.33 (n = 3)", NOTHING],
+    ]
+    assert orders(found, 128) == orders(found[:3], 256) == []
 
 
 # -- at 1B parameters ------------------------------------------------------------------------------

@@ -1,0 +1,95 @@
+"""The order of variants at each size and budget of the ladders, and how alike these orders are."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from rope_exp.evidence import published
+from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
+from rope_exp.evidence.runs import Run
+from rope_exp.report.spelling import markdown_table, millions
+
+
+class _Delta(NamedTuple):
+    """The mean difference to the reference within a seed, and of how many seeds."""
+
+    mean: float
+    num_seeds: int
+
+
+_Level = Mapping[str, _Delta]  # by variant
+
+
+def orders(runs: Sequence[Run], length: int) -> list[str]:
+    """Return the differences to the reference at each size and budget, and tau between any two.
+
+    Args:
+        runs: of the ladders; those of other lengths are left out.
+        length: of training, in tokens.
+    Returns:
+        What stands above the table, and the table; nothing of fewer than two levels.
+    """
+    levels = _levels(runs, length)
+    if len(levels) < 2:
+        return []
+
+    fullest = max(levels.values(), key=_num_differences)
+    lines = [
+        {"variant": label, **{name: _told(level.get(label)) for name, level in levels.items()}}
+        for label in sorted(fullest, key=lambda label: fullest[label].mean)
+    ]
+    return [
+        f"**The order at each size and budget: the mean difference to {published.REFERENCE} within "
+        f"a seed, and of how many seeds, at length {length}.** Columns are parameters, tokens "
+        "(tokens a parameter). Untested. Below: Kendall's tau with the order of another column, "
+        "over the variants that both have.",
+        markdown_table(pd.DataFrame(lines + _agreements(levels))),
+    ]
+
+
+def _levels(runs: Sequence[Run], length: int) -> dict[str, _Level]:
+    """Return each level by its name, by size and then by budget."""
+    losses: dict[tuple[int, int], dict[str, dict[int, float]]] = {}
+    for run in runs:
+        if run.loss is not None and run.config.train.seq_len == length:
+            of_rows = losses.setdefault((run.result["params"], run.config.train.num_tokens), {})
+            of_rows.setdefault(run.config.pe.label, {})[run.config.seed] = run.loss
+    named = {
+        f"{millions(params)}, {millions(tokens)} ({tokens / params:.2g})": _deltas(of_rows)
+        for (params, tokens), of_rows in sorted(losses.items())
+    }
+    return {name: deltas for name, deltas in named.items() if deltas}
+
+
+def _deltas(losses: Mapping[str, Losses]) -> _Level:
+    found = {}
+    reference = losses.get(published.REFERENCE, {})
+    for label, contrast in compare(losses, published.REFERENCE).items():
+        if contrast.delta is not None:
+            found[label] = _Delta(contrast.delta, len(losses[label].keys() & reference.keys()))
+    return found
+
+
+def _told(delta: _Delta | None) -> str | None:
+    return delta and f"{delta.mean:+.3f} ({delta.num_seeds})"
+
+
+def _num_differences(level: _Level) -> int:
+    return sum(delta.num_seeds for delta in level.values())
+
+
+def _agreements(levels: Mapping[str, _Level]) -> list[dict[str, str | None]]:
+    """Return a line of tau for each level, with every other."""
+    lines = []
+    for name, level in levels.items():
+        line: dict[str, str | None] = {"variant": f"tau with {name}"}
+        for other, theirs in levels.items():
+            tau, count = kendall_tau(_means(level), _means(theirs))
+            line[other] = None if tau is None or other == name else f"{tau:.2f} (n = {count})"
+        lines.append(line)
+    return lines
+
+
+def _means(level: _Level) -> dict[str, float]:
+    return {label: delta.mean for label, delta in level.items()}

@@ -14,6 +14,7 @@ from rope_exp.evidence.significance import MARGIN, SIGNS
 from rope_exp.report.orders import orders
 from rope_exp.report.paper.ladder import ladder
 from rope_exp.report.paper.style import files_of
+from rope_exp.report.passes import passes_within
 from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import markdown_table, millions
 
@@ -65,6 +66,7 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
         markdown_table(pd.DataFrame([_line(label, fitted) for label, fitted in found.items()])),
         _weakness(found, runs),
         *_crossings(alike, place),
+        *passes_within(alike, place),
         *orders(runs, alike[0].config.train.seq_len),
         *_relations(runs),
     ]

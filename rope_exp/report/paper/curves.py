@@ -67,7 +67,8 @@ def _draw_differences(axes: Axes, report: Report) -> list[End]:
     for row, differences in _differences(report):
         style = look(row.label, row.number)
         mean = differences.mean(axis="columns")
-        axes.plot(mean, zorder=4, gid=f"{row.label} delta", **style)
+        apart: Style = {"markevery": max(1, len(mean) // 16)}
+        axes.plot(mean, zorder=4, gid=f"{row.label} delta", **style | apart)
         ends.append(End(row.label, float(mean.iloc[-1]), _end_text(row)))
 
         # One deviation over seeds to either side; nothing where there is one.

@@ -1,0 +1,57 @@
+"""When one variant passes another while both train: where their curves cross for the last time.
+
+Both curves are of one seed, budget and schedule, so that their rates are equal at each step. A
+crossing within a run is none of full schedules: a budget that ends there has another schedule.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+LEVEL = 0.95
+
+
+class Crossing(NamedTuple):
+    """Where a difference changes its sign for good, over seeds.
+
+    Attributes:
+        tokens: the geometric mean.
+        low, high: its 95 % interval, of a t over the logarithms; None of one seed.
+    """
+
+    tokens: float
+    low: float | None
+    high: float | None
+
+
+def last_crossing(difference: pd.Series) -> float | None:
+    """Return where a curve changes its sign for the last time; None where it never does.
+
+    Args:
+        difference: by tokens, rising; taken to be straight between two of them. A 0 counts as
+            below.
+    """
+    values = difference.to_numpy(dtype=float)
+    tokens = difference.index.to_numpy(dtype=float)
+    is_ahead = values > 0
+    [changes] = np.nonzero(is_ahead[1:] != is_ahead[:-1])
+    if not changes.size:
+        return None
+    last = changes[-1]
+    before, after = values[last], values[last + 1]
+    share = before / (before - after)
+    return float(tokens[last] + share * (tokens[last + 1] - tokens[last]))
+
+
+def crossing(tokens: Sequence[float]) -> Crossing:
+    """Return the mean of the seeds' crossings with its interval."""
+    logs = np.log(tokens)
+    mean = float(logs.mean())
+    if len(logs) == 1:
+        return Crossing(float(np.exp(mean)), None, None)
+    error = float(logs.std(ddof=1)) / np.sqrt(len(logs))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(logs) - 1)) * error
+    return Crossing(float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half)))

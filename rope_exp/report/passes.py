@@ -1,0 +1,80 @@
+"""The table of who passes whom while both train, by the curves of held-out loss."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from rope_exp.evidence import published
+from rope_exp.evidence.passing import crossing, last_crossing
+from rope_exp.evidence.runs import Run
+from rope_exp.report.by_tokens import by_tokens
+from rope_exp.report.spelling import markdown_table, millions
+
+_KEY = "val/loss"
+
+
+def passes_within(runs: Sequence[Run], place: str) -> list[str]:
+    """Return when one variant passes another within runs of one budget, for good.
+
+    Args:
+        runs: of one size and length, and of any budgets.
+        place: what these are, in words.
+    Returns:
+        What stands above the table, and the table; nothing where no pair was run.
+    """
+    budgets: dict[int, dict[str, list[Run]]] = {}
+    for run in runs:
+        if run.status == "finished":
+            of_rows = budgets.setdefault(run.config.train.num_tokens, {})
+            of_rows.setdefault(run.config.pe.label, []).append(run)
+
+    lines = []
+    for a, b in published.PASSES_WITHIN:
+        found = {
+            f"{millions(budget)} tokens": _told(a, b, of_rows)
+            for budget, of_rows in sorted(budgets.items())
+        }
+        if any(found.values()):
+            lines.append({"pair": f"{a}, {b}", **found})
+    if not lines:
+        return []
+    return [
+        f"**Who passes whom within a run, at {place}:** the variant that is ahead at the end, and "
+        "since how many tokens it is for good, by the held-out losses of runs of that many tokens "
+        "in all, between evaluations on a straight line. The mean over seeds (how many) with its "
+        "95 % interval. A run's rate falls to its end, so that this is no statement of shorter "
+        "budgets.",
+        markdown_table(pd.DataFrame(lines)),
+    ]
+
+
+def _told(a: str, b: str, of_rows: dict[str, list[Run]]) -> str | None:
+    """Say who is ahead at the end, and since when; None where no seed has both."""
+    if a not in of_rows or b not in of_rows:
+        return None
+    behind = by_tokens(of_rows[a], _KEY) - by_tokens(of_rows[b], _KEY)
+    behind = behind.dropna(axis="columns", how="all").dropna()
+    if behind.empty:
+        return None
+
+    said = []
+    is_b = behind.iloc[-1] > 0
+    for label, of_label in ((b, behind.loc[:, is_b]), (a, behind.loc[:, ~is_b])):
+        if of_label.columns.empty:
+            continue
+        since = [last_crossing(curve) for _, curve in of_label.items()]
+        said.append(f"{label} {_since([each for each in since if each], len(since))}")
+    return "; ".join(said)
+
+
+def _since(tokens: Sequence[float], num_seeds: int) -> str:
+    """Spell since when a variant is ahead in `num_seeds` seeds, of which some may have crossed."""
+    throughout = num_seeds - len(tokens)
+    parts = []
+    if tokens:
+        mean, low, high = crossing(tokens)
+        interval = "" if low is None or high is None else f", {millions(low)} to {millions(high)}"
+        parts.append(f"since {millions(mean)} ({len(tokens)}{interval})")
+    if throughout:
+        parts.append(f"throughout ({throughout})")
+    return ", ".join(parts)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-LEVEL = 0.95
+from rope_exp.evidence.ladders import LEVEL
 
 
 class Crossing(NamedTuple):

@@ -78,6 +78,8 @@ PASSES_WITHIN = (
     ("qk_rope", "o_rope"),
     ("qk_rope", "k_rope"),
     ("qk_rope", "nope"),
+    ("k_rope", "v_rope"),
+    ("k_rope", "o_rope"),
 )
 
 # The nine variants of softmax attention, by PeConfig.label.

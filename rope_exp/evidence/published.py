@@ -70,7 +70,7 @@ PASSES = (
     ("nope", "q_rope"),
     ("nope", "k_rope"),
 )
-# And while both train, which every run tells: where sites alone are ahead of both, too.
+# Of the curves while both train, also these: what leads QK at first, and single sites.
 PASSES_WITHIN = (
     *PASSES,
     ("qk_rope", "qkv_rope"),

@@ -132,7 +132,7 @@ def _crossings(alike: Sequence[Run], place: str) -> list[str]:
         f"**Who passes whom: the difference of two rows as a line in log tokens, at {place}.** "
         "With 95 % intervals, each of one pair alone (of the crossing: Fieller's). Where budgets "
         "lie further off a line than seeds of one budget part (F test of lack of fit, at 5 %), it "
-        "is none, and tells no crossing: the next table has each budget's own difference.",
+        "is none, and tells no crossing: the order at each size and budget, below, has its own.",
         markdown_table(pd.DataFrame(lines)),
     ]
 

@@ -19,6 +19,7 @@ class _Delta(NamedTuple):
 
 
 _Level = Mapping[str, _Delta]  # by variant
+_Place = tuple[int, int]  # parameters, tokens
 
 
 def orders(runs: Sequence[Run], length: int) -> list[str]:
@@ -36,7 +37,7 @@ def orders(runs: Sequence[Run], length: int) -> list[str]:
 
     fullest = max(levels.values(), key=_num_differences)
     lines = [
-        {"variant": label, **{name: _told(level.get(label)) for name, level in levels.items()}}
+        {"variant": label, **{place: _told(level.get(label)) for place, level in levels.items()}}
         for label in sorted(fullest, key=lambda label: fullest[label].mean)
     ]
     return [
@@ -44,22 +45,19 @@ def orders(runs: Sequence[Run], length: int) -> list[str]:
         f"a seed, and of how many seeds, at length {length}.** Columns are parameters, tokens "
         "(tokens a parameter). Untested. Below: Kendall's tau with the order of another column, "
         "over the variants that both have.",
-        markdown_table(pd.DataFrame(lines + _agreements(levels))),
+        markdown_table(pd.DataFrame(lines + _agreements(levels)).rename(columns=_spelled)),
     ]
 
 
-def _levels(runs: Sequence[Run], length: int) -> dict[str, _Level]:
-    """Return each level by its name, by size and then by budget."""
-    losses: dict[tuple[int, int], dict[str, dict[int, float]]] = {}
+def _levels(runs: Sequence[Run], length: int) -> dict[_Place, _Level]:
+    """Return each level by its place, by size and then by budget."""
+    losses: dict[_Place, dict[str, dict[int, float]]] = {}
     for run in runs:
         if run.loss is not None and run.config.train.seq_len == length:
             of_rows = losses.setdefault((run.result["params"], run.config.train.num_tokens), {})
             of_rows.setdefault(run.config.pe.label, {})[run.config.seed] = run.loss
-    named = {
-        f"{millions(params)}, {millions(tokens)} ({tokens / params:.2g})": _deltas(of_rows)
-        for (params, tokens), of_rows in sorted(losses.items())
-    }
-    return {name: deltas for name, deltas in named.items() if deltas}
+    levels = {place: _deltas(of_rows) for place, of_rows in sorted(losses.items())}
+    return {place: deltas for place, deltas in levels.items() if deltas}
 
 
 def _deltas(losses: Mapping[str, Losses]) -> _Level:
@@ -79,16 +77,24 @@ def _num_differences(level: _Level) -> int:
     return sum(delta.num_seeds for delta in level.values())
 
 
-def _agreements(levels: Mapping[str, _Level]) -> list[dict[str, str | None]]:
+def _agreements(levels: Mapping[_Place, _Level]) -> list[dict[str | _Place, str | None]]:
     """Return a line of tau for each level, with every other."""
     lines = []
-    for name, level in levels.items():
-        line: dict[str, str | None] = {"variant": f"tau with {name}"}
+    for place, level in levels.items():
+        line: dict[str | _Place, str | None] = {"variant": f"tau with {_spelled(place)}"}
         for other, theirs in levels.items():
             tau, count = kendall_tau(_means(level), _means(theirs))
-            line[other] = None if tau is None or other == name else f"{tau:.2f} (n = {count})"
+            line[other] = None if tau is None or other == place else f"{tau:.2f} (n = {count})"
         lines.append(line)
     return lines
+
+
+def _spelled(column: str | _Place) -> str:
+    """Spell a column's head; two places may be spelled alike, in three digits of millions."""
+    if isinstance(column, str):
+        return column
+    params, tokens = column
+    return f"{millions(params)}, {millions(tokens)} ({tokens / params:.2g})"
 
 
 def _means(level: _Level) -> dict[str, float]:

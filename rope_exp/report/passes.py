@@ -28,11 +28,10 @@ def passes_within(runs: Sequence[Run], place: str) -> list[str]:
             of_rows = budgets.setdefault(run.config.train.num_tokens, {})
             of_rows.setdefault(run.config.pe.label, []).append(run)
 
-    lines = []
+    lines: list[dict[str | int, str | None]] = []
     for a, b in published.PASSES_WITHIN:
-        found = {
-            f"{millions(budget)} tokens": _told(a, b, of_rows)
-            for budget, of_rows in sorted(budgets.items())
+        found: dict[str | int, str | None] = {
+            budget: _told(a, b, of_rows) for budget, of_rows in sorted(budgets.items())
         }
         if any(found.values()):
             lines.append({"pair": f"{a}, {b}", **found})
@@ -44,8 +43,13 @@ def passes_within(runs: Sequence[Run], place: str) -> list[str]:
         "in all, between evaluations on a straight line. The mean over seeds (how many) with its "
         "95 % interval. A run's rate falls to its end, so that this is no statement of shorter "
         "budgets.",
-        markdown_table(pd.DataFrame(lines)),
+        markdown_table(pd.DataFrame(lines).rename(columns=_spelled)),
     ]
+
+
+def _spelled(column: str | int) -> str:
+    """Spell a column's head; two budgets may be spelled alike, in three digits of millions."""
+    return column if isinstance(column, str) else f"{millions(column)} tokens"
 
 
 def _told(a: str, b: str, of_rows: dict[str, list[Run]]) -> str | None:

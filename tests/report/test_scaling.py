@@ -1,6 +1,7 @@
 """The ladders' page: who passes whom, and what the lines say of the published relations."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,17 @@ def test_orders_of_two_sizes_are_held_together(tmp_path: Path) -> None:
         [f"tau with {large}", "0.33 (n = 3)", NOTHING],
     ]
     assert orders(found, 128) == orders(found[:3], 256) == []
+
+
+def test_sizes_that_are_spelled_alike_are_two_columns(tmp_path: Path) -> None:
+    make_records(tmp_path, "one", rows=ROWS, seeds=(0,), loss=nine_losses)
+    found = list(read_records(tmp_path, "one"))
+    nearly = [
+        replace(run, result={**run.result, "params": run.result["params"] + 1}) for run in found
+    ]
+    _, table = orders([*found, *nearly], 256)
+    _, first, second = table.partition("\n")[0].strip("| ").split(" | ")
+    assert first == second
 
 
 # -- at 1B parameters ------------------------------------------------------------------------------

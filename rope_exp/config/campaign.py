@@ -24,6 +24,8 @@ PILOT = "noise"
 PRIMARY = "english"
 # The same with a longer warmup, and so less noise, which later campaigns share.
 STEADY = "warmup"
+# The nine on English, at several budgets and warmups: what gains in other campaigns stand beside.
+BASES = (PRIMARY, STEADY, "tokens")
 # What may not be left to the machine: it could change a number, or which cores a cell has. On a
 # GPU, which a run has to itself, as many may run at a time as there are.
 DECIDED = (

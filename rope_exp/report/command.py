@@ -6,7 +6,7 @@ The same runs give the same bytes.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rope_exp.config.campaign import PILOT, PRIMARY, STEADY
+from rope_exp.config.campaign import BASES, PILOT, PRIMARY
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks, telling
 from rope_exp.evidence.records import read_records, recorded_campaigns
@@ -146,12 +146,16 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
 
 
 def _base(report: Report, others: Sequence[Run]) -> list[Run]:
-    """Return the nine that a level's gains stand beside: those that warmed up as it did, if any."""
-    warmup = report.runs[0].config.schedule.warmup_fraction
-    steady = [run for run in others if run.group == STEADY]
-    if any(run.config.schedule.warmup_fraction == warmup for run in steady):
-        return steady
+    """Return the nine that a level's gains stand beside: of its tokens and warmup, if any are."""
+    wanted = _budget(report.runs[0])
+    for name in BASES:
+        if found := [run for run in others if run.group == name and _budget(run) == wanted]:
+            return found
     return [run for run in others if run.group == PRIMARY]
+
+
+def _budget(run: Run) -> tuple[int, float]:
+    return run.config.train.num_tokens, run.config.schedule.warmup_fraction
 
 
 def _table_files(report: Report) -> dict[str, bytes]:

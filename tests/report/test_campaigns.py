@@ -81,8 +81,8 @@ def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_gains_stand_beside_those_of_an_equal_warmup(tmp_path: Path) -> None:
-    """And of another warmup beside the primary campaign's, as those of `warmup` itself do."""
+def test_gains_stand_beside_those_of_an_equal_budget(tmp_path: Path) -> None:
+    """Of tokens and warmup; where none has both, beside the primary campaign's."""
 
     def lower(row: str, seed: int) -> float:
         return nine_losses(row, seed) - (0.25 if row == "vo_rope" else 0.0)
@@ -96,13 +96,17 @@ def test_gains_stand_beside_those_of_an_equal_warmup(tmp_path: Path) -> None:
     make_records(found, "warmup", rows=long, seeds=(0, 1), loss=lower)
     make_records(found, "cores", rows=long, seeds=(0, 1), loss=lower)
     make_records(found, "lr", rows=short, seeds=(0, 1), loss=lower)
+    more = {"train.num_steps": [1000]}
+    make_records(found, "tokens", rows=short, seeds=(0, 1), loss=lower, factors=more)
+    make_records(found, "mlm", rows=short, seeds=(0, 1), loss=lower, factors=more)
     changes = {}
-    for name in ("warmup", "cores", "lr"):
+    for name in ("warmup", "cores", "lr", "tokens", "mlm"):
         write_campaigns(found, name, tmp_path)
-        with (tmp_path / name / "changes.csv").open() as file:
+        [path] = (tmp_path / name).rglob("changes.csv")
+        with path.open() as file:
             [line] = csv.DictReader(file)
         changes[name] = round(float(line["change"]), 6)
-    assert changes == {"warmup": 0.25, "cores": 0.0, "lr": 0.25}
+    assert changes == {"warmup": 0.25, "cores": 0.0, "lr": 0.25, "tokens": 0.25, "mlm": 0.0}
 
 
 @pytest.mark.usefixtures("undrawn")

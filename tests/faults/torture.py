@@ -237,7 +237,7 @@ def main() -> int:
     kills = [kill for episode in episodes for kill in episode["kills"]]
     options = f"--kills {arguments.kills} --seed {arguments.seed}"
     summary = {
-        "command": f"python tests/faults/torture.py {options}",
+        "command": f"PYTHONPATH=tests python tests/faults/torture.py {options}",
         "kills": len(kills),
         "by_moment": dict(Counter(kill["seen"] for kill in kills).most_common()),
         "by_victim": dict(Counter(kill["victim"] for kill in kills).most_common()),

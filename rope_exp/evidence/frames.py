@@ -15,7 +15,7 @@ import pandas as pd
 
 from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.records import read_record
-from rope_exp.evidence.runs import ReportError, Run, is_run, read_run
+from rope_exp.evidence.runs import ReportError, Run, folders_in, is_run, read_run
 
 # Of config.yaml, by the keys of the command line; factors of a campaign stand under theirs, too.
 _OF_CONFIG = (
@@ -83,7 +83,7 @@ def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
             **run.factors,
         }
         for key, value in told.items():
-            frame[key] = value
+            frame[key] = [value] * len(frame)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
@@ -110,13 +110,20 @@ def _runs(folder: Path) -> Iterator[Run]:
     Raises:
         RecordError: one cannot be read, or there is none.
     """
-    folders = [folder, *sorted(path for path in folder.rglob("*") if path.is_dir())]
+    folders = [folder, *_below(folder)]
     found = [read_run(path) for path in folders if is_run(path)]
     if not found:
         found = [read_record(path) for path in sorted(folder.rglob("*.json"))]
     if not found:
         raise ReportError(f"{folder} holds neither runs nor records")
     yield from found
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield every folder below one, by path, but what lies in hidden ones: runs set aside."""
+    for inside in folders_in(folder):
+        yield inside
+        yield from _below(inside)
 
 
 def _line(run: Run) -> dict[str, Any]:

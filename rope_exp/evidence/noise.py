@@ -97,19 +97,19 @@ def changes(run: Run) -> dict[str, Any]:
 def rounding(runs: Sequence[Run]) -> pd.DataFrame:
     """Return the change of each row's loss, and of pairs' differences, by what is done otherwise.
 
-    A line for each rate and change, against the plain cell of the same seeds; columns are rows and
-    pairs, NaN where a cell is missing.
+    A line for each rate, change and choice of seeds, against the plain cell of the same seeds;
+    columns are rows and pairs, NaN where a cell is missing.
     """
     lines = []
     for rate, of_rate in by_rate(runs).items():
         plain = {(run.row, _seeds(run)): _loss(run) for run in of_rate if not changes(run)}
-        found: dict[str, dict[str, float]] = {}
+        found: dict[tuple[str, tuple[int, int]], dict[str, float]] = {}
         for run in of_rate:
             before = plain.get((run.row, _seeds(run)))
             if changes(run) and before is not None:
                 what = ", ".join(f"{key}={show(value)}" for key, value in changes(run).items())
-                found.setdefault(what, {})[run.row] = _loss(run) - before
-        lines += [{"rate": rate, "change": what, **of_rows} for what, of_rows in found.items()]
+                found.setdefault((what, _seeds(run)), {})[run.row] = _loss(run) - before
+        lines += [{"rate": rate, "change": what, **of_rows} for (what, _), of_rows in found.items()]
 
     table = pd.DataFrame(lines)
     rows = [column for column in table.columns if column not in ("rate", "change")]

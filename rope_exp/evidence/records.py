@@ -63,7 +63,7 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
 
     Raises:
         ReportError: the folder is no whole record of one run, the run is not done, or it was
-            trained by code of no commit.
+            trained by code that was changed since its commit. An installed package has none.
         RecordError: a file of the folder cannot be read.
         OSError: the disk would not have it.
     """

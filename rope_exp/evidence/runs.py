@@ -130,8 +130,8 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
     """
     groups = [
         group.name
-        for group in _folders(runs)
-        if any(is_run(folder) for pe in _folders(group) for folder in _folders(pe))
+        for group in folders_in(runs)
+        if any(is_run(folder) for pe in folders_in(group) for folder in folders_in(pe))
     ]
     if not groups:
         raise ReportError(
@@ -161,8 +161,8 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], list[str]]:
     runs = []
     left_out = []
     for group in groups:
-        for pe in _folders(group):
-            for folder in _folders(pe) or [pe]:
+        for pe in folders_in(group):
+            for folder in folders_in(pe) or [pe]:
                 if folder != pe and is_run(folder):
                     runs.append(_placed(read_run(folder)))
                 else:
@@ -170,7 +170,7 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return runs, left_out
 
 
-def _folders(parent: Path) -> list[Path]:
+def folders_in(parent: Path) -> list[Path]:
     """Return folders by name, but hidden ones: `.seed0.old-1` is what run.fresh moves aside."""
     inside = sorted(parent.iterdir()) if parent.is_dir() else []
     return [path for path in inside if path.is_dir() and not path.name.startswith(".")]

@@ -14,13 +14,10 @@ import pandas as pd
 from rope_exp.evidence.comparable import Row
 from rope_exp.evidence.contrasts import Losses
 from rope_exp.evidence.layout import measure
-from rope_exp.evidence.runs import Run
+from rope_exp.evidence.matches import ROOM, count_matches
 from rope_exp.evidence.significance import judge
 from rope_exp.report.content import Line, Relation, Report
 from rope_exp.report.sentences import spell_p
-
-# Where both rows answer less than this share, or all but it, nothing can set them apart.
-ROOM = 0.01
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ def shares(row: Row, part: Bin) -> dict[int, float]:
     """Return by seed which share of a bin's examples is answered without a wrong token."""
     found = {}
     for run in row.runs:
-        count, right = _counts(run, part)
+        count, right = count_matches(run, part.split, part.first, part.last)
         if count:
             found[run.config.seed] = right / count
     return found
@@ -151,7 +148,7 @@ def answers_csv(report: Report) -> str | None:
                 values = list(found.values())
                 if not values:
                     continue
-                counts = [_counts(run, part)[0] for run in row.runs]
+                counts = [count_matches(run, split, part.first, part.last)[0] for run in row.runs]
                 deviation = f"{statistics.stdev(values):.6f}" if len(values) > 1 else ""
                 lines.append(
                     {
@@ -241,13 +238,3 @@ def _spans(report: Report, split: str) -> list[int]:
     for run in report.runs:
         found |= set(run.probes.get("answers", {}).get(split, {}).get("span", ()))
     return sorted(found)
-
-
-def _counts(run: Run, part: Bin) -> tuple[int, int]:
-    """Return how many examples of a bin a run was asked, and how many it answered."""
-    answers = run.probes.get("answers", {}).get(part.split)
-    if answers is None:
-        return 0, 0
-    columns = zip(answers["span"], answers["count"], answers["right"], strict=True)
-    inside = [(count, right) for span, count, right in columns if part.first <= span <= part.last]
-    return sum(count for count, _ in inside), sum(right for _, right in inside)

@@ -46,8 +46,8 @@ _FIXED = (
     "Precision: bf16 is autocast over float32 weights.",
 )
 _EVALUATION = (
-    "Evaluation: mean nats per token on fixed held-out windows of the training length, "
-    "eval_sequences of them, or all there are."
+    "Evaluation: mean nats per token on fixed held-out windows of seq_len tokens, eval_sequences "
+    "of them, or all there are."
 )
 # Of generated data; its unit stands between.
 _OF_TASKS = (

@@ -36,17 +36,25 @@ class _Tried:
 
     def deltas(self, a: str, b: str) -> tuple[_Delta | None, _Delta | None]:
         """Return the loss of b minus that of a, at the common rate and each at its best."""
-        return self._delta(a, b, self.common), self._delta(a, b, self.best)
+        return _mean(self._by_seed(a, b, self.common)), _mean(self._by_seed(a, b, self.best))
 
-    def _delta(self, a: str, b: str, rates: Mapping[str, float]) -> _Delta | None:
-        """Return None where no seed has both."""
+    def deltas_of_shared_seeds(self, a: str, b: str) -> tuple[_Delta | None, _Delta | None]:
+        """Return the same over the seeds that have both, so that only the rates differ."""
+        at_common, at_best = self._by_seed(a, b, self.common), self._by_seed(a, b, self.best)
+        shared = at_common.index.intersection(at_best.index)
+        return _mean(at_common[shared]), _mean(at_best[shared])
+
+    def _by_seed(self, a: str, b: str, rates: Mapping[str, float]) -> "pd.Series[float]":
         if a not in self.tables or b not in self.tables:
-            return None
+            return pd.Series(dtype=float)
         of_a, of_b = self.tables[a], self.tables[b]
         if rates[a] not in of_a or rates[b] not in of_b:
-            return None
-        differences = (of_b[rates[b]] - of_a[rates[a]]).dropna()
-        return None if differences.empty else _Delta(float(differences.mean()), len(differences))
+            return pd.Series(dtype=float)
+        return (of_b[rates[b]] - of_a[rates[a]]).dropna()
+
+
+def _mean(differences: "pd.Series[float]") -> _Delta | None:
+    return None if differences.empty else _Delta(float(differences.mean()), len(differences))
 
 
 def best_rates_file(runs: Sequence[Run]) -> bytes:
@@ -78,18 +86,20 @@ def best_rates_file(runs: Sequence[Run]) -> bytes:
         "difference between rates within the others.",
         markdown_table(_by_rate(tried), ".4f"),
     ]
-    if report.reference.runs:
+    differences = _differences(tried, report.reference.label)
+    if len(differences):
         parts += [
             f"**Differences to {report.reference.name} at the common rate of {common:g}, and with "
             "each variant at its best.** Over the seeds that both have there (how many), untested. "
             "The best of several runs flatters, noisy variants most.",
-            markdown_table(_differences(tried, report.reference.label)),
+            markdown_table(differences),
         ]
     relations = _relations(tried, report.source.relations if report.source else ())
     if len(relations):
         parts += [
-            "**The published relations: the second's loss minus the first's.** One whose sign is "
-            "another at each variant's best rate is open, whatever its verdict at the common rate.",
+            "**The published relations: the second's loss minus the first's, over the seeds that "
+            "have both.** One whose sign is another at each variant's best rate is open, whatever "
+            "its verdict at the common rate.",
             markdown_table(relations),
         ]
     return ("\n\n".join(parts) + "\n").encode()
@@ -130,7 +140,7 @@ def _relations(tried: _Tried, relations: Sequence[tuple[str, str, str]]) -> pd.D
     """Return the published relations that have both differences."""
     lines = []
     for a, sign, b in relations:
-        at_common, at_best = tried.deltas(a, b)
+        at_common, at_best = tried.deltas_of_shared_seeds(a, b)
         if at_common is not None and at_best is not None:
             is_kept = (at_common.mean > 0) == (at_best.mean > 0)
             lines.append(

@@ -54,12 +54,18 @@ def _markdown(changes: Sequence[Change], report: Report, base: str) -> str:
             "by seed": ", ".join(f"{seed}: {value:+.3f}" for seed, value in seeds.items()),
         }
         lines.append(line)
+    num_judged = sum(change.judged is not None for change in changes)
+    judged_as = (
+        " The change is judged as a contrast with NoPE in the layout of the differences, here "
+        f"minus there, seed by row; the family is these {num_judged}."
+        if num_judged
+        else " Of fewer than two seeds nothing is judged."
+    )
     return (
         f"**What variants gain over NoPE in {report.groups}, beside {base}: the loss of NoPE "
         "minus the row's, at the same seeds of both.**\n\n"
         f"{markdown_table(pd.DataFrame(lines))}\n\n"
-        f"In {report.unit} here. The change is judged as a contrast with NoPE in the layout of the "
-        "differences, here minus there, seed by row; the family is all rows.\n"
+        f"In {report.unit} here.{judged_as}\n"
     )
 
 

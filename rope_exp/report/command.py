@@ -51,6 +51,7 @@ def write(
         The lines to print.
     Raises:
         RecordError: a file cannot be read, or runs may not share a table; nothing is written.
+        ReportError: no factor but the seed is given.
         OSError: the disk would not have it.
     """
     try:
@@ -59,6 +60,8 @@ def write(
         raise RecordError(str(error)) from error
 
     keys = [factor for factor in factors if factor != "seed"]
+    if not keys:
+        raise ReportError("--factors seed: a row is told by a key or two beside it, such as pe")
     report = build(found, keys, reference, left_out)
     files = _table_files(report)
     _write_all(out, files)

@@ -10,6 +10,7 @@ from rope_exp.evidence import published
 from rope_exp.evidence.comparable import ROW, Row, comparable
 from rope_exp.evidence.contrasts import Contrast, Losses, compare
 from rope_exp.evidence.layout import Noise, measure
+from rope_exp.evidence.matches import is_too_easy
 from rope_exp.evidence.published import Claim, Published
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.evidence.significance import Judged, all_pairs, judge
@@ -136,7 +137,7 @@ def build(
         noise=noise,
         against=_against(losses, label, noise),
         pairs={(pair.a, pair.b): pair for pair in pairs},
-        relations=_relations(losses, noise, source or claim),
+        relations=_relations(lines, noise, source or claim),
     )
 
 
@@ -166,7 +167,7 @@ def judged_alone(report: Report) -> Report:
         against=_against(losses, report.reference.label, noise),
         pairs={(pair.a, pair.b): pair for pair in pairs},
         # Where another table decides on these, there are none here.
-        relations=report.relations and _relations(losses, noise, report.source),
+        relations=report.relations and _relations(report.rows, noise, report.source),
     )
 
 
@@ -254,13 +255,16 @@ def _against(losses: Mapping[str, Losses], label: str, noise: Noise | None) -> d
 
 
 def _relations(
-    losses: Mapping[str, Losses], noise: Noise | None, source: Published | Claim | None
+    rows: Mapping[str, Line], noise: Noise | None, source: Published | Claim | None
 ) -> list[Relation]:
     """Judge what is published of the rows that are here."""
     if source is None:
         return []
     signs = {(a, b): sign for a, sign, b in source.relations}
-    return [
-        Relation(signs[pair.a, pair.b], pair, pair.outcome(signs[pair.a, pair.b]))
-        for pair in judge(losses, list(signs), noise)
-    ]
+    found = []
+    for pair in judge(_losses(rows), list(signs), noise):
+        sign = signs[pair.a, pair.b]
+        is_open = is_too_easy([*rows[pair.a].runs, *rows[pair.b].runs])
+        outcome = "open; too easy a task" if is_open else pair.outcome(sign)
+        found.append(Relation(sign, pair, outcome))
+    return found

@@ -1,5 +1,6 @@
 """The order of variants at each size and budget of the ladders, and how alike these orders are."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,10 +36,12 @@ def orders(runs: Sequence[Run], length: int) -> list[str]:
     if len(levels) < 2:
         return []
 
-    fullest = max(levels.values(), key=_num_differences)
+    by_fullness = sorted(levels.values(), key=_num_differences, reverse=True)
+    # Those that the fullest lacks come behind.
+    ordered = [sorted(level, key=lambda label: level[label].mean) for level in by_fullness]
     lines = [
         {"variant": label, **{place: _told(level.get(label)) for place, level in levels.items()}}
-        for label in sorted(fullest, key=lambda label: fullest[label].mean)
+        for label in dict.fromkeys(itertools.chain.from_iterable(ordered))
     ]
     return [
         f"**The order at each size and budget: the mean difference to {published.REFERENCE} within "

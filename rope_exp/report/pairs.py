@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from rope_exp.evidence.significance import MOST_SEEDS, Judged
-from rope_exp.report.content import Report, judged_alone
+from rope_exp.evidence.significance import MOST_SEEDS, SIGNS
+from rope_exp.report.content import Relation, Report, judged_alone
 from rope_exp.report.sentences import spell_p
 
 
@@ -52,7 +52,7 @@ def relations_table(report: Report) -> str:
         b = report.rows[pair.b].name
         outcome = relation.outcome
         if outcome == "open":
-            outcome += f"; {_settling(pair)}"
+            outcome += f"; {_settling(relation)}"
         lines.append(
             f"| {a} {relation.published} {b} | {a} {pair.sign} {b} | {pair.delta:+.4f} "
             f"| {pair.low:+.4f} to {pair.high:+.4f} | {spell_p(pair.p_adjusted)} "
@@ -61,11 +61,15 @@ def relations_table(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _settling(pair: Judged) -> str:
+def _settling(relation: Relation) -> str:
     """Say what would settle a published relation that is open."""
+    pair = relation.judged
     if pair.verdict != "open":
         return "there is a difference, which may be larger or smaller than the margin"
     if pair.seeds_needed is None:
         return f"more than {MOST_SEEDS} seeds would settle it"
     further = pair.seeds_needed - pair.num_seeds
-    return f"about {further} more seeds would settle it in 4 of 5 cases"
+    told = f"about {further} more seeds would tell their difference, or that they are equal"
+    if relation.published == SIGNS["equivalent"]:
+        return f"{told}, in 4 of 5 cases; a difference may then still be one below the margin"
+    return f"{told}, in 4 of 5 cases"

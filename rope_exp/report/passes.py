@@ -40,9 +40,9 @@ def passes_within(runs: Sequence[Run], place: str) -> list[str]:
     return [
         f"**Who passes whom within a run, at {place}:** the variant that is ahead at the end, and "
         "since how many tokens it is for good, by the held-out losses of runs of that many tokens "
-        "in all, between evaluations on a straight line. The mean over seeds (how many) with its "
-        "95 % interval. A run's rate falls to its end, so that this is no statement of shorter "
-        "budgets.",
+        "in all, between evaluations on a straight line. The mean over the seeds that cross (how "
+        "many), with its 95 % interval where all do. A run's rate falls to its end, so that this "
+        "is no statement of shorter budgets.",
         markdown_table(pd.DataFrame(lines).rename(columns=_spelled)),
     ]
 
@@ -67,17 +67,24 @@ def _told(a: str, b: str, of_rows: dict[str, list[Run]]) -> str | None:
         if of_label.columns.empty:
             continue
         since = [last_crossing(curve) for _, curve in of_label.items()]
-        said.append(f"{label} {_since([each for each in since if each], len(since))}")
+        last = float(behind.index[-1])
+        said.append(f"{label} {_since([each for each in since if each], len(since), last)}")
     return "; ".join(said)
 
 
-def _since(tokens: Sequence[float], num_seeds: int) -> str:
-    """Spell since when a variant is ahead in `num_seeds` seeds, of which some may have crossed."""
+def _since(tokens: Sequence[float], num_seeds: int, last: float) -> str:
+    """Spell since when a variant is ahead in `num_seeds` seeds, of which some may have crossed.
+
+    Of these alone an interval would say nothing of the others, which were ahead before them.
+    """
     throughout = num_seeds - len(tokens)
     parts = []
     if tokens:
         mean, low, high = crossing(tokens)
-        interval = "" if low is None or high is None else f", {millions(low)} to {millions(high)}"
+        interval = ""
+        if low is not None and high is not None and not throughout:
+            end = "the end" if high > last else millions(high)
+            interval = f", {millions(low)} to {end}"
         parts.append(f"since {millions(mean)} ({len(tokens)}{interval})")
     if throughout:
         parts.append(f"throughout ({throughout})")

@@ -9,7 +9,7 @@ import pandas as pd
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.ladders import AXES, LEAST_WARMUP, Fit, fit_pair, fits, warmed_up
-from rope_exp.evidence.runs import Run
+from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.evidence.significance import MARGIN, SIGNS
 from rope_exp.report.orders import orders
 from rope_exp.report.paper.ladder import ladder
@@ -52,6 +52,7 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
     runs = warmed_up(runs)
     if runs:
         comparable(runs, ["pe", *VARIED])
+        _check_once(runs)
     found = fits(runs, published.REFERENCE)
     if not found:
         return {}
@@ -75,6 +76,26 @@ def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
     return {"scaling.md": ("\n\n".join(parts) + "\n").encode(), **drawn}
 
 
+def _check_once(runs: Sequence[Run]) -> None:
+    """Refuse two runs of one variant and seed at one place of the axes.
+
+    Raises:
+        ReportError: there are two, as where another key of VARIED tells them apart.
+    """
+    known: dict[tuple[str, int, int, int, int], Run] = {}
+    for run in runs:
+        if run.loss is not None:
+            train = run.config.train
+            label, seed, params = run.config.pe.label, run.config.seed, run.result["params"]
+            place = (label, seed, params, train.num_tokens, train.seq_len)
+            other = known.setdefault(place, run)
+            if other is not run:
+                raise ReportError(
+                    f"{other.where} and {run.where} are of one variant, seed, size, budget and "
+                    "length, and a ladder has one such run"
+                )
+
+
 def _line(label: str, fitted: Fit) -> dict[str, str | None]:
     slopes = dict(zip(fitted.axes, fitted.slopes, strict=True))
     line: dict[str, str | None] = {
@@ -85,15 +106,23 @@ def _line(label: str, fitted: Fit) -> dict[str, str | None]:
         "p of a line": _p(fitted),
     }
     if _reaches(fitted):
-        value, low, high = fitted.predict(PUBLISHED_AT)
+        value, interval = _at_published(fitted)
         theirs = published.TABLE.losses.get(label)
         reference = published.TABLE.losses[published.REFERENCE]
         line |= {
-            "the line at 1B, 16B tokens, length 4096": f"{value:+.2f}",
-            "95 % prediction interval, if the line goes on": f"{low:+.2f} to {high:+.2f}",
+            "the line at 1B, 16B tokens, length 4096": value,
+            "95 % prediction interval, if the line goes on": interval,
             "published": None if theirs is None else f"{theirs - reference:+.3f}",
         }
     return line
+
+
+def _at_published(fitted: Fit) -> tuple[str, str | None]:
+    """Spell what a line says of the published setting, with its interval; if bent, nothing."""
+    if fitted.is_bent:
+        return BENT, None
+    value, low, high = fitted.predict(PUBLISHED_AT)
+    return f"{value:+.2f}", f"{low:+.2f} to {high:+.2f}"
 
 
 def _reaches(fitted: Fit) -> bool:
@@ -189,10 +218,9 @@ def _relations(runs: Sequence[Run]) -> list[str]:
             continue
         line: dict[str, str | None] = {"published": f"{a} {sign} {b}"}
         if _reaches(fitted):
-            value, low, high = fitted.predict(PUBLISHED_AT)
-            line["the line"] = f"{value:+.3f}"
-            line["95 % prediction interval"] = f"{low:+.3f} to {high:+.3f}"
-            line["says"] = f"{BEYOND}: {BENT}" if fitted.is_bent else _said(sign, low, high)
+            _, low, high = fitted.predict(PUBLISHED_AT)
+            line["the line"], line["95 % prediction interval"] = _at_published(fitted)
+            line["says"] = BEYOND if fitted.is_bent else _said(sign, low, high)
         else:
             missing = [axis for axis in AXES if axis not in fitted.axes]
             line["says"] = f"{BEYOND}: none in {' and '.join(missing)}"

@@ -42,6 +42,8 @@ def summary(report: Report) -> str:
     # Those with a loss, where they share a seed.
     ranked = [row for row in report.rows.values() if row.ours.rank]
     means = [f"{row.name} ({row.ours.loss_mean:.4f})" for row in ranked]
+    if len(ranked) < 2 and report.pairs:
+        return "No seed has all rows, so there is no order; pairs are tested over those they share."
     if len(ranked) < 2:
         listed = ", ".join(means) or "none"
         return f"There is nothing to compare; rows with a loss over seeds that all share: {listed}."
@@ -160,15 +162,18 @@ def _test_notes(report: Report) -> list[str]:
     how = "pooled over rows"
     if noise.method == "paired":
         how = "each pair's own, as rows look unequally noisy"
-    return [
+    said = [
         f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} "
         f"{report.margin_unit} ({noise.df} degrees of freedom{look}); standard errors: {how}. "
-        "Tests: docs/protocol.md.",
-        "Intervals are of each contrast alone; verdicts are adjusted over the "
-        f"{len(report.against)} contrasts with {report.reference.name} (differences and "
-        "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open.",
-        *_alone(report),
+        "Tests: docs/protocol.md."
     ]
+    if report.against:
+        said.append(
+            "Intervals are of each contrast alone; verdicts are adjusted over the "
+            f"{len(report.against)} contrasts with {report.reference.name} (differences and "
+            "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open."
+        )
+    return said + _alone(report)
 
 
 def _alone(report: Report) -> list[str]:

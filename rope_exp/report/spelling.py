@@ -14,8 +14,10 @@ def span(values: Iterable[float], form: str = "") -> str:
 
 
 def millions(count: float) -> str:
-    """Spell a number of tokens or parameters in millions."""
-    return f"{count / 1e6:,.3g}M"
+    """Spell a number of tokens or parameters in millions, or in billions."""
+    if count >= 999.5e6:
+        return f"{count / 1e9:.3g}B"
+    return f"{count / 1e6:.3g}M"
 
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:

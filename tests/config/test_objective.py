@@ -113,11 +113,12 @@ def test_the_campaign_differs_from_its_base_in_the_objective() -> None:
     assert steady.fixed == (*english.fixed, "schedule.warmup_fraction=0.2")
     assert mlm.rows == english.rows == steady.rows
 
-    *of_short, of_long, of_more = mlm.entries
+    *of_short, of_long, of_more, of_two = mlm.entries
     assert list(of_long.rows) == list(mlm.rows)
     assert of_long.factors == {"seed": [0, 1, 2], "schedule.warmup_fraction": [0.2]}
     assert list(of_more.rows) == list(mlm.rows)
     assert of_more.factors == {"seed": [0], "train.num_steps": [2000]}
+    assert of_two.factors == {"seed": [1, 2], "train.num_steps": [2000]}
     for entries, base in ((of_short, english), ([of_long], steady)):
         for entry in entries:
             for row in entry.rows:

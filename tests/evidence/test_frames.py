@@ -11,6 +11,7 @@ from support.refused import refused
 from support.reports import make_nine, make_run
 
 from rope_exp import load_metrics, load_runs, load_table
+from rope_exp.evidence.published import TABLE
 from rope_exp.report.command import write
 
 ROWS = ("qk_rope", "vo_rope", "nope")
@@ -35,13 +36,34 @@ def test_a_line_is_a_run(records: Path) -> None:
 def test_run_folders_and_their_records_give_the_same_curves(tmp_path: Path) -> None:
     make_nine(tmp_path / "runs")
     of_runs = load_metrics(tmp_path / "runs")
-    make_records(tmp_path / "records", "english", seeds=(0,), loss=lambda row, _: 3.5)
+    make_records(
+        tmp_path / "records", "english", seeds=(0,), loss=lambda row, _: TABLE.losses[row] + 1.0
+    )
     of_records = load_metrics(tmp_path / "records")
     assert len(of_runs) == len(of_records) == 9 * 50
-    assert of_runs["tokens"].equals(of_records["tokens"])
+    curves = ["pe", "seed", "step", "tokens", "train/loss", "val/loss"]
+    for key in curves:
+        assert of_runs[key].equals(of_records[key]), key
     assert of_records.dropna(subset=["val/loss"])["step"].unique().tolist() == list(
         range(50, 501, 50)
     )
+
+
+def test_a_run_that_was_set_aside_is_none(tmp_path: Path) -> None:
+    """`run.fresh=true` moves it to a hidden folder beside the one that begins anew."""
+    make_run(tmp_path, loss=3.9)
+    [where] = load_runs(tmp_path)["where"]
+    folder = tmp_path / where
+    folder.rename(folder.with_name(f".{folder.name}.old-1"))
+    make_run(tmp_path, loss=3.5)
+    assert load_runs(tmp_path)["val/loss"].tolist() == [3.5]
+
+
+def test_a_factor_may_be_a_list(tmp_path: Path) -> None:
+    betas = [0.9, 0.95]
+    make_records(tmp_path, "betas", rows=ROWS[:1], seeds=(0,), factors={"optim.betas": [betas]})
+    metrics = load_metrics(tmp_path)
+    assert metrics["optim.betas"].tolist() == [betas] * len(metrics)
 
 
 def test_a_run_that_is_not_done_has_no_loss(tmp_path: Path) -> None:

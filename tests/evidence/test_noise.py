@@ -26,6 +26,8 @@ ROWS = ("qk_rope", "vo_rope", "nope")
 # What a seed adds to every row's loss, and to one row's alone.
 OF_WEIGHTS = {100: 0.0, 101: 0.04, 102: -0.02, 103: 0.01}
 OF_ORDER = {100: 0.0, 101: -0.01, 102: 0.03, 103: 0.02}
+# What another rounding adds, by row and seed: of the second seed VO has none.
+CHANGES = (("qk_rope", 100, 0.01), ("qk_rope", 101, 0.02), ("vo_rope", 100, 0.01))
 
 
 @pytest.fixture
@@ -160,3 +162,24 @@ def test_window_errors_are_of_differences_averaged_over_seeds(plain: Run) -> Non
     assert found["windows"] == 64
     assert found["seeds"] == len(OF_WEIGHTS)
     assert found["error"] == pytest.approx(own.std(ddof=1) / 8, rel=0.05)
+
+
+def test_rounding_at_several_seeds_has_a_line_for_each(plain: Run) -> None:
+    """A pair's change is of one seed, and none of a seed that one of them lacks."""
+    without = {"train.compile": False}
+    added = [
+        (cell(plain, row, seed, seed, **without), change)
+        for row, seed, change in (
+            ("qk_rope", 100, 0.01),
+            ("qk_rope", 101, 0.02),
+            ("vo_rope", 100, 0.01),
+        )
+    ]
+    changed = [
+        replace(run, result={**run.result, "val/loss": run.result["val/loss"] + change})
+        for run, change in added
+    ]
+    first, second = rounding(pilot(plain) + changed).to_dict("records")
+    assert first["vo_rope - qk_rope"] == pytest.approx(0, abs=1e-12)
+    assert second["qk_rope"] - first["qk_rope"] == pytest.approx(0.01)
+    assert np.isnan(second["vo_rope - qk_rope"])

@@ -172,6 +172,15 @@ def test_ropers_claim_is_judged_by_matches(
     assert outcome in "\n".join(task_tables(report))
 
 
+def test_a_task_without_mistakes_opens_both_measures(report: Report) -> None:
+    """Losses, too, however far apart they are; where nothing is right, the matches alone."""
+    assert [relation.outcome for relation in report.relations] == ["confirmed"]
+    for share, outcome in ((1.0, "open; too easy a task"), (0.0, "confirmed")):
+        found = with_levels(report, lambda row, seed, span, share=share: share)
+        assert [relation.outcome for relation in found.relations] == [outcome]
+        assert f"| {outcome} |" in markdown(found)
+
+
 def test_one_seed_judges_nothing(report: Report) -> None:
     report = build([run for run in report.runs if run.config.seed == 0], ["pe"])
     assert match_relations(report) == {"test": [], "longer": []}

@@ -60,6 +60,18 @@ def test_seeds_that_disagree_are_told_apart(plain: list[Run]) -> None:
     assert lines["qk_rope, qkvo_rope"] == "qkvo_rope throughout (1); qk_rope since 1M (1)"
 
 
+def test_seeds_that_were_ahead_before_leave_no_interval(plain: list[Run]) -> None:
+    """It would be one of the seeds that cross alone."""
+    leads = {"qkvo_rope": [np.full(5, 0.1), 0.1 * (TOKENS_M - 1.0)]}
+    lines = lines_of(with_leads(plain, leads))
+    assert lines["qk_rope, qkvo_rope"] == "qkvo_rope since 1M (1), throughout (1)"
+
+
+def test_an_interval_ends_with_the_run(plain: list[Run]) -> None:
+    leads = {"vo_rope": [0.1 * (0.5 - TOKENS_M), 0.1 * (1.9 - TOKENS_M)]}
+    assert lines_of(with_leads(plain, leads))["qk_rope, vo_rope"].endswith(" to the end)")
+
+
 def test_a_pair_needs_a_seed_in_common(plain: list[Run]) -> None:
     alone = [
         run

@@ -1,6 +1,7 @@
 """The ladders' page: who passes whom, and what the lines say of the published relations."""
 
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from support.refused import refused
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
 from rope_exp.report.orders import orders
-from rope_exp.report.scaling import BEYOND, _said, scaling_files
+from rope_exp.report.scaling import BENT, BEYOND, _said, scaling_files
 from rope_exp.report.spelling import NOTHING
 
 STEPS = [250, 500, 1000, 2000]
@@ -136,6 +137,32 @@ def test_orders_of_two_sizes_are_held_together(tmp_path: Path) -> None:
     assert orders(found, 128) == orders(found[:3], 256) == []
 
 
+def test_a_variant_that_the_fullest_level_lacks_has_a_line(tmp_path: Path) -> None:
+    for width, rows, seeds in ((64, ("qk_rope", "qkvo_rope"), range(4)), (128, tuple(ROWS), (0,))):
+        make_records(
+            tmp_path,
+            f"of_{width}",
+            rows={row: ROWS[row] for row in rows},
+            seeds=seeds,
+            loss=nine_losses,
+            factors={"model.hidden_size": [width]},
+        )
+    found = [run for width in (64, 128) for run in read_records(tmp_path, f"of_{width}")]
+    _, table = orders(found, 256)
+    for row in ROWS:
+        assert len(lines_of(table, row)) == 1
+
+
+def test_two_runs_of_one_place_are_refused(tmp_path: Path) -> None:
+    """Of other held-out windows: through which of them a line goes is not said."""
+    for count in (128, 256):
+        factors = {"train.eval_sequences": [count]}
+        make_records(tmp_path, f"of_{count}", rows=ROWS, seeds=(0,), factors=factors)
+    found = [run for count in (128, 256) for run in read_records(tmp_path, f"of_{count}")]
+    with refused("of one variant, seed, size, budget and length"):
+        scaling_files(found)
+
+
 def test_sizes_that_are_spelled_alike_are_two_columns(tmp_path: Path) -> None:
     make_records(tmp_path, "one", rows=ROWS, seeds=(0,), loss=nine_losses)
     found = list(read_records(tmp_path, "one"))
@@ -159,30 +186,56 @@ def test_tokens_alone_say_nothing_of_1b(ladder: str) -> None:
     assert "Nothing varied in parameters and length" in ladder
 
 
-def test_lines_in_all_three_reach_for_1b(tmp_path: Path) -> None:
-    """Without noise: the published relation is read from where the line ends."""
+def in_all_three(
+    folder: Path, drop: Callable[[str, float], float], steps: Sequence[int], seeds: Sequence[int]
+) -> str:
+    """scaling.md of sizes, budgets and lengths, of losses that drop so with log2(width x steps)."""
     found: list[Run] = []
-    for width, steps, length in itertools.product((64, 128), (250, 1000), (128, 256)):
+    for width, num_steps, length in itertools.product((64, 128), steps, (128, 256)):
 
-        def loss(row: str, seed: int, doublings: float = np.log2(width * steps)) -> float:
-            return 4.0 - {"qkv_rope": 0.01, "vo_rope": 0.03}.get(row, 0.0) * doublings
+        def loss(row: str, seed: int, doublings: float = np.log2(width * num_steps)) -> float:
+            noise = np.random.default_rng([list(ROWS).index(row), seed]).normal(scale=0.001)
+            return 4.0 - drop(row, doublings) + float(noise) * (len(seeds) > 1)
 
         factors = {
             "model.hidden_size": [width],
             "train.global_batch_size": [4096 // length],
-            "train.num_steps": [steps],
+            "train.num_steps": [num_steps],
             "train.seq_len": [length],
         }
-        name = f"of_{width}_{steps}_{length}"
-        make_records(tmp_path, name, rows=ROWS, seeds=(0,), loss=loss, factors=factors)
-        found += read_records(tmp_path, name)
+        name = f"of_{width}_{num_steps}_{length}"
+        make_records(folder, name, rows=ROWS, seeds=seeds, loss=loss, factors=factors)
+        found += read_records(folder, name)
+    return scaling_files(found)["scaling.md"].decode()
 
-    text = scaling_files(found)["scaling.md"].decode()
+
+def test_lines_in_all_three_reach_for_1b(tmp_path: Path) -> None:
+    """Without noise: the published relation is read from where the line ends."""
+
+    def drop(row: str, doublings: float) -> float:
+        return {"qkv_rope": 0.01, "vo_rope": 0.03}.get(row, 0.0) * doublings
+
+    text = in_all_three(tmp_path, drop, (250, 1000), (0,))
     [vo] = lines_of(text, "vo_rope > qkv_rope")
     assert vo[-1] == "predicted"
     [qk] = lines_of(text, "qk_rope ≈ qkvo_rope")
     assert qk[-1] == "predicted"
     assert "Nothing varied" not in text
+
+
+def test_a_bent_line_says_no_number_of_1b(tmp_path: Path) -> None:
+    """Neither of a row nor of a relation; a straight one of the same runs does."""
+
+    def drop(row: str, doublings: float) -> float:
+        return 0.05 * (doublings - 15) ** 2 if row == "vo_rope" else 0.0
+
+    text = in_all_three(tmp_path, drop, (250, 1000, 4000), (0, 1))
+    [of_row, *_] = lines_of(text, "vo_rope")
+    assert of_row[-3:-1] == [BENT, NOTHING]
+    [of_relation] = lines_of(text, "vo_rope > qkv_rope")
+    assert of_relation[1:] == [BENT, NOTHING, BEYOND]
+    [straight, *_] = lines_of(text, "qkvo_rope")
+    assert " to " in straight[-2]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,16 @@ def test_the_caption_says_what_was_run(tmp_path: Path) -> None:
     )
 
 
+def test_rows_without_a_seed_in_common_have_no_order(tmp_path: Path) -> None:
+    """Two of them are tested all the same."""
+    for pe, seeds in (("qk_rope", range(5)), ("vo_rope", range(5)), ("k_rope", [5])):
+        for seed in seeds:
+            make_run(tmp_path, pe=pe, seed=seed, loss=3.5 + (pe == "vo_rope") + 0.01 * seed)
+    report = report_of(tmp_path)
+    assert [pair.sign for pair in report.pairs.values()] == [">"]
+    assert summary(report).startswith("No seed has all rows, so there is no order;")
+
+
 def test_the_caption_says_the_epochs_where_the_runs_know(tmp_path: Path) -> None:
     """Tokens a run over the training tokens of the corpus, of which env.json tells."""
     make_run(tmp_path, env={"corpus": {"tokens": {"train": 4_096_000, "validation": 9}}})

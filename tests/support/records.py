@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rope_exp.config.architecture import num_parameters
-from rope_exp.config.campaign import Cell
+from rope_exp.config.campaign import Cell, cell_name
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PAIRS
@@ -70,7 +70,7 @@ def make_records(
         for values in itertools.product(*factors.values()):
             chosen = dict(zip(factors, values, strict=True))
             for row, seed in itertools.product(words, seeds):
-                name = "-".join([row, *(f"{key}={x}" for key, x in chosen.items()), f"s{seed}"])
+                name = cell_name(row, {**chosen, "seed": seed})
                 given = [f"{key}={value}" for key, value in chosen.items()]
                 variant, *others = words[row]
                 every = [*probes, *(asked or {}).get(row, ())]

@@ -103,7 +103,8 @@ def _draw(axes: Axes, gid: str, title: str, sites: Sequence[Mapping[str, Any]]) 
             style: Style = {"color": color, "linewidth": 0.9, "marker": "o", "markersize": 2.5}
             axes.plot(site["theta0"], row, gid=f"{gid} {run} {number}", **style)
 
-    middle = np.median(np.abs(np.concatenate(of_runs)))
+    # As the notes have it: the mean over runs.
+    middle = np.mean([np.median(np.abs(of_run)) for of_run in of_runs])
     axes.set_title(f"{title}: median {middle:.3g}")
     axes.set(xlabel="θ₀ (radians a position)", ylabel="ln(θ / θ₀)")
     axes.set_xscale("log")

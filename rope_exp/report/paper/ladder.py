@@ -75,7 +75,9 @@ class _Ladder:
 
     @property
     def published(self) -> dict[str, float]:
-        """The published differences of the rows that are here."""
+        """The published differences of the rows that are here; none beside another kind of loss."""
+        if any(report.published is not published.TABLE for report in self.reports):
+            return {}
         losses = published.TABLE.losses
         known = [label for label in self.lines if label in losses]
         return {label: losses[label] - losses[published.REFERENCE] for label in known}
@@ -112,7 +114,10 @@ def ladder(runs: Sequence[Run], factor: str) -> Figure | None:
     for place, label in crossings:
         cross: Style = {"color": INK, "markersize": 6, "markeredgewidth": 1.4, "zorder": 6}
         axes.plot(place, 0, "x", gid=f"{label} crosses", **cross)
-    _draw_published(theirs, found)
+    if found.published:
+        _draw_published(theirs, found)
+    else:
+        theirs.set_axis_off()
     small_print(figure, *_print(found, crossings))
 
     freeze(figure)
@@ -224,9 +229,10 @@ def _print(found: _Ladder, crossings: Sequence[tuple[float, str]]) -> list[str]:
     counts = [row.ours.num_seeds for report in found.reports for row in report.rows.values()]
     said = [
         f"{groups(found.runs)}; {seeds(filter(None, counts))} a point. Bars and bands: 95 % "
-        "intervals, where a point has two seeds. Published: about 1B parameters, tokens and length "
-        "not given."
+        "intervals, where a point has two seeds."
     ]
+    if found.published:
+        said.append("Published: about 1B parameters, tokens and length not given.")
     beside = companions(found.runs, found.factor)
     if beside:
         said.append(f"With the axis change {', '.join(beside)}.")

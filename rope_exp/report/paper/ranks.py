@@ -40,7 +40,7 @@ def ranks(report: Report) -> Figure | None:
     for row in rows:
         ends = [theirs[row.label], ours[row.label]]
         axes.plot([0, 1], ends, gid=f"{row.label} rank", **look(row.label, row.number))
-    _set_axes(axes, len(rows))
+    _set_axes(axes, len(rows), report.unit)
     small_print(figure, *_print(report, len(rows)))
 
     freeze(figure)
@@ -80,11 +80,11 @@ def _name(axes: Axes, rows: Sequence[Line], ranked: dict[str, int], side: int) -
     return float(max(box.x1 for box in boxes) if side else min(box.x0 for box in boxes))
 
 
-def _set_axes(axes: Axes, count: int) -> None:
+def _set_axes(axes: Axes, count: int, unit: str) -> None:
     axes.set(xlim=(-1.05, 2.05), ylim=(count + 0.5, 0.5))
     style: Style = {"color": GREY, "fontsize": SMALL}
-    axes.text(0, 0.3, "published, loss (nats per token)", ha="right", va="bottom", **style)
-    axes.text(1, 0.3, "ours, mean loss (nats per token)", ha="left", va="bottom", **style)
+    axes.text(0, 0.3, f"published, loss ({unit})", ha="right", va="bottom", **style)
+    axes.text(1, 0.3, f"ours, mean loss ({unit})", ha="left", va="bottom", **style)
     axes.set_axis_off()
 
 
@@ -132,6 +132,9 @@ def _unseparated(report: Report, ranked: dict[str, int]) -> list[Joined]:
     joined = {}
     for first, second in itertools.combinations(ordered, 2):
         pair = report.pairs.get((first, second)) or report.pairs.get((second, first))
+        if pair is None and report.pairs:
+            # Where others are tested: of fewer than two seeds in common, it is not told apart.
+            joined[first, second] = _OPEN
         if pair is not None and pair.verdict in ("equivalent", "open"):
             joined[first, second] = _EQUAL if pair.verdict == "equivalent" else _OPEN
 

@@ -25,7 +25,6 @@ from rope_exp.report.spelling import span
 WIDTH = 6.75
 INK = "#222222"
 GREY = "#666666"
-PALE = "#CCCCCC"
 BAND = "#E4E4E4"
 SMALL = 7.0
 MOST_PANELS = 3  # beside each other

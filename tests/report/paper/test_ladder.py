@@ -51,6 +51,18 @@ def figure(runs: list[Run]) -> Figure:
     return drawn
 
 
+def test_nothing_published_stands_beside_hidden_tokens(tmp_path: Path) -> None:
+    """Neither its column nor its words: the published losses are of the next token."""
+    for steps, losses in LOSSES_AT.items():
+        for pe, loss in losses.items():
+            overrides = [f"{STEPS}={steps}", "train.objective=mlm"]
+            make_run(tmp_path, pe=pe, loss=loss, group=f"steps{steps}", overrides=overrides)
+    drawn = ladder(all_runs(tmp_path), STEPS)
+    assert drawn is not None
+    assert not [gid for gid in artists(drawn) if gid.endswith("published")]
+    assert not [said for said in texts(drawn) if "ublished" in said]
+
+
 def test_lines_are_the_differences_of_each_level(runs: list[Run], figure: Figure) -> None:
     reports = {steps: build(found, ["pe"]) for steps, found in by_level(runs, STEPS).items()}
     for label in ("vo_rope", "nope"):

@@ -73,3 +73,16 @@ def test_one_published_row_is_no_order(tmp_path: Path) -> None:
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.rotate=[q,v]")
     assert ranks(report_of(tmp_path)) is None
+
+
+def test_a_pair_that_nothing_tested_is_joined(tmp_path: Path) -> None:
+    """NoPE has one seed, so that its distance, however large, is not told."""
+    for pe, loss, seeds in (("qk_rope", 3.5, 3), ("vo_rope", 3.7, 3), ("nope", 3.9, 1)):
+        for seed in range(seeds):
+            make_run(tmp_path, pe=pe, seed=seed, loss=loss + 0.01 * seed)
+    report = report_of(tmp_path)
+    assert report.pairs.keys() == {("qk_rope", "vo_rope")}
+    assert joined_pairs(report) == {
+        frozenset(("qk_rope", "nope")),
+        frozenset(("vo_rope", "nope")),
+    }

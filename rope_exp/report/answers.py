@@ -18,6 +18,7 @@ from rope_exp.evidence.matches import ROOM, count_matches
 from rope_exp.evidence.significance import judge
 from rope_exp.report.content import Line, Relation, Report
 from rope_exp.report.sentences import spell_p
+from rope_exp.report.spelling import NOTHING
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def _fits(report: Report) -> list[list[str]]:
 
 def _percent(found: dict[int, float], *, spread: bool = False) -> str:
     if not found:
-        return "—"
+        return NOTHING
     text = f"{100 * statistics.mean(found.values()):.1f}"
     if spread and len(found) > 1:
         text += f" ± {100 * statistics.stdev(found.values()):.1f}"

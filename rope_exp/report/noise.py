@@ -9,7 +9,7 @@ from rope_exp.evidence.noise import Spread, rounding, spreads, window_errors
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.paper.gather import of_pilot
-from rope_exp.report.spelling import markdown_table
+from rope_exp.report.spelling import NOTHING, markdown_table
 from rope_exp.system.errors import show
 
 # The share of the margin that the held-out windows may take.
@@ -44,7 +44,8 @@ def _markdown(
         parts += [
             "How far losses deviate (sd) when one thing varies, and two rows' difference: at the "
             "same value of it (paired) and at different ones (unpaired). The last column: what an "
-            "sd of so few values is to be multiplied by for its 95 % interval.",
+            "sd of so few values is to be multiplied by for its 95 % interval; that of an unpaired "
+            "difference, which rests on two rows' values, is no wider.",
             markdown_table(_spreads_table(found), ".4f"),
         ]
     if len(changed):
@@ -82,7 +83,7 @@ def _spreads_table(found: Sequence[Spread]) -> pd.DataFrame:
         for a, b in spread.paired:
             cells[f"sd {b} - {a}, paired"] = spread.paired[a, b]
             cells[f"sd {b} - {a}, unpaired"] = spread.unpaired[a, b]
-        cells["paired / unpaired"] = "—" if spread.ratio is None else f"{spread.ratio:.2f}"
+        cells["paired / unpaired"] = NOTHING if spread.ratio is None else f"{spread.ratio:.2f}"
         low, high = spread.known_within
         cells["95 % interval: sd times"] = f"{low:.2f} to {high:.2f}"
         lines.append(cells)

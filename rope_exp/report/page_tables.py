@@ -10,7 +10,8 @@ from rope_exp.evidence.runs import Run
 from rope_exp.report.answers import bins, explained, shares, splits, whole, with_answers
 from rope_exp.report.content import Line, Report
 from rope_exp.report.sentences import spell_p
-from rope_exp.report.tables import DASH, cells
+from rope_exp.report.spelling import NOTHING
+from rope_exp.report.tables import cells
 from rope_exp.run.provenance import spelled
 
 Key = float | str | None
@@ -42,13 +43,13 @@ def _table(columns: Iterable[Column], rows: Mapping[str, Sequence[Shown]]) -> Ta
 
 def _number(value: float | None, form: str) -> Shown:
     if value is None or math.isnan(value):
-        return Shown(DASH, None)
+        return Shown(NOTHING, None)
     return Shown(format(value, form), value)
 
 
 def _text(value: object) -> Shown:
     text = "" if value is None else str(value)
-    return Shown(text or DASH, text or None)
+    return Shown(text or NOTHING, text or None)
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ def table_of_rows(report: Report) -> Table:
                 continue
             columns[cell.header] = Column(cell.header, "number" if cell.format else "text")
             key = _sort_keys(report, row).get(cell.header, cell.value)
-            shown.append(Shown(cell.spell(cell.format) or DASH, key))
+            shown.append(Shown(cell.spell(cell.format) or NOTHING, key))
         rows[label] = shown
     return _table(columns.values(), rows)
 
@@ -211,7 +212,7 @@ def noise_table(runs: Sequence[Run]) -> Table | None:
     columns["what varies"] = Column("what varies")
 
     filled = {
-        what: [cells_of.get(title, Shown(DASH, None)) for title in columns]
+        what: [cells_of.get(title, Shown(NOTHING, None)) for title in columns]
         for what, cells_of in rows.items()
     }
     return _table(columns.values(), filled)

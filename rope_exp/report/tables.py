@@ -21,8 +21,8 @@ from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.pairs import relations_table
 from rope_exp.report.probed import extension_part
 from rope_exp.report.sentences import caption, notes, spell_p, summary
+from rope_exp.report.spelling import NOTHING
 
-DASH = "—"
 # Of a row against the reference.
 WORDS: Mapping[Verdict, str] = {
     "better": "worse",
@@ -217,7 +217,7 @@ def tex_table(report: Report) -> str:
     aligned = sides.replace("<", "l").replace(">", "r")
     frame = pd.DataFrame(lines[1:], columns=lines[0])
     table = frame.to_latex(index=False, escape=True, column_format=aligned)
-    for sign, in_tex in (("Δ", r"$\Delta$"), (DASH, "---"), ("< ", "$<$ ")):
+    for sign, in_tex in (("Δ", r"$\Delta$"), (NOTHING, "---"), ("< ", "$<$ ")):
         table = table.replace(sign, in_tex)
     return f"% {caption(report)} Needs \\usepackage{{booktabs}}.\n{table}"
 
@@ -241,7 +241,7 @@ def _for_readers(report: Report) -> tuple[str, list[list[str]]]:
         kept = [cell for cell in cells(report, row) if cell.header]
         if report.published is None:
             kept = [cell for cell in kept if not cell.header.startswith("published")]
-        lines.append([cell.spell(cell.format) or DASH for cell in kept])
+        lines.append([cell.spell(cell.format) or NOTHING for cell in kept])
 
     sides = "".join(">" if cell.format else "<" for cell in kept)
     return sides, [[cell.header for cell in kept], *lines]

@@ -57,7 +57,8 @@ def deviations(spreads: Sequence[Spread], names: Mapping[str, str] | None = None
     small_print(
         figure,
         "Full dot: two rows at the same value of what varies (paired); hollow: at different values "
-        "(unpaired); bars: 95 % intervals of a normal sample's deviation; beside: paired over "
+        "(unpaired); bars: 95 % intervals of a normal sample's deviation (of the hollow, no "
+        "wider); beside: paired over "
         f"unpaired, root mean square over the pairs. Grey band: up to the margin of {MARGIN:g} "
         "nats. One pair of runs; a mean over n seeds deviates by 1/√n of this.",
     )

@@ -138,6 +138,8 @@ def _arrange(runs: Sequence[Run], factor: str) -> _Ladder:
     for found in by_level(runs, factor).values():
         check_blocks(found)
         reports.append(build(found, ["pe"]))
+    # Differences to another row are no points of these lines.
+    reports = [each for each in reports if each.reference.label == reports[0].reference.label]
     rows = {label: row for report in reports for label, row in report.rows.items()}
 
     lines: dict[str, list[_Point]] = {}

@@ -63,6 +63,17 @@ def test_nothing_published_stands_beside_hidden_tokens(tmp_path: Path) -> None:
     assert not [said for said in texts(drawn) if "ublished" in said]
 
 
+def test_a_level_with_another_reference_is_left_out(runs: list[Run], tmp_path: Path) -> None:
+    """Differences to QK at another base are no points of a line of differences to QK."""
+    for words in ("pe.base=100", "pe.rotate=[v,o]"):
+        overrides = [f"{STEPS}=4000", SHORT, words]
+        make_run(tmp_path, loss=3.2, group="steps4000", overrides=overrides)
+    drawn = ladder([*runs, *all_runs(tmp_path)], STEPS)
+    assert drawn is not None
+    places, _ = line(drawn, "vo_rope delta")
+    assert max(places) == 2000 * TOKENS_PER_STEP
+
+
 def test_lines_are_the_differences_of_each_level(runs: list[Run], figure: Figure) -> None:
     reports = {steps: build(found, ["pe"]) for steps, found in by_level(runs, STEPS).items()}
     for label in ("vo_rope", "nope"):

@@ -121,6 +121,8 @@ def build(
         raise ReportError(f"--reference {reference} is no row; there is {', '.join(rows)}")
     label = reference or standard(rows, keys)
     source = _published(runs, keys)
+    if source and source.losses.keys().isdisjoint(rows):
+        source = None
     claim = _claim(runs, keys)
 
     lines = _lines(rows, label, source)

@@ -36,6 +36,17 @@ def test_the_caption_says_what_was_run(tmp_path: Path) -> None:
     )
 
 
+def test_rows_that_no_source_has_stand_beside_no_source(tmp_path: Path) -> None:
+    """No column, no order and no note of it; one of the nine among them brings all of it."""
+    for rotate in ("[q,v]", "[k,o]"):
+        make_run(tmp_path, overrides=[f"pe.rotate={rotate}"])
+    report = report_of(tmp_path)
+    assert report.published is None
+    assert not [said for said in notes(report) if "ublished" in said]
+    make_run(tmp_path, pe="vo_rope")
+    assert report_of(tmp_path).published is not None
+
+
 def test_rows_without_a_seed_in_common_have_no_order(tmp_path: Path) -> None:
     """Two of them are tested all the same."""
     for pe, seeds in (("qk_rope", range(5)), ("vo_rope", range(5)), ("k_rope", [5])):

@@ -16,6 +16,7 @@ It is drawn from what runs answered to the probe `drift`, as probes.json holds i
     }
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ Array = NDArray[np.float64]
 def drift(
     answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str] | None = None
 ) -> Figure | None:
-    """Draw ln(theta/theta0) against theta0: a line of panels for each row, one for each pair.
+    """Draw ln(theta/theta0) against theta0: a panel for each row and pair of sites, two a line.
 
     Args:
         answers: of each run of a row, by the row's label.
@@ -57,31 +58,34 @@ def drift(
     if not drawn:
         return None
 
-    pairs = [
-        pair
+    panels = [
+        (label, pair, sites)
+        for label, found in drawn.items()
         for pair in PAIRS
-        if any(pair in answer["sites"] for found in drawn.values() for answer in found)
+        if (sites := [answer["sites"][pair] for answer in found if pair in answer["sites"]])
     ]
-    figure = Figure(figsize=(WIDTH, 0.5 + 2.3 * len(drawn)))
-    panels = figure.subplots(len(drawn), len(pairs), sharey="row", squeeze=False)
-    for line, (label, found) in zip(panels, drawn.items(), strict=True):
-        name = (names or {}).get(label, label)
-        for axes, pair in zip(line, pairs, strict=True):
-            sites = [answer["sites"][pair] for answer in found if pair in answer["sites"]]
-            axes.set_visible(bool(sites))
-            if sites:
-                _draw(axes, f"{label} {pair}", f"{name}\n{PAIR_NAMES[pair]}", sites)
-        # Of the whole line, once all its panels are drawn. At least a hundredth, so that rounding
-        # does not fill them.
-        low, high = line[0].get_ylim()
-        line[0].set_ylim(min(low, -0.01), max(high, 0.01))
+    num_lines = math.ceil(len(panels) / 2)
+    figure = Figure(figsize=(WIDTH, 0.5 + 2.3 * num_lines))
+    grid = figure.subplots(num_lines, min(len(panels), 2), squeeze=False)
+    of_rows: dict[str, list[Axes]] = {}
+    for axes, (label, pair, sites) in zip(grid.flat, panels, strict=False):
+        title = f"{(names or {}).get(label, label)}\n{PAIR_NAMES[pair]}"
+        _draw(axes, f"{label} {pair}", title, sites)
+        of_rows.setdefault(label, []).append(axes)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for row in of_rows.values():
+        # One scale for a row's panels. At least a hundredth, so that rounding does not fill them.
+        lows, highs = zip(*(axes.get_ylim() for axes in row), strict=True)
+        for axes in row:
+            axes.set_ylim(min(*lows, -0.01), max(*highs, 0.01))
 
     counts = seeds(len(found) for found in drawn.values())
     small_print(
         figure,
         "A line: the learned frequencies θ of the model, of a layer, or of a key/value head of a "
         f"layer, the palest first ({counts} a row); θ₀: at the start. Above 0 a pair turns faster "
-        "than it did. Median: of the absolute value, over all lines and pairs.",
+        "than it did. Median: of the absolute value over a run's lines, the mean over runs.",
     )
     return figure
 
@@ -108,6 +112,4 @@ def _draw(axes: Axes, gid: str, title: str, sites: Sequence[Mapping[str, Any]]) 
     axes.set_title(f"{title}: median {middle:.3g}")
     axes.set(xlabel="θ₀ (radians a position)", ylabel="ln(θ / θ₀)")
     axes.set_xscale("log")
-    # Shared along the line, whose first panel may not be there.
-    axes.tick_params(labelleft=True)
     zero_line(axes)

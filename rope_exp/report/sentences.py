@@ -168,9 +168,10 @@ def _test_notes(report: Report) -> list[str]:
         "Tests: docs/protocol.md."
     ]
     if report.against:
+        contrasts = "contrast" if len(report.against) == 1 else "contrasts"
         said.append(
             "Intervals are of each contrast alone; verdicts are adjusted over the "
-            f"{len(report.against)} contrasts with {report.reference.name} (differences and "
+            f"{len(report.against)} {contrasts} with {report.reference.name} (differences and "
             "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open."
         )
     return said + _alone(report)

@@ -20,14 +20,16 @@ def count_matches(run: Run, split: str, first: float = -inf, last: float = inf) 
     return sum(count for count, _ in inside), sum(right for _, right in inside)
 
 
+def share_right(run: Run, split: str, first: float = -inf, last: float = inf) -> float | None:
+    """Return which share of these a run answered; None where it was asked none."""
+    count, right = count_matches(run, split, first, last)
+    return right / count if count else None
+
+
 def is_too_easy(runs: Iterable[Run]) -> bool:
     """Whether all runs that were asked leave next to nothing wrong of what they were trained for.
 
     Then neither losses nor matches say which is better (docs/protocol.md, section 8).
     """
-    shares = []
-    for run in runs:
-        count, right = count_matches(run, TEST)
-        if count:
-            shares.append(right / count)
+    shares = [share for run in runs if (share := share_right(run, TEST)) is not None]
     return bool(shares) and min(shares) >= 1 - ROOM

@@ -14,7 +14,7 @@ import pandas as pd
 from rope_exp.evidence.comparable import Row
 from rope_exp.evidence.contrasts import Losses
 from rope_exp.evidence.layout import measure
-from rope_exp.evidence.matches import ROOM, count_matches
+from rope_exp.evidence.matches import ROOM, count_matches, share_right
 from rope_exp.evidence.significance import judge
 from rope_exp.report.content import Line, Relation, Report
 from rope_exp.report.sentences import spell_p
@@ -69,9 +69,9 @@ def shares(row: Row, part: Bin) -> dict[int, float]:
     """Return by seed which share of a bin's examples is answered without a wrong token."""
     found = {}
     for run in row.runs:
-        count, right = count_matches(run, part.split, part.first, part.last)
-        if count:
-            found[run.config.seed] = right / count
+        share = share_right(run, part.split, part.first, part.last)
+        if share is not None:
+            found[run.config.seed] = share
     return found
 
 

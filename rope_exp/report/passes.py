@@ -62,12 +62,12 @@ def _told(a: str, b: str, of_rows: dict[str, list[Run]]) -> str | None:
         return None
 
     said = []
+    last = float(behind.index[-1])
     is_b = behind.iloc[-1] > 0
     for label, of_label in ((b, behind.loc[:, is_b]), (a, behind.loc[:, ~is_b])):
         if of_label.columns.empty:
             continue
         since = [last_crossing(curve) for _, curve in of_label.items()]
-        last = float(behind.index[-1])
         said.append(f"{label} {_since([each for each in since if each], len(since), last)}")
     return "; ".join(said)
 

@@ -167,14 +167,7 @@ def test_window_errors_are_of_differences_averaged_over_seeds(plain: Run) -> Non
 def test_rounding_at_several_seeds_has_a_line_for_each(plain: Run) -> None:
     """A pair's change is of one seed, and none of a seed that one of them lacks."""
     without = {"train.compile": False}
-    added = [
-        (cell(plain, row, seed, seed, **without), change)
-        for row, seed, change in (
-            ("qk_rope", 100, 0.01),
-            ("qk_rope", 101, 0.02),
-            ("vo_rope", 100, 0.01),
-        )
-    ]
+    added = [(cell(plain, row, seed, seed, **without), change) for row, seed, change in CHANGES]
     changed = [
         replace(run, result={**run.result, "val/loss": run.result["val/loss"] + change})
         for run, change in added

@@ -128,15 +128,16 @@ def _unseparated(report: Report, ranked: dict[str, int]) -> list[Joined]:
 
     A pair that is in none of them, as one noisy row is far from the others, stands for itself.
     """
+    if not report.pairs:
+        return []
     ordered = sorted(ranked, key=lambda label: ranked[label])
     joined = {}
     for first, second in itertools.combinations(ordered, 2):
         pair = report.pairs.get((first, second)) or report.pairs.get((second, first))
-        if pair is None and report.pairs:
-            # Where others are tested: of fewer than two seeds in common, it is not told apart.
-            joined[first, second] = _OPEN
-        if pair is not None and pair.verdict in ("equivalent", "open"):
-            joined[first, second] = _EQUAL if pair.verdict == "equivalent" else _OPEN
+        # Of fewer than two seeds in common: not tested, and so not told apart.
+        verdict = "open" if pair is None else pair.verdict
+        if verdict in ("equivalent", "open"):
+            joined[first, second] = _EQUAL if verdict == "equivalent" else _OPEN
 
     found: list[Joined] = []
     covered: set[tuple[str, str]] = set()

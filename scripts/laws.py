@@ -17,6 +17,7 @@ import torch
 from rope_exp.config.compose import CONFIGS, run_config
 from rope_exp.config.variants import SUBSETS, subset_name
 from rope_exp.model.laws import certificate
+from rope_exp.report.spelling import markdown_lines
 from rope_exp.system.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, ConfigError, LawError
 from rope_exp.system.files import write_atomically
 
@@ -135,8 +136,7 @@ def every_subset(rows: Iterable[Measured]) -> str:
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    rows = [header, ["---"] * len(header), *lines]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return markdown_lines([header, *lines], "<" * len(header)) + "\n"
 
 
 def largest(numbers: Iterable[float | None]) -> float | None:

@@ -18,7 +18,7 @@ from rope_exp.evidence.matches import ROOM, count_matches, share_right
 from rope_exp.evidence.significance import judge
 from rope_exp.report.content import Line, Relation, Report
 from rope_exp.report.sentences import spell_p
-from rope_exp.report.spelling import NOTHING
+from rope_exp.report.spelling import NOTHING, markdown_lines
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,7 @@ def _percent(found: dict[int, float], *, spread: bool = False) -> str:
 
 def _table(lines: Sequence[Sequence[str]], *, num_texts: int) -> str:
     """Return a table in Markdown, of so many columns of text before those of numbers."""
-    rule = [*["---"] * num_texts, *["---:"] * (len(lines[0]) - num_texts)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
+    return markdown_lines(lines, "<" * num_texts + ">" * (len(lines[0]) - num_texts))
 
 
 # -- of the probes ---------------------------------------------------------------------------------

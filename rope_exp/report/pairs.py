@@ -5,6 +5,7 @@ import pandas as pd
 from rope_exp.evidence.significance import MOST_SEEDS, SIGNS
 from rope_exp.report.content import Relation, Report, judged_alone
 from rope_exp.report.sentences import spell_p
+from rope_exp.report.spelling import markdown_lines
 
 
 def pairs_table(report: Report) -> str:
@@ -42,10 +43,8 @@ def pairs_table(report: Report) -> str:
 
 def relations_table(report: Report) -> str:
     """Return the published relations, one by one, as a table in Markdown."""
-    lines = [
-        "| published | ours | Δ | 95 % interval | p (Holm) | seeds | outcome at this setting |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
-    ]
+    titles = ("published", "ours", "Δ", "95 % interval", "p (Holm)", "seeds")
+    lines = [[*titles, "outcome at this setting"]]
     for relation in report.relations:
         pair = relation.judged
         a = report.rows[pair.a].name
@@ -54,11 +53,17 @@ def relations_table(report: Report) -> str:
         if outcome == "open":
             outcome += f"; {_settling(relation)}"
         lines.append(
-            f"| {a} {relation.published} {b} | {a} {pair.sign} {b} | {pair.delta:+.4f} "
-            f"| {pair.low:+.4f} to {pair.high:+.4f} | {spell_p(pair.p_adjusted)} "
-            f"| {pair.num_seeds} | {outcome} |"
+            [
+                f"{a} {relation.published} {b}",
+                f"{a} {pair.sign} {b}",
+                f"{pair.delta:+.4f}",
+                f"{pair.low:+.4f} to {pair.high:+.4f}",
+                spell_p(pair.p_adjusted),
+                str(pair.num_seeds),
+                outcome,
+            ]
         )
-    return "\n".join(lines)
+    return markdown_lines(lines, "<<>>>><")
 
 
 def _settling(relation: Relation) -> str:

@@ -1,6 +1,6 @@
-"""How values are spelled: several as a span, millions, and a frame as a table in Markdown."""
+"""How values are spelled: several as a span, millions, and lines or a frame as a Markdown table."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -22,10 +22,16 @@ def millions(count: float) -> str:
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
     """Spell a frame in Markdown, its fractions by `form`; a dash where there is nothing."""
-    rows = [list(map(str, frame.columns)), ["---"] * len(frame.columns)]
+    lines = [list(map(str, frame.columns))]
     for values in frame.itertuples(index=False):
-        rows.append([NOTHING if pd.isna(x) else _spelled(x, form) for x in values])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        lines.append([NOTHING if pd.isna(x) else _spelled(x, form) for x in values])
+    return markdown_lines(lines, "<" * len(frame.columns))
+
+
+def markdown_lines(lines: Sequence[Sequence[str]], sides: str) -> str:
+    """Spell a table in Markdown: titles, then cells, each column at its side ("<" or ">")."""
+    rule = ["---" if side == "<" else "---:" for side in sides]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 
 def _spelled(value: object, form: str) -> str:

@@ -21,7 +21,7 @@ from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.pairs import relations_table
 from rope_exp.report.probed import extension_part
 from rope_exp.report.sentences import caption, notes, spell_p, summary
-from rope_exp.report.spelling import NOTHING
+from rope_exp.report.spelling import NOTHING, markdown_lines
 
 # Of a row against the reference.
 WORDS: Mapping[Verdict, str] = {
@@ -182,7 +182,6 @@ def csv_table(report: Report) -> str:
 def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
     """Return table.md: the table, the summary, notes, every assumption, and pictures by path."""
     sides, lines = _for_readers(report)
-    lines.insert(1, ["---" if side == "<" else "---:" for side in sides])
 
     relations = []
     if report.relations:
@@ -193,7 +192,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
 
     parts = [
         f"**{caption(report)}**",
-        "\n".join(f"| {' | '.join(line)} |" for line in lines),
+        markdown_lines(lines, sides),
         summary(report),
         *relations,
         *task_tables(report),

@@ -50,7 +50,7 @@ def forest(report: Report) -> Figure | None:
     figure = Figure(figsize=(WIDTH, 1.35 + 0.19 * len(rows)))
     axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(1, columns.width))
     _set_axes(axes, report, rows)
-    _set_words(words, columns)
+    _set_words(words, columns, rows)
     for place, row in enumerate(rows):
         _draw(axes, report, row, place)
         _write_words(words, report, row, place, columns)
@@ -78,7 +78,7 @@ def _small_print(axes: Axes, report: Report, rows: list[Line]) -> Iterator[str]:
     else:
         yield "No row shares two seeds with the reference: nothing here can be tested."
     theirs = report.published
-    if theirs and any(row.theirs.delta is not None for row in rows):
+    if theirs and _any_published(rows):
         yield (
             f"Grey circle: published ({theirs.short}; {theirs.setting}); compare order and signs, "
             "not sizes."
@@ -133,10 +133,15 @@ def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:
         axes.plot(right, place, marker=5, color=color, zorder=4, clip_on=False)
 
 
-def _set_words(axes: Axes, columns: _Columns) -> None:
+def _any_published(rows: list[Line]) -> bool:
+    return any(row.theirs.delta is not None for row in rows)
+
+
+def _set_words(axes: Axes, columns: _Columns, rows: list[Line]) -> None:
     axes.set_axis_off()
     across = axes.get_xaxis_transform()
-    for header, at in zip(_HEADERS, columns.places, strict=True):
+    headers = _HEADERS if _any_published(rows) else _HEADERS[:-1]
+    for header, at in zip(headers, columns.places, strict=False):
         axes.text(at, 1.02, header, transform=across, va="bottom", color=GREY, fontsize=SMALL)
 
 

@@ -94,6 +94,15 @@ def test_one_seed_has_dots_beside_the_published_and_no_interval(tmp_path: Path) 
     assert not any("arrow" in each for each in texts(figure))
 
 
+def test_what_nobody_published_has_no_column_for_it(tmp_path: Path) -> None:
+    for name in ("published", "own"):
+        make_run(tmp_path / name, pe="qk_rope", loss=3.5)
+    make_run(tmp_path / "published", pe="nope", loss=3.6)
+    make_run(tmp_path / "own", pe="pe.rotate=[q,v]", loss=3.4)
+    assert "published" in texts(drawn(forest(report_of(tmp_path / "published"))))
+    assert "published" not in texts(drawn(forest(report_of(tmp_path / "own"))))
+
+
 def test_a_forest_needs_the_reference_and_a_row_beside_it(tmp_path: Path) -> None:
     make_run(tmp_path / "alone", loss=3.5)
     assert forest(report_of(tmp_path / "alone")) is None

@@ -134,7 +134,8 @@ def config_loader(config_dir: Path | None) -> ConfigLoaderImpl:
     From now on no config can read the environment.
 
     Raises:
-        ConfigError: there is no such folder, or a file would unfold to any size.
+        ConfigError: there is no such folder, a file would unfold to any size, or one has the name
+            of a choice of ours.
     """
     hydra.version.setbase(None)
     setup_globals()
@@ -149,7 +150,21 @@ def config_loader(config_dir: Path | None) -> ConfigLoaderImpl:
         if not folder.is_dir():
             raise ConfigError("--config-dir", str(config_dir), "there is no such folder")
         _check_files(folder)
+        _check_names(folder, config_dir)
     return ConfigLoaderImpl(search_path)
+
+
+def _check_names(folder: Path, config_dir: Path) -> None:
+    """Refuse another choice under a name of ours, of which one would silently be left out."""
+    for path in sorted(folder.rglob("*.yaml")):
+        choice = path.relative_to(folder)
+        ours = CONFIGS / choice
+        if ours.is_file() and path.read_bytes() != ours.read_bytes():
+            raise ConfigError(
+                "--config-dir",
+                str(config_dir),
+                f"its {choice} has the name of a choice that is there already: give it another",
+            )
 
 
 def _check_files(folder: Path) -> None:

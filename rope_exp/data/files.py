@@ -51,7 +51,7 @@ def local_files(data: DataConfig) -> list[Path]:
 
     if not files:
         ends = ", ".join(FORMATS)
-        raise path_error(data.path, f"holds no file that ends in {ends} (or .gz after it)")
+        raise path_error(data.path, f"holds no file that ends in {ends} (or .gz or .zst after it)")
     formats = {str(_format(path)) for path in files}
     if len(formats) > 1:
         names = " and ".join(sorted(formats))

@@ -171,7 +171,9 @@ def _word(run: Run, key: str) -> str:
     if key != ROW:
         return f"{key}={spelled(run.config, key)}"
     if run.config.row_name is None:
-        raise ReportError(f"--factors {ROW}: {run.folder} has no row_name")
+        raise ReportError(
+            f"--factors {ROW}: {run.folder} has no row_name; row_name=NAME gives a run one"
+        )
     return f"{ROW}={run.config.row_name}"
 
 

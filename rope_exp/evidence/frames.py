@@ -6,7 +6,7 @@ runs = load_runs("results/records/english")
 runs.pivot(index="seed", columns="pe", values="val/loss")
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.records import read_record
 from rope_exp.evidence.runs import ReportError, Run, folders_in, is_run, read_run
 
-# Of config.yaml, by the keys of the command line; factors of a campaign stand under theirs, too.
+# Of config.yaml, by the keys of the command line; whatever else tells runs apart is added.
 _OF_CONFIG = (
     "seed",
     "data.name",
@@ -49,6 +49,8 @@ _OF_RESULT = (
     "group_sha256",
 )
 _OF_ENV = ("device", "torch", "num_threads")
+# What says where a run goes and how it is watched; and what `pe` and `rotate` say.
+_NOT_TOLD = ("run", "launch", "tracker", "pe.name", "pe.rotate")
 
 
 def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
@@ -58,29 +60,35 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
         where: a folder at or above run folders, or at or above records.
     Returns:
         By the keys of result.json and of the command line; `where` names the run, and is the index.
-        `cached` are a layer's numbers a token, `state` those that do not grow. A run that is not
-        done has no loss.
+        Every key that is not the same in all these runs is there, but where they lie and how they
+        were watched. `cached` are a layer's numbers a token, `state` those that do not grow. A run
+        that is not done has no loss.
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
-    lines = pd.DataFrame(map(_line, _runs(Path(where))))
+    runs = list(_runs(Path(where)))
+    told = _told_apart(runs)
+    lines = pd.DataFrame([_line(run) | keys for run, keys in zip(runs, told, strict=True)])
     return lines.set_index("where", drop=False).rename_axis(index=None)
 
 
 def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     """Return a frame with one line a row of a run's metrics: step, tokens, losses, and the run's.
 
+    Every key that is not the same in all these runs is there, as in `load_runs`.
+
     Args, Raises: as `load_runs`.
     """
     frames = []
-    for run in _runs(Path(where)):
+    runs = list(_runs(Path(where)))
+    for run, keys in zip(runs, _told_apart(runs), strict=True):
         frame = pd.DataFrame(run.metrics)
         told: dict[str, Any] = {
             "where": run.where,
             "pe": run.config.pe.label,
             "seed": run.config.seed,
             "optim.lr": run.config.optim.lr,
-            **run.factors,
+            **keys,
         }
         for key, value in told.items():
             frame[key] = [value] * len(frame)
@@ -126,6 +134,29 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from _below(inside)
 
 
+def _told_apart(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return of each run the keys in which some of them differ, and the factors of its campaign."""
+    configs = [dict(_keys(run.config.to_dict())) for run in runs]
+    every = dict.fromkeys(key for config in configs for key in config)
+    differ = [key for key in every if len({repr(config.get(key)) for config in configs}) > 1]
+    return [
+        {key: config.get(key) for key in dict.fromkeys([*run.factors, *differ])}
+        for run, config in zip(runs, configs, strict=True)
+    ]
+
+
+def _keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key of a config as the command line spells it, and its value."""
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if key in _NOT_TOLD:
+            continue
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{key}.")
+        else:
+            yield key, value
+
+
 def _line(run: Run) -> dict[str, Any]:
     config = run.config.to_dict()
     line: dict[str, Any] = {
@@ -143,7 +174,6 @@ def _line(run: Run) -> dict[str, Any]:
     for key in _OF_CONFIG:
         section, _, name = key.partition(".")
         line[key] = config[section][name] if name else config[section]
-    line |= run.factors
     line |= {key: run.result.get(key) for key in _OF_RESULT}
     line |= {key: run.env.get(key) for key in _OF_ENV}
     git = run.env.get("git")

@@ -143,8 +143,8 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
     if not found or (len(found) > 1 and not several):
         named = f"groups {pattern}" if pattern else "groups"
         raise ReportError(
-            f"{runs} holds {len(found)} {named}, and a table is of one; --group takes "
-            f"{', '.join(found or groups)}"
+            f"{runs} holds {len(found) or 'no'} {named}, and a table is of one (of several with "
+            f"--factors, such as pe optim.lr); --group takes {', '.join(found or groups)}"
         )
     return [runs / name for name in found]
 

@@ -24,6 +24,7 @@ from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
+from rope_exp.system.console import log
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import write_atomically
 
@@ -95,6 +96,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     made = {}
     for each in names if name is None else [name]:
         others = [run for other in names if other != each for run in read[other]]
+        log(f"{each}: {len(read[each])} records")
         made[each] = _campaign_files(read[each], others)
 
     if name is None:

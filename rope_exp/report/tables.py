@@ -198,12 +198,16 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         *task_tables(report),
         *extension_part(report),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
-        "Notes:",
-        _bullets(notes(report)),
+        *_notes(report),
         "Assumptions, which the source leaves open:",
         _bullets(assumptions(report)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _notes(report: Report) -> list[str]:
+    said = _bullets(notes(report))
+    return ["Notes:", said] if said else []
 
 
 def _bullets(items: Iterable[str]) -> str:

@@ -171,6 +171,16 @@ def test_our_own_files_are_allowed_in_a_users_folder(tmp_path: Path) -> None:
     assert "My-RoPE" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "choice", ["pe/qk_rope.yaml", "experiment/nine.yaml", "campaign/english.yaml"]
+)
+def test_another_choice_of_a_name_of_ours_is_refused(tmp_path: Path, choice: str) -> None:
+    """One of the two would be left out without a word."""
+    write(tmp_path / choice, (CONFIGS / choice).read_text() + "# mine\n")
+    with refused("--config-dir", choice, "give it another"):
+        compose_jobs([], tmp_path)
+
+
 @pytest.mark.parametrize("script", ["scripts/plan.py", "scripts/prepare_data.py"])
 def test_every_command_that_composes_takes_a_folder(tmp_path: Path, script: str) -> None:
     write(

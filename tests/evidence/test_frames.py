@@ -49,6 +49,23 @@ def test_run_folders_and_their_records_give_the_same_curves(tmp_path: Path) -> N
     )
 
 
+def test_every_key_that_tells_runs_apart_is_there(tmp_path: Path) -> None:
+    """Of every run, though one campaign varies it and the other does not."""
+    warmup = "schedule.warmup_fraction"
+    make_records(tmp_path, "english", rows=ROWS, seeds=(0,), factors={warmup: [0.05, 0.2]})
+    heavy = ["pe=vo_rope", "optim.weight_decay=0.3"]
+    make_records(tmp_path, "other", rows={"heavy": heavy}, loss=lambda *_: 4.0)
+    for frame in (load_runs(tmp_path), load_metrics(tmp_path)):
+        found = frame.drop_duplicates("where").set_index("where")
+        own = found.filter(like="other/", axis="index")
+        assert len(own) == 5
+        assert set(own[warmup]) == {0.2}
+        assert set(own["optim.weight_decay"]) == {0.3}
+        assert set(found["optim.weight_decay"]) == {0.1, 0.3}
+        assert sorted(set(found[warmup])) == [0.05, 0.2]
+        assert "train.global_batch_size" not in frame.columns
+
+
 def test_a_run_that_was_set_aside_is_none(tmp_path: Path) -> None:
     """`run.fresh=true` moves it to a hidden folder beside the one that begins anew."""
     make_run(tmp_path, loss=3.9)

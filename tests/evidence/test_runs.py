@@ -40,7 +40,7 @@ def test_no_runs_are_refused_with_the_way_to_make_them(tmp_path: Path) -> None:
     with refused("holds no runs", "python train.py -m +experiment=nine"):
         find_groups(tmp_path, None)
     make_run(tmp_path)
-    with refused("holds 0 groups other", "--group takes g"):
+    with refused("holds no groups other", "--group takes g"):
         find_groups(tmp_path, "other")
 
 

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 from support.reports import make_nine, make_run, report_of, table_rows
 
+from rope_exp.report import tables
 from rope_exp.report.command import write
 from rope_exp.report.content import Report
 from rope_exp.report.pairs import pairs_table
@@ -26,6 +27,14 @@ OF_KIND = ",kind,params,cached,state"
 def nine(tmp_path: Path) -> Report:
     make_nine(tmp_path, seeds=(0, 1, 2))
     return report_of(tmp_path)
+
+
+def test_where_there_is_nothing_to_note_no_heading_says_so(
+    nine: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "\nNotes:\n" in markdown(nine)
+    monkeypatch.setattr(tables, "notes", lambda _: [])
+    assert "Notes:" not in markdown(nine)
 
 
 def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:

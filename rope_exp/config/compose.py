@@ -24,7 +24,7 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rope_exp.config.overrides import check_overrides
+from rope_exp.config.overrides import CAMPAIGNS, check_overrides
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import fill, has_aliases
 from rope_exp.system.errors import ConfigError, first_line
@@ -155,11 +155,18 @@ def config_loader(config_dir: Path | None) -> ConfigLoaderImpl:
 
 
 def _check_names(folder: Path, config_dir: Path) -> None:
-    """Refuse another choice under a name of ours, of which one would silently be left out."""
+    """Refuse another choice under a name of ours, since Hydra would silently leave it out.
+
+    Of campaigns, which Hydra does not compose, the user's own comes first.
+    """
     for path in sorted(folder.rglob("*.yaml")):
         choice = path.relative_to(folder)
         ours = CONFIGS / choice
-        if ours.is_file() and path.read_bytes() != ours.read_bytes():
+        if (
+            choice.parts[0] != CAMPAIGNS
+            and ours.is_file()
+            and path.read_bytes() != ours.read_bytes()
+        ):
             raise ConfigError(
                 "--config-dir",
                 str(config_dir),

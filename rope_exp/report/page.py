@@ -17,6 +17,8 @@ from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.page_data import page_data
 
 MAX_BYTES = 3_000_000
+# Of any number in the page: a hundred times finer than tables spell.
+DECIMALS = 6
 SCRIPTS = ("state.js", "tables.js", "charts.js", "forest.js", "curves.js", "page.js")
 
 
@@ -64,8 +66,17 @@ def assemble(data: Mapping[str, Any]) -> bytes:
 
 def embedded(data: Mapping[str, Any]) -> str:
     """Return data as JSON that may stand within a script element: in ASCII, and without <."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
+
+
+def _rounded(value: Any) -> Any:
+    """Return data with its numbers to so many decimals: digits that nobody sees take no room."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return round(value, DECIMALS) if isinstance(value, float) else value
 
 
 def policy(scripts: Sequence[str], style: str) -> str:

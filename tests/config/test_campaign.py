@@ -126,7 +126,7 @@ def test_a_name_is_one_of_a_file() -> None:
 
 
 def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
-    """As with every other group: its campaigns hide ours of the same name, and add to them."""
+    """Its campaigns hide ours of the same name, and add to them."""
     mine = load(tmp_path, "noise", about="my own", cells=[{"rows": ["vo"], "seed": [0]}])
     assert (mine.about, names(mine)) == ("my own", ["vo-s0"])
     write_campaign(tmp_path, "other")

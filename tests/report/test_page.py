@@ -83,6 +83,11 @@ def test_the_same_runs_give_the_same_page(text: str) -> None:
     assert page(turned).decode() == text
 
 
+def test_numbers_are_finer_than_any_table_and_no_longer_than_that() -> None:
+    data = {"loss": [4.869252249598503, (0.1, 3)], "text": "4.869252249598503"}
+    assert embedded(data) == '{"loss":[4.869252,[0.1,3]],"text":"4.869252249598503"}'
+
+
 def test_a_page_that_is_too_large_is_refused() -> None:
     with refused("report.html would have 3,", "at most 3,000,000 are allowed"):
         assemble({"texts": "x" * 2_900_000})

@@ -83,7 +83,7 @@ def test_the_same_runs_give_the_same_page(text: str) -> None:
     assert page(turned).decode() == text
 
 
-def test_numbers_are_finer_than_any_table_and_no_longer_than_that() -> None:
+def test_numbers_are_a_little_finer_than_tables_spell() -> None:
     data = {"loss": [4.869252249598503, (0.1, 3)], "text": "4.869252249598503"}
     assert embedded(data) == '{"loss":[4.869252,[0.1,3]],"text":"4.869252249598503"}'
 

@@ -115,7 +115,7 @@ def held_out_nats(read_WS: Ids, held_NS: Ids, vocab_size: int, most: int) -> lis
 
         shorter = p_NT[:, p_NT.shape[1] - asked.shape[1] :]
         is_known = total > 0
-        shorter[is_known] = ((count + kind * shorter)[is_known]) / (total + kind)[is_known]
+        shorter[is_known] = (count + kind * shorter)[is_known] / (total + kind)[is_known]
         losses.append(float(-np.log(p_NT).mean()))
     return losses
 
@@ -146,16 +146,17 @@ def write(patterns: Sequence[str], records: Path, out: Path) -> None:
         RecordError: a pattern names none, or as in `beside`.
         DataError: there is no corpus.
     """
-    by_order: dict[str, list[Run]] = {}
+    # Campaigns share orders of tokens, and each has a line of its own.
+    alike: dict[tuple[str, str], list[Run]] = {}
     for pattern in patterns:
         found = sorted(records.glob(f"{pattern}.json"))
         if not found:
             raise ReportError(f"{records} holds no record {pattern}")
         for run in map(read_record, found):
-            by_order.setdefault(run.result["order_sha256"], []).append(run)
+            alike.setdefault((run.group, run.result["order_sha256"]), []).append(run)
 
     lines = []
-    for runs in by_order.values():
+    for runs in alike.values():
         lines.append(beside(runs))
         log(", ".join(f"{key} {value}" for key, value in lines[-1].items()))
     table = markdown_table(pd.DataFrame(lines), ".3f")

@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.report.packing import packed
 from rope_exp.report.page_data import page_data
 
 MAX_BYTES = 3_000_000
@@ -65,8 +66,8 @@ def assemble(data: Mapping[str, Any]) -> bytes:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """Return data as JSON that may stand within a script element: in ASCII, and without <."""
-    text = json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False)
+    """Return data, packed, as JSON that may stand in a script element: in ASCII, and without <."""
+    text = json.dumps(packed(_rounded(data)), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 

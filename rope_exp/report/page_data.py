@@ -36,22 +36,6 @@ EXPLORATION = (
 )
 
 
-class Texts:
-    """Texts that stand in many places, each kept once."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, int] = {}
-
-    def places(self, texts: Sequence[str]) -> list[int]:
-        """Return where each of the texts stands."""
-        return [self._places.setdefault(text, len(self._places)) for text in texts]
-
-    @property
-    def all(self) -> list[str]:
-        """Every text, by its place."""
-        return list(self._places)
-
-
 def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     """Return all that the page shows.
 
@@ -65,14 +49,12 @@ def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     }
     runs = [run for each in ordered.values() for run in each]
     levels = find_levels(ordered)
-    texts = Texts()
     return {
         "margin": MARGIN,
         "shown_from": SHOWN_FROM,
         "facets": _facets(levels),
-        "levels": [_level(level, texts) for level in levels],
+        "levels": [_level(level) for level in levels],
         "start": _start(levels),
-        "texts": texts.all,
         "runs": runs_table(runs),
         "hours": round(hours(runs), 2),
         "noise": noise_table(ordered.get(PILOT, [])),
@@ -100,13 +82,13 @@ def _start(levels: Sequence[Level]) -> int:
 # -- one level -------------------------------------------------------------------------------------
 
 
-def _level(level: Level, texts: Texts) -> dict[str, Any]:
+def _level(level: Level) -> dict[str, Any]:
     report = level.report
     drawn = curves(report.rows)
     references = [label for label, row in report.rows.items() if row.losses]
     against = {}
     for label in references:
-        against[label] = _against(refer(report, label), drawn["tokens"], level, texts)
+        against[label] = _against(refer(report, label), drawn["tokens"], level)
 
     return {
         "facets": {key: choice.text for key, choice in level.facets.items()},
@@ -120,7 +102,7 @@ def _level(level: Level, texts: Texts) -> dict[str, Any]:
         "source": report.source.cited if report.source else None,
         "relations": relations_table(report),
         "answers": answers_table(report),
-        "assumptions": texts.places(assumptions(report)),
+        "assumptions": assumptions(report),
         "reference": report.reference.label if references else None,
         "against": against,
     }
@@ -147,7 +129,7 @@ def _row(row: Line) -> dict[str, Any]:
     }
 
 
-def _against(report: Report, tokens: Sequence[int], level: Level, texts: Texts) -> dict[str, Any]:
+def _against(report: Report, tokens: Sequence[int], level: Level) -> dict[str, Any]:
     """Return what depends on the reference."""
     said = notes(report)
     if level.joined:
@@ -161,7 +143,7 @@ def _against(report: Report, tokens: Sequence[int], level: Level, texts: Texts) 
         said.insert(0, EXPLORATION)
     return {
         "caption": caption(report),
-        "notes": texts.places(said),
+        "notes": said,
         "rows": {label: _difference(report, row) for label, row in report.rows.items()},
         "differences": differences(report.rows, report.reference, tokens),
         "table": table_of_rows(report),

@@ -35,7 +35,7 @@ class Shown(NamedTuple):
 def _table(columns: Iterable[Column], rows: Mapping[str, Sequence[Shown]]) -> Table:
     listed = []
     for key, row in rows.items():
-        # A text that sorts by itself is kept once.
+        # A text that sorts by itself needs no key.
         cells_of = [cell.text if cell.text == cell.key else list(cell) for cell in row]
         listed.append({"id": key, "cells": cells_of})
     return {"columns": [column._asdict() for column in columns], "rows": listed}

@@ -137,17 +137,17 @@ def test_numbers_are_those_of_the_tables(data: dict[str, Any]) -> None:
 def test_other_views_than_the_protocols_are_exploration(data: dict[str, Any]) -> None:
     """Another reference, and levels that several campaigns make up; not the planned one."""
 
-    def notes_of(page: dict[str, Any], level: dict[str, Any], reference: str) -> list[str]:
-        return [page["texts"][place] for place in level["against"][reference]["notes"]]
+    def notes_of(level: dict[str, Any], reference: str) -> list[str]:
+        return list(level["against"][reference]["notes"])
 
     level = data["levels"][data["start"]]
-    assert EXPLORATION not in notes_of(data, level, "qk_rope")
-    assert EXPLORATION in notes_of(data, level, "nope")
+    assert EXPLORATION not in notes_of(level, "qk_rope")
+    assert EXPLORATION in notes_of(level, "nope")
     joined = page_data({"nine": make_runs("nine", FEW), "more": more_runs(("qv_rope",))})
     more, nine, both = joined["levels"]
-    assert EXPLORATION in notes_of(joined, more, "qv_rope")
-    assert EXPLORATION not in notes_of(joined, nine, "qk_rope")
-    assert EXPLORATION in notes_of(joined, both, "qk_rope")
+    assert EXPLORATION in notes_of(more, "qv_rope")
+    assert EXPLORATION not in notes_of(nine, "qk_rope")
+    assert EXPLORATION in notes_of(both, "qk_rope")
 
 
 def test_one_seed_has_no_interval(data: dict[str, Any]) -> None:

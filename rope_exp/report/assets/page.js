@@ -100,8 +100,8 @@ function showTexts() {
   fillList("notes", against?.notes ?? []);
 }
 
-function fillList(id, places) {
-  byId(id).replaceChildren(...places.map((place) => make("li", DATA.texts[place])));
+function fillList(id, texts) {
+  byId(id).replaceChildren(...texts.map((text) => make("li", text)));
 }
 
 // -- tables ---------------------------------------------------------------------------------------

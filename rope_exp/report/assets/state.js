@@ -1,6 +1,15 @@
 // What is shown: a level, a reference, and how tables are sorted. It all stands in the address.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
+const PACKED = JSON.parse(document.getElementById("data").textContent);
+const DATA = unpacked(PACKED.data);
+
+/** Put back what stands in many places, and was kept once. */
+function unpacked(value) {
+  if (value === null || typeof value !== "object") return value;
+  if (Array.isArray(value)) return value.map(unpacked);
+  if (Number.isInteger(value["="])) return unpacked(PACKED.shared[value["="]]);
+  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, unpacked(each)]));
+}
 
 /** Return the element with this id. */
 function byId(id) {

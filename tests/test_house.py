@@ -206,16 +206,26 @@ def signed(value: str, *, decimals: int) -> str:
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
-    """A file that is renamed is renamed in the README and in docs, too."""
-    results = [REPOSITORY / "README.md", REPOSITORY / "results" / "README.md"]
+    """A file or a heading that is renamed is renamed wherever a page leads to it, too."""
+    results = [REPOSITORY / "README.md", *(REPOSITORY / "results").glob("*.md")]
     pages = [*results, *(REPOSITORY / "docs").rglob("*.md")]
     assert len(pages) > 10
 
     for page in pages:
-        targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
-        for target in targets:
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+        links = re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8"))
+        for target, anchor in links:
+            if "://" in target:
+                continue
+            found = page.parent / target if target else page
+            assert found.exists(), f"{page.name}: {target}"
+            if anchor:
+                assert anchor in anchors(found), f"{page.name}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> list[str]:
+    """What the headings of a page are called in a link to them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings]
 
 
 def test_names_of_tests_are_short() -> None:

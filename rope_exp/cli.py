@@ -107,7 +107,7 @@ def train(words: list[str]) -> int:
 
     jobs = compose_jobs(command.overrides, command.config_dir, multirun=command.multirun)
     if not jobs.have_launcher:
-        return _dispatch(jobs.configs)
+        return _dispatch(jobs.configs, jobs.titles)
 
     from rope_exp.launch.elsewhere import hand_over
 
@@ -124,11 +124,12 @@ def run_elsewhere(values: Any) -> None:
     from rope_exp.config.compose import check_tree, to_run_config
 
     check_tree(values)
-    if code := _dispatch([to_run_config(values)]):
+    config = to_run_config(values)
+    if code := _dispatch([config], [config.name]):
         sys.exit(code)
 
 
-def _dispatch(configs: "list[RunConfig]") -> int:
+def _dispatch(configs: "list[RunConfig]", titles: list[str]) -> int:
     """Hand the runs to the dispatcher, or run the one as the rank that this process is."""
     from rope_exp.launch import sweep
     from rope_exp.launch.admit import resolved
@@ -146,4 +147,4 @@ def _dispatch(configs: "list[RunConfig]") -> int:
             )
         return run_as_rank(configs[0])
 
-    return sweep.dispatch([resolved(config) for config in configs])
+    return sweep.dispatch([resolved(config) for config in configs], titles)

@@ -142,13 +142,14 @@ def campaign(words: list[str]) -> int:
 
 def plan(words: list[str]) -> int:
     """Print what a config costs before it runs."""
-    from rope_exp.config.plan import cost_lines
+    from rope_exp.config.plan import cost_lines, sweep_lines
     from rope_exp.config.resolve import resolve
     from rope_exp.data.prepare import num_prepared_tokens
     from rope_exp.run.folder import read_result
 
-    configs = _configs("plan", "Print what a config costs before it runs.", words)
-    config = resolve(configs[0])
+    about = "Print what a config, or a sweep of them, costs before it runs."
+    configs = [resolve(config) for config in _configs("plan", about, words, sweeps=True)]
+    config = configs[0]
     folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
     rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
     measured = statistics.median(filter(None, rates)) if any(rates) else None
@@ -156,7 +157,8 @@ def plan(words: list[str]) -> int:
     epoch = None if config.data.task else num_prepared_tokens(config.data, config.tokenizer)
     print("\n".join(cost_lines(config, measured, epoch)))
     if len(configs) > 1:
-        print(f"sweep        of {len(configs)} runs, of which this is the first")
+        alike = len({each.group for each in configs}) == 1
+        print("\n".join(sweep_lines(configs, measured if alike else None)))
     return 0
 
 
@@ -183,7 +185,9 @@ def prepare(words: list[str]) -> int:
     return 0
 
 
-def _configs(command: str, description: str, words: list[str]) -> list[RunConfig]:
+def _configs(
+    command: str, description: str, words: list[str], *, sweeps: bool = False
+) -> list[RunConfig]:
     """Return the configs of a command that takes the overrides of `train`."""
     from rope_exp.config.compose import compose_jobs
 
@@ -194,8 +198,13 @@ def _configs(command: str, description: str, words: list[str]) -> list[RunConfig
     parser.add_argument(
         "--config-dir", type=Path, help="a further folder of groups and their choices"
     )
-    arguments = parser.parse_intermixed_args(words)
-    return compose_jobs(arguments.overrides, arguments.config_dir).configs
+    if sweeps:
+        parser.add_argument(
+            "-m", "--multirun", action="store_true", help="several values of a key make a sweep"
+        )
+    asked = parser.parse_intermixed_args(words)
+    multirun = sweeps and asked.multirun
+    return compose_jobs(asked.overrides, asked.config_dir, multirun=multirun).configs
 
 
 def _check_is_run(folder: Path) -> None:

@@ -33,6 +33,9 @@ from rope_exp.system.processes import PACKAGE, ROOT
 # Beside the package in a checkout, within it where it is installed.
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
 
+# Of an override, what the name of a run says anyway.
+IN_NAME = re.compile(r"\+*(pe[=.]|seed=)")
+
 # To another key: the interpolation that reads nothing else. Only Hydra's node may name Hydra's.
 REFERENCE = re.compile(r"\$\{(?!hydra)[\w.\[\]]+\}")
 REFERENCE_IN_HYDRA = re.compile(r"\$\{[\w.\[\]]+\}")
@@ -71,6 +74,17 @@ class Jobs:
     tree: DictConfig
     overrides: list[list[str]]
     configs: list[RunConfig]
+
+    @property
+    def titles(self) -> list[str]:
+        """What a person calls each: its variant and seed, and between them what else is swept."""
+        swept = [len(set(values)) > 1 for values in zip(*self.overrides, strict=True)]
+        titles = []
+        for words, config in zip(self.overrides, self.configs, strict=True):
+            told = [word for word, differs in zip(words, swept, strict=True) if differs]
+            others = [word.lstrip("+") for word in told if not IN_NAME.match(word)]
+            titles.append("-".join([config.pe.label, *others, f"s{config.seed}"]))
+        return titles
 
     @property
     def have_launcher(self) -> bool:

@@ -6,6 +6,7 @@ float32 matrix product, measured now; and at the rate that runs of this group ha
 
 import statistics
 import timeit
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,12 +44,7 @@ def cost_lines(
     model = config.model
     attn = config.attn
     train = config.train
-    vocab_size = config.known_vocab_size
-    if vocab_size is None:
-        raise ConfigError(
-            "tokenizer", "pretrained", "its vocabulary is known once data are prepared"
-        )
-
+    vocab_size = _vocab_size(config)
     architecture = config.architecture(vocab_size)
     params = num_parameters(architecture)
     tokens = train.num_tokens
@@ -61,7 +57,7 @@ def cost_lines(
     memory = sum(memory_bytes(config, vocab_size).values())
     epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
 
-    lines = [
+    return [
         f"run          {config.pe.label} {model.name} on {config.data.name}, group {config.group}",
         f"model        {params:,} parameters: {model.num_hidden_layers} layers of "
         f"{model.hidden_size}, {model.num_attention_heads} heads of {_widths(config)}, "
@@ -73,9 +69,44 @@ def cost_lines(
         f"memory       about {memory / GIB:.1f} GiB a process in {train.precision}",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",
+        *_times(total, tokens, config.launch.device, measured_tokens_per_s),
     ]
 
-    if config.launch.device == "cpu":
+
+def sweep_lines(
+    configs: Sequence[RunConfig], measured_tokens_per_s: float | None = None
+) -> list[str]:
+    """Return the lines that say what all runs of a sweep cost together.
+
+    Args:
+        configs: with every `auto` resolved.
+        measured_tokens_per_s: of runs of the one group that they have, where there are any.
+    Raises:
+        ConfigError: see cost_lines.
+    """
+    total = sum(run_flops(config, _vocab_size(config)) for config in configs)
+    tokens = sum(config.train.num_tokens for config in configs)
+    return [
+        f"sweep        {len(configs)} runs, of which the above is the first: {tokens:,} tokens, "
+        f"{total:.3e} operations; one after another they take",
+        *_times(total, tokens, configs[0].launch.device, measured_tokens_per_s),
+    ]
+
+
+def _vocab_size(config: RunConfig) -> int:
+    if config.known_vocab_size is None:
+        raise ConfigError(
+            "tokenizer", "pretrained", "its vocabulary is known once data are prepared"
+        )
+    return config.known_vocab_size
+
+
+def _times(
+    total: float, tokens: int, device: str, measured_tokens_per_s: float | None
+) -> list[str]:
+    """Return a line for each rate at which so many operations and tokens may go."""
+    lines = []
+    if device == "cpu":
         rate = matmul_flops_per_s()
         where = f"here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"
         lines.append(_time(total / rate, where))

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import (
@@ -235,8 +236,8 @@ def _json_texts(path: Path, data: DataConfig) -> Iterator[str]:
     except ValueError:
         whole = True
 
-    for content in filter(str.strip, _unpack(path, "utf-8-sig", whole=whole)):
-        value = json.loads(content)
+    for number, content in enumerate(_unpack(path, "utf-8-sig", whole=whole)):
+        value = _json(content, path, num_lines_before=number)
         for row in value if isinstance(value, list) else [value]:
             if isinstance(row, str):
                 row = {key: row}
@@ -255,6 +256,20 @@ def _json_texts(path: Path, data: DataConfig) -> Iterator[str]:
 
     if keys:
         check_column(data, keys)
+
+
+def _json(content: str, path: Path, num_lines_before: int) -> Any:
+    """Return the value that some lines of a file spell; no rows where they are empty.
+
+    Raises:
+        ConfigError: it is no JSON, from some line on.
+    """
+    try:
+        return json.loads(content.rstrip() or "[]")
+    except json.JSONDecodeError as error:
+        line = num_lines_before + error.lineno
+        reason = f"cannot be read as JSON: line {line}, column {error.colno}: {error.msg}"
+        raise path_error(path, reason) from None
 
 
 READERS = {

@@ -7,7 +7,7 @@ import os
 import re
 
 from rope_exp.config.run import RunConfig
-from rope_exp.run.folder import read_result
+from rope_exp.run.folder import describe_done, read_result
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 
 
@@ -70,6 +70,8 @@ def run_as_rank(config: RunConfig) -> int:
         [job] = admit([config])
         if job.exit_code is None:
             acquire_or_refuse(job)
+        if job.exit_code is not None:
+            print(describe_done(job.folder))
 
     result = None if config.run.fresh else read_result(config.folder)
     if result is not None:

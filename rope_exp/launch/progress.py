@@ -11,6 +11,7 @@ from rope_exp.config.resolve import operations, runs_at_a_time
 from rope_exp.config.run import differing_keys
 from rope_exp.evidence.records import read_record, record_path
 from rope_exp.evidence.runs import Run
+from rope_exp.run.metrics import last_step
 from rope_exp.system.errors import ConfigError, show
 
 # What a record's config must share with its cell beside what can change a number: on the threads
@@ -104,6 +105,8 @@ class Progress:
         for cell in self.campaign.cells:
             run = self.done.get(cell.name)
             words = "left"
+            if run is None and (step := last_step(cell.config.folder)):
+                words = f"begun here, step {step:,} of {cell.config.train.num_steps:,}"
             if run is not None:
                 loss = "" if run.loss is None else f" {run.loss:.4f}"
                 words = f"{run.status}{loss}, {run.result['wall_s']:.0f} s"

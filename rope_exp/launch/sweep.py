@@ -18,7 +18,7 @@ from rope_exp.launch.job import Job
 from rope_exp.launch.leases import lease_gpus
 from rope_exp.launch.ranks import POLL_SECONDS, SignalRelay
 from rope_exp.launch.view import SweepView
-from rope_exp.run.folder import RESULT, describe
+from rope_exp.run.folder import describe_done
 from rope_exp.system.console import log
 from rope_exp.system.errors import (
     EXIT_DONE,
@@ -28,25 +28,27 @@ from rope_exp.system.errors import (
     ConfigError,
     RecordError,
 )
-from rope_exp.system.files import disk_full, free_bytes, read_json
+from rope_exp.system.files import disk_full, free_bytes
 
 LOG = "log.txt"
 WITHOUT_FRESH = "leave out run.fresh=true to go on: with it, the same command begins anew"
 WAIT_SECONDS = 1.0  # between two looks at GPUs or at a run that others hold
 
 
-def dispatch(configs: Sequence[RunConfig]) -> int:
+def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> int:
     """Bring every run to its end.
 
     Args:
         configs: of the runs, resolved for this machine.
+        titles: what a person calls each.
     Returns:
         The exit code of the one run; of several, 0 if all are done, 75 if stopped, 1 if any failed.
     Raises:
         ConfigError, DataError, DiskError: before anything is written.
     """
     jobs = admit(configs)
-    for job in jobs:
+    for job, title in zip(jobs, titles, strict=True):
+        job.title = title
         if job.exit_code is None:
             make_folder(job)
     return _run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0])
@@ -57,8 +59,7 @@ def _run_one(job: Job) -> int:
     if job.exit_code is None:
         acquire_or_refuse(job)
     if job.exit_code is not None:
-        result = describe(read_json(job.folder / RESULT))
-        print(f"{job.folder} is done: {result}; run.fresh=true runs it anew")
+        print(describe_done(job.folder))
         return job.exit_code
 
     if job.config.launch.inline:

@@ -176,6 +176,12 @@ def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     return checked(path, result, _LOSS[result["status"]])
 
 
+def describe_done(folder: Path) -> str:
+    """Return what is said instead of running a run that is done."""
+    result = describe(read_json(folder / RESULT))
+    return f"{folder} is done: {result}; run.fresh=true runs it anew"
+
+
 def describe(result: Mapping[str, Any]) -> str:
     """Return a result in a few words."""
     if result["status"] == "diverged":

@@ -238,6 +238,20 @@ def test_a_sweep_is_every_value_with_every_other() -> None:
     assert names(compose_jobs(["seed=3"], multirun=True)) == ["qk_rope-s3"]
 
 
+def test_a_run_is_called_by_what_its_sweep_changes() -> None:
+    """Not by what all its runs share, and not twice by its variant or seed."""
+    jobs = compose_jobs(["optim.lr=0.001", "pe=k_rope,nope", "seed=0,1"], multirun=True)
+    assert jobs.titles == names(jobs)
+    words = ["model=nano,10m", "pe=k_rope", "pe.base=100,10000", "++data.seed=1,2", "seed=3"]
+    assert compose_jobs(words, multirun=True).titles == [
+        f"{pe}-model={model}-data.seed={seed}-s3"
+        for model in ("nano", "10m")
+        for pe in ("k_rope-base100", "k_rope")
+        for seed in (1, 2)
+    ]
+    assert compose_jobs(["pe=vo_rope", "seed=4"]).titles == ["vo_rope-s4"]
+
+
 def test_a_sweep_of_a_key_that_no_file_mentions(tmp_path: Path) -> None:
     write(
         tmp_path / "experiment" / "x.yaml",

@@ -8,7 +8,8 @@ from support.command import assert_refused, command
 from support.refused import refused
 
 from rope_exp.config import plan
-from rope_exp.config.compose import run_config
+from rope_exp.config.compose import compose_jobs, run_config
+from rope_exp.config.costs import run_flops
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 
@@ -35,6 +36,28 @@ def test_a_measured_rate_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert round(tokens / 1000 / 60, 1) == 4.1
     assert line in plan.cost_lines(config, 1000.0)
     assert line not in plan.cost_lines(config)
+
+
+def test_a_sweep_costs_what_its_runs_cost_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e9)
+    words = ["launch.device=cpu", "model=nano,sequel_mini", "train.num_steps=60,120"]
+    configs = [resolve(config) for config in compose_jobs(words, multirun=True).configs]
+    single = sum(run_flops(config, 2048) for config in configs)
+
+    said, *times = plan.sweep_lines(configs, 1000.0)
+    assert f"4 runs, of which the above is the first: {360 * 16 * 256:,} tokens" in said
+    assert f"{single:.3e} operations" in said
+    assert times[0].startswith(f"time         {single / 1e9 / 3600:,.1f} hours here")
+    assert times[-1] == "time         24.6 minutes at the 1,000 tokens/s measured in this group"
+    assert plan.sweep_lines(configs)[-1] == times[-2]
+
+
+def test_the_command_plans_a_sweep(tmp_path: Path) -> None:
+    done = command("-m", "pe=nope,vo_rope", script="scripts/plan.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^sweep +2 runs", done.stdout, re.MULTILINE)
+    done = command("pe=nope,vo_rope", script="scripts/plan.py", cwd=tmp_path)
+    assert_refused(done, "pe: several values make a sweep, which needs -m")
 
 
 def test_epochs_are_said_of_a_prepared_corpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,12 +206,17 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
     "broken JSON": (
         {"a.jsonl": b'{"text": "a"}\n' * 9, "b.jsonl": b'{"text": \n'},
         {},
-        ("b.jsonl: cannot be read as JSON",),
+        ("b.jsonl: cannot be read as JSON: line 1, column 9: Expecting value",),
     ),
     "broken JSON later": (
-        {"a.jsonl": b'{"text": "a"}\n' * 9 + b'{"text": \n'},
+        {"a.jsonl": b'{"text": "a"}\n\n' * 9 + b'{"text": "b" 3}\n'},
         {},
-        ("a.jsonl: cannot be read as JSON",),
+        ("a.jsonl: cannot be read as JSON: line 19, column 14: Expecting ',' delimiter",),
+    ),
+    "broken JSON of one value": (
+        {"a.json": b'[{"text": "a"},\n{"text": "b" 3}]\n'},
+        {},
+        ("a.json: cannot be read as JSON: line 2, column 14: Expecting ',' delimiter",),
     ),
     "no Parquet": (
         {"a.parquet": GOOD, "b.parquet": b"PAR1 no"},

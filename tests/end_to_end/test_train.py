@@ -118,6 +118,14 @@ def test_a_finished_run_is_not_run_again(whole: tuple[Path, list[str]]) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
+def test_a_launchers_rank_says_that_its_run_is_done(whole: tuple[Path, list[str]]) -> None:
+    folder, command = whole
+    words = [*command, f"run.dir={folder}"]
+    done = train(*words, cwd=folder.parent, RANK="0", ACCELERATE_MIXED_PRECISION="no")
+    assert done.returncode == 0, done.stderr
+    assert f"{folder} is done: finished, val/loss" in done.stdout
+
+
 def test_two_processes_are_one_run_up_to_rounding(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:

@@ -145,7 +145,8 @@ from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import resolve
 from rope_exp.launch.sweep import dispatch
 signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(9))
-dispatch([resolve(run_config({trial.words!r}))])
+config = resolve(run_config({trial.words!r}))
+dispatch([config], [config.name])
 """
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -73,6 +73,17 @@ def test_a_run_without_a_record_is_not_run_again(
         assert mine.read_bytes() == other.read_bytes()
 
 
+def test_the_list_tells_how_far_a_begun_cell_is(home: Path, recorded: Path) -> None:
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    [metrics] = (home / RUNS).glob("mine/qk*/metrics.jsonl")
+    (metrics.parent / "result.json").unlink()
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
+    first, second = progress(home).lines()[1:3]
+    assert re.search(r"  qk-\S+  begun here, step [1-9]\d* of \d+$", first)
+    # Its run is done, and it has no record yet.
+    assert re.search(r"  vo-\S+  begun here, step (\d+) of \1$", second)
+
+
 def test_one_cell_that_cannot_be_recorded_stops_no_other(
     home: Path, recorded: Path, capsys: Capture
 ) -> None:

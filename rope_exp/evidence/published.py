@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 # of attention has no queries, the one that rotates nothing.
 REFERENCE = "qk_rope"
 UNROTATED = "nope"
+# The variant that is held against the reference in every setting: whether values and outputs
+# should rotate as well is what both articles and RoPER's authors ask.
+RIVAL = "qkvo_rope"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from rope_exp.report.paper.gather import beside, of_campaign, of_report
 from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
+from rope_exp.report.settings import settings_files
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 from rope_exp.system.console import log
 from rope_exp.system.errors import RecordError
@@ -94,14 +95,21 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     # All are made before the first is written; one campaign's ladder may stand on another's runs.
     read = {each: read_records(records, each) for each in names}
     made = {}
+    settings: dict[str, Report] = {}
     for each in names if name is None else [name]:
         others = [run for other in names if other != each for run in read[other]]
         log(f"{each}: {len(read[each])} records")
-        made[each] = _campaign_files(read[each], others)
+        if each == PILOT:
+            made[each] = noise_files(read[each])
+            continue
+        tables = _tables(read[each])
+        made[each] = _campaign_files(read[each], others, tables)
+        settings |= {str(Path(each, level)): report for level, report in tables.items()}
 
     if name is None:
         ladders = [run for each in LADDERS for run in read.get(each, [])]
         made["scaling"] = scaling_files(ladders)
+        made["settings"] = settings_files(settings)
         made["."] = {PAGE: page(read), COST: cost_file(read)}
 
     lines = []
@@ -111,20 +119,12 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     return lines + _left_over(out, made)
 
 
-def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
-    """Return a campaign's files: a table for each choice of its factors but variant and seeds.
+def _tables(runs: Sequence[Run]) -> dict[str, Report]:
+    """Return a campaign's tables by their folders: one for each choice of its factors.
 
-    Where one lacks the reference, a table with what another campaign has beside it; where one
-    holds several kinds of attention, a table of each kind's variants; and how what variants gain
-    differs from the nine of `_base`.
-
-    Args:
-        runs: of the campaign.
-        others: of the other campaigns.
+    But of the variant's and the seeds'. Where one holds several kinds of attention there is a table
+    of each kind's variants, too.
     """
-    if runs[0].group == PILOT:
-        return noise_files(runs)
-
     check_blocks(runs)
     levels: dict[str, list[Run]] = {}
     for run in runs:
@@ -132,20 +132,31 @@ def _campaign_files(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, byt
         levels.setdefault(level_name(run, keys), []).append(run)
 
     tables: dict[str, Report] = {}
-    besides: dict[str, Report] = {}
     for level, found in levels.items():
         tables[level] = build(found, telling(found))
         for kind, of_kind in kinds_of(found).items():
             tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])
-        # Without the reference, its variants stand beside those that another campaign ran alike.
-        if (joined := beside(found, others)) is not None:
-            besides[str(Path(level, "beside"))] = joined
+    return tables
 
+
+def _campaign_files(
+    runs: Sequence[Run], others: Sequence[Run], tables: Mapping[str, Report]
+) -> dict[str, bytes]:
+    """Return a campaign's files: its tables, and how what variants gain differs from the nine's.
+
+    Where a table lacks the reference there is one with what another campaign has beside it, too.
+
+    Args:
+        runs: of the campaign.
+        others: of the other campaigns.
+        tables: of the campaign, by their folders.
+    """
     files = of_campaign(runs, others)
-    for place, report in sorted({**tables, **besides}.items()):
-        made = _table_files(report)
-        if place in tables:
-            made |= changes_files(report, _base(report, others))
+    for place, report in sorted(tables.items()):
+        made = _table_files(report) | changes_files(report, _base(report, others))
+        # Without the reference, its variants stand beside those that another campaign ran alike.
+        if (joined := beside(report.runs, others)) is not None:
+            made |= {f"beside/{name}": content for name, content in _table_files(joined).items()}
         files |= {str(Path(place, name)): content for name, content in made.items()}
     return files
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rope_exp.evidence.significance import MARGIN
+from rope_exp.evidence.significance import MARGIN, Judged
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.looks import look
@@ -115,16 +115,19 @@ def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:
     axes.plot(row.ours.delta, place, zorder=4, gid=f"{row.label} delta", **style)
 
     judged = report.against.get(row.label)
-    if judged is None:
-        return
-    color = style["color"]
+    if judged is not None:
+        draw_intervals(axes, judged, place, color=style["color"], gid=row.label)
+
+
+def draw_intervals(axes: Axes, judged: Judged, place: int, *, color: str, gid: str) -> None:
+    """Draw a difference's own interval and its family's; an arrow where that leaves the axes."""
     ends = {
         "family": (judged.wide_low, judged.wide_high, 0.8),
         "interval": (judged.low, judged.high, 2.6),
     }
     for what, (low, high, width) in ends.items():
-        gid = f"{row.label} {what}"
-        axes.plot([low, high], [place, place], color=color, linewidth=width, zorder=3, gid=gid)
+        line = f"{gid} {what}"
+        axes.plot([low, high], [place, place], color=color, linewidth=width, zorder=3, gid=line)
 
     left, right = axes.get_xlim()
     if judged.wide_low < left:

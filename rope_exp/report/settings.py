@@ -1,0 +1,146 @@
+"""Every variant beside QK-RoPE in every setting that both were run in: results/settings."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import pandas as pd
+
+from rope_exp.config.campaign_file import SEEDS
+from rope_exp.evidence import published
+from rope_exp.evidence.comparable import spelled
+from rope_exp.report.content import Report
+from rope_exp.report.paper.lead import lead
+from rope_exp.report.paper.style import files_of
+from rope_exp.report.spelling import markdown_table, millions
+from rope_exp.report.tables import WORDS
+
+# Best first, by the only published table of all of them.
+COLUMNS = [label for label in published.TABLE.losses if label != published.REFERENCE]
+
+
+def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
+    """Return settings.md, settings.csv and the figure of all settings.
+
+    Args:
+        tables: of all campaigns, by the folder of each below results; those whose rows are no
+            variants, and those without the reference, are left out.
+    Returns:
+        The files; none of fewer than two settings.
+    """
+    settings = _settings(tables)
+    if len(settings) < 2:
+        return {}
+
+    titles = _titles(settings)
+    names = {label: row.name for each in settings.values() for label, row in each.rows.items()}
+    parts = [
+        f"**What each variant's loss is minus that of {names[published.REFERENCE]}, in every "
+        "setting that both were run in:** the mean within a seed, and of how many seeds. A star: "
+        "the test of the setting's own table tells it from 0, by Holm over the differences there, "
+        "which takes two seeds. Settings of more runs stand first. Of one seed a difference says "
+        "little. Intervals, and variants beyond the nine, are in settings.csv."
+    ]
+    of_text = {place: report for place, report in settings.items() if report.task is None}
+    others = {place: report for place, report in settings.items() if report.task is not None}
+    for title, found in (("Text, in nats per token", of_text), ("Generated data", others)):
+        if found:
+            lines = [
+                {"setting": f"[{titles[place]}](../{place}/table.md)", **_line(report, names)}
+                for place, report in found.items()
+            ]
+            parts += [f"{title}:", markdown_table(pd.DataFrame(lines))]
+
+    titled = {titles[place]: report for place, report in of_text.items()}
+    drawn = files_of("lead", lead(titled, published.RIVAL))
+    parts += [f"![{PurePosixPath(name).stem}]({name})" for name in drawn if name.endswith("png")]
+    every = pd.DataFrame([line for item in settings.items() for line in _long(*item)])
+    return {
+        "settings.md": ("\n\n".join(parts) + "\n").encode(),
+        "settings.csv": every.to_csv(
+            index=False, float_format="%.6f", lineterminator="\n"
+        ).encode(),
+        **drawn,
+    }
+
+
+def _settings(tables: Mapping[str, Report]) -> dict[str, Report]:
+    """Return the tables in which variants stand beside the reference, those of most runs first."""
+    found = {
+        place: report
+        for place, report in tables.items()
+        if report.of_variants
+        and report.reference.label == published.REFERENCE
+        and any(_delta(report, label) is not None for label in COLUMNS)
+    }
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1].runs), item[0])))
+
+
+def _delta(report: Report, label: str) -> float | None:
+    return report.rows[label].ours.delta if label in report.rows else None
+
+
+def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
+    """Return how a reader calls each: its campaign, and what tells it from others of that."""
+    titles = {}
+    for place, report in settings.items():
+        run = report.runs[0]
+        alike = [each.runs[0] for each in settings.values() if each.groups == report.groups]
+        words = [run.group]
+        for key in [key for key in run.factors if key not in SEEDS]:
+            value = spelled(run.config, key)
+            if any(spelled(other.config, key) != value for other in alike):
+                words.append(f"{key.rpartition('.')[2]}={value}")
+        kinds = {other.config.attn.label for other in alike}
+        if len(kinds) > 1 or kinds != {"softmax"}:
+            words.append(run.config.attn.label)
+        titles[place] = ", ".join(words)
+    return titles
+
+
+def _line(report: Report, names: Mapping[str, str]) -> dict[str, str | None]:
+    """Return a setting's line of the table, but for its name."""
+    line: dict[str, str | None] = {}
+    if report.task is not None:
+        line["in"] = report.unit
+    line |= {key: millions(value) for key, value in _sizes(report).items()}
+    line["warmup"] = f"{report.runs[0].config.num_warmup_steps:,}"
+    named = {label: names[label].removesuffix("-RoPE") for label in COLUMNS if label in names}
+    return line | {name: _cell(report, label) for label, name in named.items()}
+
+
+def _cell(report: Report, label: str) -> str | None:
+    delta = _delta(report, label)
+    if delta is None:
+        return None
+    judged = report.against.get(label)
+    if judged is None:
+        return f"{delta:+.3f} (1)"
+    star = "*" if judged.verdict in ("better", "worse") else ""
+    return f"{delta:+.3f}{star} ({judged.num_seeds})"
+
+
+def _long(place: str, report: Report) -> Iterator[dict[str, Any]]:
+    """Yield a setting's lines of the CSV: a variant each, where it shares a seed with QK-RoPE."""
+    for label, row in report.rows.items():
+        if row.ours.delta is None or label == report.reference.label:
+            continue
+        judged = report.against.get(label)
+        yield {
+            "setting": place,
+            "pe": label,
+            "unit": report.unit,
+            **_sizes(report),
+            "warmup_steps": report.runs[0].config.num_warmup_steps,
+            "num_seeds": judged.num_seeds if judged else 1,
+            "delta": row.ours.delta,
+            "delta_ci_low": judged and judged.low,
+            "delta_ci_high": judged and judged.high,
+            "p_holm": judged and judged.p_adjusted,
+            "verdict": WORDS[judged.verdict] if judged else "untested",
+        }
+
+
+def _sizes(report: Report) -> dict[str, int]:
+    run = report.runs[0]
+    return {"parameters": run.result["params"], "tokens": run.config.train.num_tokens}

@@ -48,19 +48,27 @@ def beside(runs: Sequence[Run]) -> dict[str, str | float]:
     Args:
         runs: at least one, all on the same tokens in the same order.
     Raises:
-        RecordError: a run is not of text, token after token; or the tokens here are others.
+        RecordError: a run is not of text, token after token, or is a second one of its variant; or
+            the tokens here are others.
         DataError: there is no corpus.
     """
     first = runs[0]
     if first.config.train.objective != "causal" or first.config.data.task is not None:
         raise ReportError(f"{first.where} does not predict text, token after token")
+    named: dict[str, Run] = {}
+    for run in runs:
+        if (other := named.setdefault(run.variant_name, run)) is not run:
+            raise ReportError(
+                f"{other.where} and {run.where} are of one variant and the same tokens, and a line "
+                "has a place for one: name them by a pattern that tells them apart"
+            )
     read_WS, held_NS, vocab_size = windows(first.config, first.result["order_sha256"])
 
     losses = held_out_nats(read_WS, held_NS, vocab_size, MOST)
     tokens = millions(read_WS[:, 1:].size)
     line: dict[str, str | float] = {"campaign": first.group, "tokens": tokens}
     line |= {f"n = {n}": loss for n, loss in enumerate(losses, 1)}
-    found = {run.variant_name: run.loss for run in runs if run.loss is not None}
+    found = {name: run.loss for name, run in named.items() if run.loss is not None}
     return line | dict(sorted(found.items(), key=lambda each: each[1]))
 
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -132,6 +133,15 @@ def test_a_line_has_the_tables_and_the_runs_best_first(
 def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with refused("holds no record english/nope-s0", by=ReportError):
         ngrams.write(["english/nope-s0"], tmp_path, tmp_path / "ngrams.md")
+
+
+def test_two_runs_of_a_variant_are_refused(tmp_path: Path) -> None:
+    """Of two rates, say: the later would stand in the earlier one's place."""
+    make_records(tmp_path, "lr", rows=("nope",), seeds=(0,))
+    [run] = read_records(tmp_path, "lr")
+    other = replace(run, where="lr/nope-optim.lr=0.003-s0")
+    with refused("lr/nope-s0 and lr/nope-optim.lr=0.003-s0 are of one variant", by=ReportError):
+        ngrams.beside([run, other])
 
 
 def test_hidden_tokens_are_refused(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
         f"**What each variant's loss is minus that of {names[published.REFERENCE]}, in every "
         "setting that both were run in:** the mean within a seed, and of how many seeds. A star: "
         "the test of the setting's own table tells it from 0, by Holm over the differences there, "
-        "which takes two seeds. Settings of more runs stand first. Of one seed a difference says "
-        "little. Intervals, and variants beyond the nine, are in settings.csv."
+        "which takes two seeds. Settings of more runs stand first, and one whose cells are all "
+        "another's too, run again, is left out. Of one seed a difference says little. Intervals, "
+        "and variants beyond the nine, are in settings.csv."
     ]
     of_text = {place: report for place, report in settings.items() if report.task is None}
     others = {place: report for place, report in settings.items() if report.task is not None}
@@ -65,7 +66,10 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
 
 
 def _settings(tables: Mapping[str, Report]) -> dict[str, Report]:
-    """Return the tables in which variants stand beside the reference, those of most runs first."""
+    """Return the tables in which variants stand beside the reference, those of most runs first.
+
+    One whose cells are all another's too, run again, is no further setting.
+    """
     found = {
         place: report
         for place, report in tables.items()
@@ -73,7 +77,14 @@ def _settings(tables: Mapping[str, Report]) -> dict[str, Report]:
         and report.reference.label == published.REFERENCE
         and any(_delta(report, label) is not None for label in COLUMNS)
     }
-    return dict(sorted(found.items(), key=lambda item: (-len(item[1].runs), item[0])))
+    kept: dict[str, Report] = {}
+    seen: list[set[str]] = []
+    for place, report in sorted(found.items(), key=lambda item: (-len(item[1].runs), item[0])):
+        cells = {run.config.config_sha256 for run in report.runs}
+        if not any(cells <= others for others in seen):
+            kept[place] = report
+            seen.append(cells)
+    return kept
 
 
 def _delta(report: Report, label: str) -> float | None:

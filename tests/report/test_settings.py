@@ -107,6 +107,14 @@ def test_hidden_tokens_are_in_the_table_and_not_in_the_figure() -> None:
     assert lead(tables, "qkvo_rope") is None
 
 
+def test_a_setting_that_was_run_again_is_left_out(tables: Mapping[str, Report]) -> None:
+    """One seed of a larger one, under another campaign's name."""
+    again = build(make_runs("again", FEW, (0,)), ["pe"])
+    content = settings_files({**tables, "again": again})["settings.md"].decode()
+    assert "[again" not in content
+    assert content == settings_files(tables)["settings.md"].decode()
+
+
 def test_one_setting_is_no_comparison(tables: Mapping[str, Report]) -> None:
     assert settings_files({"nine": tables["nine"]}) == {}
     assert settings_files({"nine": tables["nine"], "seven": tables["seven"]}) == {}

@@ -7,6 +7,7 @@ float32 matrix product, measured now; and at the rate that runs of this group ha
 import statistics
 import timeit
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -119,8 +120,12 @@ def _times(
     return lines
 
 
+@cache
 def matmul_flops_per_s() -> float:
-    """Return what this CPU makes of a float32 product of 2048 x 2048: median of five, in FLOP/s."""
+    """Return what this CPU makes of a float32 product of 2048 x 2048: median of five, in FLOP/s.
+
+    Measured once, so that a run and its sweep are planned at one rate.
+    """
     size = 2048
     matrix = np.ones((size, size), dtype=np.float32)
     # The first wakes the threads.

@@ -120,10 +120,9 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
 
 
 def _tables(runs: Sequence[Run]) -> dict[str, Report]:
-    """Return a campaign's tables by their folders: one for each choice of its factors.
+    """Return a campaign's tables by folder: one for each choice of its factors but row and seeds.
 
-    But of the variant's and the seeds'. Where one holds several kinds of attention there is a table
-    of each kind's variants, too.
+    Where one holds several kinds of attention there is a table of each kind's variants, too.
     """
     check_blocks(runs)
     levels: dict[str, list[Run]] = {}

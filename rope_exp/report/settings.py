@@ -103,7 +103,7 @@ def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
             if any(spelled(other.config, key) != value for other in alike):
                 words.append(f"{key.rpartition('.')[2]}={value}")
         kinds = {other.config.attn.label for other in alike}
-        if len(kinds) > 1 or kinds != {"softmax"}:
+        if kinds != {"softmax"}:
             words.append(run.config.attn.label)
         titles[place] = ", ".join(words)
     return titles

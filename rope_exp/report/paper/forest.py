@@ -1,6 +1,6 @@
 """Figure 1: each row's difference to the reference, its intervals, and the published one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -94,13 +94,18 @@ def _set_axes(axes: Axes, report: Report, rows: list[Line]) -> None:
     ends = [end for pair in report.against.values() for end in (pair.wide_low, pair.wide_high)]
     axes.set_xlim(limits([*means, -MARGIN, MARGIN], ends))
 
+    set_lines(axes, [row.name for row in rows])
+    axes.set_xlabel(f"loss minus {report.reference.name}'s ({report.unit}); right is worse")
+
+
+def set_lines(axes: Axes, names: Sequence[str]) -> None:
+    """Give each name a line of its own, the first on top, across the margin's band and 0."""
     axes.axvspan(-MARGIN, MARGIN, color=BAND, linewidth=0, zorder=0, gid="margin")
     axes.axvline(0, color=INK, linewidth=0.8, zorder=1)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"loss minus {report.reference.name}'s ({report.unit}); right is worse")
 
 
 def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:

@@ -8,11 +8,9 @@ from matplotlib.figure import Figure
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Report
 from rope_exp.report.looks import look
-from rope_exp.report.paper.forest import draw_intervals
+from rope_exp.report.paper.forest import draw_intervals, set_lines
 from rope_exp.report.paper.style import (
-    BAND,
     GREY,
-    INK,
     SMALL,
     WIDTH,
     close_up,
@@ -71,12 +69,7 @@ def _set_axes(axes: Axes, places: list[str], reports: list[Report], label: str) 
     means = [each.delta for each in judged]
     ends = [end for each in judged for end in (each.low, each.high)]
     axes.set_xlim(limits([*means, -MARGIN, MARGIN], ends))
-    axes.axvspan(-MARGIN, MARGIN, color=BAND, linewidth=0, zorder=0, gid="margin")
-    axes.axvline(0, color=INK, linewidth=0.8, zorder=1)
-    axes.set_yticks(range(len(places)), places)
-    axes.set_ylim(len(places) - 0.5, -0.5)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
+    set_lines(axes, places)
     row = reports[0].rows[label]
     axes.set_xlabel(f"loss of {row.name} minus {reports[0].reference.name}'s; left is better")
 

@@ -1,17 +1,18 @@
 """Where in attention should a rotation go? See README.md.
 
-`load_run` opens a run's model; `load_runs`, `load_metrics` and `load_table` give frames.
+`load_run` opens a run's model; `load_runs`, `load_metrics`, `load_probes` and `load_table` give
+frames.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rope_exp.evaluation.load import load_run
-    from rope_exp.evidence.frames import load_metrics, load_runs, load_table
+    from rope_exp.evidence.frames import load_metrics, load_probes, load_runs, load_table
 
     __version__: str
 
-__all__ = ["__version__", "load_metrics", "load_run", "load_runs", "load_table"]
+__all__ = ["__version__", "load_metrics", "load_probes", "load_run", "load_runs", "load_table"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,7 +21,7 @@ def __getattr__(name: str) -> Any:
         from rope_exp.evaluation.load import load_run
 
         return load_run
-    if name in ("load_metrics", "load_runs", "load_table"):
+    if name in ("load_metrics", "load_probes", "load_runs", "load_table"):
         from rope_exp.evidence import frames
 
         return getattr(frames, name)

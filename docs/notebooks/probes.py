@@ -1,50 +1,43 @@
 # %% [markdown]
 # # What finished models answer
 #
-# Each record holds the probes of its model: the loss by position and at longer lengths, under a
-# shift of all positions, and with one site's rotation switched off.
+# `load_probes` gives each number that a model was asked for, from run folders or from records: the
+# loss by position and at longer lengths, under a shift of all positions, and with one site's
+# rotation switched off. Run folders have answers where `train.probes` asked.
 
 # %%
 import argparse
 from pathlib import Path
 
-import pandas as pd
-
 import rope_exp
-from rope_exp.evidence.records import read_records
 
 HERE = Path(rope_exp.__file__).parents[1]
 parser = argparse.ArgumentParser()
-parser.add_argument("--records", type=Path, default=HERE / "results/records/noise")
+parser.add_argument("--records", default=HERE / "results/records/noise")
 # An editor starts a kernel with words of its own.
-folder = parser.parse_known_args()[0].records
+answers = rope_exp.load_probes(parser.parse_known_args()[0].records)
+print(f"{len(answers):,} numbers of {answers['where'].nunique()} runs")
 
-# A run that diverged was asked nothing; of the pilot's, those at the campaigns' rate.
-runs = [run for run in read_records(folder.parent, folder.name) if run.probes]
-rate = min(run.config.optim.lr for run in runs)
-runs = [run for run in runs if run.config.optim.lr == rate]
-
-# %% [markdown]
-# Loss at 1, 2, 4 and 8 times the training length, minus that at the training length.
-
-# %%
-lines = {}
-for run in runs:
-    positions = run.probes["positions"]
-    longer = dict(zip(positions["lengths"], positions["loss_at_length"], strict=True))
-    lines[run.where] = {"pe": run.config.pe.label, **longer}
-lengths = pd.DataFrame(lines).T.set_index("pe").astype(float)
-print(lengths.sub(lengths.iloc[:, 0], axis="index").groupby(level=0).median().round(3).to_string())
+if answers.empty:
+    raise SystemExit("these runs were asked nothing: train.probes says what a run is asked")
 
 # %% [markdown]
-# What a shift costs, and what a site's rotation is worth to a model that has learned with it.
+# Each number minus the first of its run, which is that of the model as trained: at its training
+# length, without a shift, with every rotation. The pilot varies the rate, and its lowest is that of
+# the campaigns.
 
 # %%
-for probe, key in (("shift", "start"), ("ablation", "without")):
-    found = []
-    for run in runs:
-        answer = run.probes[probe]
-        costs = [loss - answer["loss"][0] for loss in answer["loss"]]
-        found.append({"pe": run.config.pe.label, **dict(zip(answer[key], costs, strict=True))})
+answers = answers[answers["optim.lr"] == answers["optim.lr"].min()]
+first = answers.groupby(["where", "probe"])["value"].transform("first")
+answers = answers.assign(cost=answers["value"] - first)
+
+# %% [markdown]
+# What longer windows cost, what a shift does, and what a site's rotation is worth to a model that
+# has learned with it: medians over runs.
+
+# %%
+for probe in ("positions", "shift", "ablation"):
+    asked = answers[answers["probe"] == probe]
+    table = asked.groupby(["pe", "at"], sort=False)["cost"].median().unstack()
     print(f"\n{probe}: loss minus that of the model as trained")
-    print(pd.DataFrame(found).groupby("pe").median().round(3).to_string(na_rep="—"))
+    print(table.round(3).to_string(na_rep="—"))

@@ -1,6 +1,6 @@
 """Runs, curves and tables as pandas frames, for notebooks. No torch.
 
-from rope_exp import load_metrics, load_runs, load_table
+from rope_exp import load_metrics, load_probes, load_runs, load_table
 
 runs = load_runs("results/records/english")
 runs.pivot(index="seed", columns="pe", values="val/loss")
@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from rope_exp.config.run import DEFAULT_OUTPUT
+from rope_exp.evidence.asked import BY_PLACE, by_place
 from rope_exp.evidence.records import read_record
 from rope_exp.evidence.runs import ReportError, Run, folders_in, is_run, read_run
 
@@ -48,6 +49,8 @@ _OF_RESULT = (
     "config_sha256",
     "group_sha256",
 )
+# Of every line of a longer frame.
+_NAMES = ("where", "pe", "seed", "optim.lr")
 _OF_ENV = ("device", "torch", "num_threads")
 # What says where a run goes and how it is watched; and what `pe` and `rotate` say.
 _NOT_TOLD = ("run", "launch", "tracker", "pe.name", "pe.rotate")
@@ -80,20 +83,33 @@ def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     Args, Raises: as `load_runs`.
     """
     frames = []
-    runs = list(_runs(Path(where)))
-    for run, keys in zip(runs, _told_apart(runs), strict=True):
+    for run, told in _named(where):
         frame = pd.DataFrame(run.metrics)
-        told: dict[str, Any] = {
-            "where": run.where,
-            "pe": run.config.pe.label,
-            "seed": run.config.seed,
-            "optim.lr": run.config.optim.lr,
-            **keys,
-        }
         for key, value in told.items():
             frame[key] = [value] * len(frame)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
+
+
+def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
+    """Return a frame with one line a number that a finished model answered: `value`, by place.
+
+    `probe` says what it is and `at` where, as in a report's probes.csv: a loss by length of window
+    (`positions`), by position (`bins`), by where positions begin (`shift`) or without the rotation
+    of a site (`ablation`), or a mean weight on a key by its distance (`distance`). Every key that
+    is not the same in all these runs is there, as in `load_runs`; without answers there is no line.
+
+    Args, Raises: as `load_runs`.
+    """
+    lines = [
+        {**told, "probe": name, "at": place, "value": value}
+        for run, told in _named(where)
+        for probe in BY_PLACE
+        if probe in run.probes
+        for name, numbers in by_place(probe, run.probes[probe]).items()
+        for place, value in numbers.items()
+    ]
+    return pd.DataFrame(lines, columns=None if lines else [*_NAMES, "probe", "at", "value"])
 
 
 def load_table(path: str | PathLike[str]) -> pd.DataFrame:
@@ -110,6 +126,14 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
         return pd.read_csv(file).set_index("pe", drop=False).rename_axis(index=None)
     except (OSError, ValueError, KeyError) as error:
         raise ReportError(f"{file} is no table.csv: {error}") from error
+
+
+def _named(where: str | PathLike[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Yield each run, and what a line of a longer frame says of it."""
+    runs = list(_runs(Path(where)))
+    for run, keys in zip(runs, _told_apart(runs), strict=True):
+        told = (run.where, run.config.pe.label, run.config.seed, run.config.optim.lr)
+        yield run, dict(zip(_NAMES, told, strict=True)) | keys
 
 
 def _runs(folder: Path) -> Iterator[Run]:

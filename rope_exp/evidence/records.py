@@ -7,7 +7,6 @@ the digest itself. A record that does not verify, or contradicts itself, is refu
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -22,6 +21,7 @@ from rope_exp.evidence.runs import (
     check_env,
     check_identity,
     read_run,
+    with_nan,
 )
 from rope_exp.run.folder import PROBES, check_result, checked
 from rope_exp.system.errors import ConfigError, show
@@ -124,7 +124,7 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
         group=record["campaign"],
         row=record["row"],
         factors=record["factors"],
-        probes=_with_nan(record["probes"]),
+        probes=with_nan(record["probes"]),
     )
     check_env(path, run.env)
     check_identity(run)
@@ -209,15 +209,6 @@ def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[
         if row["val/loss"] is None:
             del row["val/loss"]
     return rows
-
-
-def _with_nan(answers: Any) -> Any:
-    """Return a probe's answers with NaN for null, which stands for a loss that is not finite."""
-    if isinstance(answers, dict):
-        return {key: _with_nan(value) for key, value in answers.items()}
-    if isinstance(answers, list):
-        return [_with_nan(value) for value in answers]
-    return math.nan if answers is None else answers
 
 
 def _check_commit(run: Run) -> None:

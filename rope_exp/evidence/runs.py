@@ -4,6 +4,7 @@ A `ReportError` is one sentence that names the folder. No torch.
 """
 
 import fnmatch
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -21,6 +22,7 @@ from rope_exp.run.folder import (
     read_as,
     read_config,
     read_env,
+    read_probes,
     read_result,
 )
 from rope_exp.run.metrics import METRICS, Mark, read_marked, read_metrics
@@ -81,7 +83,8 @@ class Run:
         where: <group>/<pe>/seed<k>, or <campaign>/<cell>, so that tables do not depend on where
             the runs lie.
         group: of its folder; of a record, its campaign.
-        row: of a campaign's cell, its row; else empty, like its factors and probes.
+        row: of a campaign's cell, its row; else empty, like its factors.
+        probes: what its model was asked, by the probe; NaN stands for what is not finite.
     """
 
     folder: Path
@@ -189,14 +192,16 @@ def read_run(folder: Path) -> Run:
         RecordError: a file cannot be read.
     """
     parts = folder.absolute().parts
+    result = read_result(folder) or {}
     run = Run(
         folder,
         read_config(folder),
-        read_result(folder) or {},
+        result,
         read_metrics(folder),
         read_env(folder),
         where="/".join(parts[-3:]),
         group=parts[-3],
+        probes=with_nan(read_probes(folder, result)),
     )
     check_env(folder / ENV, run.env)
     for row in run.metrics:
@@ -212,6 +217,15 @@ def read_run(folder: Path) -> Run:
         for path in states[-1:]:
             read_marked(folder / METRICS, read_as(path, _Marked)["metrics"])
     return run
+
+
+def with_nan(answers: Any) -> Any:
+    """Return a probe's answers with NaN for null, which stands for a loss that is not finite."""
+    if isinstance(answers, dict):
+        return {key: with_nan(value) for key, value in answers.items()}
+    if isinstance(answers, list):
+        return [with_nan(value) for value in answers]
+    return math.nan if answers is None else answers
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from rope_exp.evidence.asked import BY_PLACE, by_place
 from rope_exp.report.content import Report
 from rope_exp.report.spelling import markdown_table
 
@@ -29,18 +30,17 @@ Answer = Mapping[str, Any]
 def probes_csv(report: Report) -> str | None:
     """Return probes.csv: a line for each row, probe and place; None where no run was asked.
 
-    Losses by length of window (`positions`), by position, where a place is a bin's first (`bins`),
-    by where positions begin (`shift`), without the rotation of a site (`ablation`); the mean weight
-    on a key by its distance, over layers (`distance`), beside weights that are all alike
-    (`uniform`).
+    `by_place` says what stands there.
     """
     lines = []
-    for probe in ("positions", "shift", "ablation", "distance"):
+    for probe in BY_PLACE:
         for label, answers in report.answers(probe).items():
-            for name, places in _by_place(probe, answers).items():
-                for place, of_runs in places.items():
+            of_runs = [by_place(probe, answer) for answer in answers]
+            for name, places in of_runs[0].items():
+                for place in places:
                     told = {"row": label, "probe": name, "at": place}
-                    lines.append({**told, **_over_runs(of_runs)})
+                    numbers = np.array([of_run[name][place] for of_run in of_runs])
+                    lines.append({**told, **_over_runs(numbers)})
     return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f") if lines else None
 
 
@@ -48,31 +48,6 @@ def _over_runs(numbers: NDArray[np.float64], prefix: str = "") -> dict[str, floa
     """Return how many runs there are, their mean, and their deviation where there are two."""
     deviation = numbers.std(ddof=1) if len(numbers) > 1 else np.nan
     return {"num_seeds": len(numbers), f"{prefix}mean": numbers.mean(), f"{prefix}sd": deviation}
-
-
-def _by_place(probe: str, answers: Sequence[Answer]) -> dict[str, dict[str, NDArray[np.float64]]]:
-    """Return the numbers of a row's runs by what they are, and by place."""
-    first = answers[0]
-    if probe == "distance":
-        layers = [np.mean(list(answer["attention"].values()), axis=0) for answer in answers]
-        uniform = [answer["uniform"] for answer in answers]
-        return {"distance": _columns(first["m"], layers), "uniform": _columns(first["m"], uniform)}
-
-    places, losses = {
-        "positions": ("lengths", "loss_at_length"),
-        "shift": ("start", "loss"),
-        "ablation": ("without", "loss"),
-    }[probe]
-    found = {probe: _columns(first[places], [answer[losses] for answer in answers])}
-    if probe == "positions":
-        found["bins"] = _columns(first["edges"][:-1], [answer["loss"] for answer in answers])
-    return found
-
-
-def _columns(places: Sequence[Any], of_runs: Sequence[Any]) -> dict[str, NDArray[np.float64]]:
-    """Return the numbers of the runs at each place."""
-    columns = np.array(of_runs, dtype=float).T
-    return {str(place): column for place, column in zip(places, columns, strict=True)}
 
 
 # -- longer contexts -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a run says of itself: config.yaml, env.json and result.json in its folder.
+"""What a run says of itself: config.yaml, env.json, probes.json and result.json in its folder.
 
 Every file appears whole by an atomic rename. result.json comes last: its presence means that the
 run is done. What is read back is checked, type by type: a folder that was damaged or edited is
@@ -24,7 +24,7 @@ from rope_exp.config.schema import (
     has_aliases,
 )
 from rope_exp.system.errors import ConfigError, RecordError
-from rope_exp.system.files import read_json, read_text, readable, write_atomically
+from rope_exp.system.files import json_sha256, read_json, read_text, readable, write_atomically
 
 CONFIG = "config.yaml"
 ENV = "env.json"
@@ -62,6 +62,8 @@ class Result(_Losses):
     order_sha256: OrderSha256
     config_sha256: Sha256
     group_sha256: Sha256
+    # Of probes.json; of a run that was asked nothing there is none, nor of older ones.
+    probes_sha256: NotRequired[Sha256]
     tokens_per_s: NonNegative | None
     mfu: NonNegative | None
     wall_s: NonNegative
@@ -125,6 +127,32 @@ def read_env(folder: Path) -> dict[str, Any]:
     """
     path = folder / ENV
     return read_as(path, Env) if os.path.lexists(path) else {}
+
+
+def probes_sha256(folder: Path) -> str:
+    """Return the SHA-256 of what probes.json says.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    return json_sha256(read_json(folder / PROBES))
+
+
+def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Read probes.json; {} of a run whose result does not vouch for one.
+
+    Raises:
+        RecordError: it is not what the run wrote.
+    """
+    if "probes_sha256" not in result:
+        return {}
+    found = probes_sha256(folder)
+    if found != result["probes_sha256"]:
+        raise RecordError(
+            f"{folder / PROBES} was changed since it was written: its content has the SHA-256 "
+            f"{found:.12}, and {RESULT} says {result['probes_sha256']:.12}"
+        )
+    return read_json(folder / PROBES)
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:

@@ -18,7 +18,7 @@ from rope_exp.evaluation.answers import make_questions
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.values import Probes
 from rope_exp.model.decoder import Decoder
-from rope_exp.run.folder import PROBES
+from rope_exp.run.folder import PROBES, probes_sha256
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
 from rope_exp.training.beginning import begin
@@ -109,9 +109,10 @@ class Trainer:
         )
         with record:
             status = self._loop(record)
-            if status == "finished" and self.config.train.probes:
-                status = self._ask_probes()
             facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
+            if status == "finished" and self.config.train.probes:
+                status, asked = self._ask_probes()
+                facts |= asked
             record.end(status, self.step, facts | self.identity)
         return status
 
@@ -133,8 +134,9 @@ class Trainer:
                 sum_over_ranks=self.parallel.sum,
             )
 
-    def _ask_probes(self) -> str:
-        """Write probes.json, by rank 0, and return how the run ends."""
+    def _ask_probes(self) -> tuple[str, dict[str, str]]:
+        """Write probes.json, by rank 0; return how the run ends, and there the file's digest."""
+        digest = {}
         answers: Probes | None = {}
         if self.parallel.is_main:
             questions = make_questions(
@@ -149,9 +151,10 @@ class Trainer:
                 answers = questions.ask(self.config.train.probes)
             if answers is not None:
                 write_json(self.folder / PROBES, answers)
+                digest = {"probes_sha256": probes_sha256(self.folder)}
 
         # The others wait here until rank 0 has its answers, or was asked to stop.
-        return "stopped" if self.parallel.any(answers is None) else "finished"
+        return "stopped" if self.parallel.any(answers is None) else "finished", digest
 
     def _loop(self, record: Record) -> str:
         for outcome in self._outcomes():

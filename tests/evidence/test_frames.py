@@ -8,9 +8,9 @@ import pytest
 from support.configs import REPOSITORY
 from support.records import make_records, nine_losses
 from support.refused import refused
-from support.reports import make_nine, make_run
+from support.reports import ask, make_nine, make_run
 
-from rope_exp import load_metrics, load_runs, load_table
+from rope_exp import load_metrics, load_probes, load_runs, load_table
 from rope_exp.evidence.published import TABLE
 from rope_exp.report.command import write
 
@@ -96,6 +96,34 @@ def test_a_table_is_by_variant(tmp_path: Path) -> None:
         table = load_table(where)
         assert table.loc["vo_rope", "delta"] == pytest.approx(0.058)
         assert table.loc["vo_rope", "verdict"] == "worse"
+
+
+def test_an_answer_has_a_line_for_each_place(records: Path) -> None:
+    answers = load_probes(records)
+    assert answers["where"].nunique() == 6
+    of_run = answers[answers["where"] == "english/vo_rope-s1"]
+    loss = nine_losses("vo_rope", 1)
+
+    longer = of_run[of_run["probe"] == "positions"].set_index("at")["value"]
+    assert longer.to_dict() == {256: loss, 512: loss + 0.01, 1024: loss + 0.05, 2048: loss + 0.2}
+    without = of_run[of_run["probe"] == "ablation"].set_index("at")["value"]
+    assert without.to_dict() == {"": loss, "o": loss + 0.3, "v": loss + 0.3}
+
+
+def test_run_folders_give_their_answers_too(tmp_path: Path) -> None:
+    ask(make_run(tmp_path), {"shift": {"start": [0, 64], "loss": [3.5, None]}})
+    make_run(tmp_path, pe="nope")
+    answers = load_probes(tmp_path)
+    assert answers["where"].tolist() == ["g/qk_rope/seed0"] * 2
+    assert answers["at"].tolist() == [0, 64]
+    assert answers["value"].tolist() == [3.5, pytest.approx(float("nan"), nan_ok=True)]
+
+
+def test_runs_that_were_asked_nothing_have_no_line(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    answers = load_probes(tmp_path)
+    assert answers.empty
+    assert {"where", "pe", "probe", "at", "value"} <= set(answers.columns)
 
 
 def test_what_is_none_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from support.campaigns import records_of
 from support.records import ENV
 from support.refused import refused
-from support.reports import begun_from, make_run, sha256_of
+from support.reports import ask, begun_from, make_run, sha256_of
 
 from rope_exp.config.campaign import Cell
 from rope_exp.evidence.records import (
@@ -162,7 +162,7 @@ def test_a_probe_that_is_not_finite_is_null(recorded: Path, tmp_path: Path) -> N
     folder = copy_of(recorded, tmp_path)
     probes = read_json(folder / "probes.json")
     probes["shift"]["loss"][-1] = None
-    write_json(folder / "probes.json", probes)
+    ask(folder, probes)
     path = tmp_path / "mine" / f"{NAME}.json"
     write_record(path, "mine", cell_of(recorded), folder)
     *finite, last = read_record(path).probes["shift"]["loss"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.refused import refused
-from support.reports import begun_from, make_run, sha256_of
+from support.reports import ask, begun_from, make_run, sha256_of
 
 from rope_exp.evidence.runs import Run, find_groups, read_runs
 from rope_exp.run.metrics import METRICS
@@ -161,6 +161,22 @@ def test_a_folder_that_lost_its_config_is_not_left_out(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     (folder / "config.yaml").unlink()
     with refused(str(folder / "config.yaml")):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("harm", ["edited", "removed", "cut"])
+def test_answers_are_those_that_the_result_vouches_for(tmp_path: Path, harm: str) -> None:
+    folder = make_run(tmp_path)
+    ask(folder, {"windows": {"loss": [3.25, 3.75]}})
+    assert read(tmp_path)[0].probes == {"windows": {"loss": [3.25, 3.75]}}
+
+    path = folder / "probes.json"
+    text = path.read_text()
+    harmed = {"edited": text.replace("3.75", "3.5"), "removed": "", "cut": text[:-9]}
+    path.write_text(harmed[harm])
+    if harm == "removed":
+        path.unlink()
+    with refused(str(path)):
         read(tmp_path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.configs import NINE, REPOSITORY
 from support.refused import refused
-from support.reports import make_nine, make_run, sha256_of, table_rows
+from support.reports import ask, make_nine, make_run, sha256_of, table_rows
 
 from rope_exp.commands import report as command
 from rope_exp.evidence.published import TABLE
@@ -39,6 +39,19 @@ def test_tables_and_figures_are_written_and_named(tmp_path: Path) -> None:
         assert (tmp_path / "out" / name).stat().st_size > 0
     assert "QKVO-RoPE" in done.stdout
     assert "One seed: no difference here can be called real; best QK-RoPE (3.7120)" in done.stdout
+
+
+def test_what_runs_were_asked_stands_beside_their_table(tmp_path: Path) -> None:
+    for pe, costs in (("qk_rope", [0.0, 0.5]), ("nope", [0.0, 0.0])):
+        losses = [3.5 + cost for cost in costs]
+        ask(
+            make_run(tmp_path / "runs", pe=pe), {"ablation": {"without": ["", "q"], "loss": losses}}
+        )
+    done = report(tmp_path / "runs", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = (tmp_path / "out" / "probes.csv").read_text().splitlines()
+    assert "qk_rope,ablation,q,1,4.000000," in lines
+    assert (tmp_path / "out" / "figures" / "probes.png").stat().st_size > 0
 
 
 def test_a_refusal_exits_2_and_writes_nothing(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from rope_exp.evidence.comparable import Row, comparable
 from rope_exp.evidence.published import TABLE
 from rope_exp.evidence.runs import Run, find_groups, read_runs
 from rope_exp.report.content import Report, build
-from rope_exp.run.folder import write_config
+from rope_exp.run.folder import probes_sha256, write_config
 from rope_exp.run.metrics import MetricsWriter
-from rope_exp.system.files import write_json
+from rope_exp.system.files import read_json, write_json
 
 BUDGET = (
     "train.num_steps=500",
@@ -97,6 +97,13 @@ def make_run(
     }
     write_json(folder / "result.json", ended | facts | dict(result or {}))
     return folder
+
+
+def ask(folder: Path, answers: Mapping[str, Any]) -> None:
+    """Let a run of `make_run` have answered probes."""
+    write_json(folder / "probes.json", answers)
+    result = read_json(folder / "result.json")
+    write_json(folder / "result.json", result | {"probes_sha256": probes_sha256(folder)})
 
 
 def begun_from(weights: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A run asks its probes at its end: before its result, and stoppable like all else."""
 
 import itertools
+import math
 import statistics
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from support.trainers import Make, losses, same, snapshot
 
 from rope_exp.evaluation import probes
+from rope_exp.evidence.runs import read_run
 from rope_exp.system.files import read_json
 from rope_exp.training import record
 from rope_exp.training.trainer import Trainer
@@ -34,6 +36,7 @@ def test_probes_are_written_before_the_result(make: Make, monkeypatch: pytest.Mo
     found = read_json(trainer.folder / "probes.json")
     result = read_json(trainer.folder / "result.json")
     assert list(found) == ["windows", "shift", "positions"]
+    assert read_run(trainer.folder).probes == found
     assert statistics.mean(found["windows"]["loss"]) == pytest.approx(result["val/loss"], abs=1e-5)
 
 
@@ -60,6 +63,8 @@ def test_a_probe_that_is_not_finite_is_null(make: Make, monkeypatch: pytest.Monk
     assert trainer.train() == "finished"
     found = read_json(trainer.folder / "probes.json")
     assert found["shift"]["loss"] == [found["shift"]["loss"][0], None, None, None, None]
+    read = read_run(trainer.folder).probes
+    assert [math.isnan(loss) for loss in read["shift"]["loss"]] == [False, True, True, True, True]
     assert None not in found["windows"]["loss"]
 
 

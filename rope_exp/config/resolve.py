@@ -79,7 +79,9 @@ def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
         device = "cuda" if num_gpus else "cpu"
     if device == "cuda" and not num_gpus:
         raise ConfigError(
-            "launch.device", launch.device, "this machine shows no GPU; use launch=local"
+            "launch.device",
+            launch.device,
+            "this machine shows no GPU, which a campaign on a GPU needs; a run takes launch=local",
         )
 
     processes = world_size or launch.num_processes

@@ -109,17 +109,16 @@ def build(
     Args:
         runs: at least one, in any order.
         keys: what tells rows apart: pe, or keys such as optim.lr.
-        reference: a row's label; None: qk_rope, or else a row that rotates q and k alone, or nope
-            where a kind has no queries, and no deltas if no variant is that. Where rows are named:
-            one of softmax with that and a key/value head for each query's. Else the first.
+        reference: a row's label or its name; None: qk_rope, or else a row that rotates q and k
+            alone, or nope where a kind has no queries, and no deltas if no variant is that. Where
+            rows are named: one of softmax with that and a key/value head for each query's. Else the
+            first.
         left_out: folders that hold no run.
     Raises:
         ReportError: the runs may not share a table, or give no such row.
     """
     rows = comparable(runs, keys)
-    if reference and reference not in rows:
-        raise ReportError(f"--reference {reference} is no row; there is {', '.join(rows)}")
-    label = reference or standard(rows, keys)
+    label = _label(reference, rows) if reference else standard(rows, keys)
     source = _published(runs, keys)
     if source and source.losses.keys().isdisjoint(rows):
         source = None
@@ -141,6 +140,17 @@ def build(
         pairs={(pair.a, pair.b): pair for pair in pairs},
         relations=_relations(lines, noise, source or claim),
     )
+
+
+def _label(reference: str, rows: Mapping[str, Row]) -> str:
+    """Return the label of the row that a person means, who may name it as tables do."""
+    named = [label for label, row in rows.items() if reference in (label, row.name)]
+    if len(named) != 1:
+        there = ", ".join(f"{label} ({row.name})" for label, row in rows.items())
+        raise ReportError(
+            f"--reference {reference} names {len(named) or 'no'} rows; there is {there}"
+        )
+    return named[0]
 
 
 def refer(report: Report, label: str) -> Report:

@@ -226,13 +226,14 @@ def test_published_differences_need_a_published_reference(tmp_path: Path) -> Non
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.rotate=[q,v]")
     assert report_of(tmp_path).rows["qv_rope"].theirs.delta is None
-    assert report_of(tmp_path, reference="qv_rope").rows["qk_rope"].theirs.delta is None
+    for reference in ("qv_rope", "QV-RoPE"):
+        assert report_of(tmp_path, reference=reference).rows["qk_rope"].theirs.delta is None
 
 
 def test_a_reference_that_the_group_lacks_is_refused(tmp_path: Path) -> None:
     """Unasked for, its absence is said."""
     make_run(tmp_path, pe="nope")
-    with refused("--reference qk_rope is no row; there is nope"):
+    with refused("--reference qk_rope names no rows; there is nope (NoPE)"):
         report_of(tmp_path, reference="qk_rope")
     report = report_of(tmp_path)
     assert report.rows["nope"].ours.delta is None

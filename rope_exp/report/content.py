@@ -146,7 +146,8 @@ def _label(reference: str, rows: Mapping[str, Row]) -> str:
     """Return the label of the row that a person means, who may name it as tables do."""
     named = [label for label, row in rows.items() if reference in (label, row.name)]
     if len(named) != 1:
-        there = ", ".join(f"{label} ({row.name})" for label, row in rows.items())
+        either = (dict.fromkeys([label, row.name]) for label, row in rows.items())
+        there = ", ".join(" or ".join(names) for names in either)
         raise ReportError(
             f"--reference {reference} names {len(named) or 'no'} rows; there is {there}"
         )

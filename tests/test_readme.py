@@ -1,4 +1,4 @@
-"""Every command that the README prints composes: what it names, a key or a choice, is there."""
+"""Every command that the README and the recipes print composes: what it names is there."""
 
 import re
 import shlex
@@ -13,13 +13,14 @@ from rope_exp.config.command import read_command
 from rope_exp.config.compose import compose_jobs
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+RECIPES = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
 # A shell fills in the one, and a plugin that is not required the other.
 NOT_OURS = ("SLURM_ARRAY_TASK_ID", "launch=slurm")
 
 
 def printed(begin: str) -> Iterator[str]:
     """Yield what stands behind `begin` in each command of an indented block, without comments."""
-    for line in README.replace("\\\n", " ").splitlines():
+    for line in (README + RECIPES).replace("\\\n", " ").splitlines():
         _, found, words = line.partition(begin)
         if found and line.startswith("    ") and not any(each in words for each in NOT_OURS):
             yield shlex.join(shlex.split(words.split(" || ")[0], comments=True))

@@ -127,8 +127,8 @@ class LatentConfig(KeysKind):
 
     def why_not(self, refused: Sequence[str]) -> str:
         return (
-            "its values have no feature to rotate; attn=mla_vo (attn.value_rope=true) has, and "
-            f"without it {' and '.join(refused)} must not stand there"
+            "the values of attn=mla have no feature to rotate; attn=mla_vo (attn.value_rope=true) "
+            f"has, and without it {' and '.join(refused)} must not stand there"
         )
 
 

@@ -81,7 +81,7 @@ def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
         raise ConfigError(
             "launch.device",
             launch.device,
-            "this machine shows no GPU, which a campaign on a GPU needs; a run takes launch=local",
+            "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign needs one",
         )
 
     processes = world_size or launch.num_processes

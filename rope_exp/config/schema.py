@@ -161,7 +161,7 @@ def _plainly(hint: Any, value: Any) -> Any:
                 return _plainly(option, value)
             except ValueError as error:
                 refusals.append(str(error))
-        allowed = ", or ".join(refusals)
+        allowed = "must be " + ", or ".join(each.removeprefix("must be ") for each in refusals)
     elif origin is tuple:
         allowed = "must be a list"
         if isinstance(value, list | tuple):
@@ -170,7 +170,7 @@ def _plainly(hint: Any, value: Any) -> Any:
             fits = len(items) == len(value)
             plain = tuple(map(_plainly, items, value))
     elif origin is Literal:
-        allowed = f"must be one of {', '.join(args)}"
+        allowed = f"must be {'one of ' * (len(args) > 1)}{', '.join(args)}"
         fits = value in args
     elif hint is float:
         # A whole number may have more digits than a float can hold.

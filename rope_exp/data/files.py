@@ -149,6 +149,13 @@ def _splits(data: DataConfig) -> dict[str, list[Path]]:
         paths = [Path(name) for name in sorted(names & set(listed))]
         if paths:
             splits[str(split)] = paths
+
+    if left := sorted(names.difference(*(map(str, paths) for paths in splits.values()))):
+        raise path_error(
+            data.path,
+            f"holds files of no split, such as {os.path.relpath(left[0], root)}, beside those of "
+            f"{', '.join(sorted(splits))}; folders named train and validation make splits",
+        )
     return splits
 
 

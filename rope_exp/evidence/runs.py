@@ -147,7 +147,8 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
         named = f"groups {pattern}" if pattern else "groups"
         raise ReportError(
             f"{runs} holds {len(found) or 'no'} {named}, and a table is of one (of several with "
-            f"--factors, such as pe optim.lr); --group takes {', '.join(found or groups)}"
+            "--factors and the keys that differ, such as pe optim.lr); --group takes "
+            f"{', '.join(found or groups)}"
         )
     return [runs / name for name in found]
 

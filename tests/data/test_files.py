@@ -238,6 +238,11 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
         {},
         ("has no split named train; it has test, valid",),
     ),
+    "of no split": (
+        {"one.parquet": GOOD, "two.parquet": GOOD, "validation.parquet": GOOD},
+        {},
+        ("holds files of no split, such as one.parquet, beside those of validation",),
+    ),
     "train as validation": (
         {"a.parquet": GOOD},
         {"validation_split": "train"},

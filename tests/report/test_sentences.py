@@ -238,7 +238,7 @@ def test_a_reference_that_the_group_lacks_is_refused(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     assert report.rows["nope"].ours.delta is None
     assert report.rows["nope"].theirs.delta == 2.795 - 2.712
-    assert "qk_rope has no finished run here, so there is no Δ." in notes(report)
+    assert any("qk_rope has no finished run here" in note for note in notes(report))
 
 
 # -- notes -----------------------------------------------------------------------------------------

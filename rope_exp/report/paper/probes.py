@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -52,7 +53,7 @@ class _Answer:
 
 @styled
 def probes(report: Report) -> Figure | None:
-    """Draw four panels, a line or dot for each row; None where no run was probed."""
+    """Draw a panel for each question that was asked, a line or dot for each row; None for none."""
     rows = [row for row in report.rows.values() if any(run.probes for run in row.runs)]
     drawn = {
         key: {row.label: answer for row in rows if (answer := _answer(row, probe, of, loss))}
@@ -66,12 +67,19 @@ def probes(report: Report) -> Figure | None:
     if not any(drawn.values()):
         return None
 
-    figure = Figure(figsize=(WIDTH, 5.4))
-    axes = figure.subplot_mosaic([["position", "length"], ["shift", "ablation"]])
-    _draw_positions(axes["position"], report, drawn["position"])
-    _draw_lengths(axes["length"], report, drawn["length"])
-    _draw_shift(axes["shift"], report, drawn["shift"])
-    _draw_ablation(axes["ablation"], report, drawn["ablation"])
+    draw = {
+        "position": _draw_positions,
+        "length": _draw_lengths,
+        "shift": _draw_shift,
+        "ablation": _draw_ablation,
+    }
+    asked = [key for key, answers in drawn.items() if answers]
+    # Two side by side; one that is left takes the width of two.
+    places: list[Any] = [asked[start : start + 2] for start in range(0, len(asked), 2)]
+    places = [line if len(line) == 2 else line * 2 for line in places]
+    figure = Figure(figsize=(WIDTH, 2.7 * len(places)))
+    for key, axes in figure.subplot_mosaic(places).items():
+        draw[key](axes, report, drawn[key])
 
     handles = [
         Line2D([], [], label=row.name, **look(row.label, row.number))

@@ -1,4 +1,4 @@
-"""Four panels of what finished models said, and the pilot's deviations."""
+"""Panels of what finished models said, and the pilot's deviations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +48,8 @@ def test_runs_without_some_probes_are_drawn_by_the_others(runs: list[Run]) -> No
     assert figure is not None
     assert "qk_rope shift" in artists(figure)
     assert "qk_rope length" not in artists(figure)
+    # Nor is there a panel of what nobody was asked.
+    assert len(figure.axes) == 1
 
 
 def test_without_probes_there_is_no_figure(runs: list[Run]) -> None:

@@ -16,28 +16,29 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--records", default=HERE / "results/records/noise")
 # An editor starts a kernel with words of its own.
 answers = rope_exp.load_probes(parser.parse_known_args()[0].records)
+if answers.empty:
+    raise SystemExit("no answers: train.probes says what a run is asked")
 print(f"{len(answers):,} numbers of {answers['where'].nunique()} runs")
 
-if answers.empty:
-    raise SystemExit("these runs were asked nothing: train.probes says what a run is asked")
-
 # %% [markdown]
-# Each number minus the first of its run, which is that of the model as trained: at its training
-# length, without a shift, with every rotation. The pilot varies the rate, and its lowest is that of
-# the campaigns.
+# The pilot varies the rate; its lowest is that of the campaigns.
 
 # %%
-answers = answers[answers["optim.lr"] == answers["optim.lr"].min()]
-first = answers.groupby(["where", "probe"])["value"].transform("first")
-answers = answers.assign(cost=answers["value"] - first)
+rate = answers["optim.lr"].min()
+answers = answers[answers["optim.lr"] == rate]
+print(f"{answers['where'].nunique()} of them at a rate of {rate:g}")
 
 # %% [markdown]
 # What longer windows cost, what a shift does, and what a site's rotation is worth to a model that
-# has learned with it: medians over runs.
+# has learned with it: each number minus the first of its run, which is that of the model as it was
+# trained (its length, no shift, every rotation). Medians over runs.
 
 # %%
 for probe in ("positions", "shift", "ablation"):
     asked = answers[answers["probe"] == probe]
-    table = asked.groupby(["pe", "at"], sort=False)["cost"].median().unstack()
+    if asked.empty:
+        continue
+    table = asked.pivot(index=["pe", "where"], columns="at", values="value")[asked["at"].unique()]
+    costs = table.sub(table.iloc[:, 0], axis="index").groupby(level="pe").median()
     print(f"\n{probe}: loss minus that of the model as trained")
-    print(table.round(3).to_string(na_rep="—"))
+    print(costs.round(3).to_string(na_rep="—"))

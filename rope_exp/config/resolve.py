@@ -81,7 +81,7 @@ def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
         raise ConfigError(
             "launch.device",
             launch.device,
-            "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign needs one",
+            "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU",
         )
 
     processes = world_size or launch.num_processes

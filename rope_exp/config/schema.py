@@ -170,7 +170,7 @@ def _plainly(hint: Any, value: Any) -> Any:
             fits = len(items) == len(value)
             plain = tuple(map(_plainly, items, value))
     elif origin is Literal:
-        allowed = f"must be {'one of ' * (len(args) > 1)}{', '.join(args)}"
+        allowed = f"must be one of {', '.join(args)}" if len(args) > 1 else f"must be {args[0]}"
         fits = value in args
     elif hint is float:
         # A whole number may have more digits than a float can hold.

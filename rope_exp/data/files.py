@@ -150,11 +150,13 @@ def _splits(data: DataConfig) -> dict[str, list[Path]]:
         if paths:
             splits[str(split)] = paths
 
-    if left := sorted(names.difference(*(map(str, paths) for paths in splits.values()))):
+    # To leave them out in silence would be to train on less text than is there.
+    placed = {str(path) for paths in splits.values() for path in paths}
+    if left := sorted(names - placed):
         raise path_error(
             data.path,
             f"holds files of no split, such as {os.path.relpath(left[0], root)}, beside those of "
-            f"{', '.join(sorted(splits))}; folders named train and validation make splits",
+            f"{', '.join(sorted(splits))}; move them out, or into folders train and validation",
         )
     return splits
 

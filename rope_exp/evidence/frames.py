@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from rope_exp.config.run import DEFAULT_OUTPUT
-from rope_exp.evidence.asked import BY_PLACE, by_place
+from rope_exp.evidence.places import BY_PLACE, by_place
 from rope_exp.evidence.records import read_record
 from rope_exp.evidence.runs import ReportError, Run, folders_in, is_run, read_run
 
@@ -96,19 +96,18 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
 
     `probe` says what it is and `at` where, as in a report's probes.csv: a loss by length of window
     (`positions`), by position (`bins`), by where positions begin (`shift`) or without the rotation
-    of a site (`ablation`), or a mean weight on a key by its distance (`distance`). Every key that
-    is not the same in all these runs is there, as in `load_runs`; without answers there is no line.
+    of a site (`ablation`), or a mean weight on a key by its distance (`distance`), beside weights
+    that are all alike (`uniform`). Every key that is not the same in all these runs is there, as in
+    `load_runs`; without answers there is no line.
 
     Args, Raises: as `load_runs`.
     """
-    lines = [
-        {**told, "probe": name, "at": place, "value": value}
-        for run, told in _named(where)
-        for probe in BY_PLACE
-        if probe in run.probes
-        for name, numbers in by_place(probe, run.probes[probe]).items()
-        for place, value in numbers.items()
-    ]
+    lines = []
+    for run, told in _named(where):
+        for probe in (each for each in BY_PLACE if each in run.probes):
+            for name, numbers in by_place(probe, run.probes[probe]).items():
+                for place, value in numbers.items():
+                    lines.append({**told, "probe": name, "at": place, "value": value})
     return pd.DataFrame(lines, columns=None if lines else [*_NAMES, "probe", "at", "value"])
 
 

@@ -144,7 +144,9 @@ def build(
 
 def _label(reference: str, rows: Mapping[str, Row]) -> str:
     """Return the label of the row that a person means, who may name it as tables do."""
-    named = [label for label, row in rows.items() if reference in (label, row.name)]
+    if reference in rows:
+        return reference
+    named = [label for label, row in rows.items() if reference == row.name]
     if len(named) != 1:
         either = (dict.fromkeys([label, row.name]) for label, row in rows.items())
         there = ", ".join(" or ".join(names) for names in either)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rope_exp.evidence.asked import BY_PLACE, by_place
+from rope_exp.evidence.places import BY_PLACE, by_place
 from rope_exp.report.content import Report
 from rope_exp.report.spelling import markdown_table
 
@@ -35,13 +35,19 @@ def probes_csv(report: Report) -> str | None:
     lines = []
     for probe in BY_PLACE:
         for label, answers in report.answers(probe).items():
-            of_runs = [by_place(probe, answer) for answer in answers]
+            asked = [by_place(probe, answer) for answer in answers]
+            # Of the runs that were asked at the same places, as in the figure.
+            of_runs = [each for each in asked if _places(each) == _places(asked[0])]
             for name, places in of_runs[0].items():
                 for place in places:
                     told = {"row": label, "probe": name, "at": place}
                     numbers = np.array([of_run[name][place] for of_run in of_runs])
                     lines.append({**told, **_over_runs(numbers)})
     return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f") if lines else None
+
+
+def _places(of_run: Mapping[str, Mapping[Any, float]]) -> dict[str, list[Any]]:
+    return {name: list(numbers) for name, numbers in of_run.items()}
 
 
 def _over_runs(numbers: NDArray[np.float64], prefix: str = "") -> dict[str, float]:

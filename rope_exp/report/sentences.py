@@ -22,7 +22,7 @@ def caption(report: Report) -> str:
     """Say what was run: groups, seeds, parameters, corpus, budget."""
     rows = f"{len(report.rows)} rows by {', '.join(report.keys)}"
     if report.of_variants:
-        rows = f"{len(report.rows)} variant{'s' * (len(report.rows) > 1)}"
+        rows = "1 variant" if len(report.rows) == 1 else f"{len(report.rows)} variants"
     params = span([run.result["params"] for run in report.runs if run.result], ",")
     tokens = span([run.config.train.num_tokens for run in report.runs], ",")
     epochs = span([run.epochs for run in report.runs if run.epochs], ".3g")
@@ -106,10 +106,9 @@ def notes(report: Report) -> list[str]:
     if report.claim:
         said.append(f"What is published of such rows, without numbers: {report.claim.source}.")
     if not report.reference.losses:
-        said.append(
-            f"{report.reference.name} has no finished run here, so there is no Δ; "
-            "--reference takes another row."
-        )
+        # A campaign's tables have the reference that everybody's have.
+        other = "" if any(run.row for run in report.runs) else "; --reference takes another row"
+        said.append(f"{report.reference.name} has no finished run here, so there is no Δ{other}.")
 
     said += _test_notes(report)
     said += drift_notes(report)

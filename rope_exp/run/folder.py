@@ -2,7 +2,8 @@
 
 Every file appears whole by an atomic rename. result.json comes last: its presence means that the
 run is done. What is read back is checked, type by type: a folder that was damaged or edited is
-refused by the file's name. metrics.jsonl and checkpoints have modules of their own. No torch.
+refused by the file's name; of probes.json its digest is checked. metrics.jsonl and checkpoints have
+modules of their own. No torch.
 """
 
 import os
@@ -146,13 +147,14 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "probes_sha256" not in result:
         return {}
-    found = probes_sha256(folder)
+    answers = read_json(folder / PROBES)
+    found = json_sha256(answers)
     if found != result["probes_sha256"]:
         raise RecordError(
             f"{folder / PROBES} was changed since it was written: its content has the SHA-256 "
             f"{found:.12}, and {RESULT} says {result['probes_sha256']:.12}"
         )
-    return read_json(folder / PROBES)
+    return answers
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:

@@ -111,8 +111,8 @@ class Trainer:
             status = self._loop(record)
             facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             if status == "finished" and self.config.train.probes:
-                status, asked = self._ask_probes()
-                facts |= asked
+                status, digest = self._ask_probes()
+                facts |= digest
             record.end(status, self.step, facts | self.identity)
         return status
 
@@ -135,7 +135,7 @@ class Trainer:
             )
 
     def _ask_probes(self) -> tuple[str, dict[str, str]]:
-        """Write probes.json, by rank 0; return how the run ends, and there the file's digest."""
+        """Write probes.json; return how the run ends and, on rank 0, the digest of the file."""
         digest = {}
         answers: Probes | None = {}
         if self.parallel.is_main:

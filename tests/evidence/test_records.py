@@ -275,6 +275,7 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
     "another row": (at("row", to="qk"), "are not those of"),
     "a probe that is gone": (lambda values: values["probes"].pop("shift"), "asks for"),
     "a probe more": (at("probes", "ablation", to={}), "asks for"),
+    "another answer": (at("probes", "shift", "loss", 0, to=1.5), "holds other probes"),
     "threads of no run": (at("env", "marks", to=3), "marks=3"),
     "an empty corpus": (at("env", "corpus", "tokens", "train", to=0), "train=0"),
     "no group": (at("env", to=[]), "env"),

@@ -226,6 +226,7 @@ def test_published_differences_need_a_published_reference(tmp_path: Path) -> Non
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.rotate=[q,v]")
     assert report_of(tmp_path).rows["qv_rope"].theirs.delta is None
+    # By its label, or as tables name it.
     for reference in ("qv_rope", "QV-RoPE"):
         assert report_of(tmp_path, reference=reference).rows["qk_rope"].theirs.delta is None
 
@@ -238,7 +239,10 @@ def test_a_reference_that_the_group_lacks_is_refused(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     assert report.rows["nope"].ours.delta is None
     assert report.rows["nope"].theirs.delta == 2.795 - 2.712
-    assert any("qk_rope has no finished run here" in note for note in notes(report))
+    [said] = [note for note in notes(report) if "so there is no Δ" in note]
+    assert said == (
+        "qk_rope has no finished run here, so there is no Δ; --reference takes another row."
+    )
 
 
 # -- notes -----------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def probes(report: Report) -> Figure | None:
     ]
     columns = math.ceil(len(handles) / math.ceil(len(handles) / 6))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns)
-    small_print(figure, *_print(report, rows))
+    small_print(figure, _print(report, rows, asked))
     return figure
 
 
@@ -142,8 +142,7 @@ def _draw_lengths(axes: Axes, report: Report, answers: dict[str, _Answer]) -> No
         multiples = np.array(answer.of, dtype=float) / trained
         ticks |= set(multiples.tolist())
         axes.plot(multiples, answer.loss, gid=f"{label} length", **_line(report, label))
-    if ticks:
-        log_axis(axes, ticks, lambda multiple: f"{multiple:g}×")
+    log_axis(axes, ticks, lambda multiple: f"{multiple:g}×")
     xlabel = f"window (training lengths of {trained} tokens)"
     axes.set(title="over whole windows", xlabel=xlabel, ylabel=f"loss ({report.unit})")
 
@@ -198,10 +197,14 @@ def _room_for_zero(axes: Axes) -> None:
     axes.set_ylim(min(low, -0.01), max(high, 0.01))
 
 
-def _print(report: Report, rows: Sequence[Row]) -> list[str]:
+def _print(report: Report, rows: Sequence[Row], asked: Sequence[str]) -> str:
     counts = [sum(bool(run.probes) for run in row.runs) for row in rows]
-    return [
-        f"Group {report.groups}; {seeds(counts)} a row. By position: bins of half an octave, "
-        "dots at their middles, differences over the seeds that both have; dashed: the training "
-        "length. A relative variant cannot tell where positions begin."
-    ]
+    said = [f"Group {report.groups}; {seeds(counts)} a row."]
+    if "position" in asked:
+        said.append(
+            "By position: bins of half an octave, dots at their middles, differences over the "
+            "seeds that both have; dashed: the training length."
+        )
+    if "shift" in asked:
+        said.append("A relative variant cannot tell where positions begin.")
+    return " ".join(said)

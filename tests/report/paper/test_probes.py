@@ -50,6 +50,8 @@ def test_runs_without_some_probes_are_drawn_by_the_others(runs: list[Run]) -> No
     assert "qk_rope length" not in artists(figure)
     # Nor is there a panel of what nobody was asked.
     assert len(figure.axes) == 1
+    assert any("cannot tell where positions begin" in text for text in texts(figure))
+    assert not any("By position" in text for text in texts(figure))
 
 
 def test_without_probes_there_is_no_figure(runs: list[Run]) -> None:

@@ -137,7 +137,7 @@ MISTAKES = [
     ("train.num_steps=true", "train.num_steps=true", "whole number"),
     ("train.global_batch_size=0", "train.global_batch_size=0", "at least 1"),
     ("train.precision=fp8", "train.precision=fp8", "one of auto, bf16, fp32"),
-    ("train.compile=maybe", "train.compile=maybe", "true or false"),
+    ("train.compile=maybe", "train.compile=maybe", "must be true or false, or auto"),
     ("optim.lr=nan", "optim.lr=NaN", "above 0"),
     ("optim.lr=-1", "optim.lr=-1", "above 0"),
     ("optim.lr=inf", "optim.lr=Infinity", "above 0"),

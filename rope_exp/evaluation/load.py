@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from rope_exp.data.tokenizer import load_tokenizer
 from rope_exp.model.decoder import Decoder, weights
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import read_config
-from rope_exp.system.errors import CheckpointError
+from rope_exp.run.folder import CONFIG, read_config
+from rope_exp.system.errors import CheckpointError, RecordError
 
 
 def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Decoder, Tokenizer]:
@@ -27,6 +27,8 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
         CheckpointError: there is no such checkpoint, or it does not verify.
     """
     folder = Path(run_dir)
+    if not (folder / CONFIG).exists():
+        raise RecordError(f"{folder}: there is no run in this folder")
     config = read_config(folder)
     saved = _load_checkpoint(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")

@@ -60,7 +60,7 @@ def test_a_run_without_a_checkpoint_is_refused(
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with refused(str(tmp_path), "there is no run in this folder", by=RecordError):
+    with refused(str(tmp_path), "there is no run in this folder"):
         load_run(tmp_path)
 
 

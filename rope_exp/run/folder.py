@@ -147,11 +147,14 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "probes_sha256" not in result:
         return {}
-    answers = read_json(folder / PROBES)
-    found = json_sha256(answers)
+    path = folder / PROBES
+    answers = read_json(path)
+    # JSON may hold numbers past a float's range, which Python reads as infinity.
+    with readable(path):
+        found = json_sha256(answers)
     if found != result["probes_sha256"]:
         raise RecordError(
-            f"{folder / PROBES} was changed since it was written: its content has the SHA-256 "
+            f"{path} was changed since it was written: its content has the SHA-256 "
             f"{found:.12}, and {RESULT} says {result['probes_sha256']:.12}"
         )
     return answers

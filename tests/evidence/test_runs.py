@@ -164,7 +164,7 @@ def test_a_folder_that_lost_its_config_is_not_left_out(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-@pytest.mark.parametrize("harm", ["edited", "removed", "cut"])
+@pytest.mark.parametrize("harm", ["edited", "infinite", "removed", "cut"])
 def test_answers_are_those_that_the_result_vouches_for(tmp_path: Path, harm: str) -> None:
     folder = make_run(tmp_path)
     ask(folder, {"windows": {"loss": [3.25, 3.75]}})
@@ -172,7 +172,12 @@ def test_answers_are_those_that_the_result_vouches_for(tmp_path: Path, harm: str
 
     path = folder / "probes.json"
     text = path.read_text()
-    harmed = {"edited": text.replace("3.75", "3.5"), "removed": "", "cut": text[:-9]}
+    harmed = {
+        "edited": text.replace("3.75", "3.5"),
+        "infinite": text.replace("3.75", "1e999"),
+        "removed": "",
+        "cut": text[:-9],
+    }
     path.write_text(harmed[harm])
     if harm == "removed":
         path.unlink()

@@ -49,9 +49,9 @@ _OF_RESULT = (
     "config_sha256",
     "group_sha256",
 )
+_OF_ENV = ("device", "torch", "num_threads")
 # Of every line of a longer frame.
 _NAMES = ("where", "pe", "seed", "optim.lr")
-_OF_ENV = ("device", "torch", "num_threads")
 # What says where a run goes and how it is watched; and what `pe` and `rotate` say.
 _NOT_TOLD = ("run", "launch", "tracker", "pe.name", "pe.rotate")
 

@@ -23,9 +23,9 @@ from rope_exp.evidence.runs import (
     read_run,
     with_nan,
 )
-from rope_exp.run.folder import PROBES, check_result, checked
+from rope_exp.run.folder import PROBES, check_probes, check_result, checked
 from rope_exp.system.errors import ConfigError, show
-from rope_exp.system.files import json_sha256, read_json, readable, write_atomically
+from rope_exp.system.files import read_json, readable, write_atomically
 
 DEFAULT_RECORDS = Path("results/records")
 FORMAT = 1
@@ -130,7 +130,7 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
     check_identity(run)
     check_end(run)
     _check_cell(run, record["cell"])
-    _check_probes(path, record)
+    check_probes(path, record["probes"], record["result"])
     return run
 
 
@@ -210,13 +210,6 @@ def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[
         if row["val/loss"] is None:
             del row["val/loss"]
     return rows
-
-
-def _check_probes(path: Path, record: Mapping[str, Any]) -> None:
-    """Refuse answers that are not those that the result vouches for; older runs vouch for none."""
-    stated = record["result"].get("probes_sha256")
-    if stated and stated != json_sha256(record["probes"]):
-        raise ReportError(f"{path} holds other probes than its result has the SHA-256 of")
 
 
 def _check_commit(run: Run) -> None:

@@ -149,15 +149,21 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     path = folder / PROBES
     answers = read_json(path)
+    check_probes(path, answers, result)
+    return answers
+
+
+def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    """Refuse answers that are not those that a result vouches for; older ones vouch for none.
+
+    Raises:
+        RecordError: what stands in `path` was changed since the run wrote it.
+    """
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         found = json_sha256(answers)
-    if found != result["probes_sha256"]:
-        raise RecordError(
-            f"{path} was changed since it was written: its content has the SHA-256 "
-            f"{found:.12}, and {RESULT} says {result['probes_sha256']:.12}"
-        )
-    return answers
+    if found != result.get("probes_sha256", found):
+        raise RecordError(f"{path} holds other probes than its result has the SHA-256 of")
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:

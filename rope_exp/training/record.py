@@ -8,7 +8,7 @@ from typing import Any
 
 from rope_exp.config.run import RunConfig
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import RESULT
+from rope_exp.run.folder import RESULT, probes_sha256
 from rope_exp.run.metrics import MetricsWriter
 from rope_exp.run.origin import find_origin
 from rope_exp.run.provenance import MARKED, machine_facts, spelled
@@ -120,6 +120,8 @@ class Record(ExitStack):
         }
         if not finished:
             result["diverged_step"] = steps + 1
+        elif config.train.probes:
+            result["probes_sha256"] = probes_sha256(self.folder)
         write_json(self.folder / RESULT, result)
 
 

@@ -18,7 +18,7 @@ from rope_exp.evaluation.answers import make_questions
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.values import Probes
 from rope_exp.model.decoder import Decoder
-from rope_exp.run.folder import PROBES, probes_sha256
+from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal
 from rope_exp.training.beginning import begin
@@ -109,10 +109,9 @@ class Trainer:
         )
         with record:
             status = self._loop(record)
-            facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             if status == "finished" and self.config.train.probes:
-                status, digest = self._ask_probes()
-                facts |= digest
+                status = self._ask_probes()
+            facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             record.end(status, self.step, facts | self.identity)
         return status
 
@@ -134,9 +133,8 @@ class Trainer:
                 sum_over_ranks=self.parallel.sum,
             )
 
-    def _ask_probes(self) -> tuple[str, dict[str, str]]:
-        """Write probes.json; return how the run ends and, on rank 0, the digest of the file."""
-        digest = {}
+    def _ask_probes(self) -> str:
+        """Write probes.json, by rank 0, and return how the run ends."""
         answers: Probes | None = {}
         if self.parallel.is_main:
             questions = make_questions(
@@ -151,10 +149,9 @@ class Trainer:
                 answers = questions.ask(self.config.train.probes)
             if answers is not None:
                 write_json(self.folder / PROBES, answers)
-                digest = {"probes_sha256": probes_sha256(self.folder)}
 
         # The others wait here until rank 0 has its answers, or was asked to stop.
-        return "stopped" if self.parallel.any(answers is None) else "finished", digest
+        return "stopped" if self.parallel.any(answers is None) else "finished"
 
     def _loop(self, record: Record) -> str:
         for outcome in self._outcomes():

@@ -75,10 +75,9 @@ def probes(report: Report) -> Figure | None:
     }
     asked = [key for key, answers in drawn.items() if answers]
     # Two side by side; one that is left takes the width of two.
-    places: list[Any] = [asked[start : start + 2] for start in range(0, len(asked), 2)]
-    places = [line if len(line) == 2 else line * 2 for line in places]
-    figure = Figure(figsize=(WIDTH, 2.7 * len(places)))
-    for key, axes in figure.subplot_mosaic(places).items():
+    lines: list[Any] = [asked[start : start + 2] for start in range(0, len(asked), 2)]
+    figure = Figure(figsize=(WIDTH, 2.7 * len(lines)))
+    for key, axes in figure.subplot_mosaic([line * (2 // len(line)) for line in lines]).items():
         draw[key](axes, report, drawn[key])
 
     handles = [

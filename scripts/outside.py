@@ -52,7 +52,7 @@ Differences to QK within a seed (means):
 
 {contrasts}
 
-Kendall's tau of the two orders of rows, over the seeds that all have: {order}.
+Kendall's tau of the two orders of rows, by means that are adjusted for the seeds that a row lacks: {order}.
 """  # noqa: E501
 
 
@@ -221,7 +221,7 @@ def _contrasts(
 
 
 def _order(theirs: Mapping[str, Losses], ours: Mapping[str, Losses]) -> str:
-    """Say how far the orders of rows agree, over the seeds that all have."""
+    """Say how far the orders of rows agree."""
     ranks = []
     for losses in (theirs, ours):
         contrasts = compare(losses, REFERENCE)

@@ -11,13 +11,11 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
-from rope_exp.evidence.contrasts import Losses
+from rope_exp.evidence.contrasts import Array, Losses, additive_fit
 
 ALPHA = 0.05
-Array = NDArray[np.float64]
 Method = Literal["pooled", "paired"]
 
 
@@ -60,17 +58,8 @@ def residuals(table_SV: Array) -> tuple[Array, int]:
     Of a whole table e_sv = x_sv - x_s. - x_.v + x_.. with (S - 1)(V - 1) degrees of freedom; where
     a loss is missing (NaN), so is its residual.
     """
-    residual_SV = np.full(table_SV.shape, np.nan)
-    seed_N, variant_N = np.nonzero(~np.isnan(table_SV))
-    if not len(seed_N):
-        return residual_SV, 0
-
-    num_seeds, num_variants = table_SV.shape
-    design = np.hstack([np.eye(num_seeds)[seed_N], np.eye(num_variants)[variant_N]])
-    loss_N = table_SV[seed_N, variant_N]
-    fitted, _, rank, _ = np.linalg.lstsq(design, loss_N, rcond=None)
-    residual_SV[seed_N, variant_N] = loss_N - design @ fitted
-    return residual_SV, len(loss_N) - int(rank)
+    fitted_SV, rank = additive_fit(table_SV)
+    return table_SV - fitted_SV, int(np.sum(~np.isnan(table_SV))) - rank
 
 
 def residual_variance(table_SV: Array) -> tuple[float, int]:

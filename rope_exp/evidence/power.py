@@ -17,7 +17,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from rope_exp.evidence.layout import ALPHA, Array, deviating, holm
+from rope_exp.evidence.contrasts import Array
+from rope_exp.evidence.layout import ALPHA, deviating, holm
 from rope_exp.evidence.significance import MARGIN, not_equivalent, two_sided
 
 NUM_VARIANTS = 9

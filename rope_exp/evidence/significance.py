@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from rope_exp.evidence.contrasts import Losses
-from rope_exp.evidence.layout import ALPHA, Array, Noise, holm
+from rope_exp.evidence.contrasts import Array, Losses
+from rope_exp.evidence.layout import ALPHA, Noise, holm
 
 # In nats: the source calls 0.007 "≈" and 0.012 ">".
 MARGIN = 0.01

@@ -39,14 +39,14 @@ def caption(report: Report) -> str:
 
 def summary(report: Report) -> str:
     """Say in one sentence what the losses show, and claim no more than they carry."""
-    # Those with a loss, where they share a seed.
-    ranked = [row for row in report.rows.values() if row.ours.rank]
-    means = [f"{row.name} ({row.ours.loss_mean:.4f})" for row in ranked]
-    if len(ranked) < 2 and report.pairs:
-        return "No seed has all rows, so there is no order; pairs are tested over those they share."
-    if len(ranked) < 2:
-        listed = ", ".join(means) or "none"
-        return f"There is nothing to compare; rows with a loss over seeds that all share: {listed}."
+    trained = [row for row in report.rows.values() if row.losses]
+    means = [f"{row.name} ({row.ours.loss_mean:.4f})" for row in trained]
+    if len(trained) < 2:
+        return f"There is nothing to compare; rows with a loss: {', '.join(means) or 'none'}."
+    ranked = [row for row in trained if row.ours.rank]
+    if not ranked:
+        tested = "; pairs are tested over those they share" if report.pairs else ""
+        return f"Rows share too few seeds for an order{tested}."
     agreement = _tau(report, report.published) if report.published else ""
 
     counts = [row.ours.num_seeds for row in ranked]
@@ -99,9 +99,8 @@ def notes(report: Report) -> list[str]:
         if theirs.order:
             said.append(f'Published order: {theirs.order} (">" is better).')
         said.append(
-            "Ranks: ours among the rows here that have a loss, by mean loss over the seeds that "
-            f"all share, untested; the published among its {len(theirs.losses)}. "
-            f"Source: {theirs.cited}."
+            "Ranks: ours among the rows here that have a loss, untested; the published among its "
+            f"{len(theirs.losses)}. Source: {theirs.cited}."
         )
     if report.claim:
         said.append(f"What is published of such rows, without numbers: {report.claim.source}.")
@@ -207,7 +206,7 @@ def spell_p(p: float, *, sign: bool = False) -> str:
 
 
 def _seed_notes(report: Report) -> list[str]:
-    """Means over different seeds are not means of the same thing; Δ is, over seeds it names."""
+    """Means over different seeds are not means of the same thing; Δ is, and so are ranks."""
     everywhere = {run.config.seed for run in report.runs if run.status == "finished"}
     said = []
     for row in report.rows.values():
@@ -215,6 +214,11 @@ def _seed_notes(report: Report) -> list[str]:
         shared = mine & report.reference.losses.keys()
         if mine and not mine == everywhere == shared:
             said.append(f"{row.name}: mean over {_seeds(mine)}, Δ over {_seeds(shared)}.")
+    if said and any(row.ours.rank for row in report.rows.values()):
+        said.append(
+            "Ranks are by means that are adjusted for the seeds that a row lacks: those of the "
+            "least squares fit of loss = seed + row."
+        )
     return said
 
 

@@ -105,20 +105,45 @@ def test_tau_is_scipys_and_that_of_counting(ours: dict[str, float]) -> None:
         assert tau == expected.statistic
 
 
-@given(tables)
-def test_ranks_are_of_the_seeds_that_all_share(table: dict[str, Losses]) -> None:
-    """Other means differ by their seeds too, and give no order."""
-    rows = compare(table, "qk_rope")
-    having = {label: row for label, row in rows.items() if row.loss_mean is not None}
-    assert list(rows)[: len(having)] == list(having)
+def test_a_row_without_a_seed_is_not_ranked_by_the_others_mean() -> None:
+    """By its mean or by seed 0 "one" is first, where 2.0 stands beside 2.05 and 2.5.
 
-    shared = set.intersection(*(set(table[label]) for label in having)) if having else set()
-    if not shared:
-        assert all(row.rank is None for row in rows.values())
-        return
-    means = [float(np.mean([table[label][seed] for seed in sorted(shared)])) for label in having]
-    assert means == sorted(means)
-    assert [row.rank for row in having.values()] == [means.index(value) + 1 for value in means]
+    Seed 1 is harder by (2 - 0.9) / 2 to those that have it: over both "one" would have 2.275.
+    """
+    rows = compare({"all": {0: 3.0, 1: 5.0}, "one": {0: 2.0}, "best": {0: 2.5, 1: 1.6}}, "all")
+    assert {label: row.rank for label, row in rows.items()} == {"best": 1, "one": 2, "all": 3}
+
+
+@given(tables.filter(lambda table: any(table.values())))
+def test_ranks_of_whole_tables_are_those_of_means(table: dict[str, Losses]) -> None:
+    seeds = set().union(*table.values())
+    whole = {label: {seed: mine.get(seed, 1.0) for seed in seeds} for label, mine in table.items()}
+    means = {label: round(float(np.mean(list(row.values()))), 9) for label, row in whole.items()}
+    for label, row in compare(whole, "qk_rope").items():
+        assert row.rank == 1 + sum(mean < means[label] for mean in means.values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, unique=True))
+def test_ranks_need_seeds_that_connect_all_rows(cells: list[tuple[int, int]]) -> None:
+    """Where a loss is the sum of a seed's part and a row's, any that do give the rows' order."""
+    part_S = [0.0, 3.0, -2.0, 0.5, 7.0, 1.0]
+    part_V = [0.3, 0.1, 0.5, 0.2, 0.6, 0.4]
+    table: dict[str, dict[int, float]] = {}
+    for seed, row in cells:
+        table.setdefault(str(row), {})[seed] = part_S[seed] + part_V[row]
+
+    # All rows that can be reached from the first, from row to seed to row.
+    reached = {min(table)}
+    for _ in table:
+        seeds = {seed for label in reached for seed in table[label]}
+        reached |= {label for label, losses in table.items() if seeds & losses.keys()}
+
+    ranks = {label: row.rank for label, row in compare(table, "0").items()}
+    expected = sorted(table, key=lambda label: part_V[int(label)])
+    if reached == table.keys():
+        assert ranks == {label: rank for rank, label in enumerate(expected, start=1)}
+    else:
+        assert set(ranks.values()) == {None}
 
 
 @given(tables)

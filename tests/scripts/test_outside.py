@@ -106,7 +106,7 @@ def test_losses_stand_beside_those_of_the_records(tmp_path: Path) -> None:
     files = outside.comparisons(tmp_path / "records", tmp_path / "out")
     text = files["english.md"]
     assert "+0.0100 in the mean (+0.0100 to +0.0100), deviating by 0.0000, at most 0.0100" in text
-    assert "two orders of rows, over the seeds that all have: 1.00 over 2 rows" in text
+    assert "adjusted for the seeds that a row lacks: 1.00 over 2 rows" in text
     assert len(files["english.csv"].splitlines()) == 1 + 4
 
 

@@ -110,8 +110,7 @@ def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
 def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
     """Return the report of a level that lacks the reference, with a campaign that has it.
 
-    Of several that have it, that with most runs: a table of all would change with each of them,
-    and be ranked by the few seeds that all have.
+    Of several that have it, that with most runs: a table of all would change with each of them.
 
     Args:
         runs: of a campaign, alike in all factors but variant and seed.

@@ -21,6 +21,7 @@ from rope_exp.launch.ranks import POLL_SECONDS
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
 from rope_exp.run.origin import with_origin
+from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
 
@@ -251,6 +252,8 @@ def _begin(job: Job) -> None:
 
     # Without a checkpoint it begins anew, whatever became of rows before the first save.
     if not list_steps(job.folder / "checkpoints"):
+        if lost := last_step(job.folder):
+            log(f"{job.name}: begins anew, since step {lost} came before any checkpoint")
         (job.folder / METRICS).unlink(missing_ok=True)
 
     # A later start of the same run goes on in this folder; only its first start is fresh.

@@ -16,6 +16,9 @@ from rope_exp.system.errors import RecordError
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 30.0  # between plain lines about all that runs
 
+# A run that was stopped has not ended: the same command goes on.
+ENDED = ("finished", "diverged", "failed")
+
 
 @dataclass
 class _Curve:
@@ -76,7 +79,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
                     curve.last |= row
 
             step = curve.last.get("step", 0)
-            done += step if job.exit_code is None else job.config.train.num_steps
+            done += job.config.train.num_steps if job.status in ENDED else step
             if job.status == "running":
                 running.append(f"{job.name} {step}")
 
@@ -90,7 +93,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
             self._steps_before = done
         before = self._steps_before
         left = time_left(now - self._started, done - before, self._num_steps - before)
-        num_ended = sum(curve.job.exit_code is not None for curve in self._curves)
+        num_ended = sum(curve.job.status in ENDED for curve in self._curves)
         words = f"{num_ended} of {len(self._curves)} runs ended, {left}"
         self._bars.update(self._sweep, completed=done, words=words)
         self._bars.draw()

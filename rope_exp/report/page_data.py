@@ -7,7 +7,7 @@ text, and a table is columns and cells; each cell is what a reader sees and what
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rope_exp.config.campaign import PILOT
+from rope_exp.config.campaign import PILOT, PRIMARY
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.assumptions import assumptions
@@ -73,10 +73,15 @@ def _facets(levels: Sequence[Level]) -> list[dict[str, Any]]:
 
 
 def _start(levels: Sequence[Level]) -> int:
-    """Return the level that is shown first: of one campaign, with the most losses."""
-    single = [level for level in levels if not level.joined]
-    most = max((level.num_losses for level in single), default=0)
-    return next((n for n, level in enumerate(levels) if level.num_losses == most), 0)
+    """Return the level that is shown first: the one that decides, else that with most losses."""
+
+    def weight(n: int) -> tuple[bool, bool, int]:
+        level = levels[n]
+        decides = level.facets["campaign"].text == PRIMARY
+        return not level.joined, decides, level.num_losses
+
+    # Of equal ones the first.
+    return max(range(len(levels)), key=weight, default=0)
 
 
 # -- one level -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from support.runs import (
     TRAIN,
     Trial,
     assert_same_run,
+    kill_the_tree,
     num_rows,
     processes_of,
     sabotage,
@@ -23,6 +24,7 @@ from support.runs import (
     wait_for,
 )
 
+from rope_exp.run.metrics import last_step
 from rope_exp.system.signals import STOP_SIGNALS
 
 STOPS = [
@@ -83,6 +85,19 @@ def test_a_second_signal_leaves_at_once(trial: Trial) -> None:
     assert time.monotonic() - asked < 5
     assert trial.checkpoints() == [10, 20]
     trial.assert_goes_on()
+
+
+def test_killed_before_a_checkpoint_it_begins_anew(trial: Trial) -> None:
+    """And says so, for what was recorded is lost."""
+    process = trial.start("train.save_every=60", rows=3)
+    kill_the_tree(process.pid)
+    process.communicate()
+    lost = last_step(trial.folder)
+    assert lost > 0
+
+    done = trial.train("train.save_every=60")
+    assert f"begins anew, since step {lost} came before any checkpoint" in done.stderr
+    assert_same_run(trial.undisturbed, trial.folder)
 
 
 def test_one_rank_that_is_asked_makes_both_save(trial: Trial, tmp_path: Path) -> None:

@@ -60,6 +60,17 @@ def test_a_log_gets_a_summary_every_so_often(
         assert "1 of 2 runs ended, 0:00:00 left" in capsys.readouterr().err
 
 
+def test_a_run_that_was_stopped_has_not_ended(
+    monkeypatch: pytest.MonkeyPatch, jobs: list[Job], capsys: Capture
+) -> None:
+    monkeypatch.setattr(view, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(view, "LINE_SECONDS", 0.0)
+    jobs[1].exit_code = 75
+    with SweepView(jobs):
+        pass
+    assert capsys.readouterr().err.splitlines()[-1].endswith("1 of 2 runs ended, no estimate yet")
+
+
 @pytest.mark.parametrize("content", ["no JSON\n", '{"step": 2, "train/loss": "x"}\n', "\0"])
 def test_a_broken_curve_is_left_to_its_run(jobs: list[Job], capsys: Capture, content: str) -> None:
     """The run refuses it in its log; here it is no loss at all."""

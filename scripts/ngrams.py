@@ -65,8 +65,11 @@ def beside(runs: Sequence[Run]) -> dict[str, str | float]:
     read_WS, held_NS, vocab_size = windows(first.config, first.result["order_sha256"])
 
     losses = held_out_nats(read_WS, held_NS, vocab_size, MOST)
-    tokens = millions(read_WS[:, 1:].size)
-    line: dict[str, str | float] = {"campaign": first.group, "tokens": tokens}
+    line: dict[str, str | float] = {
+        "campaign": first.group,
+        "tokens": millions(read_WS[:, 1:].size),
+        "seed": ", ".join(sorted({str(run.config.seed) for run in runs})),
+    }
     line |= {f"n = {n}": loss for n, loss in enumerate(losses, 1)}
     found = {name: run.loss for name, run in named.items() if run.loss is not None}
     return line | dict(sorted(found.items(), key=lambda each: each[1]))

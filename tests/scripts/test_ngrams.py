@@ -115,19 +115,22 @@ def test_the_windows_are_those_that_a_run_reads(tiny: Tiny, tmp_path: Path) -> N
 def test_a_line_has_the_tables_and_the_runs_best_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_records(tmp_path / "records", "english", rows=("nope", "qk_rope"), seeds=(0,))
+    make_records(tmp_path / "records", "english", rows=("nope", "qk_rope"), seeds=(0, 1))
     alike = np.array([[0, 1, 0, 1, 0]])
     monkeypatch.setattr(ngrams, "windows", lambda *_: (alike, alike, VOCAB))
-    ngrams.write(["english/*-s0"], tmp_path / "records", tmp_path / "ngrams.md")
+    ngrams.write(["english/*"], tmp_path / "records", tmp_path / "ngrams.md")
 
     text = (tmp_path / "ngrams.md").read_text()
     titles, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
-    runs = {run.row: run.loss for run in read_records(tmp_path / "records", "english")}
-    assert titles.strip("| ").split(" | ")[-2:] == ["QK-RoPE", "NoPE"]
-    assert [line.strip("| ").split(" | ")[-2:] for line in lines] == [
-        [f"{runs['qk_rope']:.3f}", f"{runs['nope']:.3f}"]
+    records = read_records(tmp_path / "records", "english")
+    runs = {(run.row, run.config.seed): f"{run.loss:.3f}" for run in records}
+    table = [line.strip("| ").split(" | ") for line in (titles, *lines)]
+    assert [[*line[:3], *line[-2:]] for line in table] == [
+        ["campaign", "tokens", "seed", "QK-RoPE", "NoPE"],
+        ["english", "4e-06M", "0", runs["qk_rope", 0], runs["nope", 0]],
+        ["english", "4e-06M", "1", runs["qk_rope", 1], runs["nope", 1]],
     ]
-    assert "`python scripts/ngrams.py 'english/*-s0'`" in text
+    assert "`python scripts/ngrams.py 'english/*'`" in text
 
 
 def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:

@@ -240,10 +240,10 @@ def _print(found: _Ladder, crossings: Sequence[tuple[float, str]]) -> list[str]:
         said.append(f"With the axis change {', '.join(beside)}.")
     said += _short_warmups(found)
     if crossings:
-        names: dict[str, list[str]] = {}
+        places: dict[str, list[str]] = {}
         for place, label in crossings:
-            names.setdefault(found.spell(place), []).append(found.rows[label].name)
-        listed = "; ".join(f"{', '.join(names[at])} at {at}" for at in names)
+            places.setdefault(found.rows[label].name, []).append(found.spell(place))
+        listed = "; ".join(f"{name} at {' and '.join(at)}" for name, at in places.items())
         said.append(
             f"×: where the means cross (untested; straight on the log axis), {found.reference} "
             f"and {listed}."

@@ -99,6 +99,16 @@ def test_a_crossing_is_marked_and_said(figure: Figure) -> None:
     assert "nope crosses" not in artists(figure)
 
 
+def test_a_line_that_crosses_twice_is_named_once(tmp_path: Path) -> None:
+    for steps, vo_loss in ((500, 3.9), (1000, 4.1), (2000, 3.9)):
+        for pe, loss in (("qk_rope", 4.0), ("vo_rope", vo_loss)):
+            make_run(tmp_path, pe=pe, loss=loss, group=f"of{steps}", overrides=[f"{STEPS}={steps}"])
+    drawn = ladder(all_runs(tmp_path), STEPS)
+    assert drawn is not None
+    # Half-way on the log axis, both times.
+    assert any("QK-RoPE and VO-RoPE at 2.9M and 5.79M." in said for said in texts(drawn))
+
+
 def test_the_published_stand_at_the_edge(figure: Figure) -> None:
     for label in ("vo_rope", "nope"):
         published = TABLE.losses[label] - TABLE.losses["qk_rope"]

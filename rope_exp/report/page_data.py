@@ -77,7 +77,7 @@ def _start(levels: Sequence[Level]) -> int:
 
     def weight(n: int) -> tuple[bool, bool, int]:
         level = levels[n]
-        decides = level.facets["campaign"].text == PRIMARY
+        decides = level.report.runs[0].group == PRIMARY
         return not level.joined, decides, level.num_losses
 
     # Of equal ones the first.

@@ -1,0 +1,188 @@
+"""Simulate the two rules of judgement under known truth: the numbers of docs/protocol-2.md.
+
+    python scripts/second_test.py --out results/nine_26m
+
+All nine rows are drawn equal to find the error of a rule: the share of draws in which a family
+holds any false difference. The first rule pools the noise of all rows unless an F test objects;
+the second gives each pair its own standard deviation. Then one row of nine is moved, to find how
+often the second rule sees it.
+
+Shapes: D draws, N losses of a layout, S shared seeds of a pair, P pairs.
+"""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from rope_exp.evidence.contrasts import Array
+from rope_exp.evidence.layout import ALPHA, deviating, holm
+from rope_exp.evidence.published import TABLE
+from rope_exp.evidence.significance import MARGIN, all_pairs, not_equivalent, two_sided
+
+ROWS = tuple(TABLE.losses)
+PAIRS = all_pairs(ROWS)
+PUBLISHED = [tuple(sorted((a, b), key=ROWS.index)) for a, _, b in TABLE.relations]
+FAMILIES = {"eight published": [PAIRS.index(pair) for pair in PUBLISHED], "all 36": range(36)}
+
+# How many seeds each row has.
+LAYOUTS = {
+    "first: 8 and 5 seeds": {
+        row: 8 if row in ("qk_rope", "qkvo_rope", "k_rope", "vo_rope") else 5 for row in ROWS
+    },
+    "3 seeds": dict.fromkeys(ROWS, 3),
+    "second: 8 seeds": dict.fromkeys(ROWS, 8),
+}
+
+# The standard deviation of each row's losses over seeds, in nats. The last are those of
+# results/tokens/train.num_steps=6400/table.csv.
+SD = 0.012 / 2**0.5
+EQUAL = dict.fromkeys(ROWS, SD)
+NOISES = {
+    "equal": EQUAL,
+    "QK, QKVO, QKV twice as noisy": EQUAL
+    | dict.fromkeys(("qk_rope", "qkvo_rope", "qkv_rope"), 2 * SD),
+    "spread over a factor of four": dict(zip(ROWS, SD * np.geomspace(0.5, 2, 9), strict=True)),
+    "that of three seeds at 26M tokens": {
+        "qk_rope": 0.0045,
+        "qkvo_rope": 0.0010,
+        "k_rope": 0.0096,
+        "vo_rope": 0.0042,
+        "qkv_rope": 0.0019,
+        "nope": 0.0119,
+        "o_rope": 0.0215,
+        "q_rope": 0.0268,
+        "v_rope": 0.0063,
+    },
+}
+GAPS = (0.0, 0.01, 0.02, 0.03, 0.04)  # nats
+
+
+def main() -> None:
+    """Write <out>/simulated_error.csv and <out>/simulated_power.csv, and print both."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--draws", type=int, default=20_000, help="of each setting (%(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the two tables")
+    options = parser.parse_args()
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, table in {"error": error(options.draws), "power": power(options.draws)}.items():
+        table.to_csv(options.out / f"simulated_{name}.csv", index=False, float_format="%.4f")
+        print(table.to_string(index=False, float_format=lambda share: f"{100 * share:.1f} %"))
+
+
+def error(num_draws: int) -> pd.DataFrame:
+    """Return how often any of nine equal rows is called different, by layout, noise and family."""
+    found = []
+    for layout, num_seeds in LAYOUTS.items():
+        for noise, sds in NOISES.items():
+            by_rule = judge_draws(*draw(num_seeds, sds, {}, num_draws))
+            for family, members in FAMILIES.items():
+                shares = {
+                    rule: float((holm(said.p_DP[:, members]) < ALPHA).any(axis=1).mean())
+                    for rule, said in by_rule.items()
+                }
+                found.append({"layout": layout, "noise": noise, "family": family} | shares)
+    return pd.DataFrame(found)
+
+
+def power(num_draws: int) -> pd.DataFrame:
+    """Return how often the second rule settles K against VO by eight seeds, by their difference.
+
+    K ≈ VO is one of the published relations. VO alone is moved, so that most other pairs stay
+    equal.
+    """
+    found = []
+    pair = PAIRS.index(("k_rope", "vo_rope"))
+    for gap in GAPS:
+        drawn = draw(LAYOUTS["second: 8 seeds"], EQUAL, {"vo_rope": gap}, num_draws)
+        said = judge_draws(*drawn)["second rule"]
+        for family, members in FAMILIES.items():
+            place = list(members).index(pair)
+            is_different_D = holm(said.p_DP[:, members])[:, place] < ALPHA
+            is_equal_D = holm(said.equal_DP[:, members])[:, place] < ALPHA
+            shares = {
+                "called different": float((is_different_D & ~is_equal_D).mean()),
+                "called equivalent": float(is_equal_D.mean()),
+            }
+            found.append({"difference": f"{gap:.2f} nats", "family": family} | shares)
+    return pd.DataFrame(found)
+
+
+# -- drawing and judging many layouts at once ------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """The seed and the row of each of N losses, as numbers."""
+
+    seed_N: Array
+    row_N: Array
+
+
+class Said(NamedTuple):
+    """The p-values of every pair, not adjusted: of no difference, and of one past the margin."""
+
+    p_DP: Array
+    equal_DP: Array
+
+
+def draw(
+    num_seeds: Mapping[str, int],
+    sds: Mapping[str, float],
+    means: Mapping[str, float],
+    num_draws: int,
+) -> tuple[Array, Layout]:
+    """Return losses_DN, normal around each row's mean (0 unless given), and their layout."""
+    places = [(seed, row) for row, name in enumerate(ROWS) for seed in range(num_seeds[name])]
+    seed_N, row_N = np.array(places).T
+    sd_N = np.array([sds[name] for name in ROWS])[row_N]
+    mean_N = np.array([means.get(name, 0.0) for name in ROWS])[row_N]
+    random = np.random.default_rng(0)
+    return mean_N + sd_N * random.normal(size=(num_draws, len(places))), Layout(seed_N, row_N)
+
+
+def judge_draws(loss_DN: Array, layout: Layout) -> dict[str, Said]:
+    """Judge every pair of every draw by both rules, as `significance.judge` does for one."""
+    seed_N, row_N = layout
+    design_NE = np.hstack([np.eye(seed_N.max() + 1)[seed_N], np.eye(len(ROWS))[row_N]])
+    residual_DN = loss_DN - loss_DN @ design_NE @ np.linalg.pinv(design_NE)
+    df = len(seed_N) - int(np.linalg.matrix_rank(design_NE))
+    variance_D = (residual_DN**2).sum(axis=1) / df
+
+    differences = [_differences(loss_DN, layout, a, b) for a, b in PAIRS]
+    count_P = np.array([each_DS.shape[1] for each_DS in differences])
+    delta_DP = np.stack([each_DS.mean(axis=1) for each_DS in differences], axis=1)
+    own_DP = np.stack([each_DS.var(axis=1, ddof=1) for each_DS in differences], axis=1)
+
+    paired = _tests(delta_DP, np.sqrt(own_DP / count_P), count_P - 1)
+    pooled = _tests(delta_DP, np.sqrt(2 * variance_D[:, None] / count_P), np.full(36, df))
+    deviating_DP = np.stack(
+        [deviating(own_DP[:, p], count_P[p] - 1, variance_D, df) for p in range(36)], axis=1
+    )
+    is_unequal_D1 = holm(deviating_DP).min(axis=1, keepdims=True) < ALPHA
+    first = Said(*(np.where(is_unequal_D1, *both) for both in zip(paired, pooled, strict=True)))
+    return {"first rule": first, "second rule": paired}
+
+
+def _differences(loss_DN: Array, layout: Layout, a: str, b: str) -> Array:
+    """Return b's losses minus a's within the seeds that both have, [D, S]."""
+    of_a, of_b = (loss_DN[:, layout.row_N == ROWS.index(row)] for row in (a, b))
+    # Seeds are numbered from 0 in every row.
+    num_shared = min(of_a.shape[1], of_b.shape[1])
+    return of_b[:, :num_shared] - of_a[:, :num_shared]
+
+
+def _tests(delta_DP: Array, error_DP: Array, df_P: Array) -> Said:
+    p_DP = np.empty_like(delta_DP)
+    equal_DP = np.empty_like(delta_DP)
+    for p, df in enumerate(df_P):
+        p_DP[:, p] = two_sided(delta_DP[:, p] / error_DP[:, p], int(df))
+        equal_DP[:, p] = not_equivalent(delta_DP[:, p], error_DP[:, p], int(df), MARGIN)
+    return Said(p_DP, equal_DP)
+
+
+if __name__ == "__main__":
+    main()

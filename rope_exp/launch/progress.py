@@ -9,7 +9,12 @@ from pathlib import Path
 from rope_exp.config.campaign import Campaign, Cell
 from rope_exp.config.resolve import operations, runs_at_a_time
 from rope_exp.config.run import differing_keys
-from rope_exp.evidence.records import read_record, record_path
+from rope_exp.evidence.records import (
+    read_record,
+    read_records,
+    record_path,
+    recorded_campaigns,
+)
 from rope_exp.evidence.runs import Run
 from rope_exp.run.metrics import last_step
 from rope_exp.system.errors import ConfigError, show
@@ -17,6 +22,8 @@ from rope_exp.system.errors import ConfigError, show
 # What a record's config must share with its cell beside what can change a number: on the threads
 # rounding depends, and the probes are part of what a record holds.
 SHARED = ("launch.num_threads", "train.probes")
+# The keys on which the speed of a run of a given size depends most.
+SPEED = ("launch.device", "launch.num_threads", "train.precision", "train.compile")
 
 
 class Progress:
@@ -72,13 +79,27 @@ class Progress:
         return notes
 
     def seconds(self, cells: Sequence[Cell]) -> float | None:
-        """Return what cells take, one after another, by what the recorded ones took."""
+        """Return how long cells take, one after another.
+
+        The estimate comes from the campaign's own records, or else from those of other campaigns
+        that train alike; None if there are none.
+        """
         finished = [run for run in self.done.values() if run.status == "finished"]
-        rates = [run.result["wall_s"] / operations(run.config) for run in finished]
+        rates = [run.result["wall_s"] / operations(run.config) for run in finished or self._alike()]
         if not rates:
             return None
         total = sum(operations(cell.config) for cell in cells)
         return float(statistics.median(rates)) * total
+
+    def _alike(self) -> list[Run]:
+        """Return the finished runs of all campaigns that share what speed depends on most."""
+        wanted = [attrgetter(key)(self.campaign.cells[0].config) for key in SPEED]
+        return [
+            run
+            for name in recorded_campaigns(self.records)
+            for run in read_records(self.records, name)
+            if run.status == "finished" and [attrgetter(key)(run.config) for key in SPEED] == wanted
+        ]
 
     def summary(self) -> str:
         """Say how far the campaign is, and what is left."""

@@ -5,6 +5,7 @@ import itertools
 import platform
 import re
 import shutil
+import statistics
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from rope_exp import commands
 from rope_exp.commands import campaign as command
 from rope_exp.config import resolve
 from rope_exp.config.campaign import load_campaign
-from rope_exp.evidence.records import canonical, digest, recorded_campaigns
+from rope_exp.evidence.records import canonical, digest, read_record, recorded_campaigns
 from rope_exp.launch import campaign as campaigns
 from rope_exp.launch import sweep
 from rope_exp.launch.admit import admit
@@ -216,9 +217,14 @@ def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
     half.done[half.campaign.cells[1].name].result["wall_s"] = 90.0
     assert half.seconds(half.left) == pytest.approx(90.0)
     assert "1 are left, about 0:01:30 with 1 at a time" in half.summary()
-    half.done = {}
-    assert "no estimate yet of the 2 that are left" in half.summary()
     assert done.status == "finished"
+
+    # Without a record of its own, a campaign is estimated by others' that train alike.
+    half.done = {}
+    wall_s = statistics.median(read_record(path).result["wall_s"] for path in records_of(clone))
+    assert half.seconds(half.left) == pytest.approx(2 * wall_s)
+    half.records = clone / "none"
+    assert "no estimate yet of the 2 that are left" in half.summary()
 
 
 def test_an_archive_is_the_same_bytes_for_the_same_records(clone: Path, tmp_path: Path) -> None:

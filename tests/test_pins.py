@@ -1,0 +1,88 @@
+"""What version 0.2.0 wrote stays readable and keeps its identity, whatever the code becomes."""
+
+import json
+import platform
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support.configs import REPOSITORY
+
+from rope_exp import load_run, load_runs
+from rope_exp.config.run import RunConfig
+from rope_exp.data.batches import chain_sha256
+from rope_exp.data.generated import open_data
+from rope_exp.data.sources import held_out_rows, training_source
+from rope_exp.evaluation.held_out import held_out_loss
+from rope_exp.evidence.records import read_record
+from rope_exp.report.command import write
+from rope_exp.run.folder import read_config
+
+RECORDS = REPOSITORY / "results/records"
+STORED = REPOSITORY / "tests/stored/run_0.2.0"
+
+
+def test_records_keep_their_identity() -> None:
+    """The hashes of every record follow from the config that the record holds."""
+    paths = sorted(RECORDS.glob("*/*.json"))
+    assert len(paths) >= 920
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        config = RunConfig.from_dict(record["config"])
+        for key in ("config_sha256", "group_sha256"):
+            assert getattr(config, key) == record["result"][key], f"{path}: {key}"
+
+
+@pytest.mark.skipif(platform.python_version() != "3.11.7", reason="its library is the corpus")
+def test_the_library_is_read_as_it_was(tmp_path: Path) -> None:
+    """The same blocks, and at seed 0 the same tokens in the same order."""
+    run = read_record(RECORDS / "table/qk_rope-s0.json")
+    config = run.config.replace("data", cache_dir=str(tmp_path))
+    data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    assert data.data_sha256 == run.result["data_sha256"]
+    assert data.data_sha256.startswith("96b62413d578")
+
+    order = ""
+    source = training_source(config, data)
+    for step in range(1, config.train.num_steps + 1):
+        order = chain_sha256(order, source.batch(step).hashed_BS)
+    assert order == run.result["order_sha256"]
+    assert order.startswith("2f6ca7d4")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the corpus that the stored run read, at the path that its config names."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0).randrange
+    lines = []
+    for _ in range(600):
+        a, b = draw(100), draw(100)
+        lines.append(f"The sum of {a} and {b} is {a + b}. Their difference is {a - b}.\n")
+    Path("corpus").mkdir()
+    Path("corpus/sums.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def test_a_stored_run_has_its_loss(corpus: None) -> None:
+    """Its text is prepared anew, and its weights are asked for the loss that it recorded."""
+    result = json.loads((STORED / "result.json").read_text(encoding="utf-8"))
+    config = read_config(STORED)
+    data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    assert data.data_sha256 == result["data_sha256"]
+
+    model, _ = load_run(STORED)
+    cpu = torch.device("cpu")
+    loss = held_out_loss(model, held_out_rows(config, data), micro_batch_size=4, device=cpu)
+    assert loss == pytest.approx(result["val/loss"], abs=1e-5)
+
+
+def test_stored_runs_are_reported(tmp_path: Path) -> None:
+    shutil.copytree(STORED, tmp_path / "runs/old/qkvo_rope/seed0")
+    lines = write(tmp_path / "runs", "old", tmp_path / "out")
+    assert "QKVO-RoPE" in lines[0]
+    assert (tmp_path / "out/table.csv").exists()
+
+    frame = load_runs(tmp_path / "runs")
+    assert frame["val/loss"].to_list() == [pytest.approx(4.4763, abs=1e-4)]

@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.campaign_file import SEEDS, read_campaign
+from rope_exp.config.campaign_file import SEEDS, Test, read_campaign
 from rope_exp.config.compose import compose_jobs
 from rope_exp.config.overrides import CAMPAIGNS
 from rope_exp.config.resolve import operations
@@ -52,12 +52,14 @@ class Cell:
         row: the name of its row.
         factors: the values that its entry gives it, by key.
         config: with a folder of its own; not yet resolved for a machine.
+        test: how the campaign's differences are judged, as its file says.
     """
 
     name: str
     row: str
     factors: Mapping[str, Any]
     config: RunConfig
+    test: Test | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 if name != PILOT:
                     _check_factors(cell, entry.key)
                 places[cell.name] = (seed_place, -operations(cell.config), len(cells))
-                cells[cell.name] = cell
+                cells[cell.name] = replace(cell, test=file.test)
 
     _name_rows(cells)
     if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells.values()):

@@ -2,6 +2,7 @@
 
     about: what is asked
     python: 3.11.7              # where the embedded corpus is read, which is its source
+    test: paired                # each pair by its own deviation; else pooled unless noise differs
     fixed: [data=files, ...]    # overrides of every cell
     rows:                       # a name and its overrides; or a list of variants of configs/pe
       qk_rope: [pe=qk_rope]
@@ -20,7 +21,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -29,7 +30,10 @@ from rope_exp.config.overrides import CAMPAIGNS
 from rope_exp.config.schema import CONTROL, Name, Seed, convert, has_aliases, unknown_key
 from rope_exp.system.errors import ConfigError, first_line
 
-KEYS = ("about", "python", "fixed", "rows", "cells")
+KEYS = ("about", "python", "test", "fixed", "rows", "cells")
+
+# How differences are judged. Records repeat it, so that tables are made from these alone.
+Test = Literal["paired"]
 
 # A block is what has these in common.
 SEEDS = ("seed", "data.seed")
@@ -69,12 +73,14 @@ class CampaignFile:
     """What a campaign's file says.
 
     Attributes:
+        test: the rule of docs/protocol-2.md; None: that of docs/protocol.md.
         fixed: overrides of every cell.
         rows: the overrides of each row by its name.
     """
 
     about: str
     python: str | None
+    test: Test | None
     fixed: Sequence[str]
     rows: Mapping[str, Sequence[str]]
     entries: Sequence[Entry]
@@ -97,6 +103,7 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
     return CampaignFile(
         about=convert(str, values.get("about", ""), f"{where}: about"),
         python=convert(str | None, values.get("python"), f"{where}: python"),
+        test=convert(Test | None, values.get("test"), f"{where}: test"),
         fixed=convert(tuple[str, ...], values.get("fixed", []), f"{where}: fixed"),
         rows=rows,
         entries=_entries(values.get("cells"), rows, f"{where}: cells"),

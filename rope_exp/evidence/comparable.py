@@ -44,6 +44,8 @@ class Row:
 # Rows by their names, and the sections of the config that a name stands for.
 ROW = "row"
 _OF_ROW = ("pe", "attn", "model")
+# What a campaign's rows may each have a value of.
+OWN_RATE = "optim.lr"
 
 # Of what surrounds a run (run/provenance.MARKED): the rest is marked, see docs/protocol.md.
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
@@ -76,7 +78,7 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     Raises:
         ReportError: naming two runs and what differs between them, or a factor that is no key.
     """
-    factors = (*keys, "seed", *(_OF_ROW if ROW in keys else ()))
+    factors = (*keys, "seed", *(_OF_ROW if ROW in keys else ()), *_own_keys(runs))
     rows: dict[str, Row] = {}
     ordered = sorted(runs, key=lambda run: (_place(run, keys), run.config.seed, run.where))
     for run in ordered:
@@ -91,6 +93,18 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     for key, complaint, causes in _FACTS:
         _check_fact(ordered, key, complaint, causes)
     return rows
+
+
+def _own_keys(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the keys of which each row of one campaign may have a value of its own.
+
+    A campaign can train every row at the learning rate that is best for it (docs/protocol-2.md):
+    the row's overrides name the rate, and it is no factor of the campaign.
+    """
+    is_one_campaign = len({run.group for run in runs}) == 1 and all(run.row for run in runs)
+    if is_one_campaign and not any(OWN_RATE in run.factors for run in runs):
+        return (OWN_RATE,)
+    return ()
 
 
 def telling(runs: Sequence[Run]) -> list[str]:

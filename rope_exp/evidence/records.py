@@ -9,9 +9,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from rope_exp.config.campaign import Cell, cell_name
+from rope_exp.config.campaign_file import Test
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Count, Name, Sha256
 from rope_exp.evidence.runs import (
@@ -48,6 +49,7 @@ class _Record(TypedDict):
     curve: dict[str, Any]
     probes: dict[str, Any]
     sha256: Sha256
+    test: NotRequired[Test]
 
 
 _Row = TypedDict("_Row", {"step": Count, "train/loss": float, "val/loss": float | None})
@@ -89,6 +91,8 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
         "curve": curve,
         "probes": probes,
     }
+    if cell.test is not None:
+        record["test"] = cell.test
     text = canonical({**record, "sha256": digest(record)})
     # What could not be read back is not left lying as if the cell were done.
     _read(path, json.loads(text))
@@ -125,6 +129,7 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
         row=record["row"],
         factors=record["factors"],
         probes=with_nan(record["probes"]),
+        test=record.get("test"),
     )
     check_env(path, run.env)
     check_identity(run)

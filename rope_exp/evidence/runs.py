@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
+from rope_exp.config.campaign_file import Test
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Count
 from rope_exp.run.folder import (
@@ -85,6 +86,7 @@ class Run:
         group: of its folder; of a record, its campaign.
         row: of a campaign's cell, its row; else empty, like its factors.
         probes: what its model was asked, by the probe; NaN stands for what is not finite.
+        test: how its campaign judges differences; None: as docs/protocol.md says.
     """
 
     folder: Path
@@ -97,6 +99,7 @@ class Run:
     row: str = ""
     factors: dict[str, Any] = field(default_factory=dict)
     probes: dict[str, Any] = field(default_factory=dict)
+    test: Test | None = None
 
     @property
     def status(self) -> Status:

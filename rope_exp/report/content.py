@@ -127,6 +127,8 @@ def build(
     lines = _lines(rows, label, source)
     losses = _losses(lines)
     noise = measure(losses)
+    if noise is not None and any(run.test == "paired" for run in runs):
+        noise = replace(noise, method="paired")
     pairs = judge(losses, all_pairs(list(losses)), noise)
     return Report(
         keys,

@@ -7,7 +7,7 @@ docs/protocol.md finds it.
 import itertools
 from collections.abc import Iterable, Sequence
 
-from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
+from rope_exp.evidence.comparable import OWN_RATE, differing_surroundings, mixed_blocks, spelled
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
@@ -110,6 +110,7 @@ def notes(report: Report) -> list[str]:
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ{other}.")
 
     said += _test_notes(report)
+    said += _rate_notes(report)
     said += drift_notes(report)
 
     for row in report.rows.values():
@@ -161,12 +162,16 @@ def _test_notes(report: Report) -> list[str]:
     if noise.p_equal is not None:
         look = f"; equal noise of rows: p {spell_p(noise.p_equal, sign=True)}"
     how = "pooled over rows"
+    protocol = "docs/protocol.md"
     if noise.method == "paired":
         how = "each pair's own, as rows look unequally noisy"
+    if any(run.test == "paired" for run in report.runs):
+        how = "each pair's own"
+        protocol = "docs/protocol-2.md"
     said = [
         f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} "
         f"{report.margin_unit} ({noise.df} degrees of freedom{look}); standard errors: {how}. "
-        "Tests: docs/protocol.md."
+        f"Tests: {protocol}."
     ]
     if report.against:
         contrasts = "contrast" if len(report.against) == 1 else "contrasts"
@@ -176,6 +181,15 @@ def _test_notes(report: Report) -> list[str]:
             "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open."
         )
     return said + _alone(report)
+
+
+def _rate_notes(report: Report) -> list[str]:
+    """Say the learning rate of each row, where rows have one of their own."""
+    rates = {row.name: spelled(row.runs[0].config, OWN_RATE) for row in report.rows.values()}
+    if OWN_RATE in report.keys or len(set(rates.values())) < 2:
+        return []
+    listed = ", ".join(f"{name} {rate}" for name, rate in rates.items())
+    return [f"Each row has a learning rate of its own: {listed}."]
 
 
 def _alone(report: Report) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 from support import records
 from support.records import ENV, make_records, nine_losses
 from support.refused import refused
@@ -185,3 +186,44 @@ def test_a_campaign_without_records_is_refused(tmp_path: Path) -> None:
     with refused("empty holds no record of any campaign"):
         write_campaigns(tmp_path / "empty", None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+# -- the second protocol ---------------------------------------------------------------------------
+
+ROWS = ("qk_rope", "qkvo_rope", "k_rope", "nope")
+OWN_RATES = {row: [f"pe={row}", f"optim.lr={0.001 * n}"] for n, row in enumerate(ROWS, 1)}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_paired_campaign_pools_nothing(tmp_path: Path) -> None:
+    """Its intervals are those of scipy's paired t test, though its rows are equally noisy."""
+    make_records(tmp_path / "records", "ours", rows=ROWS, test="paired")
+    write_campaigns(tmp_path / "records", "ours", tmp_path)
+    row = table_rows(tmp_path / "ours")["k_rope"]
+    losses = [[nine_losses(name, seed) for seed in range(5)] for name in ("k_rope", "qk_rope")]
+    interval = stats.ttest_rel(*losses).confidence_interval()
+    assert float(row["delta_ci_low"]) == pytest.approx(interval.low, abs=1e-6)
+    assert float(row["delta_ci_high"]) == pytest.approx(interval.high, abs=1e-6)
+
+    text = (tmp_path / "ours/table.md").read_text(encoding="utf-8")
+    assert "standard errors: each pair's own. Tests: docs/protocol-2.md." in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_rows_of_a_campaign_may_have_rates_of_their_own(tmp_path: Path) -> None:
+    """They share the table of the published relations, which says their rates."""
+    make_records(tmp_path / "records", "ours", rows=OWN_RATES, seeds=(0, 1, 2))
+    write_campaigns(tmp_path / "records", "ours", tmp_path)
+    text = (tmp_path / "ours/table.md").read_text(encoding="utf-8")
+    assert "QK-RoPE ≈ QKVO-RoPE" in text
+    rates = next(line for line in text.splitlines() if "learning rate of its own" in line)
+    assert "QK-RoPE 0.001" in rates
+    assert "NoPE 0.004" in rates
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_rates_that_differ_within_a_row_are_refused(tmp_path: Path) -> None:
+    make_records(tmp_path / "records", "ours", rows=["qk_rope"], seeds=(0,))
+    make_records(tmp_path / "records", "ours", rows={"qk_rope": OWN_RATES["qk_rope"]}, seeds=(1,))
+    with refused("two variants under one name"):
+        write_campaigns(tmp_path / "records", "ours", tmp_path)

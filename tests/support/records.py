@@ -10,6 +10,7 @@ import numpy as np
 
 from rope_exp.config.architecture import num_parameters
 from rope_exp.config.campaign import Cell, cell_name
+from rope_exp.config.campaign_file import Test
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PAIRS
@@ -52,6 +53,7 @@ def make_records(
     asked: Mapping[str, Sequence[str]] | None = None,
     answers: Answers | None = None,
     env: Mapping[str, Any] = ENV,
+    test: Test | None = None,
 ) -> None:
     """Make the record of each row, seed and choice of factors.
 
@@ -90,7 +92,7 @@ def make_records(
                     found |= _probes(row, seed, loss(row, seed))
                     found |= _further(config, seed, loss(row, seed))
                 write_json(run / "probes.json", {probe: found[probe] for probe in every})
-                cell = Cell(name, row, {"seed": seed, **chosen}, config)
+                cell = Cell(name, row, {"seed": seed, **chosen}, config, test)
                 write_record(record_path(records, campaign, name), campaign, cell, run)
 
 

@@ -103,7 +103,8 @@ class PeConfig:
         own = pair == "vo" and self.fraction_vo is not None
         share = self.fraction_vo if own else self.fraction
         assert share is not None
-        return 2 * int(head_dim * share / 2)
+        # 0.58 of 100 is a little less than 58 in floats, and would lose a pair.
+        return 2 * int(head_dim * share / 2 + 1e-9)
 
     @property
     def is_one_rotation(self) -> bool:

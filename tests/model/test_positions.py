@@ -121,6 +121,17 @@ def test_each_pair_turns_by_its_own_frequencies(sites: tuple[str, ...]) -> None:
             assert float((found[0, position] - right).abs().max()) < 1e-6
 
 
+def test_a_share_in_percent_is_rounded_down_as_it_is_written() -> None:
+    """In whole numbers, whatever the share's float is; of q and k, and of v and o."""
+    for percent in range(1, 100):
+        pe = make_pe(*"qkvo", fraction=percent / 100)
+        of_vo = make_pe(*"qkvo", fraction_vo=percent / 100)
+        for head_dim in range(2, 514, 2):
+            expected = 2 * (head_dim * percent // 200)
+            assert pe.num_features(head_dim) == expected
+            assert of_vo.num_features(head_dim, "vo") == expected
+
+
 SCOPES = {"model": (), "layer": (2,), "head": (2, 2)}
 
 

@@ -320,6 +320,21 @@ def test_what_all_variants_share_holds_none_of_them(changes: dict[str, Any]) -> 
     assert weights_sha256(llama_weights(decoder)) == weights_sha256(weights(plain))
 
 
+@pytest.mark.parametrize("changes", [{}, {"trainable": "log", "trainable_scope": "head"}], ids=str)
+@pytest.mark.parametrize("start", [2**16, 2**24 - LENGTH], ids=str)
+@torch.no_grad()
+def test_the_last_positions_are_as_good_as_the_first(start: int, changes: dict[str, Any]) -> None:
+    """In float32, of a relative variant, from a cache too."""
+    decoder = loud(make_decoder(*"qkvo", **changes)).float()
+    ids_BT = tokens(2, LENGTH)
+    here = decoder(ids_BT)
+    decoder.model.start = start
+    cache = decoder.new_cache()
+    parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
+    for there in (decoder(ids_BT), torch.cat(parts, dim=1)):
+        assert float((there - here).abs().max() / here.abs().max()) < 1e-4
+
+
 @torch.no_grad()
 def test_real_positions_turn_as_their_angles_say() -> None:
     """A relative variant sees their differences, between whole numbers too."""

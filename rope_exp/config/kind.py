@@ -74,7 +74,10 @@ class Kind:
         return model.features_per_head, model.features_per_head
 
     def cached(self, model: ModelConfig, pe: PeConfig) -> int:
-        """Return the fewest distinct numbers a token from which K and V are read as they are."""
+        """Return the fewest distinct numbers a token from which K and V are read as they are.
+
+        Where layers differ in what rotates, of the layer that keeps the most.
+        """
         return 0
 
     def state(self, model: ModelConfig) -> int:

@@ -121,8 +121,8 @@ class LatentConfig(KeysKind):
         return self.key_dim, self.out_dim
 
     def cached(self, model: ModelConfig, pe: PeConfig) -> int:
-        # The latent, and k_R: twice where keys hold it turned and values do not, or vice versa.
-        is_twice = self.value_rope and ("k" in pe.rotate) != ("v" in pe.rotate)
+        # The latent, and k_R: twice where keys and values hold it turned differently.
+        is_twice = self.value_rope and not pe.has_values_in_keys(model.num_hidden_layers)
         return self.kv_rank + self.rope_dim * (1 + is_twice)
 
     def why_not(self, refused: Sequence[str]) -> str:
@@ -192,7 +192,7 @@ class SharedConfig(KeysKind):
 
     def cached(self, model: ModelConfig, pe: PeConfig) -> int:
         # Beside the keys: what values have of their own, or the shared features turned otherwise.
-        is_other = self.form == "s1" or ("k" in pe.rotate) != ("v" in pe.rotate)
+        is_other = self.form == "s1" or not pe.has_values_in_keys(model.num_hidden_layers)
         is_other &= self.form != "s3"
         return self.groups * (self.key_dim + self.rope_dim * is_other)
 

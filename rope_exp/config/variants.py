@@ -103,7 +103,24 @@ class PeConfig:
         own = pair == "vo" and self.fraction_vo is not None
         share = self.fraction_vo if own else self.fraction
         assert share is not None
-        return 2 * int(head_dim * share / 2)
+        # 0.58 of 100 is a little less than 58 in floats, and would lose a pair.
+        return 2 * int(head_dim * share / 2 + 1e-9)
+
+    @property
+    def is_one_rotation(self) -> bool:
+        """Whether v and o turn by the frequencies of q and k, and go on to.
+
+        What is learned begins alike and moves apart.
+        """
+        return self.base_vo is None and self.fraction_vo is None and not self.trainable
+
+    def has_values_in_keys(self, num_layers: int) -> bool:
+        """Return whether, in each layer, features that keys and values share turn alike."""
+        for layer in range(num_layers):
+            turning = {"k", "v"} & {*self.sites_of(layer)}
+            if len(turning) == 1 or (turning and not self.is_one_rotation):
+                return False
+        return True
 
     def sites_of(self, layer: int) -> tuple[str, ...]:
         """Return which sites rotate in a layer, counted from 0."""

@@ -65,6 +65,12 @@ class Trunk(nn.Module):
         positions_BT: Tensor | None = None,
         document_BT: Tensor | None = None,
     ) -> Tensor:
+        if cache is not None and document_BT is not None:
+            raise ValueError(
+                "a cache does not say which document its keys are of: documents take the whole "
+                "rows at once, without a cache"
+            )
+
         num_new = ids_BT.shape[1]
         num_keys = num_new
         position_T = torch.arange(num_new, device=ids_BT.device)
@@ -180,8 +186,11 @@ class Decoder(nn.Module):
             target_BT: or [B, T, O], of O real numbers each.
             cache: what earlier ids left; these ids go on from them, and are added to it.
             positions_BT: any real numbers; None: 0, 1, 2, ..., or what follows the cache.
-            document_BT: attention stays within tokens of the same number; None: it meets all.
+            document_BT: attention stays within tokens of the same number; None: it meets all. Not
+                beside a cache.
             predicted_BP: the P places of a row that targets are of, [B, P] like them; None: all.
+        Raises:
+            ValueError: documents are given beside a cache.
         """
         x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
         x_BTD = at_places(x_BTD, predicted_BP)

@@ -64,7 +64,8 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
     Pairs that turn 32 times or more within the trained length stay, those that turn once or less
     are interpolated, and those between are mixed. The mixture follows the authors' code, as
     transformers does: linear in the pair's place f, between limits that are rounded outwards to
-    whole pairs. (The article prints another, linear in the number of turns, without rounding.)
+    whole pairs and lie within 0 and n - 1. (The article prints another, linear in the number of
+    turns, without rounding.)
 
     Args:
         theta_F: as trained, in radians a position and in the order of the pairs.
@@ -83,8 +84,9 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
         return theta_F.shape[-1] * math.log(trained_length / (math.tau * turns)) / math.log(base)
 
     first = max(math.floor(place(FAST_TURNS)), 0)
-    last = math.ceil(place(SLOW_TURNS))
-    share_F = ((_places(theta_F) - first) / (last - first)).clamp(0, 1)
+    last = min(math.ceil(place(SLOW_TURNS)), 2 * theta_F.shape[-1] - 1)
+    # Where even the last pair turns often, first is past it: no pair is slowed.
+    share_F = ((_places(theta_F) - first) / max(last - first, 1)).clamp(0, 1)
     return theta_F * (1 - share_F + share_F / factor)
 
 

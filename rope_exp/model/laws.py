@@ -39,6 +39,7 @@ TOLERANCE = 1e-11
 
 # How many tokens at a time the cache is fed.
 PARTS = [3, 1, 1, 2]
+MOVED = 1.25  # of learned frequencies
 WINDOW = 4  # of a kind that has one
 CHUNK = 3  # of a kind with a state
 
@@ -68,7 +69,7 @@ def certificate(
     """Measure the laws of this run's attention on a small random instance in float64.
 
     Two query heads over one shared key/value head, of the run's own kind, head dimension,
-    fractions, bases and start.
+    fractions, bases and start. Learned frequencies are moved apart.
 
     Returns:
         The expected and the measured answer to a shift, the shift, the largest deviation from each
@@ -104,7 +105,7 @@ def _measured(
 
     laws = {INVARIANT: here_BTHV}
     if {"v", "o"} <= set(attn.sites()):
-        by_shift = _positions(attention, pe, torch.full((NUM_POSITIONS,), SHIFT)).vo
+        by_shift = _positions(attention, pe, torch.full((NUM_POSITIONS,), SHIFT)).tables("o")
         laws[TURNED] = turned(here_BTHV, by_shift, attention.rotary_dim)
         laws[TURNED_BACK] = turned(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
     # Relative to what is large: a linear kind may divide by next to nothing.
@@ -172,25 +173,33 @@ def _measured_decoder(
 def _cached(attention: Attention, x_BTD: Tensor, at: Positions) -> Tensor:
     """Return the outputs of tokens that come a few at a time."""
     cache = LayerCache(attention.config.window)
-    tensors = (x_BTD, *at.qk, *at.vo)
+    tensors = (x_BTD, *at.qk, *(at.vo or ()))
     parts = zip(*(torch.split(each, PARTS, dim=-2) for each in tensors), strict=True)
     outputs = []
     for x, *tables in parts:
-        of_part = Positions((tables[0], tables[1]), (tables[2], tables[3]))
+        of_part = Positions((tables[0], tables[1]))
+        if at.vo is not None:
+            of_part = of_part._replace(vo=(tables[2], tables[3]))
         outputs.append(attention.heads(x, of_part, cache))
     return torch.cat(outputs, dim=1)
 
 
 def _positions(attention: Attention, pe: PeConfig, position_T: Tensor) -> Positions:
-    """Return the tables of both pairs of sites, in float64, of frequencies as they begin."""
+    """Return the tables of both pairs of sites, in float64.
+
+    Learned frequencies are moved apart from where they begin, as training will: v and o's turn
+    faster by `MOVED`.
+    """
 
     def tables(pair: str) -> Tables:
         num_features = pe.num_features(attention.rotary_dim, pair)
         theta_F = frequencies(num_features, pe.base_of(pair), torch.float64)
+        if pe.trainable and pair == "vo":
+            theta_F = theta_F * MOVED
         angle_TF = angles(theta_F, position_T)
         return angle_TF.cos(), angle_TF.sin()
 
-    return Positions(qk=tables("qk"), vo=tables("vo"))
+    return Positions(tables("qk"), None if pe.is_one_rotation else tables("vo"))
 
 
 def _deviation(one: Tensor, other: Tensor) -> float:

@@ -1,6 +1,7 @@
 """How position enters: the rotation's tables, what is added to embeddings, and to scores.
 
-q and k share their tables, and so do v and o: a relative rotation needs no more.
+q and k share their tables, and so do v and o: a relative rotation needs no more. All four share
+them where nothing can move the two pairs apart.
 
 Shapes: B batch, T position, F frequencies, L layers, G key/value heads, H query heads, E keys.
 """
@@ -26,19 +27,20 @@ class Positions(NamedTuple):
     """What one layer is told of where its tokens stand.
 
     Attributes:
-        qk, vo: the tables of q and k, and of v and o.
+        qk: the tables of q and k.
+        vo: the tables of v and o; None: those of q and k.
         bias_HTE: added to the scores, of the last T of E places; None: nothing.
         document_BT: which document each token is of; a query meets keys of its own. None: all.
     """
 
     qk: Tables
-    vo: Tables
+    vo: Tables | None = None
     bias_HTE: Tensor | None = None
     document_BT: Tensor | None = None
 
     def tables(self, site: str) -> Tables:
         """Return the tables that a site turns by."""
-        return self.qk if site in PAIRS[0] else self.vo
+        return self.qk if site in PAIRS[0] or self.vo is None else self.vo
 
 
 class Rotary(nn.Module):
@@ -62,6 +64,7 @@ class Rotary(nn.Module):
         self.num_layers = num_layers
         self.in_bf16 = pe.precision == "bf16"
         self.in_log = pe.trainable == "log"
+        self.is_one = pe.is_one_rotation
         self.learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
 
         shape = pe.trained_shape(num_layers, num_heads)
@@ -76,7 +79,7 @@ class Rotary(nn.Module):
 
     def theta(self, pair: str) -> Tensor:
         """Return the frequencies of qk or vo in radians a position: [F], [L, F] or [L, G, F]."""
-        theta0_F: Tensor = self.get_buffer(f"theta0_{pair}")
+        theta0_F: Tensor = self.get_buffer("theta0_qk" if self.is_one else f"theta0_{pair}")
         if pair not in self.learned:
             return theta0_F
         learned = self.get_parameter(self.learned[pair])
@@ -85,7 +88,13 @@ class Rotary(nn.Module):
     def forward(self, position_T: Tensor) -> list[Positions]:
         """Return what each layer is told of positions, [T] or [B, T], counted from `start`."""
         position_T = self.start + position_T
-        qk, vo = (self._of_layers(self.theta(pair), position_T) for pair in PAIRS)
+        theta_qk = self.theta("qk")
+        theta_vo = self.theta("vo")
+        qk = self._of_layers(theta_qk, position_T)
+        # One and the same tensor, not one of equal numbers: a probe may extend either pair alone.
+        if theta_vo is theta_qk:
+            return [Positions(tables) for tables in qk]
+        vo = self._of_layers(theta_vo, position_T)
         return [Positions(*tables) for tables in zip(qk, vo, strict=True)]
 
     def _of_layers(self, theta: Tensor, position_T: Tensor) -> list[Tables]:

@@ -9,8 +9,14 @@ is why it is fixed here and nowhere else.
 Shapes: B batch, T position, H heads (or G key/value heads), K head dimension, F frequencies.
 """
 
+import math
+
 import torch
 from torch import Tensor
+
+# From this position on, float32 angles are computed in float64. Below it their products are off by
+# at most 2^-9 of a radian, as a bfloat16 number near 1 is.
+FAR = 2**16
 
 
 def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -37,12 +43,20 @@ def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Te
 def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
     """Return angle_TF[t, f] = position_t * theta_f in radians, in theta's dtype.
 
+    A float32 product holds an angle of m radians to m 2^-24: half a radian at position 2^24. Far
+    positions therefore have their whole turns taken off in float64, before they are rounded.
+
     Args:
         theta_F: or [G, F], where each of G heads has its own; then angle_TGF.
         position_T: any real numbers; or [B, T], which gives [B, T, F].
     """
-    position_T = position_T.to(theta_F.dtype)
-    return position_T[(..., *[None] * theta_F.ndim)] * theta_F
+    position_T = position_T[(..., *[None] * theta_F.ndim)]
+    angle_TF = position_T.to(theta_F.dtype) * theta_F
+    if theta_F.dtype != torch.float32:
+        return angle_TF
+
+    exact_TF = (position_T.double() * theta_F.double()).remainder(math.tau)
+    return torch.where(position_T.abs() < FAR, angle_TF, exact_TF.float())
 
 
 def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = False) -> Tensor:

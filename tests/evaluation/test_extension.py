@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.kinds import KINDS, allowed
 from support.models import VOCAB, opinionated
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import RetentionConfig
 from rope_exp.data.batches import validation_ids
@@ -26,6 +28,7 @@ HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
 LONG = validation_ids(HELD_OUT, 1, 8 * LENGTH)
 FACTORS = (1, 2, 4, 8)
 BASE = 100.0
+FULLY_ROTATING = [attn for attn in KINDS if attn.keeps_keys and allowed(attn, "qkvo")]
 
 
 def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
@@ -126,11 +129,12 @@ def test_as_trained_is_the_decoder_itself() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_extended_pairs_stay_relative(method: str) -> None:
+@pytest.mark.parametrize("attn", FULLY_ROTATING, ids=str)
+def test_extended_pairs_stay_relative(attn: AttnConfig, method: str) -> None:
     """Either pair alone, or both: both sites of a pair turn by the same frequencies, so that no
-    output knows where positions begin.
+    output knows where positions begin. Keys and values may have been one row until then.
     """
-    decoder = opinionated(*"qkvo").double()
+    decoder = opinionated(*"qkvo", attn=attn).double()
     ids = torch.from_numpy(LONG[:, :40])
     for pairs in (["qk"], ["vo"], ["qk", "vo"]):
         with torch.no_grad(), extended(decoder, method, pairs, 4, LENGTH):

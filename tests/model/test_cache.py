@@ -113,7 +113,7 @@ def test_token_by_token_in_bf16_is_near_the_whole(attn: AttnConfig) -> None:
         outputs = []
         for x_B1D, *tables in of_tokens:
             here = (tables[0], tables[1])
-            outputs.append(layer(x_B1D, Positions(here, here), cache))
+            outputs.append(layer(x_B1D, Positions(here), cache))
         ours = torch.cat(outputs, dim=1)
 
     deviation = (ours.double() - whole.double()).norm() / whole.double().norm()

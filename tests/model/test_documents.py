@@ -96,6 +96,17 @@ def test_a_document_is_read_as_if_alone(rotate: tuple[str, ...]) -> None:
     check(decoder_of(rotate, KINDS[0], make_sizes()), is_absolute=not is_relative)
 
 
+def test_documents_beside_a_cache_are_refused() -> None:
+    """Before anything is kept: later tokens would meet keys of other documents."""
+    decoder = decoder_of(("q", "k"), KINDS[0], make_sizes())
+    ids_BT = torch.from_numpy(row_of(0)[:, :-1])
+    document_BT = torch.arange(ids_BT.shape[1])[None] // 5
+    cache = decoder.new_cache()
+    with pytest.raises(ValueError, match="documents take the whole rows at once"):
+        decoder(ids_BT, cache=cache, document_BT=document_BT)
+    assert cache.length == 0 == cache.num_numbers()
+
+
 @pytest.mark.parametrize("changes", SCHEMES, ids=str)
 def test_so_it_is_in_every_scheme(changes: dict[str, Any]) -> None:
     """Beside rotation or without: biases see distances within the document alone."""

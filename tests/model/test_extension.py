@@ -78,6 +78,26 @@ def test_yarn_is_transformers_yarn(half: int, base: float, factor: float, traine
     assert yarn_scale(factor) == pytest.approx(scale)
 
 
+@pytest.mark.parametrize(
+    ("half", "base", "trained"), [(8, 10.0, 1024), (16, 20.0, 3000), (4, 5.0, 300), (64, 9.0, 900)]
+)
+def test_yarns_upper_limit_is_the_last_feature(half: int, base: float, trained: int) -> None:
+    """Of small bases one turn lies past all features, and the ramp ends at n - 1 for it."""
+    place = half * math.log(trained / math.tau) / math.log(base)
+    assert place > 2 * half - 1
+    said = {"factor": 4.0, "original_max_position_embeddings": trained}
+    expected_F, _ = reference("yarn", half, base, trained, **said)
+    theta_F = frequencies(2 * half, base)
+    assert not torch.equal(expected_F, theta_F)
+    agree(yarn(theta_F, 4.0, trained, base), expected_F)
+
+
+def test_where_all_pairs_turn_often_yarn_changes_none() -> None:
+    """Limits that cross: transformers' ramp is upside down there, and interpolates all pairs."""
+    theta_F = frequencies(DIM, 2.0)
+    assert torch.equal(yarn(theta_F, 4.0, 8192, 2.0), theta_F)
+
+
 # -- by their own words ----------------------------------------------------------------------------
 
 

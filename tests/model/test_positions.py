@@ -121,6 +121,17 @@ def test_each_pair_turns_by_its_own_frequencies(sites: tuple[str, ...]) -> None:
             assert float((found[0, position] - right).abs().max()) < 1e-6
 
 
+def test_a_share_in_percent_is_rounded_down_as_it_is_written() -> None:
+    """In whole numbers, whatever the share's float is; of q and k, and of v and o."""
+    for percent in range(1, 100):
+        pe = make_pe(*"qkvo", fraction=percent / 100)
+        of_vo = make_pe(*"qkvo", fraction_vo=percent / 100)
+        for head_dim in range(2, 514, 2):
+            expected = 2 * (head_dim * percent // 200)
+            assert pe.num_features(head_dim) == expected
+            assert of_vo.num_features(head_dim, "vo") == expected
+
+
 SCOPES = {"model": (), "layer": (2,), "head": (2, 2)}
 
 
@@ -307,6 +318,21 @@ def test_what_all_variants_share_holds_none_of_them(changes: dict[str, Any]) -> 
     plain = make_decoder("v")
     assert llama_weights(decoder).keys() == weights(plain).keys()
     assert weights_sha256(llama_weights(decoder)) == weights_sha256(weights(plain))
+
+
+@pytest.mark.parametrize("changes", [{}, {"trainable": "log", "trainable_scope": "head"}], ids=str)
+@pytest.mark.parametrize("start", [2**16, 2**24 - LENGTH], ids=str)
+@torch.no_grad()
+def test_the_last_positions_are_as_good_as_the_first(start: int, changes: dict[str, Any]) -> None:
+    """In float32, of a relative variant, from a cache too."""
+    decoder = loud(make_decoder(*"qkvo", **changes)).float()
+    ids_BT = tokens(2, LENGTH)
+    here = decoder(ids_BT)
+    decoder.model.start = start
+    cache = decoder.new_cache()
+    parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
+    for there in (decoder(ids_BT), torch.cat(parts, dim=1)):
+        assert float((there - here).abs().max() / here.abs().max()) < 1e-4
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rope_exp.model.rope import angles, frequencies, rotate
+from rope_exp.model.rope import FAR, angles, frequencies, rotate
 
 BASE = 10000.0
 DIMS = st.integers(1, 16).map(lambda half: 2 * half)
@@ -151,6 +151,42 @@ def test_low_precision_inputs_are_rotated_in_float32(dtype: torch.dtype) -> None
     # One rounding to the dtype (eps/2 of the largest value) and float32 angles at position 4001.
     bound = float(exact.abs().max()) * (torch.finfo(dtype).eps + 4001 * 2**-23)
     assert float((turned.double() - exact).abs().max()) <= bound
+
+
+@pytest.mark.parametrize(
+    ("first", "bound"),
+    [(0, 2**-17), (1000, 2**-15), (FAR - 300, 2**-9), (FAR, 2**-21), (2**24 - 300, 2**-21)],
+)
+def test_float32_tables_hold_every_position(first: int, bound: float) -> None:
+    """Against the angles of the same float32 frequencies; either side of 0."""
+    theta_F = frequencies(64, BASE)
+    position_T = torch.arange(first, first + 300)
+    for signed_T in (position_T, -position_T, position_T + 0.25):
+        angle_TF = angles(theta_F, signed_T)
+        exact_TF = signed_T.double()[:, None] * theta_F.double()
+        assert angle_TF.dtype == torch.float32
+        for function in (torch.cos, torch.sin):
+            deviation = function(angle_TF).double() - function(exact_TF)
+            assert float(deviation.abs().max()) <= bound
+
+
+def test_positions_that_are_not_far_have_float32_products() -> None:
+    """Bit for bit: losses are recorded of these."""
+    theta_F = frequencies(64, BASE)
+    for position_T in (torch.arange(-FAR + 1, FAR), torch.arange(4 * FAR - 3) / 4):
+        product_TF = position_T.float()[:, None] * theta_F
+        assert torch.equal(angles(theta_F, position_T), product_TF)
+
+
+def test_frequencies_learn_from_far_positions() -> None:
+    """The gradient of an angle is its position, in float32, near or far."""
+    theta_F = frequencies(8, BASE).requires_grad_()
+    position_T = torch.tensor([3, FAR - 1, FAR, 2**24 - 1])
+    angle_TF = angles(theta_F, position_T)
+    for place, position in enumerate(position_T.tolist()):
+        (gradient_F,) = torch.autograd.grad(angle_TF[place].sum(), theta_F, retain_graph=True)
+        assert gradient_F.dtype == torch.float32
+        assert gradient_F.tolist() == [position] * 4
 
 
 @pytest.mark.parametrize(

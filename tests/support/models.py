@@ -91,10 +91,14 @@ def make_tables(
     return angle_TF.cos(), angle_TF.sin()
 
 
-def make_positions(num_positions: int, dim: int, **changes: Any) -> Positions:
-    """What a layer is told of them, where all sites share their frequencies."""
+def make_positions(
+    num_positions: int, dim: int, *, base_vo: float | None = None, **changes: Any
+) -> Positions:
+    """What a layer is told of them; all sites share their tables, unless v and o have a base."""
     tables = make_tables(num_positions, dim, **changes)
-    return Positions(tables, tables)
+    if base_vo is None:
+        return Positions(tables)
+    return Positions(tables, make_tables(num_positions, dim, **(changes | {"base": base_vo})))
 
 
 def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:

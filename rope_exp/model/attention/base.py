@@ -103,6 +103,12 @@ class Attention(nn.Module):
         """Return o_BTHV by other formulas that must give the same; their names say which."""
         return {}
 
+    def has_values_in_keys(self, at: Positions) -> bool:
+        """Return whether features that keys and values share turn alike, so that one row serves."""
+        if {"k", "v"} <= self.sites:
+            return at.vo is None
+        return "k" not in self.sites and "v" not in self.sites
+
     def shift_back(self, cache: LayerCache, at: Positions) -> None:
         """Turn all that is kept back by one angle, as if every position were lower by as much.
 

@@ -104,6 +104,6 @@ class LatentAttention(Attention):
         c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.kept, dim=-1)
         both_BT1K = torch.cat([normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
         rows = {"k": self.turn("k", both_BT1K, at)}
-        if self.attn.value_rope and ("k" in self.sites) != ("v" in self.sites):
+        if self.attn.value_rope and not self.has_values_in_keys(at):
             rows["v"] = self.turn("v", k_BTR[:, :, None], at)
         return rows

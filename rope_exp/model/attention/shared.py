@@ -40,7 +40,7 @@ class SharedAttention(Attention):
         rows = {"k": self.turn("k", k_BTGK, at)}
         if v:
             rows["v"] = self.turn("v", split_heads(v[0], self.attn.rope_dim), at)
-        elif self.attn.form == "s2" and ("k" in self.sites) != ("v" in self.sites):
+        elif self.attn.form == "s2" and not self.has_values_in_keys(at):
             rows["v"] = self.turn("v", k_BTGK[..., self.attn.nope_dim :], at)
         if cache is not None:
             rows = cache.append(**rows)

@@ -151,10 +151,10 @@ def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
     """Estimate what one micro-batch takes.
 
     Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice that
-    in float32), what queries, keys, values and outputs of wider heads than the model's take beyond
-    that, before and after they turn, the weights of attention where it is written out, and the
-    states between chunks; the logits of one chunk of the loss three times (bf16, float32,
-    gradient).
+    in float32), 6 more with model.token_shift, what queries, keys, values and outputs of wider
+    heads than the model's take beyond that, before and after they turn, the weights of attention
+    where it is written out, and the states between chunks; the logits of one chunk of the loss
+    three times (bf16, float32, gradient).
 
     Args:
         vocab_size: the decoder's.
@@ -165,7 +165,8 @@ def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
     rows = _sequences_at_once(config, stage)
 
     heads = 2 * model.num_attention_heads * sum(config.attn.widths(model))
-    a_layer = width * (17 * model.hidden_size + 2 * max(0, heads - 4 * model.hidden_size))
+    features = (17 + 3 * model.token_shift) * model.hidden_size
+    a_layer = width * (features + 2 * max(0, heads - 4 * model.hidden_size))
     if device == "cpu" and stage.seq_len <= MAX_WRITTEN_OUT and config.attn.keeps_keys:
         a_layer += width * model.num_attention_heads * stage.seq_len
     activations = rows * stage.seq_len * model.num_hidden_layers * a_layer

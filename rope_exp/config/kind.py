@@ -28,8 +28,9 @@ class Kind:
     # Whether it takes model.num_key_value_heads, model.head_dim and pe.fraction, or has sizes of
     # its own.
     takes_heads = True
-    # Whether it takes model.qk_norm.
+    # Whether it takes model.qk_norm, and model.token_shift.
     takes_norm = False
+    takes_shift = False
 
     @property
     def label(self) -> str:
@@ -123,6 +124,12 @@ class Kind:
         if model.qk_norm and not self.takes_norm:
             raise ConfigError(
                 "model.qk_norm", True, f"{name} has none; attn=softmax has, and here leave false"
+            )
+        if model.token_shift and not self.takes_shift:
+            raise ConfigError(
+                "model.token_shift",
+                True,
+                f"{name} has none; attn=softmax has, and here leave false",
             )
         if self.takes_heads:
             _check_heads(model)

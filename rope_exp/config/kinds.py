@@ -31,6 +31,10 @@ class KeysKind(Kind):
             pairs = seen * (seen + 1) // 2 + (seq_len - seen) * seen
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
+    def head_states(self, model: ModelConfig) -> int:
+        """Return 0: training, which has all tokens at once, sums no state."""
+        return 0
+
     @classmethod
     def probes(cls) -> tuple[Probe, ...]:
         return ("distance",)
@@ -43,14 +47,20 @@ class SoftmaxConfig(KeysKind):
     kind: Literal["softmax"] = numeric("softmax")
 
     takes_norm = True
+    takes_shift = True
 
     def shapes(self, model: ModelConfig) -> Shapes:
         features = (model.features_per_head,)
         norms = {"q_norm.weight": features, "k_norm.weight": features} if model.qk_norm else {}
-        return {**super().shapes(model), **norms}
+        shift = {"token_shift": (model.hidden_size,)} if model.token_shift else {}
+        return {**super().shapes(model), **norms, **shift}
 
     def cached(self, model: ModelConfig, pe: PeConfig) -> int:
         return 2 * model.num_key_value_heads * model.features_per_head
+
+    def state(self, model: ModelConfig) -> int:
+        # The newest token's input, from which the next one's keys and values are made.
+        return model.hidden_size if model.token_shift else 0
 
 
 @dataclass(frozen=True)

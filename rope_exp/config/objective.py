@@ -24,11 +24,18 @@ def num_predicted(train: TrainConfig, seq_len: int) -> int:
 
 
 def check_objective(train: TrainConfig, model: ModelConfig, attn: AttnConfig) -> None:
-    """Refuse hidden tokens where attention cannot look both ways.
+    """Refuse an objective that looks both ways where attention cannot.
 
     Raises:
-        ConfigError: attention keeps a state, or has a window.
+        ConfigError: attention keeps a state, has a window, or mixes in the token before.
     """
+    if model.token_shift and train.objective != "causal":
+        raise ConfigError(
+            "model.token_shift",
+            True,
+            f"mixes in the token before, and train.objective={train.objective} looks both ways; "
+            "train.objective=causal does not, and here leave false",
+        )
     if train.objective != "mlm":
         return
     if not attn.keeps_keys:

@@ -12,6 +12,7 @@ Probe = Literal[
     "floors",
     "distance",
     "drift",
+    "token_shift",
     "extension",
     "answers",
     "fit",

@@ -24,6 +24,8 @@ def check_probes(train: TrainConfig, model: ModelConfig, attn: AttnConfig, pe: P
         reasons.setdefault("distance", "distance needs train.seq_len of at least 2")
     if not pe.trainable:
         reasons["drift"] = "drift needs frequencies that are learned: pe.trainable"
+    if not model.token_shift:
+        reasons["token_shift"] = "token_shift needs mu, which is learned: model.token_shift"
     extension = _why_not_extended(train, pe, attn.rotary_dim(model))
     if extension:
         reasons["extension"] = f"extension needs {extension}"

@@ -56,6 +56,8 @@ class ModelConfig:
     window: Count | None = numeric(None)
     # Whether queries and keys are normed, a head at a time, before they turn.
     qk_norm: bool = numeric(False)
+    # Whether keys and values see a learned share of the token before.
+    token_shift: bool = numeric(False)
     # The MLP's width is set so that the decoder has so many parameters; null: it is as it stands.
     match_params: Count | None = setting(None)
 

@@ -13,6 +13,7 @@ Each probe tells something that the mean over the held-out windows does not:
 - distance: what attention weighs at each distance, beside the bound of the scores, and what each
   head makes of distance alone;
 - drift: learned frequencies, and how far they have come from where they began;
+- token_shift: how much of the token before goes into keys and values, layer by layer;
 - extension: the loss by length, where pairs of sites turn by frequencies for that length.
 
 Losses are mean nats per token that is predicted, in the precision that the run trained in; null
@@ -40,9 +41,10 @@ from rope_exp.evaluation.distance import by_distance
 from rope_exp.evaluation.drift import drifted
 from rope_exp.evaluation.extension import by_length
 from rope_exp.evaluation.inputs import Inputs, on_device
-from rope_exp.evaluation.values import Probes, rounded
+from rope_exp.evaluation.values import Probes, rounded, significant
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.linear import LinearAttention
+from rope_exp.model.attention.softmax import SoftmaxAttention
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.loss import at_places
 
@@ -187,6 +189,17 @@ class Questions:
     def drift(self) -> Probes:
         """Return learned frequencies, beside those at the start."""
         return drifted(self.decoder, self.crossings)
+
+    def token_shift(self) -> Probes:
+        """Return the mean, standard deviation, minimum and maximum of mu, by layer."""
+        layers = [each for each in attentions(self.decoder) if isinstance(each, SoftmaxAttention)]
+        mu_LD = torch.stack([layer.token_shift for layer in layers]).double().cpu()
+        return {
+            "mean": significant(mu_LD.mean(dim=1)),
+            "sd": significant(mu_LD.std(dim=1, correction=0)),
+            "min": significant(mu_LD.amin(dim=1)),
+            "max": significant(mu_LD.amax(dim=1)),
+        }
 
     def extension(self) -> Probes:
         """Return the loss by length, as trained and with frequencies for that length.

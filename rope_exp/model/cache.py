@@ -1,9 +1,10 @@
 """What a decoder keeps of earlier tokens, so that the next ones cost no more than themselves.
 
 Keys and values, or the latent that they come from, or a state: each stored as its kind reads it,
-turned at its own position. A layer's attention appends to its part; prefill is an append of many.
-Under autocast keys and values are kept as narrow as they are read. States stay float32 at least:
-into a narrow sum of many tokens, what one more adds would vanish.
+turned at its own position. With model.token_shift the newest input of a layer's attention is kept
+too. A layer's attention appends to its part; prefill is an append of many. Under autocast keys and
+values are kept as narrow as they are read. States stay float32 at least: into a narrow sum of many
+tokens, what one more adds would vanish.
 
 Shapes: B batch, T new tokens, E entries kept, F frequencies.
 """
@@ -73,11 +74,16 @@ class LayerCache:
             return None
         return self.pads_B - (self.num_seen - (self._end - self._first))
 
-    def is_real(self, num_new: int) -> Tensor | None:
-        """Return 1 for each of the next tokens that is no padding, [B, T, 1, 1]; None: all are."""
+    def is_real(self, num_new: int, *, before: int = 0) -> Tensor | None:
+        """Return 1 for each of the next tokens that is no padding, [B, T, 1, 1]; None: all are.
+
+        Args:
+            before: ask it of the tokens that come so many places before these.
+        """
         if self.pads_B is None:
             return None
-        place_T = torch.arange(self.num_seen, self.num_seen + num_new, device=self.pads_B.device)
+        first = self.num_seen - before
+        place_T = torch.arange(first, first + num_new, device=self.pads_B.device)
         return (place_T >= self.pads_B[:, None])[:, :, None, None]
 
     def _make_room(self, new: Mapping[str, Tensor]) -> None:

@@ -33,6 +33,7 @@ _ADDED = (
     "pe.input",
     "pe.bias",
     "model.qk_norm",
+    "model.token_shift",
     "data.order",
     "train.objective",
 )

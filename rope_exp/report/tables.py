@@ -101,7 +101,9 @@ def _kind_cells(run: Run) -> list[Cell]:
     cached = attn.cached(model, run.config.pe)
     state = attn.state(model)
     params = run.result.get("params")
-    kept = f"{state:,} once" if state else f"{cached:,}"
+    kept = f"{cached:,}"
+    if state:
+        kept = f"{cached:,}, and {state:,} once" if cached else f"{state:,} once"
     return [
         Cell("", "kind", attn.kind),
         Cell("", "parameters", params, ",d"),

@@ -155,6 +155,43 @@ def test_states_between_chunks_are_those_that_training_holds(
     assert of_batch[0] - of_batch[1] == of_states[0] - of_states[1]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_token_shift_costs_what_its_gradient_keeps(precision: str) -> None:
+    """Beside it no operations are counted, and no states between chunks."""
+    held = []
+    estimated = []
+    for sizes in (make_sizes(), make_sizes(token_shift=True)):
+        decoder = Decoder(Architecture(sizes, make_pe(), VOCAB))
+        ids_BT = tokens(2, 41)
+        storages: dict[int, int] = {}
+
+        def keep(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+        ):
+            loss = decoder(ids_BT[:, :-1], ids_BT[:, 1:])
+        held.append(sum(storages.values()))
+        loss.backward()
+
+        config = RunConfig(
+            model=sizes,
+            train=TrainConfig(seq_len=40, global_batch_size=2, precision=precision),
+            launch=LaunchConfig(device="cpu"),
+        )
+        assert state_bytes(config, *config.train.staged) == 0
+        estimated.append(config)
+
+    plain, shifted = (memory_bytes(each, VOCAB)["train.global_batch_size"] for each in estimated)
+    # Beside the tensors mu itself, 4 bytes a feature of two layers.
+    more = held[1] - held[0] - 2 * 4 * 32
+    assert 0.9 * more <= shifted - plain <= 1.6 * more
+    assert flops_per_token(estimated[0], VOCAB) == flops_per_token(estimated[1], VOCAB)
+
+
 def test_a_window_costs_the_keys_that_are_met() -> None:
     """By counting them, position by position."""
     for length, window in ((32, 5), (5, 5), (4, 5), (1, 1)):

@@ -87,12 +87,22 @@ def test_counted_operations_are_those_that_torch_does() -> None:
         (["attn=retention"], "attn.kind=retention keeps goes one way alone"),
         (["attn=decay", "pe=vo_rope"], "attn.kind=decay keeps"),
         (["model.window=8"], "model.window=8: is of the keys before a query"),
+        (
+            ["model.token_shift=true"],
+            "model.token_shift=true: mixes in the token before, and train.objective=mlm looks both "
+            "ways; train.objective=causal does not, and here leave false",
+        ),
         (["data=copy"], "train.objective=mlm: must be causal for data=copy"),
     ],
 )  # fmt: skip
 def test_what_looks_one_way_is_refused(words: list[str], sentence: str) -> None:
     with refused(sentence):
         run_config([MLM, *words])
+
+
+def test_a_token_shift_is_refused_where_real_numbers_are_predicted() -> None:
+    with refused("model.token_shift=true", "train.objective=regression looks both ways"):
+        run_config(["+experiment=spikes", "model.token_shift=true"])
 
 
 @pytest.mark.parametrize("attn", ["softmax", "mla", "mla_vo", "shared_s1", "shared_s2"])

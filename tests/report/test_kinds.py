@@ -51,6 +51,21 @@ def test_rows_are_named_and_say_what_they_cache(results: Path) -> None:
     assert (cores["linear_qk"]["cached"], cores["linear_qk"]["state"]) == ("0", "8320")
 
 
+def test_a_row_says_what_it_caches_once(tmp_path: Path) -> None:
+    """With a token shift the newest input of a layer, beside keys and values of each token."""
+    for name, shift in (("plain", "false"), ("shifted", "true")):
+        words = [f"model.token_shift={shift}", f"row_name={name}"]
+        make_run(tmp_path / "runs", group=name, overrides=words)
+    write(tmp_path / "runs", "*", tmp_path / "out", factors=("row", "seed"))
+    rows = table_rows(tmp_path / "out", "row")
+    kept = {name: (row["cached"], row["state"]) for name, row in rows.items()}
+    assert kept == {"plain": ("256", "0"), "shifted": ("256", "128")}
+    table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert "| 256 |" in table
+    assert "| 256, and 128 once |" in table
+    assert "token_shift true" in table
+
+
 def test_differences_are_to_plain_attention(results: Path) -> None:
     """The sequel's published losses stand beside those of the rows that it has."""
     rows = table_rows(results / "sequel_mini", "row")

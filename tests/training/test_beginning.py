@@ -81,6 +81,7 @@ NEW = {
     "pe.input=learned": ["model.added_positions.weight"],
     "pe.trainable=log": ["model.rotary_emb.inv_freq"],
     "model.qk_norm=true": NORMS,
+    "model.token_shift=true": [f"model.layers.{layer}.self_attn.token_shift" for layer in (0, 1)],
 }
 
 
@@ -147,6 +148,13 @@ def test_a_context_is_extended(source: Callable[..., Trainer], go_on: GoOn) -> N
     assert ours.train() == "finished"
 
 
+def test_a_learned_token_shift_is_taken_over(source: Callable[..., Trainer], go_on: GoOn) -> None:
+    first = source("model.token_shift=true", "optim.lr=0.05")
+    learned = snapshot(first)["model.layers.1.self_attn.token_shift"]
+    assert not torch.equal(learned, torch.full_like(learned, 0.5))
+    assert same(snapshot(go_on("ours", "model.token_shift=true", "pe=nope")), snapshot(first))
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -154,6 +162,11 @@ def test_a_context_is_extended(source: Callable[..., Trainer], go_on: GoOn) -> N
     ("theirs", "ours", "words"),
     [
         (["model.qk_norm=true"], [], "has model.layers.0.self_attn.k_norm.weight of [16], for whi"),
+        (
+            ["model.token_shift=true"],
+            [],
+            "has model.layers.0.self_attn.token_shift of [32], for wh",
+        ),
         ([], ["attn=mla"], "has model.layers.0.self_attn.k_proj.weight of [32, 32], for which"),
         ([], ["model.intermediate_size=48"], "has model.layers.0.mlp.down_proj.weight of [32, 64]"),
         (

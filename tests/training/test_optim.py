@@ -58,6 +58,18 @@ def test_matrices_decay_and_vectors_do_not() -> None:
         assert decayed[id(parameter)] == (0.0 if vector else 0.1), name
 
 
+@pytest.mark.parametrize("optim", [OPTIM, MuonConfig(weight_decay=0.1)], ids=["adamw", "muon"])
+def test_the_share_of_a_token_shift_moves_by_adamw_and_never_decays(optim: Any) -> None:
+    model = small_model("model.token_shift=true")
+    optimizer: Any = build_optimizer(model, optim)
+    update(model, optimizer, torch.zeros_like)
+    shares = [p for name, p in model.named_parameters() if name.endswith("token_shift")]
+    assert len(shares) == model.architecture.model.num_hidden_layers
+    for share in shares:
+        assert torch.equal(share, torch.full_like(share, 0.5))
+        assert "exp_avg_sq" in optimizer.state[share]
+
+
 def test_a_step_is_adamw_as_published() -> None:
     """The first corrected moments are g and g^2 (Loshchilov and Hutter 2019, algorithm 2)."""
     model = small_model()

@@ -10,6 +10,7 @@ from support.trainers import Make, losses, same, snapshot
 
 from rope_exp.evaluation import probes
 from rope_exp.evidence.runs import read_run
+from rope_exp.run import checkpoint
 from rope_exp.system.files import read_json
 from rope_exp.training import record
 from rope_exp.training.trainer import Trainer
@@ -112,6 +113,23 @@ def test_a_run_that_diverged_is_asked_nothing(make: Make) -> None:
     assert trainer.train() == "diverged"
     assert (trainer.folder / "result.json").exists()
     assert not (trainer.folder / "probes.json").exists()
+
+
+def test_the_learned_token_shift_is_told_by_layer(make: Make) -> None:
+    """As the checkpoint has it, which is no longer where it began."""
+    trainer = make("run", "model.token_shift=true", "train.probes=[token_shift]", "optim.lr=0.05")
+    assert trainer.train() == "finished"
+    found = read_json(trainer.folder / "probes.json")["token_shift"]
+    assert read_run(trainer.folder).probes["token_shift"] == found
+
+    saved = checkpoint.load(trainer.folder / "checkpoints", trainer.step).model
+    for layer in (0, 1):
+        mus = saved[f"model.layers.{layer}.self_attn.token_shift"].tolist()
+        assert found["mean"][layer] == pytest.approx(statistics.fmean(mus), rel=1e-5)
+        assert found["sd"][layer] == pytest.approx(statistics.pstdev(mus), rel=1e-5)
+        assert found["min"][layer] == pytest.approx(min(mus), rel=1e-5)
+        assert found["max"][layer] == pytest.approx(max(mus), rel=1e-5)
+        assert found["sd"][layer] > 0
 
 
 def test_crossings_of_0_outlive_a_stop(make: Make) -> None:

@@ -5,6 +5,7 @@ Shapes as in `base`.
 
 from collections.abc import Collection
 
+import torch
 from torch import Tensor, nn
 
 from rope_exp.config.kinds import SoftmaxConfig
@@ -12,6 +13,10 @@ from rope_exp.config.sections import ModelConfig
 from rope_exp.model.attention.base import Attention, linears, normed, split_heads
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.positions import Positions
+
+# The name under which a cache keeps the newest token's input, and mu before training.
+NEWEST = "newest"
+BEGINNING = 0.5
 
 
 class SoftmaxAttention(Attention):
@@ -27,9 +32,11 @@ class SoftmaxAttention(Attention):
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        if config.token_shift:
+            self.token_shift = nn.Parameter(torch.full((config.hidden_size,), BEGINNING))
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = self._projected(x_BTD, at, cache)
         q_BTHK = split_heads(q, self.head_dim)
         k_BTGK = split_heads(k, self.head_dim)
         if self.config.qk_norm:
@@ -44,3 +51,43 @@ class SoftmaxAttention(Attention):
 
         o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK, at, cache)
         return self.turn("o", o_BTHK, at)
+
+    def _projected(
+        self, x_BTD: Tensor, at: Positions, cache: LayerCache | None
+    ) -> tuple[Tensor, ...]:
+        """Return q, k and v; with model.token_shift k and v see x_t + mu (x_{t-1} - x_t)."""
+        if not self.config.token_shift:
+            return linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        change_BTD = previous(x_BTD, at, cache) - x_BTD
+        shifted_BTD = x_BTD + self.token_shift * change_BTD
+        return self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj)
+
+
+def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
+    """Return x_{t-1}; the first token of a row, a document or behind padding gives its own x_t.
+
+    Args:
+        cache: it remembers the newest x for the next call. Call this before anything is appended.
+    """
+    before_B1D = x_BTD[:, :1]
+    if cache is not None:
+        before_B1D = cache.states.get(NEWEST, before_B1D)
+    previous_BTD = _one_later(x_BTD, before_B1D)
+
+    if at.document_BT is not None:
+        earlier_BT = _one_later(at.document_BT, at.document_BT[:, :1])
+        goes_on_BT1 = (at.document_BT == earlier_BT)[..., None]
+        previous_BTD = torch.where(goes_on_BT1, previous_BTD, x_BTD)
+
+    if cache is not None:
+        is_real_BT11 = cache.is_real(x_BTD.shape[1], before=1)
+        if is_real_BT11 is not None:
+            previous_BTD = torch.where(is_real_BT11[..., 0], previous_BTD, x_BTD)
+        # A copy: a view would keep a whole prompt.
+        cache.states[NEWEST] = x_BTD[:, -1:].detach().clone()
+    return previous_BTD
+
+
+def _one_later(x: Tensor, before: Tensor) -> Tensor:
+    """Return [B, T, ...] moved by one place, `before` in front and the last left out."""
+    return torch.cat([before, x[:, :-1]], dim=1)

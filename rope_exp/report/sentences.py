@@ -11,11 +11,14 @@ from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
-from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.content import Line, Report, judged_alone
+from rope_exp.evidence.significance import MARGIN, Judged
+from rope_exp.report.content import Line, Report
 from rope_exp.report.probed import drift_notes
 from rope_exp.report.spelling import span
 from rope_exp.system.errors import show
+
+# The title of the interval by a pair's own standard deviation, beside the pooled one.
+OWN = "95 % interval, own SD"
 
 
 def caption(report: Report) -> str:
@@ -162,7 +165,9 @@ def _test_notes(report: Report) -> list[str]:
         look = f"; equal noise of rows: p {spell_p(noise.p_equal, sign=True)}"
     how = "pooled over rows"
     if noise.method == "paired":
-        how = "each pair's own, as rows look unequally noisy"
+        how = "each pair's own, as rows look unequally noisy, so no second interval is printed"
+    elif not report.is_pooled:
+        how = "the one pair's own"
     said = [
         f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} "
         f"{report.margin_unit} ({noise.df} degrees of freedom{look}); standard errors: {how}. "
@@ -181,10 +186,9 @@ def _test_notes(report: Report) -> list[str]:
 def _alone(report: Report) -> list[str]:
     """Say what is left where no noise is pooled, as where rows are unequally noisy after all."""
     ranked = [row for row in report.rows.values() if row.ours.rank]
-    is_pooled = report.noise is not None and report.noise.method == "pooled"
-    if not is_pooled or not report.pairs or len(ranked) < 2:
+    if not report.is_pooled or len(ranked) < 2:
         return []
-    alone = judged_alone(report)
+    alone = report.alone
     said = f"Each pair by its own deviation, nothing pooled (paired t): {_order(alone, ranked)}"
     changed = [
         f"{report.rows[after.judged.a].name} {after.published} "
@@ -193,9 +197,24 @@ def _alone(report: Report) -> list[str]:
         if before.outcome != after.outcome
     ]
     if changed:
-        return [f"{said}; of the published relations, {', '.join(changed)}."]
-    kept = "; the published relations have the same outcomes" if report.relations else ""
-    return [f"{said}{kept}."]
+        said += f"; of the published relations, {', '.join(changed)}"
+    elif report.relations:
+        said += "; the published relations have the same outcomes"
+    others = [own.verdict != report.against[label].verdict for label, own in alone.against.items()]
+    if not changed and not any(others):
+        return [f"{said}."]
+    mark = "†: the pair's own standard deviation (paired t, Holm) gives another verdict."
+    return [f"{said}.", mark]
+
+
+def mark_change(pooled: str, own: str) -> str:
+    """Mark a verdict that the pair's own standard deviation would change."""
+    return "" if own == pooled else " †"
+
+
+def spell_interval(pair: Judged) -> str:
+    """Return the 95 % interval of one contrast for a reader."""
+    return f"{pair.low:+.4f} to {pair.high:+.4f}"
 
 
 def spell_p(p: float, *, sign: bool = False) -> str:

@@ -190,21 +190,26 @@ def _alone(report: Report) -> list[str]:
         return []
     alone = report.alone
     said = f"Each pair by its own deviation, nothing pooled (paired t): {_order(alone, ranked)}"
-    changed = [
+    changed = {
         f"{report.rows[after.judged.a].name} {after.published} "
-        f"{report.rows[after.judged.b].name} is {after.outcome}"
+        f"{report.rows[after.judged.b].name}": after.outcome
         for before, after in zip(report.relations, alone.relations, strict=True)
         if before.outcome != after.outcome
-    ]
+    }
     if changed:
-        said += f"; of the published relations, {', '.join(changed)}"
+        told = ", ".join(f"{relation} is {outcome}" for relation, outcome in changed.items())
+        said += f"; of the published relations, {told}"
     elif report.relations:
         said += "; the published relations have the same outcomes"
-    others = [own.verdict != report.against[label].verdict for label, own in alone.against.items()]
-    if not changed and not any(others):
+
+    marked = set(changed.values())
+    for label, own in alone.against.items():
+        if own.verdict != report.against[label].verdict:
+            marked.add(own.verdict)
+    if not marked:
         return [f"{said}."]
-    mark = "†: the pair's own standard deviation (paired t, Holm) gives another verdict."
-    return [f"{said}.", mark]
+    word = "open" if marked <= {"open"} else "another verdict"
+    return [f"{said}.", f"†: {word} by the pair's own standard deviation (paired t, Holm)."]
 
 
 def mark_change(pooled: str, own: str) -> str:

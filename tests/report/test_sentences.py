@@ -156,7 +156,7 @@ def test_where_noise_is_pooled_the_paired_t_is_told_too(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     assert summary(report).startswith("QKVO-RoPE > QK-RoPE > VO-RoPE > K-RoPE")
     said, mark = [note for note in notes(report) if "paired t" in note]
-    assert mark.startswith("†: ")
+    assert mark == "†: open by the pair's own standard deviation (paired t, Holm)."
     assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in said
     assert "QK-RoPE ≈ QKVO-RoPE is open" in said
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from rope_exp.config.kinds import SoftmaxConfig
@@ -52,6 +53,31 @@ class Report:
     def runs(self) -> list[Run]:
         """Every run, by row and seed."""
         return [run for row in self.rows.values() for run in row.runs]
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether an interval rests on the noise of other pairs, too, and not on its own alone."""
+        return self.noise is not None and self.noise.method == "pooled" and len(self.pairs) > 1
+
+    @cached_property
+    def alone(self) -> "Report":
+        """The same report with each pair judged by its own differences alone, the paired t.
+
+        It takes less for granted than the pooled residual does, and finds less with few seeds.
+        """
+        if self.noise is None:
+            return self
+        noise = replace(self.noise, method="paired")
+        losses = _losses(self.rows)
+        pairs = judge(losses, list(self.pairs), noise)
+        return replace(
+            self,
+            noise=noise,
+            against=_against(losses, self.reference.label, noise),
+            pairs={(pair.a, pair.b): pair for pair in pairs},
+            # Where another table decides on these, there are none here.
+            relations=self.relations and _relations(self.rows, noise, self.source),
+        )
 
     def answers(self, probe: str) -> dict[str, list[Any]]:
         """Return what the runs of each row answered to a probe, of those that were asked."""
@@ -166,26 +192,6 @@ def refer(report: Report, label: str) -> Report:
     lines = _lines(report.rows, label, report.published)
     against = _against(_losses(lines), label, report.noise)
     return replace(report, rows=lines, reference=lines[label], against=against)
-
-
-def judged_alone(report: Report) -> Report:
-    """Return the same report with each pair judged by its own differences alone, the paired t.
-
-    It takes less for granted than the pooled residual does, and finds less with few seeds.
-    """
-    if report.noise is None:
-        return report
-    noise = replace(report.noise, method="paired")
-    losses = _losses(report.rows)
-    pairs = judge(losses, list(report.pairs), noise)
-    return replace(
-        report,
-        noise=noise,
-        against=_against(losses, report.reference.label, noise),
-        pairs={(pair.a, pair.b): pair for pair in pairs},
-        # Where another table decides on these, there are none here.
-        relations=report.relations and _relations(report.rows, noise, report.source),
-    )
 
 
 def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from rope_exp.evidence.noise import Spread, changes, spreads
 from rope_exp.evidence.runs import Run
 from rope_exp.report.answers import bins, explained, shares, splits, whole, with_answers
 from rope_exp.report.content import Line, Report
-from rope_exp.report.sentences import spell_p
+from rope_exp.report.sentences import OWN, mark_change, spell_interval, spell_p
 from rope_exp.report.spelling import NOTHING
 from rope_exp.report.tables import cells
 from rope_exp.run.provenance import spelled
@@ -78,6 +78,7 @@ def _sort_keys(report: Report, row: Line) -> dict[str, Key]:
     judged = report.against.get(row.label)
     if judged is not None:
         keys |= {"95 % interval": judged.low, "p (Holm)": judged.p_adjusted}
+        keys[OWN] = report.alone.against[row.label].low
     return keys
 
 
@@ -88,13 +89,14 @@ def relations_table(report: Report) -> Table:
         Column("ours"),
         Column("Δ", "number"),
         Column("95 % interval", "number"),
+        *([Column(OWN, "number")] if report.is_pooled else []),
         Column("p (Holm)", "number"),
         Column("seeds", "number"),
         Column("outcome"),
         Column("seeds needed", "number"),
     ]
     rows = {}
-    for relation in report.relations:
+    for relation, own in zip(report.relations, report.alone.relations, strict=True):
         pair = relation.judged
         a = report.rows[pair.a].name
         b = report.rows[pair.b].name
@@ -103,10 +105,11 @@ def relations_table(report: Report) -> Table:
             _text(f"{a} {relation.published} {b}"),
             _text(f"{a} {pair.sign} {b}"),
             _number(pair.delta, "+.4f"),
-            Shown(f"{pair.low:+.4f} to {pair.high:+.4f}", pair.low),
+            Shown(spell_interval(pair), pair.low),
+            *([Shown(spell_interval(own.judged), own.judged.low)] if report.is_pooled else []),
             Shown(spell_p(pair.p_adjusted), pair.p_adjusted),
             _number(pair.num_seeds, "d"),
-            _text(relation.outcome),
+            _text(relation.outcome + mark_change(relation.outcome, own.outcome)),
             _number(needed, "d"),
         ]
     return _table(columns, rows)

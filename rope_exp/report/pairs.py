@@ -3,8 +3,8 @@
 import pandas as pd
 
 from rope_exp.evidence.significance import MOST_SEEDS, SIGNS
-from rope_exp.report.content import Relation, Report, judged_alone
-from rope_exp.report.sentences import spell_p
+from rope_exp.report.content import Relation, Report
+from rope_exp.report.sentences import OWN, mark_change, spell_interval, spell_p
 from rope_exp.report.spelling import markdown_lines
 
 
@@ -13,7 +13,7 @@ def pairs_table(report: Report) -> str:
 
     The last columns are of the paired t, which pools nothing.
     """
-    alone = judged_alone(report).pairs
+    alone = report.alone.pairs
     lines = []
     for pair in report.pairs.values():
         own = alone[pair.a, pair.b]
@@ -43,27 +43,29 @@ def pairs_table(report: Report) -> str:
 
 def relations_table(report: Report) -> str:
     """Return the published relations, one by one, as a table in Markdown."""
-    titles = ("published", "ours", "Δ", "95 % interval", "p (Holm)", "seeds")
+    own_title = [OWN] if report.is_pooled else []
+    titles = ["published", "ours", "Δ", "95 % interval", *own_title, "p (Holm)", "seeds"]
     lines = [[*titles, "outcome at this setting"]]
-    for relation in report.relations:
+    for relation, own in zip(report.relations, report.alone.relations, strict=True):
         pair = relation.judged
         a = report.rows[pair.a].name
         b = report.rows[pair.b].name
-        outcome = relation.outcome
-        if outcome == "open":
+        outcome = relation.outcome + mark_change(relation.outcome, own.outcome)
+        if relation.outcome == "open":
             outcome += f"; {_settling(relation)}"
         lines.append(
             [
                 f"{a} {relation.published} {b}",
                 f"{a} {pair.sign} {b}",
                 f"{pair.delta:+.4f}",
-                f"{pair.low:+.4f} to {pair.high:+.4f}",
+                spell_interval(pair),
+                *([spell_interval(own.judged)] if report.is_pooled else []),
                 spell_p(pair.p_adjusted),
                 str(pair.num_seeds),
                 outcome,
             ]
         )
-    return markdown_lines(lines, "<<>>>><")
+    return markdown_lines(lines, f"<<>>{'>' * len(own_title)}>><")
 
 
 def _settling(relation: Relation) -> str:

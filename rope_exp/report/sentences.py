@@ -11,11 +11,14 @@ from rope_exp.evidence.comparable import OWN_RATE, differing_surroundings, mixed
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
-from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.content import Line, Report, judged_alone
+from rope_exp.evidence.significance import MARGIN, Judged
+from rope_exp.report.content import Line, Report
 from rope_exp.report.probed import drift_notes
 from rope_exp.report.spelling import span
 from rope_exp.system.errors import show
+
+# The title of the interval by a pair's own standard deviation, beside the pooled one.
+OWN = "95 % interval, own SD"
 
 
 def caption(report: Report) -> str:
@@ -164,7 +167,9 @@ def _test_notes(report: Report) -> list[str]:
     how = "pooled over rows"
     protocol = "docs/protocol.md"
     if noise.method == "paired":
-        how = "each pair's own, as rows look unequally noisy"
+        how = "each pair's own, as rows look unequally noisy, so no second interval is printed"
+    elif not report.is_pooled:
+        how = "the one pair's own"
     if any(run.test == "paired" for run in report.runs):
         how = "each pair's own"
         protocol = "docs/protocol-2.md"
@@ -195,21 +200,40 @@ def _rate_notes(report: Report) -> list[str]:
 def _alone(report: Report) -> list[str]:
     """Say what is left where no noise is pooled, as where rows are unequally noisy after all."""
     ranked = [row for row in report.rows.values() if row.ours.rank]
-    is_pooled = report.noise is not None and report.noise.method == "pooled"
-    if not is_pooled or not report.pairs or len(ranked) < 2:
+    if not report.is_pooled or len(ranked) < 2:
         return []
-    alone = judged_alone(report)
+    alone = report.alone
     said = f"Each pair by its own deviation, nothing pooled (paired t): {_order(alone, ranked)}"
-    changed = [
+    changed = {
         f"{report.rows[after.judged.a].name} {after.published} "
-        f"{report.rows[after.judged.b].name} is {after.outcome}"
+        f"{report.rows[after.judged.b].name}": after.outcome
         for before, after in zip(report.relations, alone.relations, strict=True)
         if before.outcome != after.outcome
-    ]
+    }
     if changed:
-        return [f"{said}; of the published relations, {', '.join(changed)}."]
-    kept = "; the published relations have the same outcomes" if report.relations else ""
-    return [f"{said}{kept}."]
+        told = ", ".join(f"{relation} is {outcome}" for relation, outcome in changed.items())
+        said += f"; of the published relations, {told}"
+    elif report.relations:
+        said += "; the published relations have the same outcomes"
+
+    marked = set(changed.values())
+    for label, own in alone.against.items():
+        if own.verdict != report.against[label].verdict:
+            marked.add(own.verdict)
+    if not marked:
+        return [f"{said}."]
+    word = "open" if marked <= {"open"} else "another verdict"
+    return [f"{said}.", f"†: {word} by the pair's own standard deviation (paired t, Holm)."]
+
+
+def mark_change(pooled: str, own: str) -> str:
+    """Mark a verdict that the pair's own standard deviation would change."""
+    return "" if own == pooled else " †"
+
+
+def spell_interval(pair: Judged) -> str:
+    """Return the 95 % interval of one contrast for a reader."""
+    return f"{pair.low:+.4f} to {pair.high:+.4f}"
 
 
 def spell_p(p: float, *, sign: bool = False) -> str:

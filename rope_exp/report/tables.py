@@ -13,14 +13,22 @@ import pandas as pd
 
 from rope_exp.evidence.comparable import ROW, spelled
 from rope_exp.evidence.runs import Run
-from rope_exp.evidence.significance import Verdict
+from rope_exp.evidence.significance import Judged, Verdict
 from rope_exp.report.answers import task_tables
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Line, Report
 from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.pairs import relations_table
 from rope_exp.report.probed import extension_part
-from rope_exp.report.sentences import caption, notes, spell_p, summary
+from rope_exp.report.sentences import (
+    OWN,
+    caption,
+    mark_change,
+    notes,
+    spell_interval,
+    spell_p,
+    summary,
+)
 from rope_exp.report.spelling import NOTHING, markdown_lines
 
 # Of a row against the reference.
@@ -30,9 +38,9 @@ WORDS: Mapping[Verdict, str] = {
     "equivalent": "equivalent",
     "open": "open",
 }
-_JUDGED = ("95 % interval", "p (Holm)", "verdict")
 _FAMILY = ("p_adjusted", "family", "delta_wide_low", "delta_wide_high")
-_ALONE = ("p_equivalent", "seeds_needed")
+_FURTHER = ("p_equivalent", "seeds_needed")
+_ALONE = ("delta_ci_low_alone", "delta_ci_high_alone", "p_holm_alone", "verdict_alone")
 Value = str | float | None
 
 
@@ -91,7 +99,8 @@ def cells(report: Report, row: Line) -> list[Cell]:
         if key != "pe":
             told = run.config.row_name if key == ROW else spelled(run.config, key)
             shown.append(Cell(key, "", told))
-    return shown + [cell for cell in _kind_cells(run) if cell.name]
+    shown += [cell for cell in _kind_cells(run) if cell.name]
+    return shown + _alone_cells(report, row)
 
 
 def _kind_cells(run: Run) -> list[Cell]:
@@ -117,6 +126,8 @@ def _kind_cells(run: Run) -> list[Cell]:
 
 def _judged_cells(report: Report, row: Line) -> list[Cell]:
     """Return what the contrast with the reference says of a row, among the eight of its kind."""
+    own_title = [OWN] if report.is_pooled else []
+    titles = ["95 % interval", *own_title, "p (Holm)", "verdict"]
     judged = report.against.get(row.label)
     if judged is None:
         return [
@@ -124,17 +135,23 @@ def _judged_cells(report: Report, row: Line) -> list[Cell]:
             Cell("delta_ci_high", "", None),
             Cell("p_holm", "", None),
             Cell("verdict", "", row.verdict),
-            *(Cell("", header, None) for header in _JUDGED if report.noise),
+            *(Cell("", header, None) for header in titles if report.noise),
         ]
-    word = f"{WORDS[judged.verdict]} {diverged_mark(row)}".rstrip()
-    interval = f"{judged.low:+.4f} to {judged.high:+.4f}"
-    for_readers = zip(_JUDGED, (interval, spell_p(judged.p_adjusted), word), strict=True)
+
+    own = report.alone.against[row.label]
+    word = _word(judged, row)
+    said = [
+        spell_interval(judged),
+        *([spell_interval(own)] if report.is_pooled else []),
+        spell_p(judged.p_adjusted),
+        word + mark_change(judged.verdict, own.verdict),
+    ]
     return [
         Cell("delta_ci_low", "", judged.low, "+.4f"),
         Cell("delta_ci_high", "", judged.high, "+.4f"),
         Cell("p_holm", "", judged.p_adjusted, ".4f"),
         Cell("verdict", "", word),
-        *(Cell("", header, said) for header, said in for_readers),
+        *(Cell("", header, text) for header, text in zip(titles, said, strict=True)),
     ]
 
 
@@ -162,11 +179,28 @@ def _further_cells(report: Report, row: Line) -> list[Cell]:
     """Return what else the contrast with the reference says, among those of its kind."""
     judged = report.against.get(row.label)
     if judged is None:
-        return [Cell(name, "", None) for name in _ALONE]
+        return [Cell(name, "", None) for name in _FURTHER]
     return [
         Cell("p_equivalent", "", judged.p_equivalent, ".4f"),
         Cell("seeds_needed", "", judged.seeds_needed, "d"),
     ]
+
+
+def _alone_cells(report: Report, row: Line) -> list[Cell]:
+    """Return the same contrast by the row's own differences alone, the paired t."""
+    judged = report.alone.against.get(row.label)
+    if judged is None:
+        return [Cell(name, "", None) for name in _ALONE]
+    return [
+        Cell("delta_ci_low_alone", "", judged.low, "+.4f"),
+        Cell("delta_ci_high_alone", "", judged.high, "+.4f"),
+        Cell("p_holm_alone", "", judged.p_adjusted, ".4f"),
+        Cell("verdict_alone", "", _word(judged, row)),
+    ]
+
+
+def _word(judged: Judged, row: Line) -> str:
+    return f"{WORDS[judged.verdict]} {diverged_mark(row)}".rstrip()
 
 
 # -- spellings -------------------------------------------------------------------------------------
@@ -222,7 +256,7 @@ def tex_table(report: Report) -> str:
     aligned = sides.replace("<", "l").replace(">", "r")
     frame = pd.DataFrame(lines[1:], columns=lines[0])
     table = frame.to_latex(index=False, escape=True, column_format=aligned)
-    for sign, in_tex in (("Δ", r"$\Delta$"), (NOTHING, "---"), ("< ", "$<$ ")):
+    for sign, in_tex in (("Δ", r"$\Delta$"), (NOTHING, "---"), ("< ", "$<$ "), ("†", r"$\dagger$")):
         table = table.replace(sign, in_tex)
     return f"% {caption(report)} Needs \\usepackage{{booktabs}}.\n{table}"
 

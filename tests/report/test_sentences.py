@@ -9,7 +9,6 @@ from support.refused import refused
 from support.reports import begun_from, make_nine, make_run, report_of, sha256_of
 
 from rope_exp.report.assumptions import assumptions
-from rope_exp.report.content import judged_alone
 from rope_exp.report.sentences import caption, notes, summary
 
 ASSUMPTIONS = (
@@ -156,12 +155,13 @@ def test_where_noise_is_pooled_the_paired_t_is_told_too(tmp_path: Path) -> None:
         make_run(tmp_path, pe="k_rope", seed=seed, loss=3.9 - wobble / 2)
     report = report_of(tmp_path)
     assert summary(report).startswith("QKVO-RoPE > QK-RoPE > VO-RoPE > K-RoPE")
-    [said] = [note for note in notes(report) if "paired t" in note]
+    said, mark = [note for note in notes(report) if "paired t" in note]
+    assert mark == "†: open by the pair's own standard deviation (paired t, Holm)."
     assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in said
     assert "QK-RoPE ≈ QKVO-RoPE is open" in said
 
     # The same again, where nothing is pooled.
-    assert not [note for note in notes(judged_alone(report)) if "paired t" in note]
+    assert not [note for note in notes(report.alone) if "paired t" in note]
 
 
 def test_the_paired_t_is_that_of_scipy(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_the_paired_t_is_that_of_scipy(tmp_path: Path) -> None:
         for seed, loss in enumerate(losses):
             make_run(tmp_path, pe=pe, seed=seed, loss=3.5 + float(loss))
     report = report_of(tmp_path)
-    for (a, b), pair in judged_alone(report).pairs.items():
+    for (a, b), pair in report.alone.pairs.items():
         losses = [list(report.rows[label].losses.values()) for label in (b, a)]
         test = stats.ttest_rel(*losses)
         assert pair.p == pytest.approx(test.pvalue)

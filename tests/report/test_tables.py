@@ -13,6 +13,7 @@ from rope_exp.report import tables
 from rope_exp.report.command import write
 from rope_exp.report.content import Report
 from rope_exp.report.pairs import pairs_table
+from rope_exp.report.sentences import OWN
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 
 HEADER = (
@@ -21,6 +22,7 @@ HEADER = (
 )
 BEHIND = ",p_adjusted,family,delta_wide_low,delta_wide_high,p_equivalent,seeds_needed"
 OF_KIND = ",kind,params,cached,state"
+ALONE = ",delta_ci_low_alone,delta_ci_high_alone,p_holm_alone,verdict_alone"
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
             pe = "pe.rotate=[q,v]" if label == "qv_rope" else label
             make_run(tmp_path / "runs", pe=pe, seed=seed, loss=loss)
     write(tmp_path / "runs", None, tmp_path)
-    assert (tmp_path / "table.csv").read_text().splitlines()[0] == HEADER + BEHIND + OF_KIND
+    assert (tmp_path / "table.csv").read_text().splitlines()[0] == HEADER + BEHIND + OF_KIND + ALONE
 
     rows = table_rows(tmp_path)
     assert list(rows) == ["qk_rope", "vo_rope", "qv_rope"]  # best first
@@ -70,7 +72,8 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
 def test_a_row_of_each_spelling(nine: Report) -> None:
     lines = {
         csv_table: "g,vo_rope,vo,3,3.771000,0.001000,+0.058000,+0.058000,+0.058000,0.000000,worse,"
-        "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,1.000000,,softmax,1328256,256,0",
+        "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,1.000000,,softmax,1328256,256,0,"
+        "+0.058000,+0.058000,0.000000,worse",
         markdown: "| VO-RoPE | v o | 3 | 3.7710 | 0.0010 | +0.0580 | +0.0580 to +0.0580 | < 0.0001 "
         "| worse | 2.770 | +0.058 | 4 | 4 |",
         tex_table: r"VO-RoPE & v o & 3 & 3.7710 & 0.0010 & +0.0580 & +0.0580 to +0.0580 "
@@ -120,6 +123,74 @@ def test_the_intervals_and_p_of_the_table_are_those_of_the_tests(tmp_path: Path)
     assert float(row["p_holm"]) == pytest.approx(2 * test.pvalue, abs=1e-6)
     assert row["verdict"] == "worse"
     assert table_rows(tmp_path)["nope"]["verdict"] == "open"
+
+    # Nothing is pooled here: the columns at the end say the same, and readers see one interval.
+    for key in ("delta_ci_low", "delta_ci_high", "p_holm", "verdict"):
+        assert row[f"{key}_alone"] == row[key]
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert OWN not in text
+    assert "so no second interval is printed" in text
+
+
+def test_the_pairs_own_interval_stands_beside(tmp_path: Path) -> None:
+    """By scipy's paired t and Holm's rule by hand; the pooled one beside it by float64 sums."""
+    labels = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
+    losses_VS = np.random.default_rng(1).normal(scale=0.02, size=(4, 5))
+    losses_VS += np.array([3.50, 3.44, 3.55, 3.60])[:, None]
+    for label, of_seeds in zip(labels, losses_VS, strict=True):
+        for seed, loss in enumerate(of_seeds):
+            make_run(tmp_path / "runs", pe=label, seed=seed, loss=float(loss))
+    write(tmp_path / "runs", None, tmp_path)
+    rows = table_rows(tmp_path)
+
+    tests = [stats.ttest_rel(of_seeds, losses_VS[0]) for of_seeds in losses_VS[1:]]
+    p = np.array([test.pvalue for test in tests])
+    order = np.argsort(p)
+    adjusted = np.empty(3)
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(p[order] * (3, 2, 1)))
+
+    # e_vs = x_vs - x_v. - x_.s + x_.. has (4 - 1)(5 - 1) degrees of freedom.
+    residual_VS = losses_VS - losses_VS.mean(1, keepdims=True) - losses_VS.mean(0)
+    residual_VS += losses_VS.mean()
+    half = stats.t.ppf(0.975, 12) * np.sqrt((residual_VS**2).sum() / 12 * 2 / 5)
+
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    for label, test, p_holm, of_seeds in zip(
+        labels[1:], tests, adjusted, losses_VS[1:], strict=True
+    ):
+        row = rows[label]
+        own = test.confidence_interval()
+        delta = (of_seeds - losses_VS[0]).mean()
+        found = [float(row[f"{key}_alone"]) for key in ("delta_ci_low", "delta_ci_high", "p_holm")]
+        assert found == pytest.approx([own.low, own.high, p_holm], abs=1e-6)
+        word = "open" if p_holm >= 0.05 else "worse" if delta > 0 else "better"
+        assert row["verdict_alone"] == word
+        pooled = [float(row["delta_ci_low"]), float(row["delta_ci_high"])]
+        assert pooled == pytest.approx([delta - half, delta + half], abs=1e-6)
+        assert f"{own.low:+.4f} to {own.high:+.4f}" in text
+
+    # The published relation has the other sign: the second's loss minus the first's.
+    own = stats.ttest_rel(losses_VS[1], losses_VS[0]).confidence_interval()
+    [line] = [line for line in text.splitlines() if line.startswith("| QK-RoPE ≈ QKVO-RoPE |")]
+    assert f"{own.low:+.4f} to {own.high:+.4f}" in line
+
+
+def test_a_verdict_that_hangs_on_pooling_is_marked(tmp_path: Path) -> None:
+    """QKVO's lead of 0.1 needs the others' noise, since QK's own losses lie 0.05 apart."""
+    for seed, wobble in enumerate((-0.05, 0.0, 0.05)):
+        make_run(tmp_path / "runs", seed=seed, loss=3.5 + wobble)
+        make_run(tmp_path / "runs", pe="qkvo_rope", seed=seed, loss=3.4)
+        make_run(tmp_path / "runs", pe="vo_rope", seed=seed, loss=3.8 + wobble / 2)
+        make_run(tmp_path / "runs", pe="k_rope", seed=seed, loss=3.9 - wobble / 2)
+    write(tmp_path / "runs", None, tmp_path)
+
+    row = table_rows(tmp_path)["qkvo_rope"]
+    assert (row["verdict"], row["verdict_alone"]) == ("better", "open")
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "| better † |" in text
+    [relation] = [line for line in text.splitlines() if line.startswith("| QK-RoPE ≈ QKVO-RoPE")]
+    assert relation.endswith("| contradicted † |")
+    assert r"better $\dagger$ &" in (tmp_path / "table.tex").read_text(encoding="utf-8")
 
 
 def test_published_relations_stand_one_by_one(nine: Report) -> None:
@@ -171,7 +242,7 @@ def test_a_departing_key_gives_a_name_and_no_published_loss(tmp_path: Path) -> N
     make_run(tmp_path, pe="pe.base=500000", loss=3.4)
     report = report_of(tmp_path)
     assert "| QK-RoPE base500000 | q k | 1 | 3.4000 | — | -0.1000 | — |" in markdown(report)
-    line = "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,,,softmax,1328256,256,0\n"
+    line = "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,,,softmax,1328256,256,0,,,,\n"
     assert line in csv_table(report)
 
 
@@ -194,11 +265,11 @@ def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> No
         make_run(tmp_path, group=f"lr-{lr}", loss=loss, overrides=[f"optim.lr={lr}"])
     report = report_of(tmp_path, keys=("optim.lr",))
     header, best, worst = csv_table(report).splitlines()
-    assert header == f"{HEADER}{BEHIND},optim.lr{OF_KIND}"
-    assert best == "lr-0.01,qk_rope,qk,1,3.500000,,-0.100000,,,,,,,,,,,,,0.01,softmax,1328256,256,0"
-    assert (
-        worst == "lr-0.001,qk_rope,qk,1,3.600000,,0.000000,,,,,,,,,,,,,0.001,softmax,1328256,256,0"
-    )
+    assert header == f"{HEADER}{BEHIND},optim.lr{OF_KIND}{ALONE}"
+    empty = "," * 13
+    of_kind = "softmax,1328256,256,0,,,,"
+    assert best == f"lr-0.01,qk_rope,qk,1,3.500000,,-0.100000{empty}0.01,{of_kind}"
+    assert worst == f"lr-0.001,qk_rope,qk,1,3.600000,,0.000000{empty}0.001,{of_kind}"
 
     text = markdown(report)
     assert "| optim.lr | rotates | seeds | loss (mean) |" in text

@@ -100,7 +100,7 @@ def test_what_looks_one_way_is_refused(words: list[str], sentence: str) -> None:
         run_config([MLM, *words])
 
 
-def test_a_token_shift_is_refused_where_real_numbers_are_predicted() -> None:
+def test_a_token_shift_is_refused_beside_real_numbers() -> None:
     with refused("model.token_shift=true", "train.objective=regression looks both ways"):
         run_config(["+experiment=spikes", "model.token_shift=true"])
 

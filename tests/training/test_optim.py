@@ -59,7 +59,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 
 
 @pytest.mark.parametrize("optim", [OPTIM, MuonConfig(weight_decay=0.1)], ids=["adamw", "muon"])
-def test_the_share_of_a_token_shift_moves_by_adamw_and_never_decays(optim: Any) -> None:
+def test_a_token_shift_moves_by_adamw_and_never_decays(optim: Any) -> None:
     model = small_model("model.token_shift=true")
     optimizer: Any = build_optimizer(model, optim)
     update(model, optimizer, torch.zeros_like)

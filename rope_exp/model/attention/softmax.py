@@ -14,8 +14,9 @@ from rope_exp.model.attention.base import Attention, linears, normed, split_head
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.positions import Positions
 
-# The name under which a cache keeps the newest token's input, and mu before training.
+# A cache keeps the newest token's input under this name.
 NEWEST = "newest"
+# mu before training.
 BEGINNING = 0.5
 
 

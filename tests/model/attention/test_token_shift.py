@@ -41,7 +41,8 @@ SHIFTED = make_sizes(token_shift=True)
 def layer_of(sites: Sequence[str], **changes: Any) -> Attention:
     """One layer in float64, with another mu for each feature."""
     layer = make_layer(SoftmaxConfig(), sites, sizes=make_sizes(token_shift=True, **changes))
-    layer.token_shift.copy_(torch.linspace(-0.3, 1.2, SIZES.hidden_size))  # type: ignore[operator]
+    mu_D = torch.linspace(-0.3, 1.2, SIZES.hidden_size)
+    layer.get_parameter("token_shift").copy_(mu_D)
     return layer.double()
 
 
@@ -106,8 +107,8 @@ def by_loop(
             keys = [turned("k", j, head("k", h // shared, mixed[j])) for j in met]
             values = [turned("v", j, head("v", h // shared, mixed[j])) for j in met]
             exps = [math.exp(float(q_K @ k_K) / math.sqrt(dim)) for k_K in keys]
-            o_K = sum(exp / sum(exps) * v_K for exp, v_K in zip(exps, values, strict=True))
-            of_heads.append(turned("o", i, o_K))  # type: ignore[arg-type]
+            weighed = [exp / sum(exps) * v_K for exp, v_K in zip(exps, values, strict=True)]
+            of_heads.append(turned("o", i, torch.stack(weighed).sum(dim=0)))
         outputs.append(named["o_proj.weight"] @ torch.cat(of_heads))
     return torch.stack(outputs)
 

@@ -143,7 +143,7 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
                 row["verdict"],
                 signed(row["published_delta"], decimals=3),
             ]
-            expected.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+            expected.append(f"| {' | '.join(cells)} |".replace("  ", " "))
 
     assert len(expected) == 9
     header = (

@@ -1,5 +1,6 @@
 """The certificate: each subset is measured to obey its law, and broken rotations are refused."""
 
+import contextlib
 import itertools
 from pkgutil import resolve_name
 from typing import Any
@@ -7,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 from support.kinds import KINDS, allowed
-from support.models import SIZES, SUBSETS, make_pe, make_sizes
+from support.models import BASE, SIZES, SUBSETS, make_pe, make_sizes, rotation_matrix
 from torch import Tensor, nn
 
 from rope_exp.config.kinds import AttnConfig, LatentConfig, SoftmaxConfig
 from rope_exp.config.state_kinds import RetentionConfig
+from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.latent import LatentAttention
+from rope_exp.model.attention.softmax import SoftmaxAttention
 from rope_exp.model.cache import LayerCache
-from rope_exp.model.laws import certificate, expected_class
+from rope_exp.model.laws import SHIFT, certificate, expected_class
 from rope_exp.model.positions import Positions
 from rope_exp.model.rope import rotate
 from rope_exp.system.errors import LawError
@@ -195,13 +198,109 @@ def test_each_set_of_sites_that_a_layer_has_is_measured() -> None:
     assert "of_layers" not in certificate(SIZES, make_pe(*"qkvo"))
 
 
-def test_v_and_o_by_different_tables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An angle that v turns by and o does not turn back by."""
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, "vo")], ids=str)
+def test_v_and_o_by_different_tables_are_refused(
+    attn: AttnConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An angle that v turns by and o does not turn back by.
+
+    By the heads' outputs, which have the base of v and o; the logits, asked next, would tell, too.
+    """
     turn = Attention.turn
 
     def wrong(self: Attention, site: str, x: Tensor, at: Positions) -> Tensor:
         return turn(self, site, x, at._replace(vo=at.qk) if site == "o" else at)
 
     monkeypatch.setattr(Attention, "turn", wrong)
-    with pytest.raises(LawError, match="refusing to train"):
-        certificate(SIZES, make_pe(*"qkvo", base_vo=7.0))
+    with pytest.raises(LawError, match="the rotation of test is neither"):
+        certificate(SIZES, make_pe(*attn.sites(), base_vo=7.0), attn)
+
+
+# -- what is measured, against matrices ------------------------------------------------------------
+
+START = 3
+DIM = SIZES.features_per_head
+OWN = {"base_vo": 7.0, "fraction_vo": 0.5}
+
+
+def written_out(attention: Attention, x_TD: Tensor, pe: PeConfig, first: int) -> Tensor:
+    """o_THK of two query heads over one key head, by dense matrices, from a first position on."""
+    q, k, v = (
+        (x_TD @ attention.get_parameter(f"{name}_proj.weight").T).unflatten(-1, (-1, DIM))
+        for name in "qkv"
+    )
+
+    def at(site: str, place: int) -> Tensor:
+        matrix = torch.eye(DIM, dtype=torch.float64)
+        if site in pe.rotate:
+            own = pe.base_vo is not None and site in "vo"
+            base, turning = (7.0, DIM // 2) if own else (BASE, DIM)
+            matrix[:turning, :turning] = rotation_matrix(first + place, turning, base)
+        return matrix
+
+    o_THK = torch.zeros_like(q)
+    for head, i in itertools.product(range(q.shape[1]), range(len(x_TD))):
+        q_i = at("q", i) @ q[i, head]
+        scores = torch.stack([(at("k", j) @ k[j, 0]) @ q_i for j in range(i + 1)]) / DIM**0.5
+        v_j = torch.stack([at("v", j) @ v[j, 0] for j in range(i + 1)])
+        o_THK[i, head] = at("o", i).T @ (scores.softmax(dim=0) @ v_j)
+    return o_THK
+
+
+def deviations(monkeypatch: pytest.MonkeyPatch, pe: PeConfig) -> list[float]:
+    """How far the two outputs that a certificate compares are from those of matrices."""
+    seen: list[float] = []
+    heads = SoftmaxAttention.heads
+
+    def watched(
+        self: SoftmaxAttention, x_BTD: Tensor, at: Positions, cache: LayerCache | None
+    ) -> Tensor:
+        o_BTHK = heads(self, x_BTD, at, cache)
+        if len(seen) < 2:
+            expected = written_out(self, x_BTD[0], pe, START + len(seen) * SHIFT)
+            seen.append(float((o_BTHK[0] - expected).abs().max()))
+        return o_BTHK
+
+    with monkeypatch.context() as patch, contextlib.suppress(LawError):
+        patch.setattr(SoftmaxAttention, "heads", watched)
+        certificate(SIZES, pe)
+    return seen
+
+
+@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+def test_what_is_measured_is_what_matrices_give(
+    sites: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all subsets, those too that obey no law of a shift, which any mistake would not either.
+
+    With one rotation, and where v and o have a base and a fraction of their own.
+    """
+    for own in ({}, OWN) if {"v", "o"} & {*sites} else ({},):
+        found = deviations(monkeypatch, make_pe(*sites, start=START, **own))
+        assert len(found) == 2
+        assert max(found) < 1e-12
+
+
+@pytest.mark.parametrize("sites", SUBSETS[1:], ids="".join)
+@pytest.mark.parametrize("times", [-1, 0, 2], ids=["the other way", "not at all", "twice"])
+def test_matrices_tell_every_mistake(
+    sites: tuple[str, ...], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that turns wrongly, in every subset that has it."""
+    turn = Attention.turn
+    for wrong_site in sites:
+
+        def wrong(
+            self: Attention, site: str, x: Tensor, at: Positions, wrong_site: str = wrong_site
+        ) -> Tensor:
+            if site != wrong_site or times == 0:
+                return x if site == wrong_site else turn(self, site, x, at)
+            if times == 2:
+                return turn(self, site, turn(self, site, x, at), at)
+            cos, sin = at.tables(site)
+            return turn(self, site, x, Positions((cos, -sin)))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Attention, "turn", wrong)
+            found = deviations(monkeypatch, make_pe(*sites, start=START))
+        assert min(found) > 1e-2, wrong_site

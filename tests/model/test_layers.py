@@ -7,6 +7,7 @@ from collections.abc import Collection
 import pytest
 import torch
 from support.models import (
+    BASE,
     SIZES,
     SUBSETS,
     make_decoder,
@@ -33,16 +34,18 @@ def heads_of(attention: SoftmaxAttention, x_TD: Tensor) -> list[Tensor]:
     return [(x_TD @ p.weight.T).view(len(x_TD), -1, attention.head_dim) for p in projections]
 
 
-def direct_attention(attention: SoftmaxAttention, x_TD: Tensor, sites: Collection[str]) -> Tensor:
+def direct_attention(
+    attention: SoftmaxAttention, x_TD: Tensor, sites: Collection[str], base_vo: float = BASE
+) -> Tensor:
     """Attention as a sum over j <= i with dense matrices: no tables, no kernel, no shared heads."""
     q, k, v = heads_of(attention, x_TD)
     num_shared = q.shape[1] // k.shape[1]
     dim = attention.head_dim
     eye = torch.eye(dim, dtype=torch.float64)
-    rotations = [rotation_matrix(position, dim) for position in range(len(x_TD))]
 
     def at(site: str, position: int) -> Tensor:
-        return rotations[position] if site in sites else eye
+        base = base_vo if site in "vo" else BASE
+        return rotation_matrix(position, dim, base) if site in sites else eye
 
     output = torch.zeros_like(q)
     for head, i in itertools.product(range(q.shape[1]), range(len(x_TD))):
@@ -57,13 +60,15 @@ def direct_attention(attention: SoftmaxAttention, x_TD: Tensor, sites: Collectio
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+@pytest.mark.parametrize("base_vo", [None, 7.0])
 @torch.no_grad()
-def test_every_subset_equals_the_direct_sum(sites: tuple[str, ...]) -> None:
+def test_every_subset_equals_the_direct_sum(sites: tuple[str, ...], base_vo: float | None) -> None:
     attention = attention_of(sites).double()
     x_TD = normal(9, 32, seed=1)
 
-    ours = attention(x_TD[None], make_positions(9, SIZES.features_per_head))[0]
-    direct = direct_attention(attention, x_TD, sites)
+    at = make_positions(9, SIZES.features_per_head, base_vo=base_vo)
+    ours = attention(x_TD[None], at)[0]
+    direct = direct_attention(attention, x_TD, sites, base_vo or BASE)
     assert float((ours - direct).abs().max()) < 1e-12
 
 

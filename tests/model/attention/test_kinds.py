@@ -21,6 +21,7 @@ from rope_exp.config.variants import SUBSETS
 from rope_exp.model.attention.base import Attention
 
 LENGTH = 7
+BASE_VO = 7.0
 HEADS = SIZES.num_attention_heads
 DIM = SIZES.features_per_head
 
@@ -28,8 +29,11 @@ DIM = SIZES.features_per_head
 class Loop:
     """One layer, evaluated by dense rotation matrices, a position and a head at a time."""
 
-    def __init__(self, layer: Attention, sites: tuple[str, ...], x_TD: Tensor) -> None:
+    def __init__(
+        self, layer: Attention, sites: tuple[str, ...], x_TD: Tensor, base_vo: float | None
+    ) -> None:
         self.sites = sites
+        self.base_vo = base_vo or BASE
         self.x_TD = x_TD
         self.weights = {name: p.detach() for name, p in layer.named_parameters()}
         self.rotary_dim = layer.rotary_dim
@@ -42,7 +46,8 @@ class Loop:
         """R_m x, or R_m' x for o, on the last features that rotate."""
         if site not in self.sites:
             return x_K
-        matrix = rotation_matrix(position, self.rotary_dim)
+        base = self.base_vo if site in "vo" else BASE
+        matrix = rotation_matrix(position, self.rotary_dim, base)
         left, last = x_K[: -self.rotary_dim], x_K[-self.rotary_dim :]
         return torch.cat([left, (matrix.T if site == "o" else matrix) @ last])
 
@@ -163,7 +168,7 @@ def decay(loop: Loop, attn: DecayConfig) -> Tensor:
         scale = math.sqrt(1 - gamma**2) if attn.normalise == "sqrt" else 1.0
         if loop.sites == ("v", "o"):
             for f in range(DIM // 2):
-                theta = BASE ** (-2 * f / DIM)
+                theta = loop.base_vo ** (-2 * f / DIM)
                 state = 0j
                 for i in range(LENGTH):
                     v_i = v[i, h // per_group]
@@ -188,15 +193,17 @@ LOOPS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.kind in LOOPS], ids=str)
+@pytest.mark.parametrize("base_vo", [None, BASE_VO])
 @torch.no_grad()
-def test_every_subset_equals_the_loop(attn: AttnConfig) -> None:
+def test_every_subset_equals_the_loop(attn: AttnConfig, base_vo: float | None) -> None:
     x_TD = normal(LENGTH, SIZES.hidden_size, seed=1)
     for sites in SUBSETS:
         if not allowed(attn, sites):
             continue
         layer = make_layer(attn, sites).double()
-        ours = layer(x_TD[None], make_positions(LENGTH, layer.rotary_dim))[0]
-        by_loop = LOOPS[attn.kind](Loop(layer, sites, x_TD), attn)
+        at = make_positions(LENGTH, layer.rotary_dim, base_vo=base_vo)
+        ours = layer(x_TD[None], at)[0]
+        by_loop = LOOPS[attn.kind](Loop(layer, sites, x_TD, base_vo), attn)
         # A learned decay is of float32. A negative sum is floored: what stands over it is large.
         tolerance = 1e-6 if getattr(attn, "gamma", None) == "learned" else 1e-12
         assert float((ours - by_loop).abs().max() / by_loop.abs().max()) < tolerance, sites

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ HEADS = SIZES.num_attention_heads
 CAUSAL = torch.full((LENGTH, LENGTH), -math.inf, dtype=torch.float64).triu(1)[None, None]
 # They norm, rotate or weigh in float32.
 TOLERANCE = 1e-5
+# Of v and o; None: as q and k.
+BASES_VO = [None, 7.0]
 
 
 def doubled(tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -59,12 +62,14 @@ def make_latent(q_rank: int | None) -> LatentConfig:
 
 
 @pytest.mark.parametrize("q_rank", [None, 7])
+@pytest.mark.parametrize("base_vo", BASES_VO)
 @torch.no_grad()
-def test_latent_is_deepseek_v3s(q_rank: int | None) -> None:
+def test_latent_is_deepseek_v3s(base_vo: float | None, q_rank: int | None) -> None:
+    """Its values do not rotate, whatever the tables of v and o are."""
     attn = make_latent(q_rank)
     ours = make_layer(attn, ("q", "k")).double()
     x_BTD = normal(2, LENGTH, WIDTH, seed=1)
-    at = make_positions(LENGTH, 4, start=5)
+    at = make_positions(LENGTH, 4, start=5, base_vo=base_vo)
     expected = deepseek_v3s(ours, attn, x_BTD, at.qk)
     assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
 
@@ -129,8 +134,29 @@ def rows(weight: Tensor, order: list[int]) -> Tensor:
     return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
+def own_rotation(patch: pytest.MonkeyPatch, qk: Tables, vo: Tables) -> None:
+    """Have transformers' DeepSeek-V4 turn values and outputs by tables of their own."""
+    turn = v4.apply_rotary_pos_emb
+    attend = v4.eager_attention_forward
+    qk_cos, qk_sin, vo_cos, vo_sin = (table[None] for table in (*qk, *vo))
+
+    def attend_by_two(
+        module: nn.Module, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, *others: Any, **said: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Its values come turned by q and k's, and its outputs go back by these."""
+        plain = turn(v_BGTK, qk_cos, -qk_sin)
+        o_BTHK, weights = attend(
+            module, q_BHTK, k_BGTK, turn(plain, vo_cos, vo_sin), *others, **said
+        )
+        back_BHTK = turn(o_BTHK.transpose(1, 2), vo_cos, -vo_sin)
+        return turn(back_BHTK, qk_cos, qk_sin).transpose(1, 2), weights
+
+    patch.setattr(v4, "eager_attention_forward", attend_by_two)
+
+
+@pytest.mark.parametrize("base_vo", BASES_VO)
 @torch.no_grad()
-def test_shared_s2_is_deepseek_v4s() -> None:
+def test_shared_s2_is_deepseek_v4s(base_vo: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window as long as the text, no sinks, no norms; pairs are neighbours there."""
     attn = SharedConfig(form="s2", groups=1, nope_dim=6, rope_dim=4)
     ours = make_layer(attn, ("q", "k", "v", "o")).double()
@@ -160,15 +186,18 @@ def test_shared_s2_is_deepseek_v4s() -> None:
     theirs.sinks.fill_(-math.inf)
 
     x_BTD = normal(2, LENGTH, WIDTH, seed=2)
-    at = make_positions(LENGTH, 4, start=5)
+    at = make_positions(LENGTH, 4, start=5, base_vo=base_vo)
+    if at.vo is not None:
+        own_rotation(monkeypatch, at.qk, at.vo)
     cos, sin = at.qk
     position_BT = torch.arange(5, 5 + LENGTH)[None]
     expected, _ = theirs(x_BTD, {"main": (cos[None], sin[None])}, position_BT, CAUSAL)
     assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
 
 
+@pytest.mark.parametrize("base_vo", BASES_VO)
 @torch.no_grad()
-def test_shared_s2_with_values_unrotated_is_gemma_4s() -> None:
+def test_shared_s2_with_values_unrotated_is_gemma_4s(base_vo: float | None) -> None:
     """Its scale is 1, so ours stands in its queries; no norms; pairs stand half a head apart."""
     attn = SharedConfig(form="s2", groups=2, nope_dim=6, rope_dim=4)
     ours = make_layer(attn, ("q", "k")).double()
@@ -195,7 +224,7 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s() -> None:
     theirs.o_proj.weight.copy_(rows(ours.o_proj.weight.T, order).T)
 
     x_BTD = normal(2, LENGTH, WIDTH, seed=3)
-    at = make_positions(LENGTH, 4, start=5)
+    at = make_positions(LENGTH, 4, start=5, base_vo=base_vo)
     cos_TF, sin_TF = at.qk
     # Those that do not turn have an angle of 0.
     still = torch.zeros(LENGTH, 3, dtype=torch.float64)
@@ -205,9 +234,13 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("base_vo", BASES_VO)
 @torch.no_grad()
-def test_qkv_is_roformers_with_rotary_value(causal: bool) -> None:
-    """Its pairs are neighbours, and its output does not turn back; without a mask as it trained."""
+def test_qkv_is_roformers_with_rotary_value(base_vo: float | None, causal: bool) -> None:
+    """Its pairs are neighbours, and its output does not turn back; without a mask as it trained.
+
+    It has one rotation; where v has its own, its function is called for each.
+    """
     ours = make_layer(SoftmaxConfig(), ("q", "k", "v")).double()
     ours.causal = causal
     dim = WIDTH // HEADS
@@ -234,9 +267,17 @@ def test_qkv_is_roformers_with_rotary_value(causal: bool) -> None:
         getattr(theirs, name).bias.zero_()
 
     x_BTD = normal(2, LENGTH, WIDTH, seed=4)
-    at = make_positions(LENGTH, dim)
-    cos_TF, sin_TF = at.qk
-    sinusoidal = torch.cat([sin_TF, cos_TF], dim=-1)[None, None]
+    at = make_positions(LENGTH, dim, base_vo=base_vo)
+    turn = theirs.apply_rotary_position_embeddings
+    sinusoidal, of_v = (
+        torch.cat([sin_TF, cos_TF], dim=-1)[None, None]
+        for cos_TF, sin_TF in (at.tables("q"), at.tables("v"))
+    )
+
+    def turn_by_two(of_qk: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return (*turn(of_qk, q, k), turn(of_v, v, v)[0])
+
+    theirs.apply_rotary_position_embeddings = turn_by_two
     expected = theirs(x_BTD, CAUSAL if causal else None, sinusoidal)[0]
 
     mine = ours.heads(x_BTD, at, None)[..., order].flatten(2)

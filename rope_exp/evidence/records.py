@@ -59,7 +59,7 @@ def record_path(records: Path, campaign: str, cell: str) -> Path:
 
 
 def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
-    """Write a cell's record from its run's folder.
+    """Write a cell's record from its run's folder; one that is there already stays.
 
     Raises:
         ReportError: the folder is no whole record of one run, the run is not done, or it was
@@ -93,7 +93,7 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
     # What could not be read back is not left lying as if the cell were done.
     _read(path, json.loads(text))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
+    write_atomically(path, text, replace=False)
 
 
 def read_record(path: Path) -> Run:

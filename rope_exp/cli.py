@@ -17,6 +17,7 @@ from rope_exp.system.errors import (
     ConfigError,
     DataError,
     RecordError,
+    out_of_memory,
 )
 from rope_exp.system.signals import interrupt, on_signal, starting_runs
 
@@ -58,10 +59,13 @@ def main(command: str | None = None) -> int:
         # Whoever was reading has seen enough. What is left would fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ConfigError, RecordError, DataError, OSError) as error:
+    except (ConfigError, RecordError, DataError, OSError, MemoryError, RuntimeError) as error:
         from rope_exp.system.console import log
 
-        log(f"error: {error}")
+        told = out_of_memory(error)
+        if told is None and not isinstance(error, (ConfigError, RecordError, DataError, OSError)):
+            raise
+        log(f"error: {told or error}")
         return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -89,6 +90,20 @@ def test_a_reader_that_leaves_is_no_failure(tmp_path: Path, flags: list[str]) ->
     process.stdout = None
     _, stderr = process.communicate(timeout=30)
     assert (process.returncode, stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_failure(
+    tiny_overrides: list[str], tmp_path: Path, closed: str
+) -> None:
+    """No file takes its number: nothing is written into the lock, and a second start, too, ends."""
+    train = shlex.join([sys.executable, str(REPOSITORY / "train.py"), *tiny_overrides])
+    for _ in range(2):
+        done = subprocess.run(["sh", "-c", f"{train} {closed}"], cwd=tmp_path, capture_output=True)
+        assert done.returncode == 0, done
+        assert b"Traceback" not in done.stderr
+    assert (tmp_path / "run" / "result.json").exists()
+    assert (tmp_path / "run" / ".lock").read_bytes() == b""
 
 
 @pytest.mark.parametrize(

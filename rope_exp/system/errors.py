@@ -73,7 +73,7 @@ def show(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def first_line(error: BaseException) -> str:
+def first_line(error: BaseException | str) -> str:
     """Return an error's message in one line, without a long middle."""
     return _shortened(" ".join(str(error).split()) or type(error).__name__)
 

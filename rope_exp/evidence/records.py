@@ -114,10 +114,12 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
     except ConfigError as error:
         raise ReportError(f"{path} holds no config of this version: {error}") from error
 
+    result = check_result(path, record["result"])
+    check_probes(path, record["probes"], result)
     run = Run(
         folder=path,
         config=config,
-        result=check_result(path, record["result"]),
+        result=result,
         metrics=_rows(path, record["curve"], config),
         env=record["env"],
         where=f"{record['campaign']}/{record['cell']}",
@@ -130,7 +132,6 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
     check_identity(run)
     check_end(run)
     _check_cell(run, record["cell"])
-    check_probes(path, record["probes"], record["result"])
     return run
 
 

@@ -17,6 +17,7 @@ from rope_exp.system.errors import (
     ConfigError,
     DataError,
     RecordError,
+    out_of_memory,
 )
 from rope_exp.system.signals import interrupt, on_signal, starting_runs
 
@@ -46,6 +47,7 @@ def main(command: str | None = None) -> int:
     Args:
         command: train, or one of `OTHERS`; None: the first word says it.
     """
+    _open_closed_streams()
     words = sys.argv[1:]
     if command is None:
         command = words.pop(0) if words else "--help"
@@ -58,11 +60,27 @@ def main(command: str | None = None) -> int:
         # Whoever was reading has seen enough. What is left would fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ConfigError, RecordError, DataError, OSError) as error:
+    except (ConfigError, RecordError, DataError, OSError, MemoryError, RuntimeError) as error:
         from rope_exp.system.console import log
 
-        log(f"error: {error}")
+        told = out_of_memory(error)
+        if told is None and not isinstance(error, (ConfigError, RecordError, DataError, OSError)):
+            raise
+        log(f"error: {told or error}")
         return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null as each standard stream that is closed.
+
+    Else the next file that is opened, such as a lock, takes its number, and ranks write there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # It is given the lowest number that is free, and ranks inherit it.
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, "w" if number else "r", closefd=False))
 
 
 def _run(command: str, words: list[str]) -> int:

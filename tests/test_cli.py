@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from support.command import assert_refused, command, write
 from support.configs import REPOSITORY
 
 import rope_exp
+from rope_exp import cli
 
 # -- help and usage ------------------------------------------------------------------------------
 
@@ -88,6 +90,47 @@ def test_a_reader_that_leaves_is_no_failure(tmp_path: Path, flags: list[str]) ->
     process.stdout = None
     _, stderr = process.communicate(timeout=30)
     assert (process.returncode, stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_failure(
+    tiny_overrides: list[str], tmp_path: Path, closed: str
+) -> None:
+    """No file takes its number: nothing is written into the lock, and a second start, too, ends."""
+    train = shlex.join([sys.executable, str(REPOSITORY / "train.py"), *tiny_overrides])
+    for _ in range(2):
+        done = subprocess.run(["sh", "-c", f"{train} {closed}"], cwd=tmp_path, capture_output=True)
+        assert done.returncode == 0, done
+        assert b"Traceback" not in done.stderr
+    assert (tmp_path / "run" / "result.json").exists()
+    assert (tmp_path / "run" / ".lock").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_a_lack_of_memory_is_one_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the process that prepares data, starts runs or generates, too."""
+
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+    assert cli.main("plan") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: out of memory (")
+    assert line.endswith("; training takes less with a smaller train.micro_batch_size")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli, "_run", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main("plan")
 
 
 # -- signals -------------------------------------------------------------------------------------

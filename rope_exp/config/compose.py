@@ -6,6 +6,7 @@ every job has been composed and checked, its own `hydra` node included. DictConf
 """
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -173,14 +174,12 @@ def _check_names(folder: Path, config_dir: Path) -> None:
 
     Of campaigns, which Hydra does not compose, the user's own comes first.
     """
-    for path in sorted(folder.rglob("*.yaml")):
-        choice = path.relative_to(folder)
-        ours = CONFIGS / choice
-        if (
-            choice.parts[0] != CAMPAIGNS
-            and ours.is_file()
-            and path.read_bytes() != ours.read_bytes()
-        ):
+    for ours in sorted(CONFIGS.rglob("*.yaml")):
+        choice = ours.relative_to(CONFIGS)
+        theirs = folder / choice
+        if choice.parts[0] == CAMPAIGNS or not os.path.lexists(theirs):
+            continue
+        if not theirs.is_file() or theirs.read_bytes() != ours.read_bytes():
             raise ConfigError(
                 "--config-dir",
                 str(config_dir),
@@ -189,16 +188,23 @@ def _check_names(folder: Path, config_dir: Path) -> None:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse a file that repeats an anchor."""
-    for path in folder.rglob("*.yaml"):
-        # What is no YAML is named when it is chosen.
-        with suppress(OSError, UnicodeError, yaml.YAMLError):
-            if has_aliases(path.read_text(encoding="utf-8")):
-                raise ConfigError(
-                    str(path),
-                    ...,
-                    "repeats an anchor (& and *), which can unfold to any size; write it out",
-                )
+    """Refuse a file that repeats an anchor, in folders that are linked, too."""
+    seen: set[str] = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        # A link may lead back.
+        if os.path.realpath(root) in seen:
+            folders.clear()
+        seen.add(os.path.realpath(root))
+
+        for path in (Path(root, name) for name in names if name.endswith(".yaml")):
+            # What is no YAML is named when it is chosen.
+            with suppress(OSError, UnicodeError, yaml.YAMLError):
+                if has_aliases(path.read_text(encoding="utf-8")):
+                    raise ConfigError(
+                        str(path),
+                        ...,
+                        "repeats an anchor (& and *), which can unfold to any size; write it out",
+                    )
 
 
 def compose_tree(overrides: list[str], loader: ConfigLoaderImpl) -> DictConfig:

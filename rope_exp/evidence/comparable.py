@@ -92,6 +92,7 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
 
     for key, complaint, causes in _FACTS:
         _check_fact(ordered, key, complaint, causes)
+    check_seeds(ordered)
     return rows
 
 
@@ -229,6 +230,29 @@ def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[
                     f"{first.folder} and {run.folder} {complaint}, and cannot be compared "
                     f"({key} {_fact(first, key)!s:.12} and {_fact(run, key)!s:.12})"
                 )
+
+
+def check_seeds(runs: Iterable[Run]) -> None:
+    """Refuse one seed's run under the number of another: each seed draws its own.
+
+    Weights by `seed`; where all began with those of a finished run, the order by its own seed.
+
+    Raises:
+        ReportError: naming two runs.
+    """
+    seen: dict[str, tuple[int, Run]] = {}
+    for run in runs:
+        key, seed = "init_sha256", run.config.seed
+        if run.config.init_weights is not None:
+            key, seed = "order_sha256", run.config.order_seed
+        if not run.result.get(key):
+            continue
+        of, first = seen.setdefault(run.result[key], (seed, run))
+        if of != seed:
+            raise ReportError(
+                f"{first.folder} and {run.folder} are of seeds {of} and {seed}, and have one "
+                f"{key} ({run.result[key]:.12}): one of them is a copy of the other's run"
+            )
 
 
 def _fact(run: Run, key: str) -> Any:

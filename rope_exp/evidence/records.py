@@ -61,7 +61,7 @@ def record_path(records: Path, campaign: str, cell: str) -> Path:
 
 
 def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
-    """Write a cell's record from its run's folder.
+    """Write a cell's record from its run's folder; one that is there already stays.
 
     Raises:
         ReportError: the folder is no whole record of one run, the run is not done, or it was
@@ -97,7 +97,7 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
     # What could not be read back is not left lying as if the cell were done.
     _read(path, json.loads(text))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
+    write_atomically(path, text, replace=False)
 
 
 def read_record(path: Path) -> Run:
@@ -118,10 +118,12 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
     except ConfigError as error:
         raise ReportError(f"{path} holds no config of this version: {error}") from error
 
+    result = check_result(path, record["result"])
+    check_probes(path, record["probes"], result)
     run = Run(
         folder=path,
         config=config,
-        result=check_result(path, record["result"]),
+        result=result,
         metrics=_rows(path, record["curve"], config),
         env=record["env"],
         where=f"{record['campaign']}/{record['cell']}",
@@ -135,7 +137,6 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
     check_identity(run)
     check_end(run)
     _check_cell(run, record["cell"])
-    check_probes(path, record["probes"], record["result"])
     return run
 
 

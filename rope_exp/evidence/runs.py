@@ -54,6 +54,15 @@ class _OfCorpus(TypedDict):
     corpus: _Corpus
 
 
+class _Git(TypedDict):
+    commit: str | None
+    dirty: bool
+
+
+class _OfGit(TypedDict):
+    git: _Git
+
+
 class _OfOrigin(TypedDict):
     init_from: OriginFacts
 
@@ -251,6 +260,8 @@ def check_env(path: Path, env: dict[str, Any]) -> None:
         checked(path, env, Env)
     if "corpus" in env:
         checked(path, env, _OfCorpus)
+    if env.get("git") is not None:
+        checked(path, env, _OfGit)
     if "init_from" in env:
         checked(path, env, _OfOrigin)
 

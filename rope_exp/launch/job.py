@@ -27,7 +27,7 @@ class Job:
         log: where its ranks write; None: to the terminal.
         ranks: its processes, once they were started.
         codes: of each rank that has ended, its exit code, or minus the signal that ended it.
-        ended_at: when the first of these was seen, in seconds since the epoch; 0: none yet.
+        ended_at: when the first of these was seen, by the monotonic clock; 0: none yet.
         failures: of each rank that failed, when it did, and what it has to say.
         was_killed: whether we ended those ranks that had not ended.
     """

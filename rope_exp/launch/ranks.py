@@ -67,14 +67,14 @@ def poll(job: Job) -> None:
         if job.was_killed and code == -signal.SIGKILL:
             code = EXIT_STOPPED
         job.codes[rank] = code
-        job.ended_at = job.ended_at or time.time()
+        job.ended_at = job.ended_at or time.monotonic()
         if code not in EXIT_CODES.values():
             job.failures.append(_failure(job, rank, code))
 
     codes = job.codes.values()
     if len(codes) < len(job.ranks):
         grace = GRACE_SECONDS if job.failures else STOP_SECONDS
-        if codes and time.time() - job.ended_at > grace:
+        if codes and time.monotonic() - job.ended_at > grace:
             kill(job)
     elif job.failures:
         # A rank's own word counts where it is one that we promise. The first that failed has the

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from rope_exp.evidence.comparable import check_seeds
 from rope_exp.evidence.noise import Spread, rounding, spreads, window_errors
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
@@ -17,7 +18,12 @@ WINDOWS_SHARE = 1 / 3
 
 
 def noise_files(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return the pilot's files by name: of what its records allow."""
+    """Return the pilot's files by name: of what its records allow.
+
+    Raises:
+        ReportError: one seed's run stands under the number of another.
+    """
+    check_seeds(runs)
     found = spreads(runs)
     changed = rounding(runs)
     windows = window_errors(runs)

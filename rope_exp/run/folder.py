@@ -9,9 +9,10 @@ modules of their own. No torch.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import yaml
+from pydantic import ValidationError
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
@@ -19,11 +20,13 @@ from rope_exp.config.schema import (
     Natural,
     NonNegative,
     OrderSha256,
+    Rule,
     Seed,
     Sha256,
     convert,
     has_aliases,
 )
+from rope_exp.run.answers import Answers
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import json_sha256, read_json, read_text, readable, write_atomically
 
@@ -67,7 +70,8 @@ class Result(_Losses):
     probes_sha256: NotRequired[Sha256]
     tokens_per_s: NonNegative | None
     mfu: NonNegative | None
-    wall_s: NonNegative
+    # Bounded, so that a campaign's sum is still a time.
+    wall_s: Annotated[float, Rule("must be from 0 to 10^8 seconds", lambda s: 0 <= s <= 1e8)]
 
 
 class Env(TypedDict):
@@ -75,6 +79,11 @@ class Env(TypedDict):
 
     marks: tuple[str, ...]
     started: tuple[str, ...]
+    device: NotRequired[str]
+    cpu: NotRequired[str]
+    torch: NotRequired[str]
+    num_threads: NotRequired[Count]
+    world_size: NotRequired[Count]
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
@@ -154,11 +163,19 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers that are not those that a result vouches for; older ones vouch for none.
+    """Refuse answers of other types, or other than a result vouches for; older ones vouch for none.
 
     Raises:
         RecordError: what stands in `path` was changed since the run wrote it.
     """
+    try:
+        Answers.model_validate(answers)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, ("probes", *first["loc"])))
+        allowed = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise RecordError(f"{path} was damaged or edited: {key}: {allowed}") from None
+
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         found = json_sha256(answers)

@@ -172,10 +172,11 @@ class MetricsWriter:
             self.last = _parse(content.splitlines()[-1], f"{self._path}'s last row")
         self._digest = hashlib.sha256(content)
 
-        descriptor = descriptor_of(self._path, os.O_RDWR | os.O_CREAT)
-        self._file = os.fdopen(descriptor, "r+b", buffering=0)
-        self._file.truncate(len(content))
-        self._file.seek(len(content))
+        # Appending: after a cut, or beside another writer, no row may leave a hole before it.
+        descriptor = descriptor_of(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
+        self._num_bytes = len(content)
+        self._file.truncate(self._num_bytes)
         sync_folder(folder)
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -186,13 +187,14 @@ class MetricsWriter:
         """
         assert row["step"] > self.last.get("step", 0), (row["step"], self.last)
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
-        end = self._file.tell()
         with explaining_full_disk(self._path.parent, len(line), "a row of metrics"):
-            if self._file.write(line) < len(line):
-                self._file.truncate(end)
+            written = self._file.write(line)
+            if written < len(line):
+                self._file.truncate(self._file.tell() - written)
                 raise OSError(errno.ENOSPC, "written in part", str(self._path))
 
         self._digest.update(line)
+        self._num_bytes += len(line)
         self.last = dict(row)
 
     def mark(self) -> Mark:
@@ -205,7 +207,7 @@ class MetricsWriter:
             OSError: the file was moved, replaced or cut, and is not what was written.
         """
         number = self._file.fileno()
-        num_bytes = self._file.tell()
+        num_bytes = self._num_bytes
         if not (is_at(number, self._path) and os.fstat(number).st_size == num_bytes):
             raise OSError(
                 f"{self._path} was moved, replaced or cut while the run wrote it; its last "

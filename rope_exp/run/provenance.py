@@ -1,11 +1,15 @@
 """What a measurement was made on: device, versions, and the commit or release of this package."""
 
+import os
 import platform
+import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from rope_exp.system.errors import ConfigError, first_line
 from rope_exp.system.machine import cpu_kind, cpu_name, num_cores
-from rope_exp.system.processes import ROOT, output_of
+from rope_exp.system.processes import ROOT
 
 PACKAGES = (
     "torch",
@@ -30,12 +34,16 @@ def machine_facts(device: str) -> dict[str, Any]:
     """Return what anything that is measured here is measured on."""
     import torch
 
+    # A run is trained where git cannot answer, too.
+    git = None
+    with suppress(ConfigError):
+        git = git_state()
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         "cpu": cpu_kind(),
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
-        "git": git_state(),
+        "git": git,
         "rope_exp": own_version(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -77,11 +85,38 @@ def git_state() -> dict[str, Any] | None:
 
     None where this package is no checkout of its own: an installed copy may lie within somebody
     else's repository.
-    """
-    git = ("git", "-C", str(ROOT))
-    tracked = output_of(*git, "ls-files", "--full-name", "rope_exp/__init__.py")
-    if tracked != "rope_exp/__init__.py":
-        return None
 
-    status = output_of(*git, "status", "--porcelain", "--", *CODE)
-    return {"commit": output_of(*git, "rev-parse", "HEAD"), "dirty": bool(status)}
+    Raises:
+        ConfigError: it is a checkout, and git does not say at which commit.
+    """
+    if not (ROOT / ".git").exists():
+        return None
+    if not _git("ls-files", "rope_exp/__init__.py"):
+        return None
+    # New files count, whatever the user's own settings show.
+    status = _git("status", "--porcelain", "--untracked-files=normal", "--", *CODE)
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(status)}
+
+
+def _git(*words: str) -> str:
+    """Return what git says of this checkout, whichever repository the environment names.
+
+    Raises:
+        ConfigError: it says nothing, and why.
+    """
+    environment = {key: os.environ[key] for key in os.environ if not key.startswith("GIT_")}
+    # Nor a repository further up.
+    environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
+    try:
+        done = subprocess.run(
+            ("git", "-C", str(ROOT), *words),
+            env=environment,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = first_line(getattr(error, "stderr", None) or error)
+        raise ConfigError("git", ..., f"cannot say which commit {ROOT} is at: {why}") from None
+    return done.stdout.strip()

@@ -1,6 +1,7 @@
 """What can go wrong, each in one sentence for the user, and the exit codes that tell scripts."""
 
 import json
+import re
 from typing import Any
 
 EXIT_DONE = 0
@@ -46,6 +47,20 @@ class DiskError(OSError):
     """Too little space; the message names the folder, the bytes needed and the bytes free."""
 
 
+def out_of_memory(error: BaseException) -> str | None:
+    """Return what is said of an error that is a lack of memory; None of another one.
+
+    Python and a GPU have types of their own for it, the rest (torch on a CPU, C++, the system and
+    what wraps these) words alone.
+    """
+    words = "allocate memory|out of memory|enough memory|bad_alloc|ALLOC_FAILED|DefaultCPUAllocator"
+    is_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if not (is_type or re.search(words, str(error))):
+        return None
+    advice = "training takes less with a smaller train.micro_batch_size"
+    return f"out of memory ({first_line(error)}); {advice}"
+
+
 def show(value: Any) -> str:
     """Return a value as the command line would spell it, on one line, without a long middle."""
     if isinstance(value, str) and value.isprintable():
@@ -58,7 +73,7 @@ def show(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def first_line(error: BaseException) -> str:
+def first_line(error: BaseException | str) -> str:
     """Return an error's message in one line, without a long middle."""
     return _shortened(" ".join(str(error).split()) or type(error).__name__)
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,14 @@ def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator
         raise
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes, *, replace: bool = True) -> None:
     """Replace `path` by a file of this content, whole or not at all, and on the disk at the end.
 
-    What a kill leaves (`.<name>.new`) is overwritten by the next write of the same file.
+    Whoever else writes the same file waits for its turn. What a kill leaves (`.<name>.new`) is
+    overwritten by the next write.
 
+    Args:
+        replace: false leaves a file alone that is there already.
     Raises:
         DiskError: the disk is full. The old file stands, or the new one whole.
         OSError: the disk is broken; the same holds.
@@ -74,13 +77,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     if isinstance(content, str):
         content = content.encode()
 
-    with explaining_full_disk(path.parent, len(content), path.name):
+    full_disk = explaining_full_disk(path.parent, len(content), path.name)
+    with full_disk, os.fdopen(lock(temporary), "wb") as file:
         try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            file.truncate(0)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            if replace or not path.exists():
+                temporary.replace(path)
+            else:
+                temporary.unlink()
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -134,7 +141,9 @@ def lock(path: Path, flags: int = 0) -> int:
 
 def is_at(descriptor: int, path: Path) -> bool:
     """Whether an open file still stands at `path`."""
-    return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
 
 
 def open_regular(path: Path) -> BufferedReader:

@@ -1,6 +1,7 @@
-"""Being asked to stop: SIGTERM, SIGINT or SIGUSR1 once is a request, twice leaves at once.
+"""Being asked to stop: SIGTERM, SIGINT, SIGUSR1 or SIGHUP is a request, a second leaves at once.
 
-SIGUSR1 is what `sbatch --signal=USR1@120` sends ahead of a job's limit.
+SIGUSR1 is what `sbatch --signal=USR1@120` sends ahead of a job's limit, SIGHUP what a terminal
+sends when it closes. nohup has a process ignore that, and so do we then.
 """
 
 import contextlib
@@ -15,7 +16,8 @@ from typing import Any, NoReturn
 
 from rope_exp.system.errors import EXIT_STOPPED
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
 # Signals closer together are one: a scheduler sends its own to every process of a job.
 REPEAT_SECONDS = 2.0
 BEFORE_ANY_RUN = b"stopped before any run was started\n"

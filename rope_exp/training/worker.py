@@ -27,7 +27,7 @@ from rope_exp.system.errors import (
     DataError,
     LawError,
     RecordError,
-    first_line,
+    out_of_memory,
 )
 from rope_exp.system.files import read_json, write_atomically, write_json
 from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE
@@ -89,17 +89,11 @@ def explain_errors(action: Callable[[], int]) -> int:
     except (ConfigError, RecordError, CheckpointError) as error:
         log(f"error: {error}")
         return EXIT_USAGE
-    except (DataError, LawError, OSError) as error:
-        log(f"error: {error}")
-    except (MemoryError, RuntimeError) as error:
-        import torch
-
-        # For torch a type of its own on a GPU, and words alone on a CPU.
-        memory_errors = (MemoryError, torch.OutOfMemoryError)
-        if not isinstance(error, memory_errors) and "DefaultCPUAllocator" not in str(error):
+    except (DataError, LawError, OSError, MemoryError, RuntimeError) as error:
+        told = out_of_memory(error)
+        if told is None and not isinstance(error, (DataError, LawError, OSError)):
             raise
-        what = first_line(error)
-        log(f"error: out of memory ({what}); a smaller train.micro_batch_size takes less")
+        log(f"error: {told or error}")
     return EXIT_FAILED
 
 

@@ -179,6 +179,36 @@ def test_another_choice_of_a_name_of_ours_is_refused(tmp_path: Path, choice: str
         compose_jobs([], tmp_path)
 
 
+@pytest.mark.parametrize("linked", ["pe", "pe/qk_rope.yaml", ""])
+def test_a_choice_in_a_linked_folder_is_refused(tmp_path: Path, linked: str) -> None:
+    """A group, a file or the whole folder may be a link; what is linked is looked into."""
+    write(tmp_path / "shared" / "pe" / "qk_rope.yaml", "name: QK-RoPE\nrotate: [v]\n")
+    link = tmp_path / "mine" / linked
+    link.parent.mkdir(exist_ok=True, parents=True)
+    link.symlink_to(tmp_path / "shared" / linked)
+    with refused("--config-dir", "pe/qk_rope.yaml", "give it another"):
+        compose_jobs([], tmp_path / "mine")
+
+
+def test_a_link_that_leads_nowhere_or_back_is_met(tmp_path: Path) -> None:
+    """A choice of ours would be taken in the place of one that is gone."""
+    write(tmp_path / "pe" / "mine.yaml", "name: Mine\nrotate: [v]\n")
+    for name in ("back", "again"):
+        (tmp_path / "pe" / name).symlink_to(tmp_path)
+    assert compose_jobs(["pe=mine"], tmp_path).configs[0].pe.rotate == ("v",)
+    (tmp_path / "pe" / "qk_rope.yaml").symlink_to("nowhere")
+    with refused("pe/qk_rope.yaml", "give it another"):
+        compose_jobs([], tmp_path)
+
+
+def test_an_anchor_in_a_linked_folder_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "shared" / "mine.yaml", "name: &a Mine\nrotate: [*a]\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "pe").symlink_to(tmp_path / "shared")
+    with refused("mine/pe/mine.yaml", "repeats an anchor"):
+        compose_jobs([], tmp_path / "mine")
+
+
 @pytest.mark.parametrize("script", ["scripts/plan.py", "scripts/prepare_data.py"])
 def test_every_command_that_composes_takes_a_folder(tmp_path: Path, script: str) -> None:
     write(

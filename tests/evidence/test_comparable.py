@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from support.refused import refused
-from support.reports import begun_from, compared, make_run, sha256_of
+from support.reports import all_runs, begun_from, compared, make_run, sha256_of
 
+from rope_exp.evidence.comparable import check_seeds
 from rope_exp.evidence.contrasts import compare
 
 OTHER = sha256_of("other")
@@ -86,6 +87,36 @@ def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
     make_run(tmp_path, pe="learned", result=result | {"shared_init_sha256": OTHER})
     with refused("began at different weights", "shared_init_sha256"):
         compared(tmp_path)
+
+
+def test_one_seed_under_several_numbers_is_refused(tmp_path: Path) -> None:
+    """Four copies of one run would be four seeds that agree to the last digit."""
+    copied = {"init_sha256": sha256_of("init 0"), "order_sha256": sha256_of("order 0 500")}
+    first = make_run(tmp_path)
+    make_run(tmp_path, pe="vo_rope")
+    second = make_run(tmp_path, seed=1, result=copied)
+    with refused(str(first), str(second), "are of seeds 0 and 1, and have one init_sha256"):
+        compared(tmp_path)
+
+
+def test_what_all_began_with_is_no_copy_and_an_order_is(tmp_path: Path) -> None:
+    """Runs from one finished run share their weights at every seed. A seed has its own order."""
+    began = begun_from(sha256_of("weights"))
+    for seed in (0, 1):
+        make_run(tmp_path, seed=seed, **began)
+    assert len(compared(tmp_path)["qk_rope"].runs) == 2
+
+    began["result"]["order_sha256"] = sha256_of("order 1 500")
+    make_run(tmp_path, seed=2, **began)
+    with refused("are of seeds 1 and 2, and have one order_sha256"):
+        compared(tmp_path)
+
+
+def test_one_seed_of_weights_may_have_several_orders(tmp_path: Path) -> None:
+    """By data.seed, as in the pilot: its weights are of one seed, and are no copy."""
+    for group, order in (("a", 7), ("b", 8)):
+        make_run(tmp_path, group=group, overrides=[f"data.seed={order}"])
+    check_seeds(all_runs(tmp_path))
 
 
 def test_weights_that_runs_began_with_are_no_seed(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.records import make_records
+from support.refused import refused
+from support.reports import sha256_of
 
 from rope_exp.evidence.noise import (
     Spread,
@@ -47,7 +49,7 @@ def cell(plain: Run, row: str, seed: int, order: int, **factors: Any) -> Run:
         config=replace(config, seed=seed),
         row=row,
         factors={"seed": seed, "data.seed": order, **factors},
-        result=plain.result | {"val/loss": loss},
+        result=plain.result | {"val/loss": loss, "init_sha256": sha256_of(f"init {seed}")},
     )
 
 
@@ -123,6 +125,12 @@ def test_an_unfinished_pilot_says_what_it_can(plain: Run) -> None:
     alone = cell(plain, "nope", 101, 101, **{"train.compile": False})
     for runs in ([plain], [plain, diverged], [alone], [plain, diverged, alone]):
         assert "noise.md" in noise_files(runs)
+
+
+def test_a_seed_under_two_numbers_is_refused(plain: Run) -> None:
+    copied = replace(plain, config=replace(plain.config, seed=101))
+    with refused("are of seeds 100 and 101, and have one init_sha256"):
+        noise_files([plain, copied])
 
 
 def test_rounding_is_held_against_the_same_seeds(plain: Run) -> None:

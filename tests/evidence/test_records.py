@@ -258,6 +258,7 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
     "no loss": (at("result", "val/loss", to=None), "val/loss=null"),
     "no end": (at("result", "status", to="done"), "status=done"),
     "diverged, with a loss": (at("result", "status", to="diverged"), "val/loss"),
+    "a time past all years": (at("result", "wall_s", to=1e300), "wall_s=1e+300: must be from 0"),
     "a time that is text": (at("result", "wall_s", to="long"), "wall_s=long"),
     "another last loss": (at("curve", "val/loss", -1, to=1.5), "ends with val/loss=1.5"),
     "a step that is text": (at("curve", "step", 0, to="x"), "step=x"),
@@ -275,6 +276,13 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
     "another row": (at("row", to="qk"), "are not those of"),
     "a probe that is gone": (lambda values: values["probes"].pop("shift"), "asks for"),
     "a probe more": (at("probes", "ablation", to={}), "asks for"),
+    "an answer that is text": (at("probes", "shift", "loss", 0, to="x"), "probes.shift.loss.0: "),
+    "an answer's column that is short": (
+        lambda values: values["probes"]["shift"]["loss"].pop(), "probes.shift: value error, its"
+    ),
+    "an answer of another probe": (at("probes", "tides", to={}), "probes.tides: "),
+    "git that is text": (at("env", "git", to="x"), "git=x"),
+    "a torch that is a number": (at("env", "torch", to=2), "torch=2"),
     "another answer": (at("probes", "shift", "loss", 0, to=1.5), "holds other probes"),
     "threads of no run": (at("env", "marks", to=3), "marks=3"),
     "an empty corpus": (at("env", "corpus", "tokens", "train", to=0), "train=0"),

@@ -19,6 +19,7 @@ from support.runs import (
     num_rows,
     processes_of,
     sabotage,
+    start,
     stopped_by,
     train,
     wait_for,
@@ -32,7 +33,14 @@ STOPS = [
     ("compile", signal.SIGTERM),
     ("step", signal.SIGINT),
     ("save", signal.SIGTERM),
+    ("step", signal.SIGHUP),
 ]
+# What nohup does before it becomes the command.
+NOHUP = """
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 MORE_STOPS = list(product(("start", "step", "save"), STOP_SIGNALS))
 
 
@@ -85,6 +93,16 @@ def test_a_second_signal_leaves_at_once(trial: Trial) -> None:
     assert time.monotonic() - asked < 5
     assert trial.checkpoints() == [10, 20]
     trial.assert_goes_on()
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(trial: Trial) -> None:
+    process = start(*trial.words, cwd=trial.folder.parent, launcher=("-c", NOHUP))
+    trial.wait_for_rows(5, process)
+    for pid in processes_of(trial.folder):
+        os.kill(pid, signal.SIGHUP)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert_same_run(trial.undisturbed, trial.folder)
 
 
 def test_killed_before_a_checkpoint_it_begins_anew(trial: Trial) -> None:

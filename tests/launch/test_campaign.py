@@ -36,6 +36,7 @@ from rope_exp.launch import sweep
 from rope_exp.launch.admit import admit
 from rope_exp.launch.campaign import run_campaign
 from rope_exp.launch.progress import Progress
+from rope_exp.run import provenance
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json, write_atomically, write_json
 
@@ -270,6 +271,17 @@ def test_a_tree_whose_code_was_changed_is_refused(
     """Before anything is written: a record names the commit that made it."""
     monkeypatch.setattr(campaigns, "git_state", lambda: {"commit": "0" * 40, "dirty": True})
     with refused("campaign=mine", "commit, or run it in a clean worktree", by=ConfigError):
+        run_campaign(progress(home))
+    assert not (home / "results").exists()
+
+
+def test_a_checkout_of_no_commit_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where git cannot answer: nothing is written."""
+    package = home / "checkout"
+    (package / ".git").mkdir(parents=True)
+    monkeypatch.setattr(campaigns, "git_state", provenance.git_state)
+    monkeypatch.setattr(provenance, "ROOT", package)
+    with refused(f"git: cannot say which commit {package} is at: ", by=ConfigError):
         run_campaign(progress(home))
     assert not (home / "results").exists()
 

@@ -1,5 +1,6 @@
 """How a run ends, from how its ranks did."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -83,6 +84,13 @@ def test_ranks_that_wait_for_a_failed_one_are_ended(
     run_shells(job, "exec sleep 60", "echo cause > .failure-1; exit 1")
     assert job.reason == "process 1 of 2 failed\ncause"
     assert job.codes == {0: 75, 1: 1}
+
+
+def test_a_clock_that_is_set_ends_no_rank(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    """An hour passes by the machine's clock, as when it is set, while a rank still saves."""
+    monkeypatch.setattr(ranks.time, "time", itertools.count(time.time(), 3600).__next__)
+    run_shells(job, "exit 75", "sleep 0.5; exit 75")
+    assert (job.codes, job.was_killed) == ({0: 75, 1: 75}, False)
 
 
 def start_shell(job: Job, script: str) -> None:

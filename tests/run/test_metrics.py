@@ -176,3 +176,23 @@ def test_rows_that_are_taken_away_are_noticed(tmp_path: Path, harm: str) -> None
         path.write_bytes((folder / "kept").read_bytes())
     with pytest.raises(OSError, match="was moved, replaced or cut"):
         writer.close()
+
+
+@pytest.mark.parametrize("harm", ["cut", "appended"])
+def test_no_hole_and_no_mark_of_anothers_rows(tmp_path: Path, harm: str) -> None:
+    """The file is cut, or another process appends to it, and then the run writes its next row."""
+    path = tmp_path / METRICS
+    writer = MetricsWriter(tmp_path)
+    for step in (1, 2):
+        writer.write({"step": step})
+    if harm == "cut":
+        os.truncate(path, len('{"step": 1}\n'))
+    else:
+        with path.open("a") as file:
+            file.write('{"step": 3}\n')
+
+    writer.write({"step": 4})
+    assert b"\0" not in path.read_bytes()
+    assert steps_of(read_metrics(tmp_path)) == ([1, 4] if harm == "cut" else [1, 2, 3, 4])
+    with pytest.raises(OSError, match="was moved, replaced or cut"):
+        writer.close()

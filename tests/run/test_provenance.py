@@ -1,12 +1,16 @@
 """A checkout records its commit, an installed copy its version; results change no code."""
 
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.command import write
+from support.refused import refused
 
 from rope_exp.run import provenance
+from rope_exp.system.errors import ConfigError
 
 
 @pytest.fixture
@@ -43,6 +47,59 @@ def test_an_installed_copy_is_not_of_the_repository_around_it(
     assert provenance.git_state() is None
     subprocess.run(["git", "-C", str(checkout), "add", "venv"], check=True)
     assert provenance.git_state() is None
+
+
+def broken_index(checkout: Path) -> None:
+    (checkout / ".git" / "index").write_bytes(b"nothing")
+
+
+def no_repository(checkout: Path) -> None:
+    shutil.rmtree(checkout / ".git")
+    (checkout / ".git").mkdir()
+
+
+def no_git(checkout: Path) -> None:
+    """Not on the PATH, which is then this folder."""
+
+
+def another_owner(checkout: Path) -> None:
+    """As git says it of a folder that is not one's own."""
+    git = checkout / "git"
+    git.write_text("#!/bin/sh\necho fatal: detected dubious ownership >&2\nexit 128\n")
+    git.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (broken_index, "index file"),
+        (no_repository, "not a git repository"),
+        (no_git, "No such file or directory: 'git'"),
+        (another_owner, "fatal: detected dubious ownership"),
+    ],
+)
+def test_a_checkout_of_which_git_says_nothing_is_refused(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], why: str
+) -> None:
+    """Its code could be anything. A run is trained all the same; a campaign is not."""
+    harm(checkout)
+    if harm in (no_git, another_owner):
+        monkeypatch.setenv("PATH", str(checkout))
+    with refused(f"git: cannot say which commit {checkout} is at: ", why, by=ConfigError):
+        provenance.git_state()
+    assert provenance.machine_facts("cpu")["git"] is None
+
+
+def test_the_environment_names_no_other_repository(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = provenance.git_state()
+    other = tmp_path_factory.mktemp("other")
+    subprocess.run(["git", "init", "-q", str(other)], check=True)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / "nothing"))
+    assert provenance.git_state() == found
+    assert found is not None
 
 
 def test_the_version_is_that_of_pyproject(checkout: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.configs import REPOSITORY
 from support.refused import refused
 
 from rope_exp.system.errors import DiskError, RecordError
@@ -42,6 +43,40 @@ def test_a_write_that_fails_leaves_the_old_file(
     with pytest.raises(OSError, match="Input/output"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+WRITES = """
+import sys
+from pathlib import Path
+from rope_exp.system.files import write_atomically
+for number in range(50):
+    write_atomically(Path(sys.argv[1]), sys.argv[2] * 5000)
+"""
+
+
+def test_many_that_write_one_file_publish_it_whole(tmp_path: Path) -> None:
+    """None fails, and nobody ever reads a part of it or a mixture."""
+    path = tmp_path / "record.json"
+    command = [sys.executable, "-c", WRITES, str(path)]
+    writers = [
+        subprocess.Popen([*command, letter], cwd=REPOSITORY, stderr=subprocess.PIPE)
+        for letter in "abcdefgh"
+    ]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            seen.add(path.read_text())
+    assert [writer.communicate()[1] for writer in writers] == [b""] * len(writers)
+    assert seen <= {letter * 5000 for letter in "abcdefgh"}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_there_may_be_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    for content in ("first", "second"):
+        write_atomically(path, content, replace=False)
+    assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
 
 

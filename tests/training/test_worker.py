@@ -111,8 +111,12 @@ def fails(error: Exception) -> Callable[[], int]:
         (
             torch.OutOfMemoryError("CUDA\nand more"),
             1,
-            "out of memory (CUDA and more); a smaller train.micro",
+            "out of memory (CUDA and more); training takes less with a smaller train.micro_batch_s",
         ),
+        (RuntimeError("std::bad_alloc"), 1, "out of memory (std::bad_alloc); training takes less"),
+        (RuntimeError("not enough memory: you tried"), 1, "out of memory (not enough memory: you"),
+        (RuntimeError("CUDA error: out of memory"), 1, "out of memory (CUDA error: out of mem"),
+        (OSError(12, "Cannot allocate memory"), 1, "out of memory ([Errno 12] Cannot allocate"),
         (RuntimeError("DefaultCPUAllocator: not enough"), 1, "out of memory (DefaultCPUAllocator"),
     ],
 )

@@ -1,14 +1,14 @@
 """Curves in wandb or trackio, beside metrics.jsonl, which stays the source of truth.
 
 The main process calls the tracker as any script does. An exception there is one warning, and the
-run goes on without it. Environment variables of wandb's count wherever the config keeps a default.
+run goes on without it. wandb's environment variables count wherever the config keeps a default.
 No torch.
 """
 
 import importlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,8 +20,6 @@ from rope_exp.run.folder import read_config, read_env, read_result
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, ConfigError, first_line
-
-MAX_NAME_LENGTH = 128
 
 # wandb's settings, unless the environment sets them: bounds in seconds on what a broken network
 # may cost, and nothing of the terminal, the command line or the checkout.
@@ -102,6 +100,7 @@ def rebuild(folder: Path) -> str:
     if config.tracker.name == "none":
         config = config.replace("tracker", name="wandb")
     check_trackers([config])
+
     _id_file(config, folder).unlink(missing_ok=True)
     run = _begin(config, folder)
     _send(run, rows)
@@ -110,7 +109,7 @@ def rebuild(folder: Path) -> str:
 
 
 def check_trackers(configs: Iterable[RunConfig]) -> None:
-    """Refuse a tracker that is not installed, and say in one line where wandb has no key.
+    """Refuse a tracker that is not installed; without a key, say so and have wandb work offline.
 
     Raises:
         ConfigError: naming the package.
@@ -119,11 +118,33 @@ def check_trackers(configs: Iterable[RunConfig]) -> None:
         name = tracker.name
         if name != "none" and find_spec(name) is None:
             raise ConfigError("tracker", name, f"is not installed; `pip install {name}`")
-        if name == "wandb" and (fault := _key_fault(tracker)):
+        if name == "wandb" and tracker.mode == "online" and (fault := _key_fault()):
+            os.environ["WANDB_MODE"] = "offline"
             log(
                 f"wandb: {fault}; tracking offline. Log in with `wandb login` or WANDB_API_KEY; "
                 "`wandb sync` uploads offline runs"
             )
+
+
+def _key_fault() -> str:
+    """Return why wandb would ask for a key, which nobody may be there to type; "" if it has one."""
+    # Another version of wandb may look for its key elsewhere. Its init raises if there is none.
+    with suppress(ImportError, AttributeError, TypeError):
+        from wandb.errors import AuthenticationError
+        from wandb.sdk.lib import wbauth
+        from wandb.sdk.wandb_setup import singleton
+
+        settings = singleton().settings
+        if settings.mode != "online":
+            return ""
+        try:
+            key = wbauth.authenticate_session(
+                host=settings.base_url, source="rope_exp", prompt=False, update_session=False
+            )
+        except AuthenticationError as error:
+            return first_line(error)
+        return "" if key else "no API key"
+    return ""
 
 
 # -- the tracker's own calls ---------------------------------------------------------------------
@@ -133,7 +154,8 @@ def _begin(config: RunConfig, folder: Path) -> Any:
     """Return the tracker's run, new or resumed."""
     for variable, value in SETTINGS.items():
         os.environ.setdefault(variable, value)
-    module = importlib.import_module(config.tracker.name)
+    tracker = config.tracker
+    module = importlib.import_module(tracker.name)
     env = read_env(folder)
     facts = {
         **config.to_dict(),
@@ -143,15 +165,15 @@ def _begin(config: RunConfig, folder: Path) -> Any:
         "group_sha256": config.group_sha256,
         "env": env,
     }
-    if config.tracker.name == "wandb":
-        run = module.init(config=_known(facts), **_wandb_place(config, folder))
+    if tracker.name == "wandb":
+        run = module.init(config=_known(facts), **_wandb_arguments(config, folder))
         run.define_metric("tokens", hidden=True)
         run.define_metric("*", step_metric="tokens")
         return run
 
-    # trackio resumes by name, so two groups must not share one.
+    # trackio resumes by name, so two runs must not share one.
     return module.init(
-        project=config.tracker.project,
+        project=tracker.project,
         name=f"{_name(config)}-{_run_id(config, folder)}",
         group=config.group,
         config=_known(facts),
@@ -159,55 +181,54 @@ def _begin(config: RunConfig, folder: Path) -> Any:
     )
 
 
-def _wandb_place(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Return the arguments of wandb.init that its environment variables do not set."""
+def _wandb_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return the arguments of wandb.init, without those that the environment sets."""
     tracker = config.tracker
+    mode = os.environ.get("WANDB_MODE")
+    if tracker.mode != TrackerConfig.mode:
+        mode = tracker.mode
+    own_tags = [config.data.name, config.model.name, f"rotate={_sites(config)}"]
+    tags = tracker.tags or filter(None, os.environ.get("WANDB_TAGS", "").split(","))
+    found: dict[str, Any] = {
+        "mode": mode,
+        "entity": tracker.entity,
+        "notes": tracker.notes,
+        "tags": list(dict.fromkeys([*own_tags, *tags])),
+        # A later start writes an offline run again, from the first row.
+        "resume": None if mode == "offline" else "allow",
+    }
+
     ours = {
-        "project": ("WANDB_PROJECT", tracker.project),
         "id": ("WANDB_RUN_ID", _run_id(config, folder)),
         "name": ("WANDB_NAME", _name(config)),
         "group": ("WANDB_RUN_GROUP", config.group),
         "job_type": ("WANDB_JOB_TYPE", config.pe.label),
         "dir": ("WANDB_DIR", str(folder)),
+        "project": ("WANDB_PROJECT", tracker.project),
     }
-    found: dict[str, Any] = {}
     for key, (variable, value) in ours.items():
         if not os.environ.get(variable):
             found[key] = value
-    for key in ("project", "entity", "notes"):
-        if getattr(tracker, key) != getattr(TrackerConfig, key):
-            found[key] = getattr(tracker, key)
-
-    tags = tracker.tags or os.environ.get("WANDB_TAGS", "").split(",")
-    rotate = f"rotate={_sites(config)}"
-    found["tags"] = list(filter(None, [config.data.name, config.model.name, rotate, *tags]))
-
-    # An offline run is a whole one: a later start writes it again, from the first row.
-    found["mode"] = "offline" if _key_fault(tracker) else _mode(tracker)
-    if found["mode"] == "online":
-        found["resume"] = os.environ.get("WANDB_RESUME", "allow")
+    if tracker.project != TrackerConfig.project:
+        found["project"] = tracker.project
     return found
 
 
-def _send(run: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def _send(run: Any, rows: Iterable[Mapping[str, Any]]) -> None:
     """Send the rows that the run does not hold yet."""
     # trackio keeps the first step of a resumed run to itself.
     first = getattr(run, "starting_step", getattr(run, "_next_step", 0))
-    committed = {"commit": True} if hasattr(run, "starting_step") else {}
     for row in rows:
         values = _known(row)
         step = values.pop("step")
         if step >= first:
-            run.log(values, step=step, **committed)
+            run.log(values, step=step)
 
 
 def _end(run: Any, folder: Path, status: str) -> None:
-    """Say how the run ended.
-
-    Args:
-        status: how, if there is no result.json: "stopped" or "failed".
-    """
+    """Say how the run ended: as result.json says, else with `status` ("stopped" or "failed")."""
     result = read_result(folder) or {"status": status}
+    # trackio keeps no more than rows.
     if not hasattr(run, "summary"):
         run.finish()
         return
@@ -216,37 +237,6 @@ def _end(run: Any, folder: Path, status: str) -> None:
     if result["status"] == "stopped":
         run.mark_preempting()
     run.finish(exit_code=EXIT_CODES.get(result["status"], EXIT_FAILED))
-
-
-def _mode(tracker: TrackerConfig) -> str:
-    """Return wandb's mode: the config's, or the environment's or wandb's own settings'."""
-    from wandb.sdk.wandb_setup import singleton
-
-    if tracker.mode != TrackerConfig.mode:
-        return tracker.mode
-    return str(singleton().settings.mode)
-
-
-def _key_fault(tracker: TrackerConfig) -> str:
-    """Return why wandb would ask for a key, which nobody may be there to type; "" if it has one."""
-    import wandb
-
-    # Another version of wandb may look for its key elsewhere. Its init raises if there is none.
-    with suppress(ImportError, AttributeError, TypeError):
-        from wandb.sdk.lib import wbauth
-        from wandb.sdk.wandb_setup import singleton
-
-        if _mode(tracker) != "online":
-            return ""
-        host = singleton().settings.base_url
-        try:
-            auth = wbauth.authenticate_session(
-                host=host, source="rope_exp", prompt=False, update_session=False
-            )
-            return "" if auth else "no API key"
-        except wandb.errors.AuthenticationError as error:
-            return first_line(error)
-    return ""
 
 
 def _run_id(config: RunConfig, folder: Path) -> str:
@@ -262,7 +252,8 @@ def _id_file(config: RunConfig, folder: Path) -> Path:
 
 
 def _name(config: RunConfig) -> str:
-    return (config.tracker.run_name or config.name)[:MAX_NAME_LENGTH]
+    # wandb's limit.
+    return (config.tracker.run_name or config.name)[:128]
 
 
 def _sites(config: RunConfig) -> str:

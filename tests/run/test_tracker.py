@@ -221,7 +221,7 @@ def test_the_environment_counts_where_the_config_keeps_a_default(
     assert {"x", "y", "rotate=qk"} <= set(run.tags)
 
     config = tiny("tracker=wandb", "tracker.project=ours", "tracker.tags=[z]", "tracker.notes=no")
-    place = tracker._wandb_place(config, tmp_path / "run")
+    place = tracker._wandb_arguments(config, tmp_path / "run")
     assert (place["project"], place["notes"]) == ("ours", "no")
     assert "z" in place["tags"]
     assert "x" not in place["tags"]

@@ -216,15 +216,15 @@ def _check_is_run(folder: Path) -> None:
 
 
 def mirror(words: list[str]) -> int:
-    """Mirror runs to wandb again from their files, each as a new, whole run.
+    """Send runs to their tracker again, from their files, each as a new run.
 
-    Where and as its config says (tracker.project, entity, mode). The run itself goes on with that
-    one if it is started again.
+    They go where the config's tracker keys and wandb's environment say. A run that is started
+    again later resumes the new one.
     """
     from rope_exp.run.folder import LOCK, read_config
-    from rope_exp.run.mirror import rebuild
+    from rope_exp.run.tracker import rebuild
 
-    parser = Parser("mirror", "Mirror runs to wandb again from their files.")
+    parser = Parser("mirror", "Send runs to their tracker again, from their files.")
     parser.add_argument("folders", metavar="RUN_FOLDER", type=Path, nargs="+")
     for folder in parser.parse_args(words).folders:
         # Before the lock, which makes a file.
@@ -232,9 +232,7 @@ def mirror(words: list[str]) -> int:
         read_config(folder)
         lock = try_lock(folder / LOCK)
         if lock is None:
-            raise ConfigError(
-                "RUN_FOLDER", str(folder), "is being run, and mirrored; wait for its end"
-            )
+            raise ConfigError("RUN_FOLDER", str(folder), "is being run; wait for its end")
         try:
             print(f"{folder}: mirrored as {rebuild(folder)}")
         except (ConfigError, RecordError):

@@ -283,6 +283,8 @@ Name = Annotated[
         re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}").fullmatch,
     ),
 ]
+# wandb's limit.
+Tag = Annotated[str, Rule("a tag is 1 to 64 characters", lambda tag: 1 <= len(tag) <= 64)]
 # The system's limit is 4,096 bytes; the rest is for what stands below a run's folder.
 PathText = Annotated[
     str,

@@ -17,6 +17,7 @@ from rope_exp.config.schema import (
     PathText,
     Positive,
     Seed,
+    Tag,
     numeric,
     numeric_values,
     setting,
@@ -254,12 +255,21 @@ class TrainConfig(Budget):
 
 @dataclass(frozen=True)
 class TrackerConfig:
-    """Where curves are mirrored. The tracker reads its own keys from the environment."""
+    """Where curves go beside metrics.jsonl.
 
-    name: Literal["none", "wandb"] = setting("none")
+    Every key but the first is wandb's, trackio takes project and run_name. Where a key keeps its
+    default, wandb's own environment variable counts: WANDB_MODE, WANDB_PROJECT, WANDB_TAGS, ...
+    """
+
+    name: Literal["none", "wandb", "trackio"] = setting("none")
     mode: Literal["online", "offline"] = setting("online")
     project: Name = setting("rope_exp")
     entity: Name | None = setting(None)
+    # Beside corpus, size and rotated sites.
+    tags: tuple[Tag, ...] = setting(())
+    notes: str | None = setting(None)
+    # null: variant and seed, and between them what else is swept.
+    run_name: str | None = setting(None)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ and writes the config.
 """
 
 import functools
+import os
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from rope_exp.launch.ranks import POLL_SECONDS
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
 from rope_exp.run.origin import with_origin
+from rope_exp.run.tracker import check_trackers
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
@@ -72,6 +74,7 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
     for job in grouped.values():
         _check_group(job, leaving_out=fresh)
 
+    check_trackers(job.config for job in jobs if job.exit_code is None)
     _check_room(job for job in jobs if job.exit_code is None)
     return jobs
 
@@ -258,6 +261,9 @@ def _begin(job: Job) -> None:
 
     # A later start of the same run goes on in this folder; only its first start is fresh.
     placed = config.replace("run", fresh=False, dir=str(job.folder), group=config.group)
+    # Not where WANDB_NAME names it.
+    if config.tracker.run_name is None and not os.environ.get("WANDB_NAME"):
+        placed = placed.replace("tracker", run_name=job.name)
     write_config(job.folder, placed)
 
 

@@ -1,83 +1,265 @@
-"""An optional mirror of the record to wandb. It never stops, slows or changes a run.
+"""Curves in wandb or trackio, beside metrics.jsonl, which stays the source of truth.
 
-The mirror is a process of its own (rope_exp.run.mirror): it follows metrics.jsonl as the run
-writes it. The run only starts it, tells it how the run ended, and leaves it a few seconds then.
-Whatever fails there (network, key, disk, wandb's processes) ends in one warning; the same rows can
-be mirrored again from the run's files.
+The main process calls the tracker as any script does. An exception there is one warning, and the
+run goes on without it. wandb's environment variables count wherever the config keeps a default.
+No torch.
 """
 
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import importlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import TrackerConfig
+from rope_exp.run.folder import read_config, read_env, read_result
+from rope_exp.run.metrics import read_metrics
 from rope_exp.system.console import log
-from rope_exp.system.errors import first_line
-from rope_exp.system.processes import child_environment
-from rope_exp.system.signals import held_back
+from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, ConfigError, first_line
 
-# The mirror's own alarm ends it so long after the end of its run, and the run ends one that not
-# even its alarm has ended.
-FINISH_SECONDS = 5
-KILL_SECONDS = 6
+# wandb's settings, unless the environment sets them: bounds in seconds on what a broken network
+# may cost, and nothing of the terminal, the command line or the checkout.
+SETTINGS = {
+    "WANDB_LOGIN_TIMEOUT": "10",
+    "WANDB_INIT_TIMEOUT": "10",
+    "WANDB_FINISH_TIMEOUT": "20",
+    "WANDB_FINISH_TIMEOUT_RAISES": "true",
+    "WANDB_QUIET": "true",
+    "WANDB_CONSOLE": "off",
+    "WANDB_DISABLE_CODE": "true",
+    "WANDB_DISABLE_GIT": "true",
+    "WANDB__DISABLE_META": "true",
+    "WANDB__SAVE_REQUIREMENTS": "false",
+    "WANDB_ERROR_REPORTING": "false",
+}
 
 
-class TrackerError(Exception):
-    """wandb raised nothing, and yet did not send or write everything."""
+class Tracker:
+    """A run at wandb or trackio, until the end of a block. Nothing here raises.
 
-
-@contextmanager
-def mirrored(config: RunConfig, folder: Path) -> Iterator[None]:
-    """Have the config's tracker follow the run while the block writes its record.
-
-    The record includes result.json. This costs the start of a process, and at most `KILL_SECONDS`
-    at the end.
+    Attributes:
+        run: the tracker's own; None without a tracker, and after its first failure.
     """
-    mirror = None
-    if config.tracker.name == "wandb":
-        # Schedulers send their signals to every process of a job, and a mirror has to finish.
-        with held_back():
-            command = [sys.executable, "-m", "rope_exp.run.mirror", str(folder)]
-            try:
-                mirror = subprocess.Popen(command, env=child_environment(), stdin=subprocess.PIPE)
-            except OSError as error:
-                warn(folder, error)
 
-    status = "failed"
-    try:
-        yield
-        # Unless there is a result.json, which knows better.
-        status = "stopped"
-    finally:
-        if mirror is not None:
-            _finish(mirror, folder, status)
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        """Begin or resume the run, and send those rows of metrics.jsonl that it lacks."""
+        self.run: Any = None
+        self.name = config.tracker.name
+        self.folder = folder
+        if self.name != "none":
+            with self._guarded():
+                self.run = _begin(config, folder)
+                _send(self.run, read_metrics(folder))
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Send a row of metrics."""
+        if self.run is not None:
+            with self._guarded():
+                _send(self.run, [row])
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Say how the run ended: as result.json says, which a stopped or failed run has not."""
+        if self.run is not None:
+            with self._guarded():
+                _end(self.run, self.folder, "failed" if kind else "stopped")
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        # Some versions of wandb call sys.exit.
+        except (Exception, SystemExit) as error:
+            self.run = None
+            log(
+                f"warning: the {self.name} tracker failed ({type(error).__name__}: "
+                f"{first_line(error)}); `rope-exp mirror {self.folder}` sends the curves again"
+            )
 
 
-def _finish(mirror: "subprocess.Popen[bytes]", folder: Path, status: str) -> None:
-    """Tell the mirror how the run ended, and wait for its end."""
-    try:
-        mirror.communicate(status.encode(), KILL_SECONDS)
-    except subprocess.TimeoutExpired:
-        mirror.kill()
-        mirror.wait()
+def rebuild(folder: Path) -> str:
+    """Send a run that is not running from its files alone, as a new run of the tracker's.
 
-    code = mirror.returncode
-    reason = f"its process ended with exit code {code}"
-    if code < 0:
-        reason = f"its process ended with {signal.Signals(-code).name}"
-    if code == -signal.SIGALRM:
-        reason = f"wandb was not done {FINISH_SECONDS} s after the run"
-    if code:
-        warn(folder, TrackerError(reason))
+    A run without a tracker goes to wandb. Later starts of the run resume the new one.
+
+    Returns:
+        The new run's id.
+    Raises:
+        ConfigError: the tracker is not installed.
+        RecordError: the run's files cannot be read.
+        Exception: whatever the tracker raises.
+    """
+    rows = read_metrics(folder)
+    config = read_config(folder)
+    if config.tracker.name == "none":
+        config = config.replace("tracker", name="wandb")
+    check_trackers([config])
+
+    _id_file(config, folder).unlink(missing_ok=True)
+    run = _begin(config, folder)
+    _send(run, rows)
+    _end(run, folder, "stopped")
+    return str(run.id)
 
 
-def warn(folder: Path, error: BaseException) -> None:
-    """Say in one line that the mirror of the run in `folder` failed, and what to do."""
-    reason = first_line(error)
-    if not isinstance(error, TrackerError):
-        reason = f"{type(error).__name__}: {reason}"
-    again = f"`python -m rope_exp mirror {folder}` mirrors metrics.jsonl again"
-    log(f"warning: the wandb tracker failed ({reason}); {again}")
+def check_trackers(configs: Iterable[RunConfig]) -> None:
+    """Refuse a tracker that is not installed; without a key, say so and have wandb work offline.
+
+    Raises:
+        ConfigError: naming the package.
+    """
+    for tracker in {config.tracker for config in configs}:
+        name = tracker.name
+        if name != "none" and find_spec(name) is None:
+            raise ConfigError("tracker", name, f"is not installed; `pip install {name}`")
+        if name == "wandb" and tracker.mode == "online" and (fault := _key_fault()):
+            os.environ["WANDB_MODE"] = "offline"
+            log(
+                f"wandb: {fault}; tracking offline. Log in with `wandb login` or WANDB_API_KEY; "
+                "`wandb sync` uploads offline runs"
+            )
+
+
+def _key_fault() -> str:
+    """Return why wandb would ask for a key, which nobody may be there to type; "" if it has one."""
+    # Another version of wandb may look for its key elsewhere. Its init raises if there is none.
+    with suppress(ImportError, AttributeError, TypeError):
+        from wandb.errors import AuthenticationError
+        from wandb.sdk.lib import wbauth
+        from wandb.sdk.wandb_setup import singleton
+
+        settings = singleton().settings
+        if settings.mode != "online":
+            return ""
+        try:
+            key = wbauth.authenticate_session(
+                host=settings.base_url, source="rope_exp", prompt=False, update_session=False
+            )
+        except AuthenticationError as error:
+            return first_line(error)
+        return "" if key else "no API key"
+    return ""
+
+
+# -- the tracker's own calls ---------------------------------------------------------------------
+
+
+def _begin(config: RunConfig, folder: Path) -> Any:
+    """Return the tracker's run, new or resumed."""
+    for variable, value in SETTINGS.items():
+        os.environ.setdefault(variable, value)
+    tracker = config.tracker
+    module = importlib.import_module(tracker.name)
+    env = read_env(folder)
+    facts = {
+        **config.to_dict(),
+        "rotate": _sites(config),
+        "params": env.get("params"),
+        "tokens_planned": config.train.num_tokens,
+        "group_sha256": config.group_sha256,
+        "env": env,
+    }
+    if tracker.name == "wandb":
+        run = module.init(config=_known(facts), **_wandb_arguments(config, folder))
+        run.define_metric("tokens", hidden=True)
+        run.define_metric("*", step_metric="tokens")
+        return run
+
+    # trackio resumes by name, so two runs must not share one.
+    return module.init(
+        project=tracker.project,
+        name=f"{_name(config)}-{_run_id(config, folder)}",
+        group=config.group,
+        config=_known(facts),
+        resume="allow",
+    )
+
+
+def _wandb_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return the arguments of wandb.init, without those that the environment sets."""
+    tracker = config.tracker
+    mode = os.environ.get("WANDB_MODE")
+    if tracker.mode != TrackerConfig.mode:
+        mode = tracker.mode
+    own_tags = [config.data.name, config.model.name, f"rotate={_sites(config)}"]
+    tags = tracker.tags or filter(None, os.environ.get("WANDB_TAGS", "").split(","))
+    found: dict[str, Any] = {
+        "mode": mode,
+        "entity": tracker.entity,
+        "notes": tracker.notes,
+        "tags": list(dict.fromkeys([*own_tags, *tags])),
+        # A later start writes an offline run again, from the first row.
+        "resume": None if mode == "offline" else "allow",
+    }
+
+    ours = {
+        "id": ("WANDB_RUN_ID", _run_id(config, folder)),
+        "name": ("WANDB_NAME", _name(config)),
+        "group": ("WANDB_RUN_GROUP", config.group),
+        "job_type": ("WANDB_JOB_TYPE", config.pe.label),
+        "dir": ("WANDB_DIR", str(folder)),
+        "project": ("WANDB_PROJECT", tracker.project),
+    }
+    for key, (variable, value) in ours.items():
+        if not os.environ.get(variable):
+            found[key] = value
+    if tracker.project != TrackerConfig.project:
+        found["project"] = tracker.project
+    return found
+
+
+def _send(run: Any, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Send the rows that the run does not hold yet."""
+    # trackio keeps the first step of a resumed run to itself.
+    first = getattr(run, "starting_step", getattr(run, "_next_step", 0))
+    for row in rows:
+        values = _known(row)
+        step = values.pop("step")
+        if step >= first:
+            run.log(values, step=step)
+
+
+def _end(run: Any, folder: Path, status: str) -> None:
+    """Say how the run ended: as result.json says, else with `status` ("stopped" or "failed")."""
+    result = read_result(folder) or {"status": status}
+    # trackio keeps no more than rows.
+    if not hasattr(run, "summary"):
+        run.finish()
+        return
+
+    run.summary.update(_known(result))
+    if result["status"] == "stopped":
+        run.mark_preempting()
+    run.finish(exit_code=EXIT_CODES.get(result["status"], EXIT_FAILED))
+
+
+def _run_id(config: RunConfig, folder: Path) -> str:
+    """Return the run's id at its tracker, drawn once and kept in its folder."""
+    path = _id_file(config, folder)
+    if not path.exists():
+        path.write_text(secrets.token_hex(8), encoding="ascii")
+    return path.read_text(encoding="ascii")
+
+
+def _id_file(config: RunConfig, folder: Path) -> Path:
+    return folder / f"{config.tracker.name}_id"
+
+
+def _name(config: RunConfig) -> str:
+    # wandb's limit.
+    return (config.tracker.run_name or config.name)[:128]
+
+
+def _sites(config: RunConfig) -> str:
+    return "".join(config.pe.rotate) or "none"
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is null, of which wandb would make an empty panel."""
+    return {key: value for key, value in values.items() if value is not None}

@@ -12,7 +12,7 @@ from rope_exp.run.folder import RESULT, probes_sha256
 from rope_exp.run.metrics import MetricsWriter
 from rope_exp.run.origin import find_origin
 from rope_exp.run.provenance import MARKED, machine_facts, spelled
-from rope_exp.run.tracker import mirrored
+from rope_exp.run.tracker import Tracker
 from rope_exp.system.console import Progress
 from rope_exp.system.files import write_json
 from rope_exp.training.parallel import Parallel
@@ -28,6 +28,7 @@ class Record(ExitStack):
     Attributes:
         began: when the run would have begun, had it trained without a break.
         writer: of metrics.jsonl; None on ranks other than 0.
+        tracker: beside it; None on ranks other than 0.
         progress: what a person sees.
 
     Args:
@@ -43,12 +44,13 @@ class Record(ExitStack):
         self.config = config
         self.folder = folder
         self.throughput = throughput
-        self.began = time.perf_counter() - start["elapsed_s"]
         self.writer: MetricsWriter | None = None
+        self.tracker: Tracker | None = None
         if is_main:
             checkpoint.clear_leftovers(folder / "checkpoints")
             self.writer = MetricsWriter(folder, start["metrics"])
-            self.enter_context(mirrored(config, folder))
+            self.tracker = self.enter_context(Tracker(config, folder))
+        self.began = time.perf_counter() - start["elapsed_s"]
         progress = Progress(config.name, config.train.num_steps, start["step"], shown=is_main)
         self.progress = self.enter_context(closing(progress))
 
@@ -64,7 +66,7 @@ class Record(ExitStack):
 
     def row(self, outcome: Outcome, validation: Mapping[str, float]) -> None:
         """Write the row of a step to metrics.jsonl."""
-        if self.writer is None:
+        if self.writer is None or self.tracker is None:
             return
 
         train = self.config.train
@@ -81,6 +83,7 @@ class Record(ExitStack):
             "elapsed_s": self.elapsed_s(),
         }
         self.writer.write(row)
+        self.tracker.row(row)
         self.progress.row(row)
 
     def end(self, status: str, steps: int, facts: Mapping[str, Any]) -> None:

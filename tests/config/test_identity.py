@@ -57,7 +57,10 @@ DEFAULTS = {
         "deterministic": "auto", "peak_tflops": None, "probes": [], "objective": "causal",
         "stages": None,
     },
-    "tracker": {"name": "none", "mode": "online", "project": "rope_exp", "entity": None},
+    "tracker": {
+        "name": "none", "mode": "online", "project": "rope_exp", "entity": None, "tags": [],
+        "notes": None, "run_name": None,
+    },
     "launch": {
         "name": "local", "device": "auto", "num_processes": 1, "max_parallel": "auto",
         "inline": False, "num_threads": "auto",

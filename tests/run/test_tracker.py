@@ -1,229 +1,387 @@
-"""Whatever fails at wandb stays there: a run ends like one without a tracker, with one warning.
+"""What a tracker is told of a run: its rows, its config, its name, and how it ended.
 
-wandb is the real package in real processes, offline or against a stand-in for its servers.
+wandb is the real package, offline or against a stand-in for its servers. Of trackio, a stub with
+the signatures of its version 0.43.
 """
 
-import os
-import shutil
-import signal
-import subprocess
-from collections.abc import Callable
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
-from support.runs import assert_same_run
-from support.wandb import (
-    KEY,
-    WARNING,
-    Tracked,
-    WandbServer,
-    as_sent,
-    assert_one_warning,
-    history,
-    recorded,
-)
+from support.refused import refused
+from support.results import DIVERGED, FINISHED
+from support.wandb import KEY, WARNING, WandbServer, as_sent, history, rebuild, recorded
 
 from rope_exp.config.run import RunConfig
+from rope_exp.launch.admit import acquire, admit
 from rope_exp.run import tracker
-from rope_exp.run.metrics import read_metrics
-from rope_exp.run.tracker import mirrored
+from rope_exp.run.folder import read_config, write_config
+from rope_exp.run.metrics import MetricsWriter, read_metrics
+from rope_exp.run.tracker import Tracker
+from rope_exp.system.files import write_json
+
+ENV = {"marks": [], "started": ["2026-01-01T00:00:00Z"], "params": 1234, "device": "a chip"}
 
 
-def test_none_starts_nothing_and_writes_nothing(
-    tiny: Callable[..., RunConfig], tmp_path: Path
+@pytest.fixture(autouse=True)
+def fresh_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """wandb as in a process of its own, with a home that holds no key."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name, value in tracker.SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
+def write_run(folder: Path, config: RunConfig, num_rows: int = 3) -> None:
+    """Write the files of a run that has recorded some rows."""
+    folder.mkdir(exist_ok=True)
+    write_config(folder, config)
+    write_json(folder / "env.json", ENV)
+    writer = MetricsWriter(folder)
+    for step in range(1, num_rows + 1):
+        writer.write(row(step))
+    writer.close()
+
+
+def row(step: int) -> dict[str, Any]:
+    values = {"step": step, "tokens": 64 * step, "train/loss": 5.0 - step, "mfu": None}
+    return values | {"val/loss": 4.5} if step == 3 else values
+
+
+def written(folder: Path) -> list[Any]:
+    """Read the one .wandb file, once wandb's process has ended and so written its last byte."""
+    pytest.importorskip("wandb").teardown()
+    return recorded(folder)
+
+
+def first_run(records: list[Any]) -> Any:
+    return next(record.run for record in records if record.HasField("run"))
+
+
+def said(records: list[Any]) -> dict[str, Any]:
+    """What a .wandb file says of the run's end."""
+    [end] = [record.exit for record in records if record.HasField("exit")]
+    summary = {item.key: item.value_json for record in records for item in record.summary.update}
+    return {
+        "exit_code": end.exit_code,
+        "status": json.loads(summary["status"]),
+        "is_preempting": any(record.HasField("preempting") for record in records),
+        "nulls": [key for key, value in summary.items() if value == "null"],
+    }
+
+
+def test_none_begins_nothing_and_writes_nothing(
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with mirrored(tiny(), tmp_path):
-        assert not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(tracker, "_begin", pytest.fail)
+    (tmp_path / "run").mkdir()
+    with Tracker(tiny(), tmp_path / "run") as none:
+        none.row(row(1))
+    assert list((tmp_path / "run").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        (None, "FileNotFoundError"),
-        ("exit 3", "its process ended with exit code 3"),
-        ("exec sleep 60", "its process ended with SIGKILL"),
-    ],
-    ids=["cannot start", "breaks", "hangs"],
-)
-def test_a_mirror_that_breaks_or_hangs_is_one_warning(
+# -- what is sent --------------------------------------------------------------------------------
+
+
+def test_a_run_is_sent_as_it_grows(
     tiny: Callable[..., RunConfig],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    script: str | None,
-    reason: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    python = tmp_path / "python"
-    if script:
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(python))
-    monkeypatch.setattr(tracker, "KILL_SECONDS", 1)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with mirrored(tiny("tracker=wandb"), tmp_path):
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
-    stderr = capsys.readouterr().err
-    assert stderr.startswith(f"{WARNING}{reason}")
-    assert stderr.count("\n") == 1
+    """WANDB_MODE alone makes it offline; earlier rows come first; system metrics are on."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB__STATS_SAMPLING_INTERVAL", "0.1")
+    config = tiny("tracker=wandb", "tracker.tags=[a,b c]", "tracker.notes=why", "pe=vo_rope")
+    folder = tmp_path / "run"
+    write_run(folder, config, num_rows=2)
+    with Tracker(config, folder) as wandb:
+        wandb.row(row(3))
+        time.sleep(1)
+        write_json(folder / "result.json", FINISHED)
+    assert WARNING not in capfd.readouterr().err
+
+    records = written(folder)
+    run = first_run(records)
+    assert run.display_name == "vo_rope-s0"
+    assert run.notes == "why"
+    assert set(run.tags) == {config.data.name, config.model.name, "rotate=vo", "a", "b c"}
+    assert history(records) == as_sent([row(1), row(2), row(3)])
+    assert any(record.HasField("stats") for record in records)
+    assert said(records)["exit_code"] == 0
 
 
-def test_a_host_that_cannot_be_reached_costs_a_warning(
-    untracked: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    folder, command = untracked
-    stderr = Tracked(tmp_path, command, WANDB_BASE_URL="http://127.0.0.1:9").finish()
-    assert_one_warning(stderr, "wandb was not done 5 s after the run")
-    assert_same_run(folder, tmp_path / "run")
+def test_a_run_is_sent_again_from_its_files(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = tiny("tracker=wandb", "tracker.mode=offline", "pe=vo_rope", "seed=3")
+    folder = tmp_path / "run"
+    write_run(folder, config)
+    write_json(folder / "result.json", FINISHED)
+    done = rebuild(folder, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    identity = (folder / "wandb_id").read_text()
+    assert f"{folder}: mirrored as {identity}\n" in done.stdout
+
+    records = recorded(folder)
+    run = first_run(records)
+    assert run.run_id == identity
+    assert run.display_name == "vo_rope-s3"
+    assert run.run_group == config.group
+    assert run.job_type == "vo_rope"
+    assert run.project == "rope_exp"
+
+    stored = {item.key: json.loads(item.value_json) for item in run.config.update}
+    # What is null at the top is not stored.
+    assert {key: stored.get(key) for key in config.to_dict()} == config.to_dict()
+    assert stored["rotate"] == "vo"
+    assert stored["params"] == 1234
+    assert stored["tokens_planned"] == 6 * 4 * 16
+    assert stored["group_sha256"] == config.group_sha256
+    assert stored["env"] == ENV
+
+    metrics = [record.metric for record in records if record.HasField("metric")]
+    assert any(metric.glob_name == "*" and metric.step_metric == "tokens" for metric in metrics)
+    assert any(metric.name == "tokens" and metric.options.hidden for metric in metrics)
+    assert history(records) == as_sent(read_metrics(folder))
+    assert said(records) == {
+        "exit_code": 0,
+        "status": "finished",
+        "is_preempting": False,
+        "nulls": [],
+    }
 
 
-@pytest.mark.torture
-def test_a_host_that_never_answers_costs_a_warning(
-    untracked: tuple[Path, list[str]], tmp_path: Path, wandb_server: WandbServer
-) -> None:
-    folder, command = untracked
-    wandb_server.answers = "never"
-    stderr = Tracked(tmp_path, command, WANDB_BASE_URL=wandb_server.address).finish()
-    assert_one_warning(stderr, "wandb was not done 5 s after the run")
-    assert_same_run(folder, tmp_path / "run")
-
-
-def test_a_host_that_is_gone_in_the_middle_costs_a_warning(
-    untracked: tuple[Path, list[str]], tmp_path: Path, wandb_server: WandbServer
-) -> None:
-    folder, command = untracked
-    tracked = Tracked(tmp_path, command, WANDB_BASE_URL=wandb_server.address)
-    with tracked.held(until=lambda: wandb_server.histories):
-        wandb_server.answers = "die"
-    assert_one_warning(tracked.finish(), "wandb was not done 5 s after the run")
-    assert_same_run(folder, tmp_path / "run")
-
-
-def test_a_wrong_key_costs_a_warning(
-    untracked: tuple[Path, list[str]], tmp_path: Path, wandb_server: WandbServer
-) -> None:
-    folder, command = untracked
-    wandb_server.answers = "refuse"
-    assert_one_warning(
-        Tracked(tmp_path, command, WANDB_BASE_URL=wandb_server.address).finish(), "401"
-    )
-    assert_same_run(folder, tmp_path / "run")
+def test_what_is_no_run_is_not_sent(tmp_path: Path) -> None:
+    done = rebuild(tmp_path / "nowhere", home=tmp_path)
+    assert done.returncode == 2
+    folder = tmp_path / "nowhere"
+    assert done.stderr == f"error: RUN_FOLDER={folder}: there is no run in this folder\n"
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(
-    ("key", "reason"), [("", "No API key configured"), ("short", "WANDB_API_KEY invalid")]
+    ("ending", "status", "exit_code"),
+    [
+        ("a result", "diverged", 3),
+        ("a return", "stopped", 75),
+        ("an exception", "failed", 1),
+    ],
 )
-@pytest.mark.torture
-def test_no_key_and_half_a_key_cost_a_warning(
-    untracked: tuple[Path, list[str]],
+def test_wandb_is_told_how_a_run_ended(
+    tiny: Callable[..., RunConfig], tmp_path: Path, ending: str, status: str, exit_code: int
+) -> None:
+    """A stopped run resumes later, so it is marked as preempted; the others are over."""
+    folder = tmp_path / "run"
+    config = tiny("tracker=wandb", "tracker.mode=offline")
+    write_run(folder, config)
+    caught = None
+    try:
+        with Tracker(config, folder):
+            if ending == "a result":
+                write_json(folder / "result.json", DIVERGED)
+            elif ending == "an exception":
+                raise RuntimeError("as training might")
+    except RuntimeError as error:
+        caught = error
+    assert (caught is not None) == (ending == "an exception")
+    assert said(written(folder)) == {
+        "exit_code": exit_code,
+        "status": status,
+        "is_preempting": status == "stopped",
+        "nulls": [],
+    }
+
+
+# -- where it goes -------------------------------------------------------------------------------
+
+
+def test_the_environment_counts_where_the_config_keeps_a_default(
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among wandb's own tags and ours."""
+    given = {"MODE": "offline", "PROJECT": "theirs", "ENTITY": "them", "NAME": "its name"}
+    given |= {"NOTES": "because", "TAGS": "x,y", "DIR": str(tmp_path / "dir"), "RUN_GROUP": "g"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    (tmp_path / "dir").mkdir()
+    config = tiny("tracker=wandb")
+    write_run(tmp_path / "run", config)
+    with Tracker(config, tmp_path / "run"):
+        pass
+    run = first_run(written(tmp_path / "dir"))
+    assert (run.project, run.entity, run.display_name) == ("theirs", "them", "its name")
+    assert (run.notes, run.run_group) == ("because", "g")
+    assert {"x", "y", "rotate=qk"} <= set(run.tags)
+
+    config = tiny("tracker=wandb", "tracker.project=ours", "tracker.tags=[z]", "tracker.notes=no")
+    place = tracker._wandb_arguments(config, tmp_path / "run")
+    assert (place["project"], place["notes"]) == ("ours", "no")
+    assert "z" in place["tags"]
+    assert "x" not in place["tags"]
+
+
+def test_in_a_sweep_of_wandbs_the_sweep_says_where_a_run_goes(
+    tiny: Callable[..., RunConfig],
     tmp_path: Path,
     wandb_server: WandbServer,
-    key: str,
-    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    folder, command = untracked
-    tracked = Tracked(tmp_path, command, WANDB_BASE_URL=wandb_server.address, WANDB_API_KEY=key)
-    assert_one_warning(tracked.finish(), reason)
-    assert_same_run(folder, tmp_path / "run")
+    """Its agent names project, entity and id in the environment."""
+    given_by_agent = {
+        "WANDB_SWEEP_ID": "sweep1",
+        "WANDB_PROJECT": "theirs",
+        "WANDB_ENTITY": "them",
+        "WANDB_RUN_ID": "run1",
+    }
+    own = {"WANDB_BASE_URL": wandb_server.address, "WANDB_API_KEY": KEY}
+    for name, value in (given_by_agent | own).items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path / "run"
+    config = tiny("tracker=wandb")
+    write_run(folder, config)
+    with Tracker(config, folder):
+        pass
+    assert WARNING not in capfd.readouterr().err
+    [upsert, *_] = wandb_server.upserts
+    assert (upsert["name"], upsert["project"], upsert["entity"]) == ("run1", "theirs", "them")
+    assert upsert["sweep"] == "sweep1"
+    assert [row["_step"] for row in wandb_server.histories["run1"]] == [1, 2, 3]
+    assert wandb_server.ends == {"run1": 75}
+    assert wandb_server.preempting == {"run1"}
 
 
-@pytest.mark.torture
-def test_a_key_that_is_revoked_in_the_middle_costs_a_warning(
-    untracked: tuple[Path, list[str]], tmp_path: Path, wandb_server: WandbServer
+def test_a_run_of_a_sweep_is_named_by_what_is_swept(
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """wandb raises nothing then: it prints, and its finish() returns as if all were well."""
-    folder, command = untracked
-    tracked = Tracked(tmp_path, command, WANDB_BASE_URL=wandb_server.address)
-    with tracked.held(until=lambda: wandb_server.histories):
-        wandb_server.answers = "refuse"
-    assert_one_warning(tracked.finish(), "Fatal error while uploading data")
-    assert_same_run(folder, tmp_path / "run")
+    [job] = admit([tiny()])
+    job.title = "qk_rope-optim.lr=0.003-s0"
+    acquire(job)
+    assert tracker._name(read_config(job.folder)) == job.title
+    job.release()
+
+    monkeypatch.setenv("WANDB_NAME", "its name")
+    acquire(job)
+    assert read_config(job.folder).tracker.run_name is None
+    job.release()
 
 
-@pytest.mark.torture
-def test_wandbs_own_process_killed_costs_a_warning(
-    untracked: tuple[Path, list[str]], tmp_path: Path
+# -- what fails ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OSError("no"), SystemExit(1), KeyError("x")])
+def test_an_init_that_fails_late_is_one_warning(
+    tiny: Callable[..., RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
 ) -> None:
-    folder, command = untracked
-    tracked = Tracked(tmp_path, [*command, "tracker.mode=offline"])
-    with tracked.held(until=lambda: list((tmp_path / "run").rglob("*.wandb"))) as processes:
-        os.kill(processes["wandb"], signal.SIGKILL)
-    assert_one_warning(
-        tracked.finish(), "Connection", "Broken pipe", "HandleAbandoned", "MailboxClosed"
-    )
-    assert_same_run(folder, tmp_path / "run")
+    def init(**_: Any) -> None:
+        time.sleep(0.2)
+        raise error
+
+    monkeypatch.setattr("wandb.init", init)
+    config = tiny("tracker=wandb", "tracker.mode=offline")
+    write_run(tmp_path / "run", config)
+    with Tracker(config, tmp_path / "run") as broken:
+        broken.row(row(4))
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"{WARNING}{type(error).__name__}")
+    assert line.endswith(f"`rope-exp mirror {tmp_path / 'run'}` sends the curves again")
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_mirror_that_is_told_to_stop_sees_its_run_to_the_end(
-    untracked: tuple[Path, list[str]], tmp_path: Path, number: signal.Signals
+@pytest.mark.parametrize("call", ["log", "finish"])
+def test_a_call_that_raises_later_is_one_warning(
+    tiny: Callable[..., RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    call: str,
 ) -> None:
-    """Schedulers tell every process of a job. (wandb's own listens, and ends: the test above.)"""
-    folder, command = untracked
-    tracked = Tracked(tmp_path, [*command, "tracker.mode=offline"])
-    with tracked.held(until=lambda: list((tmp_path / "run").rglob("*.wandb"))) as processes:
-        os.kill(processes["mirror"], number)
-    assert "warning" not in tracked.finish()
-    assert history(recorded(tmp_path / "run")) == as_sent(read_metrics(tmp_path / "run"))
-    assert_same_run(folder, tmp_path / "run")
+    config = tiny("tracker=wandb", "tracker.mode=offline")
+    write_run(tmp_path / "run", config)
+    with Tracker(config, tmp_path / "run") as broken:
+        wandb_run = broken.run
+        with monkeypatch.context() as patch:
+            patch.setattr(type(wandb_run), call, lambda *_, **__: 1 / 0)
+            broken.row(row(4))
+            broken.row(row(5))
+            broken.__exit__(None)
+    lines = capfd.readouterr().err.splitlines()
+    assert sum(line.startswith(f"{WARNING}ZeroDivisionError") for line in lines) == 1
 
 
-@pytest.mark.torture
-def test_a_mirror_that_stands_still_is_killed(
-    untracked: tuple[Path, list[str]], tmp_path: Path
+# -- trackio -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trackio(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, Any]]:
+    """Stand in for trackio, and return the rows of each run by its name."""
+    stored: dict[str, dict[int, Any]] = {}
+
+    def init(project: str, name: str, group: str, config: Any, resume: str = "never") -> Any:
+        assert (project, resume) == ("rope_exp", "allow")
+        assert config["group_sha256"]
+        rows = stored.setdefault(name, {})
+
+        def log(metrics: dict[str, Any], step: int | None = None) -> None:
+            assert step not in rows
+            assert step is not None
+            rows[step] = metrics
+
+        next_step = max(rows, default=-1) + 1
+        return SimpleNamespace(id="x", log=log, finish=lambda: None, _next_step=next_step)
+
+    module = ModuleType("trackio")
+    module.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    return stored
+
+
+def test_trackio_is_sent_every_row_once(
+    tiny: Callable[..., RunConfig],
+    tmp_path: Path,
+    trackio: dict[str, dict[int, Any]],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    folder, command = untracked
-    tracked = Tracked(tmp_path, [*command, "tracker.mode=offline"])
-    with tracked.held(until=lambda: list((tmp_path / "run").rglob("*.wandb"))) as processes:
-        os.kill(processes["mirror"], signal.SIGSTOP)
-    assert_one_warning(tracked.finish(), "its process ended with SIGKILL")
-    assert_same_run(folder, tmp_path / "run")
+    """The first start dies after row 3; the second resumes after row 2, before its checkpoint."""
+    config = tiny("tracker=trackio")
+    folder = tmp_path / "run"
+    write_run(folder, config, num_rows=1)
+    first = Tracker(config, folder)
+    first.row(row(2))
+    first.row(row(3))
+
+    write_run(folder, config, num_rows=2)
+    with Tracker(config, folder) as second:
+        second.row(row(3))
+        second.row(row(4))
+    assert capfd.readouterr().err == ""
+    [[name, rows]] = trackio.items()
+    assert name.startswith("qk_rope-s0-")
+    assert list(rows) == [1, 2, 3, 4]
+    assert rows[3] == {"tokens": 192, "train/loss": 2.0, "val/loss": 4.5}
 
 
-@pytest.mark.parametrize("size", ["4k", pytest.param("64k", marks=pytest.mark.torture)])
-def test_a_full_disk_costs_a_warning(
-    untracked: tuple[Path, list[str]], tmp_path: Path, size: str
+def test_a_tracker_that_is_not_installed_is_refused(tiny: Callable[..., RunConfig]) -> None:
+    """Before anything is written."""
+    config = tiny("tracker=trackio")
+    with refused("tracker=trackio: is not installed; `pip install trackio`"):
+        admit([config])
+    assert not config.folder.exists()
+
+
+def test_a_sweep_without_a_key_says_so_once(
+    tiny: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """wandb itself only logs that, on the same disk; the mirror looks."""
-    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
-        pytest.skip("this machine allows no user namespaces, so no small disk can be mounted")
-    folder, command = untracked
-    shutil.copytree(folder, tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_00000400")
-    (tmp_path / "run" / "wandb").mkdir()
-    mount = f'mount -t tmpfs -o size={size} none "$0" && exec "$@"'
-    prefix = ("unshare", "-rm", "sh", "-c", mount, str(tmp_path / "run" / "wandb"))
-    stderr = Tracked(tmp_path, [*command, "tracker.mode=offline"], prefix=prefix).finish()
-    assert_one_warning(stderr, "No space left on device")
-    assert_same_run(folder, tmp_path / "run")
-
-
-# -- secrets ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["offline", pytest.param("online", marks=pytest.mark.torture)])
-def test_no_file_that_a_run_writes_holds_a_secret(
-    tiny_overrides: list[str], tmp_path: Path, wandb_server: WandbServer, mode: str
-) -> None:
-    """From the environment or the command line; in the cache or in wandb's folders, too."""
-    command = [
-        word for word in tiny_overrides if not word.startswith(("run.dir", "data.cache_dir"))
-    ]
-    command += [f"data.cache_dir={tmp_path / 'cache'}", f"tracker.mode={mode}"]
-    secrets = {"HF_TOKEN": "canary0" * 5, "AWS_SECRET_ACCESS_KEY": "canary1" * 5}
-    stderr = Tracked(tmp_path, command, WANDB_BASE_URL=wandb_server.address, **secrets).finish()
-    assert "warning" not in stderr
-    for override in ("tracker.api_key=", "+tracker.api_key="):
-        refused = Tracked(tmp_path, [*command, f"{override}{'canary2' * 5}"])
-        assert refused.end().count("\n") == 1
-        assert refused.process.returncode == 2
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".wandb" for path in written)
-    assert any(path.is_relative_to(tmp_path / "home") for path in written)
-    assert any(path.is_relative_to(tmp_path / "cache") for path in written)
-    for path in written:
-        content = path.read_bytes()
-        assert KEY.encode() not in content, path
-        assert b"canary" not in content, path
+    tracker.check_trackers([tiny("tracker=wandb"), tiny("tracker=wandb", "pe=vo_rope")])
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("wandb: no API key; tracking offline.")

@@ -9,7 +9,7 @@ from support.corpora import BPE, TEXTS, start_python, tokenizer_config
 from support.refused import refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rope_exp.data.encoding import build_tokenizer
+from rope_exp.data.tokenizer import build_tokenizer
 from rope_exp.data.tokenizer import END_OF_TEXT, train_bpe
 from rope_exp.system.errors import ConfigError, DataError
 
@@ -33,7 +33,7 @@ def save_as_transformers_does(tokenizer: Tokenizer, folder: Path, **settings: st
 
 CHILD = """
 import json, sys
-from rope_exp.data.encoding import build_tokenizer
+from rope_exp.data.tokenizer import build_tokenizer
 from rope_exp.data.tokenizer import encode
 from support.corpora import tokenizer_config
 path, text = map(json.loads, sys.argv[1:])

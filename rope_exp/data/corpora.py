@@ -168,6 +168,14 @@ def _hub_builder(data: DataConfig) -> Any:
 def load_datasets() -> Any:
     """Import `datasets` such that it neither loads torch nor draws bars and logs of its own."""
     import datasets
+    import pyarrow
+    from fsspec.compression import compr, register_compression
+
+    if "zstd" not in compr:
+        # Arrow knows it, and datasets would ask for one more package.
+        register_compression(
+            "zstd", lambda file, **_: pyarrow.CompressedInputStream(file, "zstd"), "zst"
+        )
 
     # Or the first batch would import torch.
     datasets.config.TORCH_AVAILABLE = False
@@ -177,12 +185,12 @@ def load_datasets() -> Any:
 
 
 def _reader(path: Path) -> str | None:
-    """Return the reader of a file, by its name, which may also end in .gz."""
+    """Return the reader of a file, by its name, which may also end in .gz or .zst."""
     return next((READERS[suffix] for suffix in path.suffixes if suffix in READERS), None)
 
 
 def _names() -> str:
-    return f"{', '.join(READERS)} (or .gz after it)"
+    return f"{', '.join(READERS)} (or .gz or .zst after it)"
 
 
 def _refuse_left_out(data: DataConfig, root: Path, splits: Mapping[Any, Iterable[str]]) -> None:

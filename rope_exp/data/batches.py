@@ -9,8 +9,6 @@ stable over its versions, unlike `Generator.permutation`.
 Each stage of a run has windows of its own T, and the number of samples goes on from stage to stage:
 what two stages of one length read differs, as if nothing stood between them.
 
-Reading `Tokens` may raise DataError, of a block that is damaged; a plain array is read as it is.
-
 Shapes: B global batch, T positions, N windows.
 """
 
@@ -24,9 +22,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.data.store import Tokens
-
-IdSource = NDArray[np.unsignedinteger] | Tokens  # 1-D
+IdSource = NDArray[np.unsignedinteger]  # 1-D
 Ids = NDArray[np.int64]
 
 # In place of a target: there is nothing to predict.

@@ -1,47 +1,20 @@
-"""Documents to token files: the tokenizer of a config, and batches that keep all cores busy."""
+"""Documents to token files, in batches that keep all cores busy."""
 
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from rope_exp.config.sections import TokenizerConfig
 from rope_exp.data.documents import SIDES, TRAIN, Corpus, pieces
-from rope_exp.data.store import TokenFile
-from rope_exp.data.tokenizer import (
-    END_OF_TEXT,
-    byte_tokenizer,
-    cuts_at_spaces,
-    encode,
-    train_bpe,
-)
+from rope_exp.data.meta import token_dtype
+from rope_exp.data.tokenizer import cuts_at_spaces, encode, vocab_size
 from rope_exp.system.console import Progress
 
 # Text encoded at once: enough for all cores. An encoding takes about 100 bytes a token.
 BATCH_CHARS = 1 << 20
-
-
-def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Tokenizer, int]:
-    """Make the tokenizer of a config.
-
-    Args:
-        texts: the training documents; bpe reads as many as tokenizer.train_bytes asks for, the
-            others none.
-    Returns:
-        The tokenizer, and the id that ends a document.
-    Raises:
-        ConfigError: see each kind.
-        DataError: a pretrained one cannot be fetched.
-    """
-    if config.kind == "pretrained":
-        from rope_exp.data.pretrained import pretrained_tokenizer
-
-        return pretrained_tokenizer(config)
-
-    tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
-    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
 
 
 class Part(NamedTuple):
@@ -54,10 +27,7 @@ class Part(NamedTuple):
 
 
 def write_tokens(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    end_id: int,
-    files: Mapping[str, TokenFile],
+    corpus: Corpus, tokenizer: Tokenizer, end_id: int, files: Mapping[str, BinaryIO]
 ) -> dict[str, dict[str, int]]:
     """Encode every document into the file of its side, at most data.max_tokens a side.
 
@@ -70,30 +40,27 @@ def write_tokens(
     tokens = counts["tokens"]
     max_tokens = corpus.data.max_tokens
     limit = max_tokens or sys.maxsize
+    dtype = token_dtype(vocab_size(tokenizer))
     started = time.monotonic()
     progress = Progress("data", max_tokens or corpus.text_bytes or None)
 
     for split in corpus.splits:
         for batch in _batches(corpus.documents(split), tokenizer):
-            ids: dict[str, list[int]] = {side: [] for side in SIDES}
             texts = [part.text for part in batch]
 
-            for part, found in zip(batch, encode(tokenizer, texts), strict=True):
+            for part, ids in zip(batch, encode(tokenizer, texts), strict=True):
                 if part.ends:
-                    found.append(end_id)
-                found = found[: limit - tokens[part.side]]
-                if not found:
+                    ids.append(end_id)
+                ids = ids[: limit - tokens[part.side]]
+                if not ids:
                     continue
 
-                ids[part.side] += found
+                files[part.side].write(np.array(ids, dtype).tobytes())
                 counts["documents"][part.side] += part.starts
                 counts["text_bytes"][part.side] += len(part.text.encode())
-                tokens[part.side] += len(found)
+                tokens[part.side] += len(ids)
                 if tokens[split] == limit:
                     break
-
-            for side in SIDES:
-                files[side].write(ids[side])
 
             totals = {what: sum(by_side.values()) for what, by_side in counts.items()}
             done = tokens[TRAIN] if max_tokens else totals["text_bytes"]

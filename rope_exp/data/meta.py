@@ -1,72 +1,34 @@
-"""A prepared corpus: the folder that a preparation left, and meta.json, which vouches for it.
+"""A prepared corpus: the folder that a preparation left, and how it is read.
 
-meta.json is checked against itself, against the tokenizer's digest and against the sizes of the
-token files whenever a folder is opened; the tokens themselves when they are read (store.py).
+    tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest, and facts
+
+`data_sha256` covers the tokenizer and every token. It is computed from the files when a folder is
+opened, once a process unless a file has changed since; then the tokens are mapped into memory.
 """
 
+import functools
 import hashlib
-import json
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
-from rope_exp.config.schema import Count, Natural, Rule, Sha256, convert
+import numpy as np
+from numpy.typing import NDArray
+
 from rope_exp.config.sections import DataConfig
-from rope_exp.data.documents import SIDES, TRAIN, VALIDATION
-from rope_exp.data.store import TokenFile, Tokens, damaged, token_dtype
-from rope_exp.system.errors import DataError, first_line
-from rope_exp.system.files import json_sha256, open_regular, write_json
+from rope_exp.data.documents import SIDES, TRAIN
+from rope_exp.system.errors import ConfigError, DataError, RecordError
+from rope_exp.system.files import json_sha256, read_json, write_json
 
-FORMAT = 2  # of the folder
+FORMAT = 3  # of the folder
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
 
-# Of meta.json without the digests of its blocks, which take a 64th of the blocks at the most, and
-# of the largest vocabularies' tokenizers. What is longer was not written here.
-META_BYTES = 1 << 20
-TOKENIZER_BYTES = 1 << 30
+# data_sha256 is a digest of digests, each of so many bytes of a .bin file.
+BLOCK_BYTES = 64 << 10
 
-Digests = Annotated[
-    str,
-    Rule("must be digests of 64 hexadecimal digits", re.compile("([0-9a-f]{64})+").fullmatch),
-]
-
-
-class BySide(TypedDict):
-    """A count of each side."""
-
-    train: Natural
-    validation: Natural
-
-
-class CorpusFacts(TypedDict):
-    """What the record says of a corpus; it may say more."""
-
-    documents: BySide
-    text_bytes: BySide
-    tokens: BySide
-    end_id: Natural
-
-
-class BlockDigests(TypedDict):
-    """The digests of each side's blocks, one after another."""
-
-    train: Digests
-    validation: Digests
-
-
-class Meta(TypedDict):
-    """The content of meta.json."""
-
-    format: Annotated[int, Rule(f"must be {FORMAT}", lambda number: number == FORMAT)]
-    vocab_size: Count
-    data_sha256: Sha256
-    tokenizer_sha256: Sha256
-    meta_sha256: Sha256
-    block_sha256: BlockDigests
-    corpus: CorpusFacts
+TokenType = np.dtype[np.unsignedinteger]
+Tokens = NDArray[np.unsignedinteger]
 
 
 @dataclass(frozen=True)
@@ -77,15 +39,13 @@ class Prepared:
         folder: where its files are.
         vocab_size: one more than the largest id.
         data_sha256: of the tokenizer and of every token.
-        corpus: what the record says of it (source, fingerprint; documents, bytes and tokens).
-        tokens: of each side.
+        corpus: its record (source, fingerprint; documents, bytes and tokens).
     """
 
     folder: Path
     vocab_size: int
     data_sha256: str
     corpus: dict[str, Any]
-    tokens: Mapping[str, Tokens]
 
     @property
     def tokenizer_file(self) -> Path:
@@ -102,102 +62,108 @@ class Prepared:
         """The content of tokenizer.json."""
         return self.tokenizer_file.read_text(encoding="utf-8")
 
+    @functools.cached_property
+    def tokens(self) -> dict[str, Tokens]:
+        """The ids of each side, mapped into memory."""
+        dtype = token_dtype(self.vocab_size)
+        # A plain array is sliced faster than a memmap.
+        return {
+            side: np.memmap(self.folder / f"{side}.bin", dtype, "r").view(np.ndarray)
+            for side in SIDES
+        }
+
     def verify(self) -> None:
-        """Read every block and compare its digest.
+        """Compare the files with their digest again, where one has changed since.
 
         Raises:
-            DataError: one differs; the message names the file.
+            DataError: they differ.
         """
-        for tokens in self.tokens.values():
-            tokens.verify()
+        if data_sha256(self.folder, self.vocab_size) != self.data_sha256:
+            raise damaged(self.folder, "its files are not those that were prepared")
 
 
-def write_meta(
-    folder: Path, vocab_size: int, files: Mapping[str, TokenFile], corpus: dict[str, Any]
-) -> None:
+def write_meta(folder: Path, vocab_size: int, corpus: dict[str, Any]) -> None:
     """Write meta.json beside the tokenizer and the token files, which are whole."""
-    tokenizer = (folder / TOKENIZER).read_bytes()
     values = {
         "format": FORMAT,
         "vocab_size": vocab_size,
-        "tokenizer_sha256": hashlib.sha256(tokenizer).hexdigest(),
+        "data_sha256": data_sha256(folder, vocab_size),
         "corpus": corpus,
-        "block_sha256": {side: file.digests.hex() for side, file in files.items()},
     }
-    values["data_sha256"] = _data_sha256(values)
-    values["meta_sha256"] = meta_sha256(values)
-    write_json(folder / META, values)
+    write_json(folder / META, {**values, "meta_sha256": json_sha256(values)})
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Read meta.json, and check it against its own digest.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        values = read_json(folder / META)
+    except RecordError as error:
+        raise damaged(folder, str(error)) from None
+    if values.pop("meta_sha256", None) != json_sha256(values):
+        raise damaged(folder, f"{META} has changed")
+    return values
 
 
 def open_prepared(folder: Path, data: DataConfig) -> Prepared:
-    """Open a prepared folder and check what it says of itself.
+    """Open a prepared folder and compare its files with their digest.
 
     Raises:
-        DataError: a file is damaged; the message names it and says what to do.
+        DataError: a file is damaged; the message names the folder and says what to do.
     """
-    if folder.is_symlink() or not folder.is_dir():
-        raise DataError(
-            f"{folder} is a link or a file, not a prepared folder; remove it and prepare again"
-        )
-
-    meta_file = folder / META
-    try:
-        num_bytes = sum(path.lstat().st_size for path in folder.glob("*.bin"))
-        meta = _parse(_read(meta_file, META_BYTES + num_bytes // 64))
-    except (ValueError, RecursionError) as error:
-        raise damaged(meta_file, f"is damaged ({first_line(error)})") from None
-
-    tokenizer_file = folder / TOKENIZER
-    if (
-        hashlib.sha256(_read(tokenizer_file, TOKENIZER_BYTES)).hexdigest()
-        != meta["tokenizer_sha256"]
-    ):
-        raise damaged(tokenizer_file, "has changed")
-
+    meta = read_meta(folder)
     corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
     if "path" in corpus:
         # Who prepared it may have found the same content elsewhere.
         corpus["path"] = data.path
-    dtype = token_dtype(meta["vocab_size"])
-    tokens = {}
-    for side in SIDES:
-        digests = bytes.fromhex(meta["block_sha256"][side])
-        tokens[side] = Tokens(folder / f"{side}.bin", dtype, corpus["tokens"][side], digests)
-    return Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus, tokens)
+
+    prepared = Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus)
+    prepared.verify()
+    return prepared
 
 
-def meta_sha256(values: Mapping[str, Any]) -> str:
-    """Return the digest of all that meta.json holds but this digest itself."""
-    return json_sha256({key: value for key, value in values.items() if key != "meta_sha256"})
+def data_sha256(folder: Path, vocab_size: int) -> str:
+    """Hash tokenizer.json, the type of ids, and the token files block by block.
 
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    """Read a file that is larger than `max_bytes` only where it was not written here."""
+    Raises:
+        DataError: a file is missing, or cannot be read.
+    """
+    paths = (folder / TOKENIZER, *(folder / f"{side}.bin" for side in SIDES))
     try:
-        with open_regular(path) as file:
-            content = file.read(max_bytes + 1)
+        states = [path.stat() for path in paths]
+        times = tuple((state.st_size, state.st_mtime_ns) for state in states)
+        tokenizer, *sides = _digests(paths, times)
     except OSError as error:
-        raise damaged(path, f"cannot be read: {error.strerror}") from None
-
-    if len(content) > max_bytes:
-        raise damaged(path, f"is longer than {max_bytes:,} bytes")
-    return content
+        raise damaged(folder, f"{error.filename} cannot be read: {error.strerror}") from None
+    return json_sha256([tokenizer, token_dtype(vocab_size).name, *sides])
 
 
-def _parse(content: bytes) -> dict[str, Any]:
-    """Parse meta.json, and check it against itself."""
-    meta: dict[str, Any] = convert(Meta, json.loads(content), "")
-    if meta["corpus"]["end_id"] >= meta["vocab_size"]:
-        raise ValueError("corpus.end_id must be the id of a token")
+@functools.cache
+def _digests(paths: tuple[Path, ...], times: tuple[tuple[int, int], ...]) -> list[str]:
+    """Hash the first file whole and the others by blocks, once a process while `times` stay."""
+    tokenizer, *sides = paths
+    digests = [hashlib.sha256(tokenizer.read_bytes()).hexdigest()]
+    for path in sides:
+        with path.open("rb") as file:
+            blocks = iter(functools.partial(file.read, BLOCK_BYTES), b"")
+            digests.append("".join(hashlib.sha256(block).hexdigest() for block in blocks))
+    return digests
 
-    if meta["meta_sha256"] != meta_sha256(meta):
-        raise ValueError("its contents have changed")
-    if meta["data_sha256"] != _data_sha256(meta):
-        raise ValueError("its data_sha256 is not that of its digests")
-    return meta
+
+def token_dtype(vocab_size: int) -> TokenType:
+    """Return the narrowest type that holds every id of a vocabulary, as it lies in a file.
+
+    Raises:
+        ConfigError: 32 bits are too few.
+    """
+    if vocab_size > 2**32:
+        raise ConfigError("tokenizer.vocab_size", vocab_size, "must be at most 2^32")
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
-def _data_sha256(meta: Mapping[str, Any]) -> str:
-    dtype = token_dtype(meta["vocab_size"]).name
-    blocks = meta["block_sha256"]
-    return json_sha256([meta["tokenizer_sha256"], dtype, blocks[TRAIN], blocks[VALIDATION]])
+def damaged(folder: Path, reason: str) -> DataError:
+    """Return the error of a prepared folder: the reason, and the remedy."""
+    return DataError(f"{folder} is damaged: {reason}; remove it and prepare again")

@@ -3,28 +3,35 @@
     <cache>/<key>/tokenizer.json  train.bin  validation.bin  meta.json
 
 A document's ids are followed by the end-of-text id, and documents by each other; ids are 16 bits
-wide where the vocabulary allows. The key hashes what the tokens depend on. A folder is made under
-a hidden name, under a lock, and renamed when it is whole and on the disk: whoever finds `<key>`
-finds all of it, and a preparation that dies leaves nothing that is read.
+wide where the vocabulary allows. The key hashes all that the tokens depend on. A folder is made
+under a hidden name, under a lock, and renamed when it is whole and on the disk: whoever finds
+`<key>` finds all of it, and a preparation that dies leaves nothing that is read.
 """
 
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 from rope_exp.config.sections import DataConfig, TokenizerConfig
+from rope_exp.data.corpora import explaining, files_fingerprint, newest_commit, open_dataset
 from rope_exp.data.documents import SIDES, TRAIN, VALIDATION, Corpus
-from rope_exp.data.encoding import build_tokenizer, write_tokens
-from rope_exp.data.files import files_fingerprint, open_files
-from rope_exp.data.meta import FORMAT, TOKENIZER, Prepared, open_prepared, write_meta
+from rope_exp.data.encoding import write_tokens
+from rope_exp.data.meta import (
+    FORMAT,
+    TOKENIZER,
+    Prepared,
+    open_prepared,
+    read_meta,
+    token_dtype,
+    write_meta,
+)
 from rope_exp.data.stdlib import library_files, open_library
-from rope_exp.data.store import TokenFile, token_dtype
-from rope_exp.data.tokenizer import tokenizer_fingerprint, vocab_size
+from rope_exp.data.tokenizer import build_tokenizer, tokenizer_fingerprint, vocab_size
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.system.files import (
@@ -42,7 +49,7 @@ from rope_exp.system.files import (
 
 LOCKS = "locks"
 
-# Keys of data that decide which tokens there are; what a path holds is in the fingerprint.
+# Keys of data that decide which tokens there are; the content of a path is in the fingerprint.
 OF_TOKENS = (
     "kind",
     "subset",
@@ -69,9 +76,9 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
     """
     data = pin_revision(data)
     folder = _folder(data, tokenizer)
-    if not os.path.lexists(folder):
+    if not folder.exists():
         with _lock(folder):
-            if not os.path.lexists(folder):
+            if not folder.exists():
                 _make(data, tokenizer, folder, seq_len)
 
     prepared = open_prepared(folder, data)
@@ -85,7 +92,7 @@ def num_prepared_tokens(data: DataConfig, tokenizer: TokenizerConfig) -> int | N
     Nothing is asked of the network: a dataset of the hub must name its commit.
     """
     with suppress(ConfigError, DataError):
-        return len(open_prepared(_folder(data, tokenizer), data).tokens[TRAIN])
+        return int(read_meta(_folder(data, tokenizer))["corpus"]["tokens"][TRAIN])
     return None
 
 
@@ -102,9 +109,8 @@ def pin_revision(data: DataConfig) -> DataConfig:
     if data.kind != "hub" or re.fullmatch("[0-9a-f]{40}", data.revision or ""):
         return data
 
-    from rope_exp.data.hub import newest_commit
-
-    return replace(data, revision=newest_commit(str(data.path), data.revision))
+    with explaining(data):
+        return replace(data, revision=newest_commit(str(data.path), data.revision))
 
 
 def corpus_fingerprint(data: DataConfig) -> str:
@@ -133,18 +139,13 @@ def open_corpus(data: DataConfig) -> Corpus:
     if data.kind == "stdlib":
         return open_library(data)
     if data.validation_split == TRAIN:
-        allowed = "is what is trained on; name another split, or null"
+        allowed = "is trained on; name another split, or null"
         raise ConfigError("data.validation_split", TRAIN, allowed)
-    if data.kind == "files":
-        return open_files(data)
-
-    from rope_exp.data.hub import open_dataset
-
     return open_dataset(data)
 
 
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
-    """Return where the token blocks of a config stand, or will."""
+    """Return the folder of a config's token blocks, which may not exist yet."""
     values = {
         "format": FORMAT,
         "corpus": corpus_fingerprint(data),
@@ -180,16 +181,17 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int) -> None:
     """Prepare into a hidden sibling of `folder`, then rename it. The caller holds the lock."""
-    _clear_leftovers(folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     cache = folder.parent
+    temporary = cache / f".{folder.name}"
+    # A preparation that died has left it.
+    shutil.rmtree(temporary, ignore_errors=True)
 
     corpus = open_corpus(data)
     needed_bytes = _estimate_bytes(corpus, config)
-    what = f"what is prepared of data={data.name}"
+    what = f"preparing data={data.name}"
     check_space(cache, needed_bytes, what)
 
-    # Of a stream's size nothing is known; where the disk fills up, it is more than was free.
+    # The size of a stream is unknown; where the disk fills up, it is more than was free.
     with explaining_full_disk(cache, needed_bytes or free_bytes(cache), what):
         try:
             temporary.mkdir()
@@ -212,10 +214,12 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
     tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
     write_atomically(folder / TOKENIZER, tokenizer.to_str())
 
-    size = vocab_size(tokenizer)
-    files = {side: TokenFile(folder / f"{side}.bin", token_dtype(size)) for side in SIDES}
-    with files[TRAIN], files[VALIDATION]:
+    with ExitStack() as stack:
+        files = {side: stack.enter_context((folder / f"{side}.bin").open("wb")) for side in SIDES}
         counts = write_tokens(corpus, tokenizer, end_id, files)
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
 
     _check_sides(data, counts["documents"])
     _check_length(counts["tokens"], seq_len)
@@ -227,16 +231,7 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
         "end_id": end_id,
         **counts,
     }
-    write_meta(folder, size, files, facts)
-
-
-def _clear_leftovers(folder: Path) -> None:
-    """Remove what preparations of `folder` that died have left: the lock is ours."""
-    for stale in folder.parent.glob(f".{folder.name}.*"):
-        if stale.is_dir() and not stale.is_symlink():
-            shutil.rmtree(stale)
-        else:
-            stale.unlink()
+    write_meta(folder, vocab_size(tokenizer), facts)
 
 
 def _estimate_bytes(corpus: Corpus, config: TokenizerConfig) -> int:

@@ -1,7 +1,7 @@
 """Text to token ids. Whatever its origin, a tokenizer ends as a file of the `tokenizers` library.
 
 Every document is encoded as plain text, without special tokens: not even the text "<|endoftext|>"
-in a document gives the end-of-text id, which stands after each document.
+in a document gives the end-of-text id, which follows each document.
 """
 
 import itertools
@@ -17,7 +17,26 @@ from rope_exp.system.files import files_sha256
 
 END_OF_TEXT = "<|endoftext|>"
 
+# The files of a tokenizer on the hub or in a folder.
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+
+
+def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Tokenizer, int]:
+    """Make the tokenizer of a config.
+
+    Args:
+        texts: the training documents; bpe reads as many as tokenizer.train_bytes asks for, the
+            others none.
+    Returns:
+        The tokenizer, and the id that ends a document.
+    Raises:
+        ConfigError: see each kind.
+        DataError: a pretrained one cannot be fetched.
+    """
+    if config.kind == "pretrained":
+        return pretrained_tokenizer(config)
+    tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
+    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -91,6 +110,41 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
+    """Read a tokenizer of transformers' kind, from a folder or the hub, to encode bare text.
+
+    transformers imports torch.
+
+    Raises:
+        ConfigError: tokenizer.path holds none that could be used.
+        DataError: the hub did not answer.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(str(config.path)).expanduser()
+    if not folder.is_dir():
+        folder = _fetched(config)
+    try:
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = Tokenizer.from_str(found.backend_tokenizer.to_str())
+    except Exception as error:
+        raise _unusable(config, f"holds no fast tokenizer: {first_line(error)}") from None
+    if found.eos_token_id is None:
+        raise _unusable(config, "has no end-of-text token, which must end each document")
+
+    # The file then means bare text, as the model was trained on.
+    tokenizer.encode_special_tokens = True
+    tokenizer.post_processor = None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    for id_, token in tokenizer.get_added_tokens_decoder().items():
+        if token.special and id_ in tokenizer.encode(token.content, add_special_tokens=False).ids:
+            text = repr(token.content)
+            raise _unusable(config, f"reads the text {text} as a special token, even in documents")
+    return tokenizer, found.eos_token_id
+
+
 def vocab_size(tokenizer: Tokenizer) -> int:
     """Return one more than the largest id: a pretrained vocabulary may have holes."""
     return max(tokenizer.get_vocab().values()) + 1
@@ -103,7 +157,7 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
-    """Return what the tokens depend on: the config without its name, and a local folder's files."""
+    """Return all that the tokens depend on: the config without its name, a local folder's files."""
     values: dict[str, object] = {
         "kind": config.kind,
         "vocab_size": config.vocab_size,
@@ -123,14 +177,6 @@ def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
     return values | {"files_sha256": files_sha256(files)}
 
 
-def _byte_level(model: models.BPE) -> Tokenizer:
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     """Whether `pieces` cuts a text where this tokenizer does anyway."""
     first = tokenizer.pre_tokenizer
@@ -143,6 +189,14 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     )
 
 
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
 def _limited(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
     """Yield pieces of the texts until `num_bytes` are reached; the trainer buffers 256 of them."""
     for text in texts:
@@ -151,3 +205,31 @@ def _limited(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
             num_bytes -= len(piece.encode())
         if num_bytes <= 0:
             return
+
+
+def _fetched(config: TokenizerConfig) -> Path:
+    """Fetch a tokenizer's files from the hub.
+
+    transformers itself passes over a file that it could not get, and would make another tokenizer.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    patterns = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
+    try:
+        return Path(
+            snapshot_download(str(config.path), revision=config.revision, allow_patterns=patterns)
+        )
+    except (ValueError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        reason = f"is no folder here, and no tokenizer of the hub: {first_line(error)}"
+        raise _unusable(config, reason) from None
+    except Exception as error:
+        doing = "the tokenizer could not be fetched"
+        hint = "the same command tries again"
+        raise DataError(
+            f"tokenizer.path={config.path}: {doing}: {first_line(error)}; {hint}"
+        ) from None
+
+
+def _unusable(config: TokenizerConfig, reason: str) -> ConfigError:
+    return ConfigError("tokenizer.path", config.path, reason)

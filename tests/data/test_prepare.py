@@ -29,7 +29,6 @@ from support.refused import refused
 
 from rope_exp.data import prepare as prepare_module
 from rope_exp.data.prepare import prepare
-from rope_exp.data.store import TokenFile
 from rope_exp.system.errors import ConfigError, DataError, DiskError
 
 
@@ -96,29 +95,10 @@ def test_the_format_of_folders_is_the_one_that_was_published(tmp_path: Path) -> 
     (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(100)))
     os.utime(tmp_path / "a.txt", ns=(1, 1))
     prepared = prepare(data_config(path=tmp_path / "a.txt", sample_by="line"), BYTES)
-    assert prepared.folder.name == "16efcdde5227bb0a"
+    assert prepared.folder.name == "f852294bec9f2915"
     assert prepared.data_sha256 == (
         "7bcf245dffb050fb46ac45a7b7745f481c7b4ff27aeac9de26084f8226549272"
     )
-
-
-def test_a_damaged_folder_is_named_and_not_read(path: Path) -> None:
-    data = data_config(path=path)
-    prepared = prepare(data, BYTES)
-    remedy = f"remove {prepared.folder} and prepare again"
-    tokens = prepared.folder / "train.bin"
-    whole = tokens.read_bytes()
-
-    tokens.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    with refused("train.bin is damaged in bytes 0 to ", remedy, by=DataError):
-        prepare(data, BYTES).verify()
-    tokens.write_bytes(whole[:-2])
-    with refused(f"{tokens} is too short or too long; {remedy}", by=DataError):
-        prepare(data, BYTES)
-    tokens.write_bytes(whole)
-    prepared.tokenizer_file.write_text("{}")
-    with refused(f"tokenizer.json has changed; {remedy}", by=DataError):
-        prepare(data, BYTES)
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -233,7 +213,7 @@ def test_too_little_space_is_seen_before_the_start(
     path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    what = f"{cache}: what is prepared of data=mine needs "
+    what = f"{cache}: preparing data=mine needs "
     with refused(what, " bytes and 1,000 are free", by=DiskError):
         prepare(data_config(path=path), BYTES)
     assert left_in(cache) == []
@@ -245,8 +225,8 @@ def test_space_that_runs_out_on_the_way_is_given_back(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(TokenFile, "write", full)
-    what = f"{cache}: what is prepared of data=mine needs "
+    monkeypatch.setattr(prepare_module, "write_tokens", full)
+    what = f"{cache}: preparing data=mine needs "
     with refused(what, " are free", by=DiskError):
         prepare(data_config(path=path), BYTES)
     assert left_in(cache) == []

@@ -113,9 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.fault.kind == "hang":
             self.hub.closed.wait()
             self.close_connection = True
-        else:  # a server that says too much: what was asked of it, with the token
-            said = f"{self.fault.kind}, {self.headers.get('Authorization')}"
-            self.error(int(self.fault.kind), None, said, **self.fault.headers)
+        else:
+            self.error(int(self.fault.kind), None, "a fault", **self.fault.headers)
 
     do_HEAD = do_POST = do_GET
 

@@ -1,4 +1,4 @@
-"""Local corpora: formats, splits, and what cannot be one."""
+"""Corpora of files and folders: formats, splits, and the sentences of those that cannot be read."""
 
 import gzip
 import json
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,13 +25,14 @@ from support.corpora import (
 )
 from support.refused import refused
 
-from rope_exp.data.files import open_files
+from rope_exp.data.corpora import _texts, open_dataset
 from rope_exp.data.prepare import prepare
 
 
 def texts_of(path: Path, **changes: Any) -> list[str]:
     """The training texts of a file."""
-    return list(open_files(data_config(path=path, **changes)).read([path]))
+    corpus = open_dataset(data_config(path=path, **changes))
+    return list(corpus.read(corpus.splits["train"]))
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json", "a.jsonl.gz"])
@@ -49,16 +51,6 @@ def test_rows_of_every_format_are_documents(tmp_path: Path, name: str) -> None:
     assert prepared.corpus["validation"] == "held out"
 
 
-def test_the_bytes_are_those_of_the_texts_alone(tmp_path: Path) -> None:
-    """As they are counted while they are encoded."""
-    exact = sum(len(text.encode()) for text in TEXTS)
-    parquet = write_parquet(tmp_path / "a.parquet", TEXTS)
-    lines = tmp_path / "a.jsonl"
-    lines.write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in TEXTS))
-    for path in (parquet, lines):
-        assert open_files(data_config(path=path)).text_bytes == exact
-
-
 JSON: dict[str, tuple[bytes, list[str]]] = {
     "an object": (b'{\n "text": "a",\n "n": 1\n}\n', ["a"]),
     "an array": (b'[\n {\n"text": "a"},\n {"text": "b"}\n]', ["a", "b"]),
@@ -67,7 +59,6 @@ JSON: dict[str, tuple[bytes, list[str]]] = {
     "a row without the key": (b'{"x": "a"}\n{"text": "b"}\n', ["b"]),
     "empty lines": (b'\n{"text": "a"}\n\n{"text": "b"}\n', ["a", "b"]),
     "Windows lines": (b'{"text": "a"}\r\n{"text": "b"}\r\n', ["a", "b"]),
-    "a date": (b'{"text": "2020-01-01T00:00:00"}\n', ["2020-01-01T00:00:00"]),
     "a number that is none": (b'{"text": "a", "x": NaN}\n', ["a"]),
     "a surrogate pair": (b'{"text": "\\ud83d\\ude00"}\n', ["😀"]),
 }
@@ -82,8 +73,8 @@ def test_json_is_read_however_it_is_laid_out(tmp_path: Path, case: str) -> None:
 
 TEXT = "a\n\n\nb\r\n\r\nc\n\n\n\nd\x85e\u2028f\n"
 CUTS = {
-    "line": ["a", "", "", "b", "", "c", "", "", "", "d\x85e\u2028f"],
-    "paragraph": ["a", "\nb", "c", "", "d\x85e\u2028f\n"],
+    "line": ["a", "b", "c", "d\x85e\u2028f"],
+    "paragraph": ["a", "\nb", "c", "d\x85e\u2028f\n"],
     "document": ["a\n\n\nb\n\nc\n\n\n\nd\x85e\u2028f\n"],
 }
 
@@ -126,10 +117,53 @@ def test_another_validation_split_may_be_named(tmp_path: Path) -> None:
     assert "not this" not in documents_of(none, "train")
 
 
-def test_names_that_look_like_patterns_are_names(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "what? [1]*.parquet", TEXTS)
-    write_parquet(tmp_path / "whatX 1.parquet", ["not this"] * 50)
-    assert sorted(all_documents(prepare(data_config(path=path), BYTES))) == sorted(TEXTS)
+@pytest.mark.parametrize("name", ["what? [1]*.parquet", "[1]/a.parquet"])
+def test_names_that_are_patterns_are_refused(tmp_path: Path, name: str) -> None:
+    """To datasets they could mean other files."""
+    path = write_parquet(tmp_path / name, TEXTS)
+    with refused(f"data.path={path}: may not hold any of * ? [ ]"):
+        prepare(data_config(path=path), BYTES)
+
+
+def test_categories_of_pandas_are_texts(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"text": pd.Categorical(TEXTS)}).to_parquet(path)
+    assert texts_of(path) == TEXTS
+
+
+def test_a_snapshot_of_the_hub_is_read(tmp_path: Path) -> None:
+    """All of its files are links to blobs elsewhere, and its card names the splits."""
+    snapshot = tmp_path / "snapshots" / "0123"
+    (snapshot / "data").mkdir(parents=True)
+    card = "---\nconfigs:\n- config_name: default\n  data_files:\n"
+    card += "  - {split: train, path: data/a*}\n  - {split: validation, path: data/b*}\n---\n"
+    (snapshot / "README.md").write_text(card)
+    for name, texts in (("a", TEXTS), ("b", ["held out"])):
+        write_parquet(tmp_path / "blobs" / f"{name}.parquet", texts).rename(tmp_path / name)
+        (snapshot / "data" / f"{name}-0.parquet").symlink_to(tmp_path / name)
+
+    prepared = prepare(data_config(path=snapshot), BYTES)
+    assert documents_of(prepared, "train") == TEXTS
+    assert documents_of(prepared, "validation") == ["held out"]
+
+
+def test_a_text_that_repeats_may_be_packed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write('{"text": "the same again and again"}\n' * 100_000)
+    assert path.stat().st_size * 200 < 100_000 * 36
+    assert len(texts_of(path)) == 100_000
+
+
+def test_csv_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('n,text\n1,"two\nlines"\n2,\n3,b\n')
+    assert texts_of(tmp_path / "a.csv") == ["two\nlines", "b"]
+
+
+def test_zstd_needs_no_further_package(tmp_path: Path) -> None:
+    content = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+    (tmp_path / "a.jsonl.zst").write_bytes(pa.compress(content, codec="zstd", asbytes=True))
+    assert texts_of(tmp_path / "a.jsonl.zst") == TEXTS
 
 
 def test_real_text_goes_through_unchanged() -> None:
@@ -142,7 +176,7 @@ def test_real_text_goes_through_unchanged() -> None:
     table = pq.read_table(Path(folder) / "tinystories-sample" / "train.parquet")
     assert documents_of(prepared, "train") == table["text"].to_pylist()
     assert prepared.corpus["text_bytes"]["train"] == 876_305
-    assert open_files(data).splits.keys() == {"train", "validation"}
+    assert open_dataset(data).splits.keys() == {"train", "validation"}
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -158,18 +192,18 @@ GOOD = parquet_bytes(TEXTS)
 BROKEN = GOOD[:200] + bytes(400) + GOOD[600:]  # footer whole, pages not
 BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ...]]] = {
     "no usable file": (
-        {"a.csv": b"a"},
+        {"a.doc": b"a"},
         {},
-        ("data.path=", "no file that ends in .parquet, .jsonl"),
+        ("data.path=", "doesn't contain any data files"),
     ),
-    "an empty folder": ({}, {}, ("data.path=", "holds no file")),
+    "an empty folder": ({}, {}, ("data.path=", "doesn't contain any data files")),
     "two kinds": (
         {"a.txt": b"a", "b.parquet": GOOD},
         {},
-        ("holds Parquet and text files; choose one",),
+        ("a.txt: would be left out beside the files of train",),
     ),
     "an empty text": ({"a.txt": b""}, {}, ("data.text_column=text: the corpus holds no text",)),
-    "an empty JSON": ({"a.jsonl": b""}, {}, ("data.text_column=text: the corpus holds no text",)),
+    "an empty JSON": ({"a.jsonl": b""}, {}, ("data.path=", "cannot be read: it is empty")),
     "an empty table": (
         {"a.parquet": parquet_bytes([])},
         {},
@@ -194,44 +228,48 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
     "mixed values": (
         {"a.jsonl": b'{"text": "a"}\n{"text": 1}\n'},
         {},
-        ("data.text_column=text: holds int, not text",),
+        ("data.text_column=text: holds Json(decode=True), not text",),
     ),
-    "rows that are none": ({"a.json": b"[1, 2]"}, {}, ("a.json: holds JSON that is no object",)),
+    "rows that are none": (
+        {"a.json": b"[1, 2]"},
+        {},
+        ("data.text_column=text: holds int64, not text",),
+    ),
     "no values": (
         {"a.parquet": parquet_bytes([None, "", None])},
         {},
         ("data.text_column=text: the corpus holds no text",),
     ),
-    "latin-1": ({"a.txt": b"fine", "b.txt": b"caf\xe9"}, {}, ("b.txt: is not UTF-8 text",)),
+    "latin-1": ({"a.txt": b"fine", "b.txt": b"caf\xe9"}, {}, ("cannot be read: 'utf-8' codec",)),
     "broken JSON": (
         {"a.jsonl": b'{"text": "a"}\n' * 9, "b.jsonl": b'{"text": \n'},
         {},
-        ("b.jsonl: cannot be read as JSON: line 1, column 9: Expecting value",),
+        ("cannot be read: JSON parse error: Invalid value. in row 0",),
     ),
     "broken JSON later": (
         {"a.jsonl": b'{"text": "a"}\n\n' * 9 + b'{"text": "b" 3}\n'},
         {},
-        ("a.jsonl: cannot be read as JSON: line 19, column 14: Expecting ',' delimiter",),
+        ("cannot be read: JSON parse error: Missing a comma", "in row 9"),
     ),
     "broken JSON of one value": (
         {"a.json": b'[{"text": "a"},\n{"text": "b" 3}]\n'},
         {},
-        ("a.json: cannot be read as JSON: line 2, column 14: Expecting ',' delimiter",),
+        ("cannot be read: Unexpected character",),
     ),
     "no Parquet": (
         {"a.parquet": GOOD, "b.parquet": b"PAR1 no"},
         {},
-        ("b.parquet: cannot be read as Parquet",),
+        ("b.parquet: cannot be read: ",),
     ),
     "broken Parquet": (
         {"a.parquet": GOOD, "b.parquet": BROKEN},
         {},
-        ("b.parquet: cannot be read as Parquet",),
+        ("b.parquet: cannot be read: ",),
     ),
     "broken gzip": (
         {"a.txt.gz": gzip.compress(b"text" * 999)[:30]},
         {},
-        ("a.txt.gz: cannot be read as text",),
+        ("cannot be read: Compressed file ended",),
     ),
     "no train": (
         {"test.parquet": GOOD, "validation.parquet": GOOD},
@@ -241,18 +279,14 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
     "of no split": (
         {"one.parquet": GOOD, "two.parquet": GOOD, "validation.parquet": GOOD},
         {},
-        ("holds files of no split, such as one.parquet, beside those of validation",),
+        ("one.parquet: would be left out beside the files of validation",),
     ),
     "train as validation": (
         {"a.parquet": GOOD},
         {"validation_split": "train"},
         ("data.validation_split=train",),
     ),
-    "text cut by nothing": (
-        {"a.txt": b"a"},
-        {"sample_by": None},
-        ("data.sample_by=null: must be document, paragraph",),
-    ),
+    "pictures": ({"a.png": b"a"}, {}, ("data.path=", "is for the reader imagefolder")),
     "one document": (
         {"a.txt": b"one text"},
         {},
@@ -290,3 +324,24 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
     with refused(f"data.path={tmp_path}/nowhere: there is no such file or folder"):
         prepare(data_config(path=tmp_path / "nowhere"), BPE)
+
+
+TABLE_DATA = data_config(path="x")
+
+
+def test_rows_without_text_are_left_out() -> None:
+    table = pa.table({"text": ["a", None, "", "b"]})
+    assert list(_texts(table, TABLE_DATA)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("values", [[1, 2], [["a"]], [b"a"]])
+def test_a_column_of_anything_else_is_refused(values: list[object]) -> None:
+    with refused("data.text_column=text: holds", "not text"):
+        list(_texts(pa.table({"text": values}), TABLE_DATA))
+
+
+def test_a_column_that_is_not_there_is_refused() -> None:
+    """A name may hold anything, and the sentence stays one line."""
+    table = pa.table({"a\nb": ["a"], "c": ["a"]})
+    with refused("data.text_column=text: is no column; there are", "c"):
+        list(_texts(table, TABLE_DATA))

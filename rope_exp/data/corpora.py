@@ -1,0 +1,266 @@
+"""Corpora that the user names: files, folders and datasets of the hub, read by `datasets`.
+
+Only its readers of Parquet, JSON, CSV and text are used; none runs code of a dataset. Local Parquet
+files are read by pyarrow, whose memory grows less (docs/decisions/020).
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rope_exp.config.sections import DataConfig
+from rope_exp.data.documents import TRAIN, VALIDATION, Corpus
+from rope_exp.system.errors import ConfigError, DataError, first_line, show
+from rope_exp.system.files import json_sha256
+
+READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".txt": "text"}
+# Documents can be long, so few are taken at once.
+ROWS = 64
+
+
+def open_dataset(data: DataConfig) -> Corpus:
+    """Open the corpus of data=files or data=hub.
+
+    Raises:
+        ConfigError: data.path, data.subset, data.revision or data.text_column cannot be read.
+        DataError: the hub did not answer.
+    """
+    with explaining(data):
+        builder = _local_builder(data) if data.kind == "files" else _hub_builder(data)
+        reader = type(builder).__module__.rpartition(".")[2]
+        if reader not in READERS.values():
+            raise path_error(data, f"is for the reader {reader}; there are {_names()}")
+        if reader == "text" and data.sample_by is not None:
+            builder.config.sample_by = data.sample_by
+
+        streams = _choose_sides(data, builder.as_streaming_dataset())
+        read = functools.partial(_rows, data=data)
+        if data.kind == "hub":
+            facts = {"path": data.path, "subset": data.subset, "revision": data.revision}
+            return Corpus(data, streams, read, facts=facts)
+
+        files = _choose_sides(data, builder.config.data_files)
+        paths = map(Path, itertools.chain.from_iterable(files.values()))
+        num_bytes = sum(path.stat().st_size for path in paths)
+        if reader == "parquet":
+            streams = files
+            read = functools.partial(_parquet_texts, data=data)
+        return Corpus(data, streams, read, num_bytes, {"path": data.path})
+
+
+def files_fingerprint(data: DataConfig) -> str:
+    """Return a digest of each file's name, size and time; their content is not read.
+
+    Raises:
+        ConfigError: data.path does not exist, or cannot be read.
+    """
+    with explaining(data):
+        root = _root(data)
+        states = []
+        for path in _files(root):
+            state = path.stat()
+            name = path.name if path == root else str(path.relative_to(root))
+            states.append([name, state.st_size, state.st_mtime_ns])
+        return json_sha256(states)
+
+
+@functools.cache
+def newest_commit(path: str, revision: str | None) -> str:
+    """Ask the hub which commit a branch or a tag (None: the main branch) of a dataset names.
+
+    A process asks once, so all runs of a sweep read the same commit.
+    """
+    from huggingface_hub import HfApi
+
+    return str(HfApi().dataset_info(path, revision=revision).sha)
+
+
+@contextmanager
+def explaining(data: DataConfig, path: str | None = None) -> Iterator[None]:
+    """Say in one sentence whatever a library raises while it reads the corpus.
+
+    Args:
+        path: of the file that is read; None: data.path.
+    Raises:
+        ConfigError: the files cannot be read, or the hub has no such dataset for this user.
+        DataError: the hub did not answer.
+    """
+    try:
+        yield
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        # datasets looks for the first row of a JSON file, and there is none.
+        said = "it is empty" if isinstance(error, StopIteration) else first_line(error)
+        if data.kind == "files" or _is_mistake(error):
+            raise path_error(data, f"cannot be read: {said}", path) from None
+        hint = "the same command tries again"
+        raise DataError(f"data.path={data.path}: the hub did not give it: {said}; {hint}") from None
+
+
+def path_error(data: DataConfig, allowed: str, path: str | None = None) -> ConfigError:
+    """Return the error of data.path, or of a file below it."""
+    return ConfigError("data.path", path or data.path, allowed)
+
+
+def _is_mistake(error: Exception) -> bool:
+    """Whether the hub answered that there is no such thing, or data in it cannot be read."""
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    absent = (DatasetNotFoundError, RepositoryNotFoundError, RevisionNotFoundError)
+    # A subset that does not exist, or a file that is no Parquet, is a ValueError.
+    return isinstance(error, (ValueError, *absent))
+
+
+def _root(data: DataConfig) -> Path:
+    path = Path(str(data.path)).expanduser().absolute()
+    if not path.exists():
+        raise path_error(data, "there is no such file or folder")
+    # datasets names the files of a folder by where links to the folder lead.
+    return path.resolve() if path.is_dir() else path
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Yield the files at or below a path; hidden ones, which datasets passes over, left out."""
+    for path in [root] if root.is_file() else sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        if path.is_file() and not any(part.startswith((".", "__")) for part in parts):
+            yield path
+
+
+def _local_builder(data: DataConfig) -> Any:
+    """Let datasets find the reader and the splits of a file or folder."""
+    root = _root(data)
+    if re.search(r"[*?\[\]]", str(root)):
+        raise path_error(data, "may not hold any of * ? [ ], which mean patterns")
+
+    load = load_datasets().load_dataset_builder
+    if root.is_dir():
+        builder = load(str(root))
+        _refuse_left_out(data, root, builder.config.data_files)
+        return builder
+    reader = _reader(root)
+    if reader is None:
+        raise path_error(data, f"is no file that ends in {_names()}")
+    return load(reader, data_files={TRAIN: str(root)})
+
+
+def _hub_builder(data: DataConfig) -> Any:
+    """Let datasets find the reader and the splits of a dataset of the hub."""
+    datasets = load_datasets()
+    # Hints of another server and a count of downloads are no part of the data, and could fail.
+    datasets.config.USE_PARQUET_EXPORT = False
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+
+    # Where the hub refuses, the library reads its cache, of any revision: it gets an empty one.
+    with TemporaryDirectory(prefix="rope_exp-") as empty:
+        return datasets.load_dataset_builder(
+            data.path, data.subset, revision=data.revision, cache_dir=empty
+        )
+
+
+def load_datasets() -> Any:
+    """Import `datasets` such that it neither loads torch nor draws bars and logs of its own."""
+    import datasets
+    import pyarrow
+    from fsspec.compression import compr, register_compression
+
+    if "zstd" not in compr:
+        # Arrow knows it, and datasets would ask for one more package.
+        register_compression(
+            "zstd", lambda file, **_: pyarrow.CompressedInputStream(file, "zstd"), "zst"
+        )
+
+    # Or the first batch would import torch.
+    datasets.config.TORCH_AVAILABLE = False
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    return datasets
+
+
+def _reader(path: Path) -> str | None:
+    """Return the reader of a file, by its name, which may also end in .gz or .zst."""
+    return next((READERS[suffix] for suffix in path.suffixes if suffix in READERS), None)
+
+
+def _names() -> str:
+    return f"{', '.join(READERS)} (or .gz or .zst after it)"
+
+
+def _refuse_left_out(data: DataConfig, root: Path, splits: Mapping[Any, Iterable[str]]) -> None:
+    """Refuse a folder of which datasets would quietly read only a part.
+
+    It reads the commonest format, and where some names say a split, these files alone. A README.md
+    may say which files are meant, so a folder that has one is taken as it is.
+    """
+    listed = {path for paths in splits.values() for path in paths}
+    left = [path for path in _files(root) if _reader(path) and str(path) not in listed]
+    if left and not (root / "README.md").exists():
+        names = ", ".join(map(str, splits))
+        reason = f"would be left out beside the files of {names}; move it, or name it for a split"
+        raise path_error(data, reason, str(left[0]))
+
+
+def _choose_sides(data: DataConfig, splits: Mapping[Any, Any]) -> dict[str, Any]:
+    """Choose the splits to train and to validate on; others, such as test, are never read."""
+    if TRAIN not in splits:
+        names = ", ".join(sorted(map(str, splits)))
+        raise path_error(data, f"has no split named train; it has {names}")
+
+    sides = {TRAIN: splits[TRAIN]}
+    if data.validation_split in splits:
+        sides[VALIDATION] = splits[data.validation_split]
+    return sides
+
+
+def _rows(stream: Any, data: DataConfig) -> Iterator[str]:
+    """Yield the texts of a stream of datasets."""
+    with explaining(data):
+        # A column of mixed types is declared "Json" and arrives as strings of JSON.
+        kind = (stream.features or {}).get(data.text_column)
+        if "Json" in str(kind):
+            raise _no_text(data, kind)
+        for table in stream.with_format("arrow").iter(batch_size=ROWS):
+            yield from _texts(table, data)
+
+
+def _parquet_texts(paths: Iterable[str], data: DataConfig) -> Iterator[str]:
+    """Yield the texts of local Parquet files."""
+    from pyarrow.parquet import ParquetFile
+
+    for path in paths:
+        with explaining(data, path), ParquetFile(path) as file:
+            _check_column(data, file.schema_arrow.names)
+            for batch in file.iter_batches(ROWS, columns=[data.text_column]):
+                yield from _texts(batch, data)
+
+
+def _texts(table: Any, data: DataConfig) -> Iterator[str]:
+    """Yield the text column of an Arrow table; rows without text are left out."""
+    import pyarrow
+
+    _check_column(data, table.schema.names)
+    column = table.column(data.text_column)
+    kind = column.type
+    if pyarrow.types.is_dictionary(kind):
+        # pandas' categories: numbers for texts.
+        kind = kind.value_type
+    if kind not in (pyarrow.string(), pyarrow.large_string(), pyarrow.null()):
+        raise _no_text(data, column.type)
+    yield from filter(None, column.to_pylist())
+
+
+def _check_column(data: DataConfig, names: list[str]) -> None:
+    if data.text_column not in names:
+        found = show(", ".join(names))
+        raise ConfigError("data.text_column", data.text_column, f"is no column; there are {found}")
+
+
+def _no_text(data: DataConfig, kind: object) -> ConfigError:
+    return ConfigError("data.text_column", data.text_column, f"holds {kind}, not text")

@@ -1,6 +1,9 @@
 """What can go wrong, each in one sentence for the user, and the exit codes that tell scripts."""
 
 import json
+import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
 EXIT_DONE = 0
@@ -44,6 +47,23 @@ class DataError(RuntimeError):
 
 class DiskError(OSError):
     """Too little space; the message names the folder, the bytes needed and the bytes free."""
+
+
+def explained(command: Callable[[], int]) -> int:
+    """Return the exit code of a command, whose mistakes become one sentence on standard error."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever was reading has seen enough. What is left would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except (ConfigError, RecordError, DataError, OSError) as error:
+        from rope_exp.system.console import log
+
+        log(f"error: {error}")
+        return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
 
 
 def show(value: Any) -> str:

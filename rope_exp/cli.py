@@ -7,22 +7,12 @@ same command goes on). This process never imports torch, unless it is itself a r
 """
 
 # Nothing slow may be imported here: a signal in the first second meets `leave` only after this.
+import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
-from rope_exp.system.errors import (
-    EXIT_FAILED,
-    EXIT_USAGE,
-    ConfigError,
-    DataError,
-    RecordError,
-    out_of_memory,
-)
-from rope_exp.system.signals import interrupt, on_signal, starting_runs
-
-if TYPE_CHECKING:
-    from rope_exp.config.run import RunConfig
+from rope_exp.system.errors import ConfigError, RecordError, explained
+from rope_exp.system.signals import starting_runs
 
 HELP = """Where in attention should a rotation go?
 
@@ -52,22 +42,7 @@ def main(command: str | None = None) -> int:
     if command is None:
         command = words.pop(0) if words else "--help"
 
-    try:
-        code = _run(command, words)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # Whoever was reading has seen enough. What is left would fail again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ConfigError, RecordError, DataError, OSError, MemoryError, RuntimeError) as error:
-        from rope_exp.system.console import log
-
-        told = out_of_memory(error)
-        if told is None and not isinstance(error, (ConfigError, RecordError, DataError, OSError)):
-            raise
-        log(f"error: {told or error}")
-        return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
+    return explained(lambda: _run(command, words))
 
 
 def _open_closed_streams() -> None:
@@ -113,56 +88,67 @@ def _other(command: str, words: list[str]) -> int:
 
 
 def train(words: list[str]) -> int:
-    """Compose, check, dispatch; or print what --help, --cfg and --info ask for."""
-    from rope_exp.config.command import read_command, show
-    from rope_exp.config.compose import compose_jobs
+    """Have Hydra compose and run what a command line asks for, or print what its flags ask for.
+
+    Raises:
+        ConfigError: Hydra refuses the command line or a file, in our words.
+    """
     from rope_exp.launch.as_rank import check_ranks
 
     check_ranks()
-    command = read_command(words)
-    if show(command):
-        return 0
+    _add_plugin()
+    # Hydra's parser wants its flags first.
+    sys.argv[1:] = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))
+    # So that Hydra raises what it would print otherwise.
+    shows_all = os.environ.setdefault("HYDRA_FULL_ERROR", "0") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    # Hydra prints through logging, which would show a traceback a line once nobody reads.
+    logging.raiseExceptions = False
 
-    jobs = compose_jobs(command.overrides, command.config_dir, multirun=command.multirun)
-    if not jobs.have_launcher:
-        return _dispatch(jobs.configs, jobs.titles)
+    import hydra
+    import yaml
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
-    from rope_exp.launch.elsewhere import hand_over
+    from rope_exp.config.compose import CONFIGS, HYDRA_VERSION
+    from rope_exp.config.mistakes import explain
+    from rope_exp.launch.task import exit_codes, run_job
 
-    hand_over(jobs, run_elsewhere)
-    return 0
+    try:
+        hydra.main(str(CONFIGS), "config", HYDRA_VERSION)(run_job)()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except ChildProcessError:
+        # The sweep has said which runs failed.
+        if not exit_codes:
+            raise
+    except (ConfigError, RecordError):
+        raise
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        if shows_all:
+            raise
+        raise explain(error) from error
+    return max(exit_codes, default=0)
 
 
-def run_elsewhere(values: Any) -> None:
-    """Run one job of another launcher's (submitit's), in a process that it started.
+def _add_plugin() -> None:
+    """Let Hydra find our launcher, and take it where no other is named.
 
-    Args:
-        values: the job's composed config, a DictConfig without Hydra's own node.
+    Hydra finds plugins in the package hydra_plugins alone. An installed copy of this package has a
+    part in it; a checkout shows Hydra the folder, and those processes that a launcher starts.
     """
-    from rope_exp.config.compose import check_tree, to_run_config
+    from rope_exp.system.processes import PACKAGE, child_environment
 
-    check_tree(values)
-    config = to_run_config(values)
-    if code := _dispatch([config], [config.name]):
-        sys.exit(code)
+    folder = PACKAGE / "launch" / "plugin"
+    if folder.is_dir():
+        sys.path.append(str(folder))
+        paths = [child_environment().get("PYTHONPATH"), str(folder)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
 
-def _dispatch(configs: "list[RunConfig]", titles: list[str]) -> int:
-    """Hand the runs to the dispatcher, or run the one as the rank that this process is."""
-    from rope_exp.launch import sweep
-    from rope_exp.launch.admit import resolved
-    from rope_exp.launch.as_rank import is_rank, run_as_rank
-
-    # Until the dispatcher or the worker takes over, what prepares data is unwound.
-    on_signal(interrupt)
-
-    if is_rank():
-        if len(configs) > 1:
-            raise ConfigError(
-                "--multirun",
-                ...,
-                "every rank of `accelerate launch` would run the sweep; use `python train.py`",
-            )
-        return run_as_rank(configs[0])
-
-    return sweep.dispatch([resolved(config) for config in configs], titles)
+    # Plugins store their own configs when they are found.
+    Plugins.instance()
+    launcher = {"_target_": "hydra_plugins.rope_exp_launcher.RopeExpLauncher"}
+    ConfigStore.instance().store("basic", launcher, group="hydra/launcher", provider="rope_exp")

@@ -32,6 +32,7 @@ LIGHT = (
     "config.campaign",
     "config.compose",
     "config.costs",
+    "config.mistakes",
     "config.resolve",
     "run.folder",
     "run.tracker",
@@ -40,6 +41,7 @@ LIGHT = (
     "launch.admit",
     "launch.campaign",
     "launch.sweep",
+    "launch.task",
     "launch.view",
     "report.command",
 )
@@ -76,7 +78,16 @@ def test_what_is_installed_is_all_there_is() -> None:
     listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     found = {path.parent for path in PACKAGE.rglob("__init__.py")}
     names = {".".join(path.relative_to(REPOSITORY).parts) for path in found}
-    assert set(listed["tool"]["setuptools"]["packages"]) == names | {"rope_exp.configs"}
+    assert set(listed["tool"]["setuptools"]["packages"]) == names | {
+        "hydra_plugins",
+        "rope_exp.configs",
+    }
+
+
+def test_nothing_private_of_hydra_is_imported() -> None:
+    for path in [*PACKAGE.rglob("*.py"), *(REPOSITORY / "scripts").rglob("*.py")]:
+        assert "import hydra._" not in (text := path.read_text(encoding="utf-8")), path
+        assert "from hydra._" not in text, path
 
 
 @pytest.mark.parametrize("name", LIGHT)

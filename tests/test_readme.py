@@ -1,5 +1,6 @@
 """Every command that the README and the recipes print composes: what it names is there."""
 
+import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ import pytest
 from support.configs import REPOSITORY
 
 from rope_exp.config.campaign_file import read_campaign
-from rope_exp.config.command import read_command
 from rope_exp.config.compose import compose_jobs
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -41,7 +41,13 @@ def test_a_printed_command_composes(
     words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    command = read_command([word for word in shlex.split(words) if word != "--help"])
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--help", action="store_true")
+    parser.add_argument("--cfg")
+    parser.add_argument("overrides", nargs="*")
+    command = parser.parse_intermixed_args(shlex.split(words))
     assert compose_jobs(command.overrides, command.config_dir, multirun=command.multirun).configs
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rope_exp.config.campaign_file import SEEDS, Test, read_campaign
 from rope_exp.config.compose import compose_jobs
-from rope_exp.config.overrides import CAMPAIGNS
+from rope_exp.config.mistakes import CAMPAIGNS
 from rope_exp.config.resolve import operations
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import PlaceConfig

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import yaml
 
 from rope_exp.config.compose import CONFIGS
-from rope_exp.config.overrides import CAMPAIGNS
+from rope_exp.config.mistakes import CAMPAIGNS
 from rope_exp.config.schema import CONTROL, Name, Seed, convert, has_aliases, unknown_key
 from rope_exp.system.errors import ConfigError, first_line
 

@@ -6,6 +6,7 @@ ones are let through). This module knows no key by name.
 """
 
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -93,18 +94,25 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     return section(**converted)
 
 
-def fill(hint: Any, values: Any, prefix: str = "") -> Any:
-    """Return a plain mapping with the default of every key that it leaves out; values unchecked."""
-    options = _sections(hint)
-    if not (options and isinstance(values, Mapping)):
-        return values
+def defaults_of(section: Any) -> dict[str, Any]:
+    """Return the declared default of every key of a dataclass, as a plain mapping."""
+    defaults = {}
+    for field in dataclasses.fields(section):
+        default = field.default
+        is_section = dataclasses.is_dataclass(default)
+        defaults[field.name] = defaults_of(type(default)) if is_section else default
+    plain: dict[str, Any] = json.loads(json.dumps(defaults))
+    return plain
 
-    section = _chosen(options, values, prefix)
-    filled = dict(values)
-    for name, below in typing.get_type_hints(section, include_extras=True).items():
-        default = {} if _sections(below) else getattr(section, name)
-        filled[name] = fill(below, values.get(name, default), f"{prefix}{name}.")
-    return filled
+
+def alternatives(section: Any) -> dict[str, dict[str, Any]]:
+    """Return the dataclasses that a section may be, by their tags, where there are several."""
+    found = {}
+    for name, hint in typing.get_type_hints(section).items():
+        options = _sections(hint)
+        if len(options) > 1:
+            found[name] = {getattr(option, tag(option)): option for option in options}
+    return found
 
 
 def _sections(hint: Any) -> tuple[Any, ...]:

@@ -35,7 +35,7 @@ WITHOUT_FRESH = "leave out run.fresh=true to go on: with it, the same command be
 WAIT_SECONDS = 1.0  # between two looks at GPUs or at a run that others hold
 
 
-def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> int:
+def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
     """Bring every run to its end.
 
     Args:
@@ -43,6 +43,7 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> int:
         titles: what a person calls each.
     Returns:
         The exit code of the one run; of several, 0 if all are done, 75 if stopped, 1 if any failed.
+        And the jobs.
     Raises:
         ConfigError, DataError, DiskError: before anything is written.
     """
@@ -51,7 +52,7 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> int:
         job.title = title
         if job.exit_code is None:
             make_folder(job)
-    return _run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0])
+    return _run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0]), jobs
 
 
 def _run_one(job: Job) -> int:

@@ -1,7 +1,10 @@
 """What can go wrong, each in one sentence for the user, and the exit codes that tell scripts."""
 
 import json
+import os
 import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 EXIT_DONE = 0
@@ -59,6 +62,26 @@ def out_of_memory(error: BaseException) -> str | None:
         return None
     advice = "training takes less with a smaller train.micro_batch_size"
     return f"out of memory ({first_line(error)}); {advice}"
+
+
+def explained(command: Callable[[], int]) -> int:
+    """Return the exit code of a command, whose mistakes become one sentence on standard error."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever was reading has seen enough. What is left would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except (ConfigError, RecordError, DataError, OSError, MemoryError, RuntimeError) as error:
+        from rope_exp.system.console import log
+
+        told = out_of_memory(error)
+        if told is None and not isinstance(error, (ConfigError, RecordError, DataError, OSError)):
+            raise
+        log(f"error: {told or error}")
+        return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
 
 
 def show(value: Any) -> str:

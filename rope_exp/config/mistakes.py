@@ -1,0 +1,91 @@
+"""Hydra's errors in our words: one sentence that names the key, with the nearest name there is."""
+
+import re
+from difflib import get_close_matches
+
+import yaml
+from hydra.errors import MissingConfigException, OverrideParseException, SearchPathException
+
+from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import known_keys, unknown_key
+from rope_exp.system.errors import ConfigError, first_line
+
+# A folder of configs that holds none of a run.
+CAMPAIGNS = "campaign"
+# Hydra's sentences that name a key.
+UNKNOWN = re.compile(r"Could not override '([^']*)'")
+TWICE = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
+SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '([^=']*)=")
+
+
+def explain(error: Exception) -> ConfigError:
+    """Return an error of Hydra, OmegaConf or PyYAML as one sentence.
+
+    A value that cannot be read, or whose key is unknown, is not shown: it may be a secret.
+    """
+    if isinstance(error, ConfigError):
+        return error
+
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
+    if isinstance(error, SearchPathException):
+        folder = str(error).partition("'")[2].partition("'")[0]
+        return ConfigError("--config-dir", folder, "there is no such folder")
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _missing(error)
+
+    said = " ".join(str(error).split())
+    if match := SEVERAL.search(said):
+        allowed = "several values make a sweep, which needs -m; a list is written [a,b]"
+        return ConfigError(match[1].lstrip("+"), ..., allowed)
+    if match := TWICE.search(said):
+        return ConfigError(match[1], ..., "is a key already; leave out the +")
+    if match := UNKNOWN.search(said):
+        return _unknown(match[1], said)
+
+    # OmegaConf knows the key of what cannot be merged.
+    cause = error.__cause__ or error
+    text = "".join(c if c.isprintable() else " " for c in first_line(cause))
+    if isinstance(error, yaml.YAMLError):
+        return ConfigError("configs", ..., f"a file there is no YAML: {text}")
+    text = text.partition(" full_key: ")[0]
+    return ConfigError(getattr(cause, "full_key", None) or "config", ..., text)
+
+
+def _unreadable(word: str) -> ConfigError:
+    """Return the error for a word that Hydra's grammar does not know."""
+    key, equals, _ = word.partition("=")
+    key = key.lstrip("+~")
+    if not (key and equals):
+        return ConfigError("override", word, "is not of the form key=value")
+    allowed = (
+        "its value cannot be read; special characters need quotes of their own, "
+        "as in \"key='a value'\""
+    )
+    return ConfigError(key, ..., allowed)
+
+
+def _missing(error: MissingConfigException) -> ConfigError:
+    """Return the error for a choice that its group does not have."""
+    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    options = [str(option) for option in error.options or ()]
+
+    allowed = "there is no such choice"
+    if near := get_close_matches(choice, options, n=1):
+        allowed += f"; did you mean {near[0]}?"
+    elif options:
+        allowed += f"; choose one of {', '.join(options)}"
+    if group.startswith("hydra/"):
+        allowed = "this plugin of Hydra is not installed (SLURM's: pip install '.[slurm]')"
+    return ConfigError(group or "config", choice, allowed)
+
+
+def _unknown(key: str, text: str) -> ConfigError:
+    """Return the error for a key that is none, or for a group of which nothing is chosen."""
+    if not key:
+        return _unreadable("=")
+    if key == CAMPAIGNS:
+        return ConfigError(key, ..., "is no key of a run; `rope-exp campaign NAME` runs one")
+    if "No match in the defaults list" in text:
+        return ConfigError(key, ..., f"nothing is chosen there yet; did you mean +{key}=...?")
+    return unknown_key(key, known_keys(RunConfig))

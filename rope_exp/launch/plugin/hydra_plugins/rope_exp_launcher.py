@@ -1,0 +1,36 @@
+"""Our dispatcher as a launcher of Hydra, which looks for plugins in this package alone.
+
+Every program with Hydra in this environment imports this file: it loads nothing of ours.
+"""
+
+from collections.abc import Sequence
+
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class RopeExpLauncher(Launcher):
+    """Checks all jobs of a sweep before the first one starts, then dispatches them together."""
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Keep what `launch` needs; the task function is for other launchers."""
+        self.config_loader = hydra_context.config_loader
+        self.config = config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Run the jobs, and return each one's `val/loss`."""
+        from rope_exp.launch.task import launch
+
+        trees = []
+        for number, words in enumerate(job_overrides, initial_job_idx):
+            tree = self.config_loader.load_sweep_config(self.config, list(words))
+            tree.hydra.job.num = number
+            tree.hydra.job.id = str(number)
+            trees.append(tree)
+        return launch(trees, job_overrides)

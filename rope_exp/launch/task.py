@@ -1,0 +1,125 @@
+"""What Hydra calls: the task function of one job, and the sweep of our launcher.
+
+Another launcher (joblib, submitit) calls the task function in a process of its own, which then
+dispatches its one run.
+"""
+
+import atexit
+import math
+import shutil
+import tempfile
+from collections.abc import Sequence
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from rope_exp.config.compose import check_folders, titles, to_run_config, without_hydra
+from rope_exp.config.run import RunConfig
+from rope_exp.launch import sweep
+from rope_exp.launch.admit import resolved
+from rope_exp.launch.as_rank import is_rank, run_as_rank
+from rope_exp.launch.job import Job
+from rope_exp.run.folder import read_result
+from rope_exp.system.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, ConfigError, explained
+from rope_exp.system.signals import interrupt, on_signal
+
+# The exit code of each sweep that our launcher has run in this process.
+exit_codes: list[int] = []
+
+
+def _sweep_dir(launcher: str) -> str:
+    """Return where Hydra writes of a sweep: for our launcher, a folder that goes at the end."""
+    if "rope_exp" not in launcher:
+        return "results/launcher"
+    folder = tempfile.mkdtemp(prefix="rope-exp-sweep-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, use_cache=True, replace=True)
+
+
+def run_job(values: DictConfig) -> float:
+    """Run one job, and return its `val/loss`.
+
+    Raises:
+        SystemExit: the one run of a command was not finished; its exit code.
+        ConfigError, ChildProcessError: the same for a job that another launcher started.
+    """
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.RUN:
+        # Hydra would put a line of its own before an exception.
+        if code := explained(lambda: _run_one(values)):
+            raise SystemExit(code)
+    elif (code := _run_one(values)) not in (EXIT_DONE, EXIT_DIVERGED):
+        raise ChildProcessError(f"the run ended with exit code {code}; see its own words")
+    return _loss(to_run_config(values))
+
+
+def _run_one(values: DictConfig) -> int:
+    """Dispatch one run, or run it as the rank that this process is; return its exit code."""
+    check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
+    config = to_run_config(values)
+    # Until the dispatcher or the worker takes over, a signal unwinds what prepares data.
+    on_signal(interrupt)
+    if is_rank():
+        return run_as_rank(config)
+    return sweep.dispatch([resolved(config)], [config.name])[0]
+
+
+def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[JobReturn]:
+    """Check every job of a sweep, then run them; a failed run does not stop the others.
+
+    Args:
+        trees: the composed config of each, with Hydra's node.
+        words: the overrides of each.
+    Returns:
+        The `val/loss` of each; inf for a run that diverged.
+    Raises:
+        ConfigError, DataError, DiskError: before any run starts.
+        SystemExit: the sweep was stopped.
+    """
+    if is_rank():
+        allowed = "every rank of `accelerate launch` would run the sweep; use `python train.py`"
+        raise ConfigError("--multirun", ..., allowed)
+
+    if not trees:
+        raise ConfigError("--multirun", ..., "the sweep is empty: no choice matches its pattern")
+
+    check_folders(trees[0])
+    configs = [_of_job(tree) for tree in trees]
+    on_signal(interrupt)
+    code, jobs = sweep.dispatch([resolved(config) for config in configs], titles(words, configs))
+
+    exit_codes.append(code)
+    if code == EXIT_STOPPED:
+        raise SystemExit(code)
+    return [_outcome(tree, each, job) for tree, each, job in zip(trees, words, jobs, strict=True)]
+
+
+def _of_job(tree: DictConfig) -> RunConfig:
+    """Convert the config of one job, which may read Hydra's own values (`${hydra:job.num}`)."""
+    HydraConfig.instance().set_config(tree)
+    return to_run_config(tree)
+
+
+def _outcome(tree: DictConfig, words: Sequence[str], job: Job) -> JobReturn:
+    """Return what a sweeper learns of a job."""
+    returned = JobReturn(overrides=words, cfg=without_hydra(tree), task_name="train")
+    if job.status in ("finished", "diverged"):
+        returned.status = JobStatus.COMPLETED
+        returned.return_value = _loss(job.config)
+    else:
+        returned.status = JobStatus.FAILED
+        returned.return_value = ChildProcessError(f"{job.name}: {job.status}")
+    return returned
+
+
+def _loss(config: RunConfig) -> float:
+    """Return the loss of a run that is done; of one that diverged, more than any loss."""
+    result = read_result(config.folder)
+    if result is None or result["val/loss"] is None:
+        return math.inf
+    return float(result["val/loss"])

@@ -1,0 +1,79 @@
+"""Our launcher as sweepers see it, beside those of other packages."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from support.command import assert_refused, command, write
+from support.configs import REPOSITORY
+
+from rope_exp.system.files import read_json
+
+# A sweeper, as optuna's is one: it asks for several batches of jobs, and reads what they return.
+STUB = """
+import json
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+
+class StubSweeper(Sweeper):
+    def setup(self, *, hydra_context, task_function, config):
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments):
+        alone = self.launcher.launch([[*arguments, "pe=nope"]], initial_job_idx=0)
+        rest = [[*arguments, f"optim.lr={lr}", "pe=vo_rope"] for lr in ("0.01", "1e38")]
+        jobs = [*alone, *self.launcher.launch(rest, initial_job_idx=1)]
+        told = [[job.status.name, str(job.return_value), job.cfg.pe.name] for job in jobs]
+        Path("told.json").write_text(json.dumps(told))
+
+
+target = {"_target_": "hydra_plugins.stub_sweeper.StubSweeper"}
+ConfigStore.instance().store("stub", target, group="hydra/sweeper")
+"""
+
+
+def test_a_sweeper_gets_the_loss_of_every_job(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    """A run that diverged has more than any loss, and Hydra leaves no file."""
+    write(tmp_path / "more" / "hydra_plugins" / "stub_sweeper.py", STUB)
+    words = [word for word in tiny_overrides if "run.dir" not in word]
+    words += ["run.dir=runs/${hydra:job.num}", "train.num_steps=2", "schedule.warmup_fraction=0"]
+    path = f"{REPOSITORY}:{tmp_path / 'more'}"
+    done = command("-m", "hydra/sweeper=stub", *words, cwd=tmp_path, PYTHONPATH=path)
+    assert done.returncode == 1, done.stderr
+    assert "diverged" in done.stderr
+
+    told = json.loads((tmp_path / "told.json").read_text())
+    results = [read_json(tmp_path / f"runs/{number}/result.json") for number in range(3)]
+    assert [status for status, _, _ in told] == ["COMPLETED"] * 3
+    losses = [float(loss) for _, loss, _ in told]
+    assert losses == [results[0]["val/loss"], results[1]["val/loss"], math.inf]
+    assert [name for _, _, name in told] == ["NoPE", "VO-RoPE", "VO-RoPE"]
+    assert {path.name for path in tmp_path.iterdir()} == {"more", "runs", "told.json"}
+
+
+def test_every_job_is_checked_before_the_first(tmp_path: Path) -> None:
+    """Also what only our config knows."""
+    done = command("-m", "pe.rotate=[q],[x]", "train.num_steps=1", cwd=tmp_path)
+    assert_refused(done, "pe.rotate=")
+    done = command("-m", "pe=nope", "train.num_step=1,2", cwd=tmp_path)
+    assert_refused(done, "train.num_step: there is no such key; did you mean train.num_steps?")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["pe=nope,k_rope"], ["seed=range(0,2)"]], ids=" ".join)
+def test_several_values_need_the_flag(tmp_path: Path, words: list[str]) -> None:
+    assert_refused(command(*words, cwd=tmp_path), "several values make a sweep, which needs -m")
+
+
+def test_a_folder_of_ones_own_must_be_there(tmp_path: Path) -> None:
+    write(tmp_path / "more" / "pe" / "vo_rope.yaml", "name: Mine\nrotate: [v]\n")
+    done = command("--config-dir", "more", "pe=vo_rope", cwd=tmp_path)
+    assert_refused(done, "--config-dir", "pe/vo_rope.yaml", "give it another")
+    assert_refused(command("--config-dir", "no", cwd=tmp_path), "there is no such folder")

@@ -127,7 +127,10 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     try:
         found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         tokenizer = Tokenizer.from_str(found.backend_tokenizer.to_str())
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # As in `load_tokenizer`: a panic is no Exception.
         raise _unusable(config, f"holds no fast tokenizer: {first_line(error)}") from None
     if found.eos_token_id is None:
         raise _unusable(config, "has no end-of-text token, which must end each document")

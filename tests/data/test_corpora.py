@@ -194,7 +194,7 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
     "no usable file": (
         {"a.doc": b"a"},
         {},
-        ("data.path=", "doesn't contain any data files"),
+        ("data.path=", "data files"),
     ),
     "an empty folder": ({}, {}, ("data.path=", "doesn't contain any data files")),
     "two kinds": (

@@ -3,12 +3,14 @@
 Every program with Hydra in this environment imports this file: it loads nothing of ours.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 
 
 class RopeExpLauncher(Launcher):
@@ -18,8 +20,20 @@ class RopeExpLauncher(Launcher):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Keep what `launch` needs; the task function is for other launchers."""
-        self.config_loader = hydra_context.config_loader
-        self.config = config
+        loader: Any = hydra_context.config_loader
+        compose = loader.load_sweep_config
+
+        @functools.cache
+        def composed(*words: str) -> DictConfig:
+            tree: DictConfig = compose(config, list(words))
+            return tree
+
+        def compose_once(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+            return composed(*sweep_overrides)
+
+        # A sweeper has composed each job to check it, which takes longer than all else here.
+        loader.load_sweep_config = compose_once
+        self.composed = composed
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -29,8 +43,9 @@ class RopeExpLauncher(Launcher):
 
         trees = []
         for number, words in enumerate(job_overrides, initial_job_idx):
-            tree = self.config_loader.load_sweep_config(self.config, list(words))
-            tree.hydra.job.num = number
-            tree.hydra.job.id = str(number)
+            tree = self.composed(*words)
+            with read_write(tree.hydra):
+                tree.hydra.job.num = number
+                tree.hydra.job.id = str(number)
             trees.append(tree)
         return launch(trees, job_overrides)

@@ -1,5 +1,6 @@
 """Records: written from a real run, read back equal, refused where anything was changed."""
 
+import functools
 import json
 import math
 import re
@@ -274,8 +275,18 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
     "a seed of another cell": (at("factors", "seed", to=4), "are not those of"),
     "a factor of another cell": (at("factors", "optim.lr", to=4), "are not those of"),
     "another row": (at("row", to="qk"), "are not those of"),
-    "a probe that is gone": (lambda values: values["probes"].pop("shift"), "asks for"),
-    "a probe more": (at("probes", "ablation", to={}), "asks for"),
+    "a probe that is gone": (lambda values: values["probes"].pop("shift"), "holds other probes"),
+    "a probe more, of an older run": (
+        lambda values: (
+            values["result"].pop("probes_sha256"),
+            values["probes"].update(ablation={"without": [""], "loss": [1.0]}),
+        ),
+        "asks for",
+    ),
+    "an answer that nests without end": (
+        at("probes", "shift", "x", to=functools.reduce(lambda inner, _: [inner], range(700), [])),
+        "probes.shift.x: extra inputs",
+    ),
     "an answer that is text": (at("probes", "shift", "loss", 0, to="x"), "probes.shift.loss.0: "),
     "an answer's column that is short": (
         lambda values: values["probes"]["shift"]["loss"].pop(), "probes.shift: value error, its"

@@ -3,6 +3,7 @@
 import itertools
 import shlex
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.refused import refused
 
 from rope_exp.config import campaign
 from rope_exp.config.campaign import PILOT, cell_name, load_campaign
-from rope_exp.config.campaign_file import CampaignFile, Entry, campaign_names, read_campaign
+from rope_exp.config.campaign_file import Entry, campaign_names, read_campaign
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import operations
 from rope_exp.system.errors import ConfigError
@@ -163,7 +164,7 @@ def test_the_projects_campaigns_load(name: str, monkeypatch: pytest.MonkeyPatch)
         Entry(entry.key, entry.rows[:1], {k: v[:1] for k, v in entry.factors.items()}, entry.fixed)
         for entry in file.entries
     ]
-    short = CampaignFile(file.about, file.python, file.fixed, file.rows, first)
+    short = replace(file, entries=first)
     monkeypatch.setattr(campaign, "read_campaign", lambda *_: short)
     assert len(load_campaign(name, None, RUNS).cells) == len(first)
 

@@ -124,10 +124,16 @@ def train(words: list[str]) -> int:
             raise
     except (ConfigError, RecordError):
         raise
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:
         if shows_all:
             raise
-        raise explain(error) from error
+        raise explain(error, words) from error
     return max(exit_codes, default=0)
 
 

@@ -219,7 +219,7 @@ def compose_jobs(
                 jobs = [fixed]
                 trees = [composed(words) if swept else tree]
     except Exception as error:
-        raise explain(error) from error
+        raise explain(error, words) from error
 
     check_folders(tree)
     return Jobs(tree, jobs, [to_run_config(each) for each in trees])

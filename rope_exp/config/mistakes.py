@@ -1,10 +1,17 @@
 """Hydra's errors in our words: one sentence that names the key, with the nearest name there is."""
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 import yaml
-from hydra.errors import MissingConfigException, OverrideParseException, SearchPathException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import (
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+    SearchPathException,
+)
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import known_keys, unknown_key
@@ -18,10 +25,13 @@ TWICE = re.compile(r"Could not append to config\. An item is already at '([^']*)
 SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '([^=']*)=")
 
 
-def explain(error: Exception) -> ConfigError:
+def explain(error: Exception, words: Sequence[str] = ()) -> ConfigError:
     """Return an error of Hydra, OmegaConf or PyYAML as one sentence.
 
     A value that cannot be read, or whose key is unknown, is not shown: it may be a secret.
+
+    Args:
+        words: of the command line, for an error that names none of them.
     """
     if isinstance(error, ConfigError):
         return error
@@ -43,6 +53,9 @@ def explain(error: Exception) -> ConfigError:
     if match := UNKNOWN.search(said):
         return _unknown(match[1], said)
 
+    if type(error) in (ValueError, RecursionError) and (found := _culprit(words)):
+        return found
+
     # OmegaConf knows the key of what cannot be merged.
     cause = error.__cause__ or error
     text = "".join(c if c.isprintable() else " " for c in first_line(cause))
@@ -63,6 +76,22 @@ def _unreadable(word: str) -> ConfigError:
         "as in \"key='a value'\""
     )
     return ConfigError(key, ..., allowed)
+
+
+def _culprit(words: Sequence[str]) -> ConfigError | None:
+    """Return the error for the word that Hydra's parser stumbles over, or that chooses no file."""
+    groups = {key.partition(".")[0] for key in known_keys(RunConfig) if "." in key}
+    for word in words:
+        if "=" not in word or word.startswith("-"):
+            continue
+        try:
+            override = OverridesParser.create().parse_overrides([word])[0]
+        except (HydraException, ValueError, RecursionError):
+            return _unreadable(word)
+        value = override.value()
+        if override.key_or_group in groups and not isinstance(value, (str, list)):
+            return ConfigError(override.key_or_group, value, "must be the name of a choice")
+    return None
 
 
 def _missing(error: MissingConfigException) -> ConfigError:

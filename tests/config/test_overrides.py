@@ -39,7 +39,7 @@ def test_the_value_of_an_unknown_key_is_not_shown(override: str) -> None:
 
 
 MISTAKES = [
-    ("seed=" + "9" * 5000, "config: Exceeds the limit"),
+    ("seed=" + "9" * 5000, "seed: its value cannot be read"),
     ("seed=-1", "seed=-1: "),
     ("seed=1e400", "seed=Infinity: "),
     ("optim.lr=1e400", "optim.lr=Infinity: "),
@@ -59,7 +59,9 @@ MISTAKES = [
     ("seed=${nosuch}", "seed: "),
     ("seed=${seed}", "seed: "),
     ("=", "override==: is not of the form"),
-    ("pe=null", "config: Config group override must be a string or a list"),
+    ("pe=null", "pe=null: must be the name of a choice"),
+    ("model=1", "model=1: must be the name of a choice"),
+    ("pe.rotate=" + "[" * 3000 + "]" * 3000, "pe.rotate: its value cannot be read"),
     ("seed=", "seed=: "),
     ("seed=0,1", "seed: several values make a sweep"),
     ("seed=range(0,3)", "seed: several values make a sweep"),

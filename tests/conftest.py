@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,15 @@ from rope_exp.config.run import RunConfig
 # No example has a time limit of its own: a machine that is shared stands still at any moment.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Give the next test the environment that this one found: a command may set wandb's mode."""
+    found = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(found)
 
 
 @pytest.fixture(scope="session")

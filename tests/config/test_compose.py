@@ -54,14 +54,6 @@ def test_a_link_that_leads_nowhere_or_back_is_met(tmp_path: Path) -> None:
         compose_jobs([], tmp_path)
 
 
-def test_an_anchor_in_a_linked_folder_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "shared" / "mine.yaml", "name: &a Mine\nrotate: [*a]\n")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "pe").symlink_to(tmp_path / "shared")
-    with refused("mine/pe/mine.yaml", "repeats an anchor"):
-        compose_jobs([], tmp_path / "mine")
-
-
 @pytest.mark.parametrize("script", ["scripts/plan.py", "scripts/prepare_data.py"])
 def test_every_command_that_composes_takes_a_folder(tmp_path: Path, script: str) -> None:
     write(

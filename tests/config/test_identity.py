@@ -9,7 +9,7 @@ from rope_exp.config.compose import run_config
 from rope_exp.config.kinds import LatentConfig, SharedConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, WsdConfig
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import convert, fill, known_keys, numeric, numeric_values, setting
+from rope_exp.config.schema import convert, known_keys, numeric, numeric_values, setting
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.system.files import json_sha256
@@ -233,15 +233,6 @@ def test_another_kind_of_schedule_shows_its_name() -> None:
 def test_the_default_of_a_key_and_its_value_written_out_are_one() -> None:
     written = run_config([WARMUP, "optim.lr=3.0e-3", "pe.base=10000", "schedule=cosine"])
     assert written.config_sha256 == RunConfig().config_sha256
-
-
-def test_fill_gives_every_key_and_checks_nothing() -> None:
-    filled = fill(RunConfig, {"schedule": {"name": "wsd"}, "data": {"kind": "files"}, "odd": 1})
-    assert filled["schedule"] == WSD
-    assert filled["data"] == DEFAULTS["data"] | {"kind": "files", "name": None}  # type: ignore[operator]
-    assert filled["odd"] == 1
-    # Not converted yet, so that a list is the tuple that a dataclass has.
-    assert filled["train"] == DEFAULTS["train"] | {"probes": ()}  # type: ignore[operator]
 
 
 def test_known_keys_are_those_of_every_kind() -> None:

@@ -121,4 +121,5 @@ def test_the_records_that_are_harmed_hold_every_probe() -> None:
         for campaign, (first, *_) in CELLS.items()
         for probe in read_json(RECORDS / campaign / f"{first}.json")["probes"]
     }
-    assert asked == set(Answers.model_fields)
+    # No committed run learned a token shift.
+    assert asked == set(Answers.model_fields) - {"token_shift"}

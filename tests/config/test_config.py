@@ -169,11 +169,6 @@ MISTAKES = [
     ("run.group=" + "a" * 300, "run.group=", "1 to 64"),
     ("+pe._target_=os.system", "pe._target_: ", "no such key"),
     (
-        "data.cache_dir=${oc.env:HOME}",
-        "data.cache_dir=${oc.env:HOME}",
-        "may not read the environment",
-    ),
-    (
         "+experiment=nosuch",
         "experiment=nosuch",
         "on_gpu, retrieval, seeds, sequel, sequel_mini, spikes, stages, subsets",

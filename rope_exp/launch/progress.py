@@ -97,6 +97,7 @@ class Progress:
         return [
             run
             for name in recorded_campaigns(self.records)
+            if name != self.campaign.name
             for run in read_records(self.records, name)
             if run.status == "finished" and [attrgetter(key)(run.config) for key in SPEED] == wanted
         ]

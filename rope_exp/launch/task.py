@@ -29,9 +29,12 @@ from rope_exp.system.signals import interrupt, on_signal
 exit_codes: list[int] = []
 
 
-def _sweep_dir(launcher: str) -> str:
-    """Return where Hydra writes of a sweep: for our launcher, a folder that goes at the end."""
-    if "rope_exp" not in launcher:
+def _sweep_dir(launcher: str, sweeper: str) -> str:
+    """Return where plugins write of a sweep: their logs, and what optuna found to be best.
+
+    Our launcher writes nothing, and of the basic sweeper nothing is kept: its folder is removed.
+    """
+    if not ("rope_exp" in launcher and "basic_sweeper" in sweeper):
         return "results/launcher"
     folder = tempfile.mkdtemp(prefix="rope-exp-sweep-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -22,6 +22,7 @@ from hydra.plugins.sweeper import Sweeper
 
 class StubSweeper(Sweeper):
     def setup(self, *, hydra_context, task_function, config):
+        self.folder = config.hydra.sweep.dir
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -31,7 +32,7 @@ class StubSweeper(Sweeper):
         rest = [[*arguments, f"optim.lr={lr}", "pe=vo_rope"] for lr in ("0.01", "1e38")]
         jobs = [*alone, *self.launcher.launch(rest, initial_job_idx=1)]
         told = [[job.status.name, str(job.return_value), job.cfg.pe.name] for job in jobs]
-        Path("told.json").write_text(json.dumps(told))
+        Path(self.folder, "told.json").write_text(json.dumps(told))
 
 
 target = {"_target_": "hydra_plugins.stub_sweeper.StubSweeper"}
@@ -40,7 +41,7 @@ ConfigStore.instance().store("stub", target, group="hydra/sweeper")
 
 
 def test_a_sweeper_gets_the_loss_of_every_job(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    """A run that diverged has more than any loss, and Hydra leaves no file."""
+    """A run that diverged has more than any loss. What the sweeper writes stays."""
     write(tmp_path / "more" / "hydra_plugins" / "stub_sweeper.py", STUB)
     words = [word for word in tiny_overrides if "run.dir" not in word]
     words += ["run.dir=runs/${hydra:job.num}", "train.num_steps=2", "schedule.warmup_fraction=0"]
@@ -49,13 +50,13 @@ def test_a_sweeper_gets_the_loss_of_every_job(tmp_path: Path, tiny_overrides: li
     assert done.returncode == 1, done.stderr
     assert "diverged" in done.stderr
 
-    told = json.loads((tmp_path / "told.json").read_text())
+    told = json.loads((tmp_path / "results/launcher/told.json").read_text())
     results = [read_json(tmp_path / f"runs/{number}/result.json") for number in range(3)]
     assert [status for status, _, _ in told] == ["COMPLETED"] * 3
     losses = [float(loss) for _, loss, _ in told]
     assert losses == [results[0]["val/loss"], results[1]["val/loss"], math.inf]
     assert [name for _, _, name in told] == ["NoPE", "VO-RoPE", "VO-RoPE"]
-    assert {path.name for path in tmp_path.iterdir()} == {"more", "runs", "told.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"more", "results", "runs"}
 
 
 def test_every_job_is_checked_before_the_first(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Every program with Hydra in this environment imports this file: it loads nothing
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -34,6 +35,7 @@ class RopeExpLauncher(Launcher):
         # A sweeper has composed each job to check it, which takes longer than all else here.
         loader.load_sweep_config = compose_once
         self.composed = composed
+        self.sweep_dir = str(config.hydra.sweep.dir)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -48,4 +50,7 @@ class RopeExpLauncher(Launcher):
                 tree.hydra.job.num = number
                 tree.hydra.job.id = str(number)
             trees.append(tree)
-        return launch(trees, job_overrides)
+        returned = launch(trees, job_overrides)
+        # A sweeper may write there what it has found, and expects the folder of its launcher.
+        Path(self.sweep_dir).mkdir(parents=True, exist_ok=True)
+        return returned

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +18,7 @@ from rope_exp.evidence.records import (
 )
 from rope_exp.evidence.runs import Run
 from rope_exp.run.metrics import last_step
-from rope_exp.system.errors import ConfigError, show
+from rope_exp.system.errors import ConfigError, RecordError, show
 
 # What a record's config must share with its cell beside what can change a number: on the threads
 # rounding depends, and the probes are part of what a record holds.
@@ -92,15 +93,15 @@ class Progress:
         return float(statistics.median(rates)) * total
 
     def _alike(self) -> list[Run]:
-        """Return the finished runs of all campaigns that share what speed depends on most."""
-        wanted = [attrgetter(key)(self.campaign.cells[0].config) for key in SPEED]
-        return [
-            run
-            for name in recorded_campaigns(self.records)
-            if name != self.campaign.name
-            for run in read_records(self.records, name)
-            if run.status == "finished" and [attrgetter(key)(run.config) for key in SPEED] == wanted
-        ]
+        """Return the finished runs of other campaigns that share what speed depends on most."""
+        speed = attrgetter(*SPEED)
+        wanted = speed(self.campaign.cells[0].config)
+        found: list[Run] = []
+        for name in recorded_campaigns(self.records):
+            # The report of a campaign names its broken record, which must not stop this one.
+            with suppress(RecordError):
+                found += read_records(self.records, name)
+        return [run for run in found if run.status == "finished" and speed(run.config) == wanted]
 
     def summary(self) -> str:
         """Say how far the campaign is, and what is left."""

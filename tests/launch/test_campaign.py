@@ -227,8 +227,11 @@ def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
     for path in (clone / "others" / "alike").iterdir():
         record = read_json(path) | {"campaign": "alike"}
         path.write_text(canonical(record | {"sha256": digest(record)}), encoding="utf-8")
+    (clone / "others" / "broken").mkdir()
     half.records = clone / "others"
     wall_s = statistics.median(read_record(path).result["wall_s"] for path in records_of(clone))
+    assert half.seconds(half.left) == pytest.approx(2 * wall_s)
+    write_atomically(clone / "others" / "broken" / "qk-s0.json", "<<<<<<< HEAD")
     assert half.seconds(half.left) == pytest.approx(2 * wall_s)
     half.records = clone / "none"
     assert "no estimate yet of the 2 that are left" in half.summary()

@@ -21,7 +21,7 @@ HELP = """Where in attention should a rotation go?
   rope-exp report --group NAME       the table of the runs that are done
   rope-exp plan model=1b             what a config costs before it runs
   rope-exp prepare data=files ...    prepare a corpus ahead of training
-  rope-exp mirror RUN_FOLDER ...     mirror runs to wandb again from their files
+  rope-exp mirror RUN_FOLDER ...     send runs to their tracker again, from their files
   rope-exp generate RUN_FOLDER TEXT  text from a run's model
 
 `rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.

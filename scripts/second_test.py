@@ -158,10 +158,8 @@ def judge_draws(loss_DN: Array, layout: Layout) -> dict[str, Said]:
     own_DP = np.stack([each_DS.var(axis=1, ddof=1) for each_DS in differences], axis=1)
 
     paired = _tests(delta_DP, np.sqrt(own_DP / count_P), count_P - 1)
-    pooled = _tests(delta_DP, np.sqrt(2 * variance_D[:, None] / count_P), np.full(36, df))
-    deviating_DP = np.stack(
-        [deviating(own_DP[:, p], count_P[p] - 1, variance_D, df) for p in range(36)], axis=1
-    )
+    pooled = _tests(delta_DP, np.sqrt(2 * variance_D[:, None] / count_P), df)
+    deviating_DP = deviating(own_DP, count_P - 1, variance_D[:, None], df)
     is_unequal_D1 = holm(deviating_DP).min(axis=1, keepdims=True) < ALPHA
     first = Said(*(np.where(is_unequal_D1, *both) for both in zip(paired, pooled, strict=True)))
     return {"first rule": first, "second rule": paired}
@@ -175,13 +173,9 @@ def _differences(loss_DN: Array, layout: Layout, a: str, b: str) -> Array:
     return of_b[:, :num_shared] - of_a[:, :num_shared]
 
 
-def _tests(delta_DP: Array, error_DP: Array, df_P: Array) -> Said:
-    p_DP = np.empty_like(delta_DP)
-    equal_DP = np.empty_like(delta_DP)
-    for p, df in enumerate(df_P):
-        p_DP[:, p] = two_sided(delta_DP[:, p] / error_DP[:, p], int(df))
-        equal_DP[:, p] = not_equivalent(delta_DP[:, p], error_DP[:, p], int(df), MARGIN)
-    return Said(p_DP, equal_DP)
+def _tests(delta_DP: Array, error_DP: Array, df: int | Array) -> Said:
+    p_DP = two_sided(delta_DP / error_DP, df)
+    return Said(p_DP, not_equivalent(delta_DP, error_DP, df, MARGIN))
 
 
 if __name__ == "__main__":

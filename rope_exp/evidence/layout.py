@@ -93,7 +93,7 @@ def unequal_noise(table_SV: Array, variance: float, df: int) -> float | None:
     return float(holm(np.array(p)).min()) if len(p) > 1 else None
 
 
-def deviating(own: Array, own_df: int, variance: Array, df: int) -> Array:
+def deviating(own: Array, own_df: int | Array, variance: Array, df: int) -> Array:
     """Return the two-sided p-value that a pair's variance is twice the layout's, by F.
 
     A pair's differences hold `own_df` of the layout's degrees, and own_df * own / 2 of its sum of
@@ -106,7 +106,7 @@ def deviating(own: Array, own_df: int, variance: Array, df: int) -> Array:
     return two_sided_f(ratio, own_df, df - own_df)
 
 
-def two_sided_f(ratio: Array, df: int, other_df: int) -> Array:
+def two_sided_f(ratio: Array, df: int | Array, other_df: int | Array) -> Array:
     """Return the p-value of a ratio of two independent variances, if they are equal."""
     below = stats.f.cdf(ratio, df, other_df)
     above = stats.f.sf(ratio, df, other_df)

@@ -127,12 +127,12 @@ def all_pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
     return list(itertools.combinations(labels, 2))
 
 
-def two_sided(t: Array, df: int) -> Array:
+def two_sided(t: Array, df: int | Array) -> Array:
     """Return the p-value of no difference."""
     return np.asarray(2 * stats.t.sf(np.abs(t), df))
 
 
-def not_equivalent(delta: Array, error: Array, df: int, margin: float) -> Array:
+def not_equivalent(delta: Array, error: Array, df: int | Array, margin: float) -> Array:
     """Return the p-value of a difference of at least the margin: the larger of two one-sided."""
     return np.asarray(stats.t.sf((margin - np.abs(delta)) / error, df))
 

@@ -153,7 +153,7 @@ def build(
     lines = _lines(rows, label, source)
     losses = _losses(lines)
     noise = measure(losses)
-    if noise is not None and any(run.test == "paired" for run in runs):
+    if noise is not None and by_own_deviation(runs):
         noise = replace(noise, method="paired")
     pairs = judge(losses, all_pairs(list(losses)), noise)
     return Report(
@@ -182,6 +182,11 @@ def _label(reference: str, rows: Mapping[str, Row]) -> str:
             f"--reference {reference} names {len(named) or 'no'} rows; there is {there}"
         )
     return named[0]
+
+
+def by_own_deviation(runs: Sequence[Run]) -> bool:
+    """Return whether a campaign of these runs asks for each pair's own deviation, always."""
+    return any(run.test == "paired" for run in runs)
 
 
 def refer(report: Report, label: str) -> Report:

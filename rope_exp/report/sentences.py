@@ -12,7 +12,7 @@ from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN, Judged
-from rope_exp.report.content import Line, Report
+from rope_exp.report.content import Line, Report, by_own_deviation
 from rope_exp.report.probed import drift_notes
 from rope_exp.report.spelling import span
 from rope_exp.system.errors import show
@@ -170,7 +170,7 @@ def _test_notes(report: Report) -> list[str]:
         how = "each pair's own, as rows look unequally noisy, so no second interval is printed"
     elif not report.is_pooled:
         how = "the one pair's own"
-    if any(run.test == "paired" for run in report.runs):
+    if by_own_deviation(report.runs):
         how = "each pair's own"
         protocol = "docs/protocol-2.md"
     said = [

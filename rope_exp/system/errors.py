@@ -64,6 +64,15 @@ def out_of_memory(error: BaseException) -> str | None:
     return f"out of memory ({first_line(error)}); {advice}"
 
 
+def sentence(error: Exception) -> str:
+    """Return what is said of an error; one that is neither ours nor a lack of memory is raised."""
+    told = out_of_memory(error)
+    ours = (ConfigError, RecordError, DataError, LawError, OSError)
+    if told is None and not isinstance(error, ours):
+        raise error
+    return told or str(error)
+
+
 def explained(command: Callable[[], int]) -> int:
     """Return the exit code of a command, whose mistakes become one sentence on standard error."""
     try:
@@ -77,10 +86,7 @@ def explained(command: Callable[[], int]) -> int:
     except (ConfigError, RecordError, DataError, OSError, MemoryError, RuntimeError) as error:
         from rope_exp.system.console import log
 
-        told = out_of_memory(error)
-        if told is None and not isinstance(error, (ConfigError, RecordError, DataError, OSError)):
-            raise
-        log(f"error: {told or error}")
+        log(f"error: {sentence(error)}")
         return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
 
 

@@ -27,7 +27,7 @@ from rope_exp.system.errors import (
     DataError,
     LawError,
     RecordError,
-    out_of_memory,
+    sentence,
 )
 from rope_exp.system.files import read_json, write_atomically, write_json
 from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE
@@ -90,10 +90,7 @@ def explain_errors(action: Callable[[], int]) -> int:
         log(f"error: {error}")
         return EXIT_USAGE
     except (DataError, LawError, OSError, MemoryError, RuntimeError) as error:
-        told = out_of_memory(error)
-        if told is None and not isinstance(error, (DataError, LawError, OSError)):
-            raise
-        log(f"error: {told or error}")
+        log(f"error: {sentence(error)}")
     return EXIT_FAILED
 
 

@@ -276,9 +276,17 @@ def test_a_run_of_a_sweep_is_named_by_what_is_swept(
 # -- what fails ----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def offline(tiny: Callable[..., RunConfig], tmp_path: Path) -> RunConfig:
+    """The config of a run in tmp_path/run that wandb tracks offline."""
+    config = tiny("tracker=wandb", "tracker.mode=offline")
+    write_run(tmp_path / "run", config)
+    return config
+
+
 @pytest.mark.parametrize("error", [OSError("no"), SystemExit(1), KeyError("x")])
 def test_an_init_that_fails_late_is_one_warning(
-    tiny: Callable[..., RunConfig],
+    offline: RunConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -289,9 +297,7 @@ def test_an_init_that_fails_late_is_one_warning(
         raise error
 
     monkeypatch.setattr("wandb.init", init)
-    config = tiny("tracker=wandb", "tracker.mode=offline")
-    write_run(tmp_path / "run", config)
-    with Tracker(config, tmp_path / "run") as broken:
+    with Tracker(offline, tmp_path / "run") as broken:
         broken.row(row(4))
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(f"{WARNING}{type(error).__name__}")
@@ -300,15 +306,13 @@ def test_an_init_that_fails_late_is_one_warning(
 
 @pytest.mark.parametrize("call", ["log", "finish"])
 def test_a_call_that_raises_later_is_one_warning(
-    tiny: Callable[..., RunConfig],
+    offline: RunConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     call: str,
 ) -> None:
-    config = tiny("tracker=wandb", "tracker.mode=offline")
-    write_run(tmp_path / "run", config)
-    with Tracker(config, tmp_path / "run") as broken:
+    with Tracker(offline, tmp_path / "run") as broken:
         wandb_run = broken.run
         with monkeypatch.context() as patch:
             patch.setattr(type(wandb_run), call, lambda *_, **__: 1 / 0)

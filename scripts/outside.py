@@ -15,10 +15,12 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import pandas as pd
+from pydantic import FiniteFloat
 from scipy import stats
+from typing_extensions import TypedDict
 
 from rope_exp.config.campaign import PRIMARY, load_campaign
 from rope_exp.config.schema import Count, Name, Sha256
@@ -67,7 +69,7 @@ _Outside = TypedDict(
         "cell": str,
         "row": Name,
         "seed": int,
-        "val/loss": float,
+        "val/loss": FiniteFloat,
         "steps": Count,
         "config_sha256": Sha256,
         "init_sha256": Sha256,

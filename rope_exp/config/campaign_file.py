@@ -27,7 +27,7 @@ import yaml
 
 from rope_exp.config.compose import CONFIGS
 from rope_exp.config.mistakes import CAMPAIGNS
-from rope_exp.config.schema import CONTROL, Name, Seed, convert, has_aliases, unknown_key
+from rope_exp.config.schema import Name, Seed, convert, unknown_key
 from rope_exp.system.errors import ConfigError, first_line
 
 KEYS = ("about", "python", "test", "fixed", "rows", "cells")
@@ -130,8 +130,6 @@ def _read(name: str, config_dir: Path | None) -> dict[str, Any]:
 
     try:
         text = path.read_text(encoding="utf-8")
-        if has_aliases(text):
-            raise ConfigError(str(path), ..., "repeats an anchor (& and *); write it out")
         values = yaml.safe_load(text)
     except ConfigError:
         raise
@@ -199,7 +197,7 @@ def _check_values(values: Sequence[Any], key: str) -> None:
         if isinstance(value, list):
             _check_values(value, key)
             continue
-        is_text = isinstance(value, str) and not CONTROL.search(value)
+        is_text = isinstance(value, str) and value.isprintable()
         is_finite = isinstance(value, float) and math.isfinite(value)
         if not (value is None or isinstance(value, int) or is_text or is_finite):
             allowed = "must be true, false, a finite number, text, null, or a list of these"

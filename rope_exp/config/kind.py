@@ -6,13 +6,15 @@ H query heads, G key/value heads, K features of a head, D model width, T tokens.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
+from pydantic import Field
+
 from rope_exp.config.probes import Probe
-from rope_exp.config.schema import Rule, labelled, numeric_values
+from rope_exp.config.schema import labelled, numeric_values
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError
 
-Even = Annotated[int, Rule("must be an even number of at least 2", lambda n: n >= 2 and n % 2 == 0)]
+Even = Annotated[int, Field(ge=2, multiple_of=2)]
 # Of the parameters of one layer's attention, by their names; matrices are (out, in).
 Shapes = Mapping[str, tuple[int, ...]]
 # Of a matrix that is one a head: the dimension of heads, and their number.

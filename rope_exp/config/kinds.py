@@ -5,12 +5,14 @@ configs/attn. Counts are of one layer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, Self
+
+from pydantic.dataclasses import dataclass
 
 from rope_exp.config.kind import Even, Kind, Shapes, Splits
 from rope_exp.config.probes import Probe
-from rope_exp.config.schema import Count, numeric
+from rope_exp.config.schema import SECTION, Count, numeric
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.config.variants import SITES, PeConfig
@@ -40,7 +42,7 @@ class KeysKind(Kind):
         return ("distance",)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class SoftmaxConfig(KeysKind):
     """Softmax attention with grouped queries."""
 
@@ -63,7 +65,7 @@ class SoftmaxConfig(KeysKind):
         return model.hidden_size if model.token_shift else 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class LatentConfig(KeysKind):
     """MLA: K and V of all heads from one latent of `kv_rank`, and a rotating key beside it.
 
@@ -142,7 +144,7 @@ class LatentConfig(KeysKind):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class SharedConfig(KeysKind):
     """Keys and values that share a tensor, in `groups`; nope_dim features never rotate.
 

@@ -1,29 +1,31 @@
 """How weights are updated: the optimizers, and the schedules of their rate."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rope_exp.config.schema import NonNegative, Positive, Rule, Share, numeric
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rope_exp.config.schema import SECTION, NonNegative, Positive, Share, numeric
 from rope_exp.system.errors import ConfigError
 
-Beta = Annotated[float, Rule("both must be numbers from 0, and below 1", lambda x: 0 <= x < 1)]
-Momentum = Annotated[float, Rule("must be a number from 0, and below 1", lambda x: 0 <= x < 1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+Betas = tuple[Momentum, Momentum]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class OptimConfig:
     """AdamW."""
 
     name: Literal["adamw"] = numeric("adamw")
     lr: Positive = numeric(3e-3)
-    betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
+    betas: Betas = numeric((0.9, 0.95))
     eps: Positive = numeric(1e-8)
     # Of matrices only.
     weight_decay: NonNegative = numeric(0.1)
     grad_clip: Positive = numeric(1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class MuonConfig:
     """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
 
@@ -34,14 +36,14 @@ class MuonConfig:
     lr: Positive = numeric(3e-3)
     momentum: Momentum = numeric(0.95)
     # Of AdamW.
-    betas: tuple[Beta, Beta] = numeric((0.9, 0.95))
+    betas: Betas = numeric((0.9, 0.95))
     eps: Positive = numeric(1e-8)
     # Of matrices only.
     weight_decay: NonNegative = numeric(0.1)
     grad_clip: Positive = numeric(1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class CosineConfig:
     """Warm-up, then half a cosine down to `final_fraction` of the peak, at the last step.
 
@@ -53,7 +55,7 @@ class CosineConfig:
     final_fraction: Share = numeric(0.1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class WsdConfig:
     """Warm-up, stay, then a straight line down over the last `decay_fraction` of the run."""
 

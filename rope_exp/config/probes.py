@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, get_args
 
-from rope_exp.config.schema import Rule
+from rope_exp.config.schema import rule
 
 Probe = Literal[
     "windows",
@@ -19,7 +19,7 @@ Probe = Literal[
 ]
 Probes = Annotated[
     tuple[Probe, ...],
-    Rule(
+    rule(
         f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
         lambda probes: len(set(probes)) == len(probes),
     ),

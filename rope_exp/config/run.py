@@ -8,11 +8,13 @@ runs apart, over the numeric values that depart from their defaults: `config_sha
 import dataclasses
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from rope_exp.config.architecture import Architecture, matched
 from rope_exp.config.generated import check_generated
@@ -21,6 +23,7 @@ from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, Sche
 from rope_exp.config.objective import check_objective
 from rope_exp.config.probing import check_probes
 from rope_exp.config.schema import (
+    SECTION,
     Name,
     Seed,
     Sha256,
@@ -47,7 +50,7 @@ MAX_POSITION = 2**24  # the last whole number below which float32 has them all
 DEFAULT_OUTPUT = Path("results/runs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class RunConfig:
     """One run. `from_dict` makes it from what a command line or a file says."""
 
@@ -58,12 +61,12 @@ class RunConfig:
     # null: they are drawn from the seed.
     init_weights: Sha256 | None = numeric(None)
     pe: PeConfig = PeConfig()
-    attn: AttnConfig = SoftmaxConfig()
+    attn: Annotated[AttnConfig, Field(discriminator="kind")] = SoftmaxConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
-    optim: OptimConfig | MuonConfig = OptimConfig()
-    schedule: ScheduleConfig = CosineConfig()
+    optim: Annotated[OptimConfig | MuonConfig, Field(discriminator="name")] = OptimConfig()
+    schedule: Annotated[ScheduleConfig, Field(discriminator="name")] = CosineConfig()
     train: TrainConfig = TrainConfig()
     tracker: TrackerConfig = TrackerConfig()
     launch: LaunchConfig = LaunchConfig()
@@ -138,7 +141,7 @@ class RunConfig:
             ConfigError: an unknown key, a wrong type, a value out of range or a combination that
                 cannot be.
         """
-        config: RunConfig = convert(RunConfig, values, "")
+        config: RunConfig = convert(RunConfig, values)
         return config
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,38 +1,35 @@
-"""From plain mappings to typed values: defaults, types, ranges, and errors that name the key.
+"""The types of values, which pydantic checks; its errors in our words; and a run's identity.
 
-One mechanism serves configs (frozen dataclasses: unknown keys are refused, missing ones take
-their defaults) and the JSON files that we read back (TypedDicts: every key must be there, further
-ones are let through). This module knows no key by name.
+A section of a config is a frozen dataclass of pydantic's, of the settings `SECTION`. A file that
+we read back is a TypedDict. This module knows no key by name.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import re
-import sys
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import yaml
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rope_exp.system.errors import ConfigError
 
-# Of ASCII and Latin-1, line separators, and halves of a surrogate pair: what is no text in UTF-8,
-# or no single line.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-# What an error calls a value of a plain type.
+# Strict: neither true nor "3" is a number. A whole number is a float, too.
+SECTION = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+# What pydantic calls types, and what our errors call them.
 WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
-    str: "text without control characters",
-    dict: "a group of keys",
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid array": "a list",
+    "an object": "a group of keys",
+    "Field required": "has too few values",
 }
 
 
@@ -46,52 +43,91 @@ def setting(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"numeric": False})
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What a value of an annotated type must satisfy, and how to say so."""
+def rule(allowed: str, holds: Callable[[Any], object]) -> AfterValidator:
+    """Return a further rule of an annotated type, and what is said where it does not hold."""
 
-    allowed: str
-    holds: Callable[[Any], object]
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(allowed)
+        return value
+
+    return AfterValidator(check)
 
 
-# -- conversion --------------------------------------------------------------------------------
+# -- checking ----------------------------------------------------------------------------------
 
 
-def convert(hint: Any, value: Any, key: str) -> Any:
-    """Return `value` as the type `hint`: a dataclass, one of several, a TypedDict, or a plain type.
+_adapter = functools.cache(TypeAdapter)
 
+
+def convert(hint: Any, values: Any, key: str = "") -> Any:
+    """Return plain values as the type `hint`.
+
+    Keys of a TypedDict that it does not declare are left out; a dataclass refuses them.
+
+    Args:
+        key: of all the values, for an error.
     Raises:
-        ConfigError: naming `key`, or the key below it that is at fault.
+        ConfigError: naming the key at fault, its value and what is allowed.
     """
-    if typing.get_origin(hint) is typing.NotRequired:
-        (hint,) = typing.get_args(hint)
-    options = _sections(hint)
-    if not options:
-        try:
-            return _plainly(hint, value)
-        except ValueError as error:
-            raise ConfigError(key, value, str(error)) from None
-    if not isinstance(value, Mapping):
-        raise ConfigError(key or "its content", value, "must be a group of keys")
+    if dataclasses.is_dataclass(hint) and isinstance(values, Mapping):
+        values = _with_tags(hint, values)
+    try:
+        # By way of JSON, in which a tuple and a dataclass may be strict as well.
+        return _adapter(hint).validate_json(json.dumps(values, default=repr), strict=True)
+    except ValidationError as error:
+        raise refusal(error, values, key, hint) from None
 
-    prefix = f"{key}." if key else ""
-    section = _chosen(options, value, prefix)
-    hints = typing.get_type_hints(section, include_extras=True)
 
-    # Of a record every key must be there; of a config none may be that is not known.
-    is_record = typing.is_typeddict(section)
-    converted = dict(value)
-    for name, below in hints.items():
-        if name in value:
-            converted[name] = convert(below, value[name], prefix + name)
-        elif is_record and name in section.__required_keys__:
-            raise ConfigError(prefix + name, ..., "is missing")
-    if is_record:
-        return converted
-    for name in value:
-        if name not in hints:
-            raise unknown_key(f"{prefix}{name}", known_keys(section, prefix))
-    return section(**converted)
+def refusal(error: ValidationError, values: Any, key: str = "", hint: Any = None) -> ConfigError:
+    """Return what pydantic says of the first key at fault.
+
+    Args:
+        values: what was checked.
+        key: of all of it.
+        hint: as what; its keys are proposed in the place of an unknown one.
+    """
+    faults = error.errors()
+    path, value = _place(faults[0]["loc"], values)
+    where = ".".join(filter(None, [key, *path]))
+    match faults[0]:
+        case {"type": "unexpected_keyword_argument" | "extra_forbidden"}:
+            return unknown_key(where, known_keys(hint) - {where})
+        case {"type": "union_tag_invalid", "ctx": {"tag": name, "expected_tags": allowed}}:
+            (key,) = {tag(section) for section in alternatives(hint)[path[-1]].values()}
+            return ConfigError(f"{where}.{key}", name, f"must be one of {allowed}".replace("'", ""))
+        case {"type": "missing", "loc": [*_, str(name)]}:
+            return ConfigError(".".join(filter(None, [where, name])), ..., "is missing")
+    # A value that may be of several types has a fault for each.
+    said = [_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
+    rest = [each.removeprefix("must be ") for each in said[1:]]
+    return ConfigError(where or "its content", value, ", or ".join([said[0], *rest]))
+
+
+def _place(location: Iterable[int | str], values: Any) -> tuple[list[str], Any]:
+    """Return the keys that lead to a fault, and the value there; of a list, the whole list.
+
+    A location names the types that a value may have, too.
+    """
+    path = []
+    for part in location:
+        if isinstance(values, Mapping) and part in values:
+            path.append(str(part))
+            values = values[part]
+    return path, values
+
+
+def _words(fault: Any) -> str:
+    """Return what pydantic says in the words of our own errors."""
+    if "error" in fault.get("ctx", {}):
+        return str(fault["ctx"]["error"])
+    said = re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
+    for theirs, ours in WORDS.items():
+        said = said.replace(theirs, ours)
+    return said
+
+
+# -- sections ----------------------------------------------------------------------------------
 
 
 def defaults_of(section: Any) -> dict[str, Any]:
@@ -115,95 +151,25 @@ def alternatives(section: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _with_tags(section: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section's values; of several alternatives the first is meant unless one is named."""
+    tagged = dict(values)
+    for name, options in alternatives(section).items():
+        first, option = next(iter(options.items()))
+        if isinstance(values.get(name), Mapping):
+            tagged[name] = {tag(option): first, **values[name]}
+    return tagged
+
+
 def _sections(hint: Any) -> tuple[Any, ...]:
-    """Return what a group of keys may be: one dataclass or TypedDict, several dataclasses, none."""
-    if typing.is_typeddict(hint):
-        return (hint,)
+    """Return the dataclasses that a group of keys may be; none of another value."""
     options = typing.get_args(hint) or (hint,)
     return options if all(map(dataclasses.is_dataclass, options)) else ()
-
-
-def _chosen(options: Sequence[Any], values: Mapping[str, Any], prefix: str) -> Any:
-    """Return the one dataclass that `values` are of: of several, the one whose tag they name."""
-    if len(options) == 1:
-        return options[0]
-
-    key = tag(options[0])
-    names = [getattr(option, key) for option in options]
-    name = values.get(key, names[0])
-    if name not in names:
-        raise ConfigError(prefix + key, name, f"must be one of {', '.join(names)}")
-    return options[names.index(name)]
 
 
 def tag(section: Any) -> str:
     """Return the key that tells a dataclass from its alternatives: its first, a Literal."""
     return dataclasses.fields(section)[0].name
-
-
-def _plainly(hint: Any, value: Any) -> Any:
-    """Return a value as a plain type, canonical: 1 and 1.0 hash alike, and a list is a tuple.
-
-    Raises:
-        ValueError: it is none; the message says what is allowed.
-    """
-    origin = typing.get_origin(hint)
-    args = typing.get_args(hint)
-    if origin is dict:
-        # What is below is whoever's it is to check.
-        hint = dict
-    allowed = f"must be {WORDS.get(hint, 'null')}"
-    plain = value
-    fits = False
-
-    if origin is Annotated:
-        kind, rule = args
-        allowed = rule.allowed
-        with suppress(ValueError):
-            plain = _plainly(kind, value)
-            fits = rule.holds(plain)
-    elif origin in (types.UnionType, typing.Union):
-        refusals = []
-        for option in args:
-            try:
-                return _plainly(option, value)
-            except ValueError as error:
-                refusals.append(str(error))
-        allowed = "must be " + ", or ".join(each.removeprefix("must be ") for each in refusals)
-    elif origin is tuple:
-        allowed = "must be a list"
-        if isinstance(value, list | tuple):
-            items = args[:1] * len(value) if args[-1] is Ellipsis else args
-            allowed = f"must be a list of {len(items)}"
-            fits = len(items) == len(value)
-            plain = tuple(map(_plainly, items, value))
-    elif origin is Literal:
-        allowed = f"must be one of {', '.join(args)}" if len(args) > 1 else f"must be {args[0]}"
-        fits = value in args
-    elif hint is float:
-        # A whole number may have more digits than a float can hold.
-        fits = type(value) in (int, float) and abs(value) <= sys.float_info.max
-        plain = float(value) if fits else value
-    else:
-        fits = type(value) is hint and not (hint is str and CONTROL.search(value))
-
-    if not fits:
-        raise ValueError(allowed)
-    return plain
-
-
-def has_aliases(text: str) -> bool:
-    """Whether a YAML text holds aliases: a few hundred bytes of them can unfold to any size.
-
-    Raises:
-        yaml.YAMLError: it is no YAML.
-    """
-    # The search is cheap, and finds every text that could have one.
-    tokens = yaml.scan(text) if re.search(r"\*[\w-]", text) else ()
-    return any(isinstance(token, yaml.AliasToken) for token in tokens)
-
-
-# -- keys --------------------------------------------------------------------------------------
 
 
 def known_keys(hint: Any, prefix: str = "") -> set[str]:
@@ -269,42 +235,41 @@ def _is_path(text: str) -> bool:
     path = os.fsencode(os.path.expanduser(Path(text)))
     names_fit = all(len(name) <= 255 for name in path.split(b"/"))
     # What still begins with ~ names a user that there is not.
-    return text != "" and names_fit and len(path) <= 3840 and not path.startswith(b"~")
+    return (
+        text != ""
+        and names_fit
+        and len(path) <= 3840
+        and path[:1] not in b"~"
+        and b"\0" not in path
+    )
 
 
-def whole(allowed: str, least: int, most: int = 2**63 - 1) -> Rule:
-    """Return the rule of whole numbers from `least` to `most`, which `allowed` says in words."""
-    return Rule(f"must be a whole number {allowed}", lambda number: least <= number <= most)
-
-
-Count = Annotated[int, whole("of at least 1 and below 2^63", 1)]
-Natural = Annotated[int, whole("of at least 0 and below 2^63", 0)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seed = Natural
-Positive = Annotated[float, Rule("must be a number above 0", lambda x: x > 0)]
-NonNegative = Annotated[float, Rule("must be a number of at least 0", lambda x: x >= 0)]
-Share = Annotated[float, Rule("must be a number from 0 to 1", lambda x: 0 <= x <= 1)]
-OpenShare = Annotated[float, Rule("must be a number above 0 and below 1", lambda x: 0 < x < 1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
 Name = Annotated[
     str,
-    Rule(
+    rule(
         "a name is 1 to 64 letters, digits, spaces or . _ + -, beginning with a letter or digit",
         re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}").fullmatch,
     ),
 ]
 # wandb's limit.
-Tag = Annotated[str, Rule("a tag is 1 to 64 characters", lambda tag: 1 <= len(tag) <= 64)]
-# The system's limit is 4,096 bytes; the rest is for what stands below a run's folder.
+Tag = Annotated[str, Field(min_length=1, max_length=64)]
 PathText = Annotated[
     str,
-    Rule(
-        "must be a path without control characters, of at most 3,840 bytes and 255 a name, "
-        "beginning with ~ only where it names a user's home",
+    # The system's limit is 4,096 bytes; the rest is for what is below a run's folder.
+    rule(
+        "must be a path of at most 3,840 bytes and 255 a name, beginning with ~ only where it "
+        "names a user's home",
         _is_path,
     ),
 ]
-Sha256 = Annotated[str, Rule("must be 64 hexadecimal digits", re.compile("[0-9a-f]{64}").fullmatch)]
+HEX = "must be 64 hexadecimal digits"
+Sha256 = Annotated[str, rule(HEX, re.compile("[0-9a-f]{64}").fullmatch)]
 # Empty before the first step.
-OrderSha256 = Annotated[
-    str,
-    Rule("must be 64 hexadecimal digits, or empty", re.compile("([0-9a-f]{64})?").fullmatch),
-]
+OrderSha256 = Annotated[str, rule(f"{HEX}, or empty", re.compile("([0-9a-f]{64})?").fullmatch)]

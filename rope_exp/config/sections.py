@@ -4,11 +4,14 @@ A default, once released, never changes: identities cover what departs from it.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from rope_exp.config.probes import Probes
 from rope_exp.config.schema import (
+    SECTION,
     Count,
     Name,
     Natural,
@@ -21,7 +24,6 @@ from rope_exp.config.schema import (
     numeric,
     numeric_values,
     setting,
-    whole,
 )
 from rope_exp.config.stages import Budget, Stages
 from rope_exp.config.tasks import TASKS, TEXT_UNIT, TaskFacts
@@ -33,13 +35,13 @@ PERIOD_S = 1e-4
 INIT_STD = 0.02  # of every weight matrix; of those onto the residual stream, times 1/sqrt(2 layers)
 
 # Past that a layer's objects outweigh its weights, so no estimate of memory would see them.
-Layers = Annotated[int, whole("from 1 to 4096", 1, 4096)]
+Layers = Annotated[int, Field(ge=1, le=4096)]
 # The largest published vocabularies hold a million; the trainer of merges reserves memory for all
 # that it is asked.
-VocabSize = Annotated[int, whole("from 257 to 2^24", MIN_VOCAB_SIZE, 2**24)]
+VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""
 
@@ -80,7 +82,7 @@ class ModelConfig:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class DataConfig:
     """The corpus: where its documents come from and how it is split; or what is generated."""
 
@@ -177,7 +179,7 @@ class DataConfig:
         return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class TokenizerConfig:
     """How text becomes token ids."""
 
@@ -218,7 +220,7 @@ class TokenizerConfig:
         return MIN_VOCAB_SIZE if self.kind == "bytes" else self.vocab_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class TrainConfig(Budget):
     """The budget and the loop. Batch sizes are in sequences, periods in steps."""
 
@@ -253,7 +255,7 @@ class TrainConfig(Budget):
     peak_tflops: NonNegative | None = setting(None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class TrackerConfig:
     """Where curves go beside metrics.jsonl.
 
@@ -272,7 +274,7 @@ class TrackerConfig:
     run_name: str | None = setting(None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class LaunchConfig:
     """How runs are placed on the machine."""
 
@@ -288,7 +290,7 @@ class LaunchConfig:
     inline: bool = setting(False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class PlaceConfig:
     """Where the run's record goes."""
 

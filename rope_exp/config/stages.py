@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from rope_exp.config.schema import Count, Rule
+from rope_exp.config.schema import Count, rule
 from rope_exp.system.errors import ConfigError
 
 Listed = tuple[tuple[int, ...], ...]
 Stages = Annotated[
     tuple[tuple[Count, ...], ...],
-    Rule(
+    rule(
         "must be a list of stages, each [length, steps] or [length, steps, sequences], in whole "
         "numbers of at least 1",
         lambda stages: stages and all(len(stage) in (2, 3) for stage in stages),

@@ -4,12 +4,13 @@ Counts are of one layer: of the recurrent form, which adds to a state and reads 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from pydantic.dataclasses import dataclass
 
 from rope_exp.config.kind import Kind, Shapes, llama_shapes
 from rope_exp.config.probes import Probe
-from rope_exp.config.schema import OpenShare, Positive, numeric
+from rope_exp.config.schema import SECTION, OpenShare, Positive, numeric
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError
@@ -29,7 +30,7 @@ class StateKind(Kind):
         return 12 * self.head_states(model)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class LinearConfig(StateKind):
     """Linear attention, phi = elu + 1: o_i = sum_j sim_ij v_j / max(sum_j sim_ij, eps).
 
@@ -60,7 +61,7 @@ class LinearConfig(StateKind):
         return keys * (features + 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class RetentionConfig(StateKind):
     """RetNet's retention: weights gamma_h^(i-j) q_i' k_j / sqrt(K), gamma_h = 1 - 2^(-5-h).
 
@@ -74,7 +75,7 @@ class RetentionConfig(StateKind):
         return model.num_attention_heads * model.features_per_head**2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class DecayConfig(StateKind):
     """Weights gamma_h^(i-j) alone, neither queries nor keys: h_i = gamma h_{i-1} + v_i, o_i = h_i.
 

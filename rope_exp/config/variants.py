@@ -2,20 +2,31 @@
 
 import itertools
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from rope_exp.config.schema import Name, Natural, Positive, Rule, labelled, numeric, numeric_values
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rope_exp.config.schema import (
+    SECTION,
+    Name,
+    Natural,
+    Positive,
+    labelled,
+    numeric,
+    numeric_values,
+    rule,
+)
 from rope_exp.system.errors import ConfigError
 
 SITES = ("q", "k", "v", "o")
 
 # In float32.
-Base = Annotated[float, Rule("must be a number above 1 and at most 1e30", lambda x: 1 < x <= 1e30)]
+Base = Annotated[float, Field(gt=1, le=1e30)]
 Sites = Annotated[
     tuple[Literal["q", "k", "v", "o"], ...],
-    Rule(
-        "must be a list of some of q, k, v, o, each of which may stand there once",
+    rule(
+        "must be a list of some of q, k, v, o, each at most once",
         lambda sites: len(set(sites)) == len(sites),
     ),
 ]
@@ -28,13 +39,13 @@ T5_BUCKETS = 32
 LEARNED = ("inv_freq", "inv_freq_vo")
 Pattern = Annotated[
     tuple[int, ...],
-    Rule(
+    rule(
         "must be a list of 1 (a layer that rotates) and 0, with at least one 1, repeated over "
         "the layers",
         lambda pattern: set(pattern) <= {0, 1} and 1 in pattern,
     ),
 ]
-Fraction = Annotated[float, Rule("must be a number above 0 and at most 1", lambda x: 0 < x <= 1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 def subset_name(rotate: tuple[str, ...]) -> str:
@@ -46,7 +57,7 @@ SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITE
 SUBSET_NAMES = frozenset(map(subset_name, SUBSETS))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class PeConfig:
     """How position enters.
 

@@ -9,7 +9,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
+
+from pydantic import FiniteFloat
+from typing_extensions import TypedDict
 
 from rope_exp.config.campaign import Cell, cell_name
 from rope_exp.config.campaign_file import Test
@@ -52,7 +55,7 @@ class _Record(TypedDict):
     test: NotRequired[Test]
 
 
-_Row = TypedDict("_Row", {"step": Count, "train/loss": float, "val/loss": float | None})
+_Row = TypedDict("_Row", {"step": Count, "train/loss": FiniteFloat, "val/loss": FiniteFloat | None})
 
 
 def record_path(records: Path, campaign: str, cell: str) -> Path:

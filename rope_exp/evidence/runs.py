@@ -9,7 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
+
+from pydantic import FiniteFloat
+from typing_extensions import TypedDict
 
 from rope_exp.config.campaign_file import Test
 from rope_exp.config.run import RunConfig
@@ -34,7 +37,7 @@ Status = Literal["finished", "diverged", "unfinished"]
 
 
 # What is read of the files, beside what a run folder's own types say.
-_Row = TypedDict("_Row", {"train/loss": float, "val/loss": float})
+_Row = TypedDict("_Row", {"train/loss": FiniteFloat, "val/loss": FiniteFloat})
 
 
 class _Marked(TypedDict):

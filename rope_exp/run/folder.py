@@ -9,10 +9,11 @@ modules of their own. No torch.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, FiniteFloat
+from typing_extensions import TypedDict
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
@@ -20,11 +21,9 @@ from rope_exp.config.schema import (
     Natural,
     NonNegative,
     OrderSha256,
-    Rule,
     Seed,
     Sha256,
     convert,
-    has_aliases,
 )
 from rope_exp.run.answers import Answers
 from rope_exp.system.errors import ConfigError, RecordError
@@ -43,8 +42,10 @@ MANIFEST = "manifest.json"
 # read this format; only a change that defaults cannot bridge takes another.
 FORMAT = 2
 
-_Losses = TypedDict("_Losses", {"val/loss": float | None, "train/loss_last": float | None})
-_FinishedLoss = TypedDict("_FinishedLoss", {"val/loss": float})
+_Losses = TypedDict(
+    "_Losses", {"val/loss": FiniteFloat | None, "train/loss_last": FiniteFloat | None}
+)
+_FinishedLoss = TypedDict("_FinishedLoss", {"val/loss": FiniteFloat})
 _DivergedLoss = TypedDict("_DivergedLoss", {"val/loss": None, "diverged_step": Count})
 _LOSS = {"finished": _FinishedLoss, "diverged": _DivergedLoss}
 
@@ -71,7 +72,11 @@ class Result(_Losses):
     tokens_per_s: NonNegative | None
     mfu: NonNegative | None
     # Bounded, so that a campaign's sum is still a time.
-    wall_s: Annotated[float, Rule("must be from 0 to 10^8 seconds", lambda s: 0 <= s <= 1e8)]
+    wall_s: Annotated[float, Field(ge=0, le=1e8)]
+
+
+class _Answered(TypedDict):
+    probes: Answers
 
 
 class Env(TypedDict):
@@ -101,9 +106,6 @@ def read_config(folder: Path) -> RunConfig:
     path = folder / CONFIG
     text = read_text(path)
     with readable(path, yaml.YAMLError):
-        # We write none.
-        if has_aliases(text):
-            raise ValueError("it holds aliases")
         values = yaml.safe_load(text)
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
@@ -168,14 +170,7 @@ def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, An
     Raises:
         RecordError: what stands in `path` was changed since the run wrote it.
     """
-    try:
-        Answers.model_validate(answers)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, ("probes", *first["loc"])))
-        allowed = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-        raise RecordError(f"{path} was damaged or edited: {key}: {allowed}") from None
-
+    checked(path, {"probes": answers}, _Answered)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         found = json_sha256(answers)
@@ -216,10 +211,10 @@ def checked(path: Path, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
         RecordError: naming the file, the key, its value and what is allowed.
     """
     try:
-        found: dict[str, Any] = convert(hint, values, "")
+        found: dict[str, Any] = convert(hint, values)
     except ConfigError as error:
         raise RecordError(f"{path} was damaged or edited: {error}") from error
-    return found
+    return {**values, **found}
 
 
 def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:

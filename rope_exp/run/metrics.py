@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from rope_exp.config.schema import Count, Natural, Sha256, convert
-from rope_exp.system.errors import RecordError
+from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import (
     descriptor_of,
     explaining_full_disk,
@@ -141,8 +143,10 @@ def read_marked(path: Path, mark: Mark) -> bytes:
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     with readable(where):
         values = json.loads(line.decode(), parse_constant=refuse_constant)
-        row: dict[str, Any] = convert(Row, values, "")
-    return row
+        try:
+            return {**values, **convert(Row, values)}
+        except ConfigError as error:
+            raise ValueError(error) from error
 
 
 # -- writing -------------------------------------------------------------------------------------

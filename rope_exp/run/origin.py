@@ -7,7 +7,9 @@ one origin are one group, and runs that began from two, or from none, are not. N
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Count, Seed, Sha256

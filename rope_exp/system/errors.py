@@ -17,7 +17,7 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
 EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_STOPPED}
 
 
-class ConfigError(ValueError):
+class ConfigError(Exception):
     """A user's mistake: the key, its value (... where none is to be shown), and what is allowed."""
 
     # The three are its `args`, so that it can be pickled: a job of a scheduler's sends it home.

@@ -8,11 +8,11 @@ positions alone: leaving these out is what going on as another variant means.
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Sha256

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 import torch
 from torch import nn
+from typing_extensions import TypedDict
 
 from rope_exp.config.run import differing_keys
 from rope_exp.config.schema import Natural, NonNegative, OrderSha256, Sha256

@@ -4,6 +4,7 @@ A section of a config is a frozen dataclass of pydantic's, of the settings `SECT
 we read back is a TypedDict. This module knows no key by name.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -15,7 +16,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from rope_exp.system.errors import ConfigError
 
@@ -43,15 +51,25 @@ def setting(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"numeric": False})
 
 
-def rule(allowed: str, holds: Callable[[Any], object]) -> AfterValidator:
-    """Return a further rule of an annotated type, and what is said where it does not hold."""
+def rule(allowed: str, holds: Callable[[Any], object]) -> WrapValidator:
+    """Return what a value of an annotated type must satisfy, and the one way in which that is said.
 
-    def check(value: Any) -> Any:
-        if not holds(value):
-            raise ValueError(allowed)
-        return value
+    It is said of a value of another type, too.
+    """
 
-    return AfterValidator(check)
+    def check(value: Any, of_type: ValidatorFunctionWrapHandler) -> Any:
+        with contextlib.suppress(ValidationError):
+            found = of_type(_with_tuples(value))
+            if holds(found):
+                return found
+        raise ValueError(allowed)
+
+    return WrapValidator(check)
+
+
+def _with_tuples(value: Any) -> Any:
+    """Return a value with tuples for its lists, at any depth."""
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 # -- checking ----------------------------------------------------------------------------------

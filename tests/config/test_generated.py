@@ -49,7 +49,7 @@ MISTAKES = [
     ([*SPIKES, "model.tie_word_embeddings=true"], "model.tie_word_embeddings=true", "no tokens"),
     ([*SPIKES, "pe=alibi"], "pe.bias=alibi", "positions of data=spikes are times"),
     ([*SPIKES, "pe=learned"], "pe.input=learned", "between whole ones"),
-    ([*SPIKES, "data.period=0"], "data.period=0", "above 0"),
+    ([*SPIKES, "data.period=0"], "data.period=0", "greater than 0"),
 ]
 
 

@@ -1,9 +1,11 @@
-"""Counting: parameters, floating-point operations, memory and peaks. Arithmetic only, no torch."""
+"""Counting: floating-point operations, memory and peaks.
+
+Parameters are counted by building (model/count.py), which imports torch, and so not before it must.
+"""
 
 import math
 import re
 
-from rope_exp.config.architecture import matrix_weights, mlp_weights, num_parameters
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.learning import MuonConfig
 from rope_exp.config.objective import num_predicted
@@ -81,12 +83,14 @@ def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = No
         vocab_size: the tokenizer's.
         seq_len: of a stage; None: train.seq_len.
     """
+    from rope_exp.model.count import layer_weights
+
     model = config.model
     seq_len = seq_len or config.train.seq_len
+    architecture = config.architecture(vocab_size)
 
-    a_layer = matrix_weights(config.attn, model) + mlp_weights(model)
-    in_layers = 6 * model.num_hidden_layers * a_layer
-    head = config.architecture(vocab_size).head_size * model.hidden_size
+    in_layers = 6 * model.num_hidden_layers * layer_weights(architecture)
+    head = architecture.head_size * model.hidden_size
     in_head = 6 * head * num_predicted(config.train, seq_len) // seq_len
     in_attention = attention_flops_per_token(model, config.attn, seq_len, causal=config.causal)
     return in_layers + in_head + in_attention
@@ -109,10 +113,12 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     Args:
         vocab_size: the tokenizer's.
     """
+    from rope_exp.model.count import layer_weights, num_parameters
+
     model = config.model
     architecture = config.architecture(vocab_size)
     tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
-    of_layers = model.num_hidden_layers * (matrix_weights(config.attn, model) + mlp_weights(model))
+    of_layers = model.num_hidden_layers * layer_weights(architecture)
     spared = of_layers if isinstance(config.optim, MuonConfig) else 0
     every = num_parameters(architecture)
     return 12 * every - 4 * spared + 4 * tied + 2**20
@@ -128,6 +134,8 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     Args:
         vocab_size: the tokenizer's.
     """
+    from rope_exp.model.count import num_parameters
+
     train = config.train
     model = config.model
     architecture = config.architecture(vocab_size)

@@ -3,7 +3,7 @@
 H query heads, G key/value heads, K features of a head, D model width, T tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import Field
@@ -15,10 +15,6 @@ from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError
 
 Even = Annotated[int, Field(ge=2, multiple_of=2)]
-# Of the parameters of one layer's attention, by their names; matrices are (out, in).
-Shapes = Mapping[str, tuple[int, ...]]
-# Of a matrix that is one a head: the dimension of heads, and their number.
-Splits = Mapping[str, tuple[int, int]]
 
 
 class Kind:
@@ -49,21 +45,6 @@ class Kind:
         """Return where a rotation can act."""
         return SITES
 
-    def shapes(self, model: ModelConfig) -> Shapes:
-        """Return the shape of every parameter."""
-        return llama_shapes(model)
-
-    def head_splits(self, model: ModelConfig) -> Splits:
-        """Return which matrices are one a head."""
-        heads = model.num_attention_heads
-        groups = model.num_key_value_heads
-        return {
-            "q_proj.weight": (0, heads),
-            "k_proj.weight": (0, groups),
-            "v_proj.weight": (0, groups),
-            "o_proj.weight": (1, heads),
-        }
-
     def rotary_dim(self, model: ModelConfig) -> int:
         """Return how many features of a head, the last ones, a rotation could act on."""
         return model.features_per_head
@@ -76,20 +57,9 @@ class Kind:
         """Return the features of a head's keys, and of its values and output."""
         return model.features_per_head, model.features_per_head
 
-    def cached(self, model: ModelConfig, pe: PeConfig) -> int:
-        """Return the fewest distinct numbers a token from which K and V are read as they are.
-
-        Where layers differ in what rotates, of the layer that keeps the most.
-        """
-        return 0
-
-    def state(self, model: ModelConfig) -> int:
-        """Return the numbers that are kept however many tokens there were."""
-        return 0
-
     def head_states(self, model: ModelConfig) -> int:
         """Return the numbers of a state for each query head, as training computes them."""
-        return self.state(model)
+        return 0
 
     def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
         """Return the operations of one training token beside the weights': 3 times the forward's.
@@ -159,19 +129,6 @@ class Kind:
             f"attn.kind={self.kind} can rotate {' and '.join(self.sites()) or 'nothing'}; "
             f"{' and '.join(refused)} must not stand there"
         )
-
-
-def llama_shapes(model: ModelConfig) -> Shapes:
-    """Return the matrices of LLaMA's attention."""
-    width = model.hidden_size
-    queries = model.num_attention_heads * model.features_per_head
-    keys = model.num_key_value_heads * model.features_per_head
-    return {
-        "q_proj.weight": (queries, width),
-        "k_proj.weight": (keys, width),
-        "v_proj.weight": (keys, width),
-        "o_proj.weight": (width, queries),
-    }
 
 
 def _check_heads(model: ModelConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic.dataclasses import dataclass
 
-from rope_exp.config.kind import Even, Kind, Shapes, Splits
+from rope_exp.config.kind import Even, Kind
 from rope_exp.config.probes import Probe
 from rope_exp.config.schema import SECTION, Count, numeric
 from rope_exp.config.sections import ModelConfig
@@ -33,10 +33,6 @@ class KeysKind(Kind):
             pairs = seen * (seen + 1) // 2 + (seq_len - seen) * seen
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
-    def head_states(self, model: ModelConfig) -> int:
-        """Return 0: training, which has all tokens at once, sums no state."""
-        return 0
-
     @classmethod
     def probes(cls) -> tuple[Probe, ...]:
         return ("distance",)
@@ -50,19 +46,6 @@ class SoftmaxConfig(KeysKind):
 
     takes_norm = True
     takes_shift = True
-
-    def shapes(self, model: ModelConfig) -> Shapes:
-        features = (model.features_per_head,)
-        norms = {"q_norm.weight": features, "k_norm.weight": features} if model.qk_norm else {}
-        shift = {"token_shift": (model.hidden_size,)} if model.token_shift else {}
-        return {**super().shapes(model), **norms, **shift}
-
-    def cached(self, model: ModelConfig, pe: PeConfig) -> int:
-        return 2 * model.num_key_value_heads * model.features_per_head
-
-    def state(self, model: ModelConfig) -> int:
-        # The newest token's input, from which the next one's keys and values are made.
-        return model.hidden_size if model.token_shift else 0
 
 
 @dataclass(frozen=True, config=SECTION)
@@ -98,30 +81,6 @@ class LatentConfig(KeysKind):
         """The features of a head's values and output."""
         return self.value_dim + self.rope_dim * self.value_rope
 
-    def shapes(self, model: ModelConfig) -> Shapes:
-        heads = model.num_attention_heads
-        width = model.hidden_size
-        queries = heads * self.key_dim
-
-        found: dict[str, tuple[int, ...]] = {"q_proj.weight": (queries, width)}
-        if self.q_rank is not None:
-            found = {
-                "q_a_proj.weight": (self.q_rank, width),
-                "q_a_layernorm.weight": (self.q_rank,),
-                "q_b_proj.weight": (queries, self.q_rank),
-            }
-        return found | {
-            "kv_a_proj_with_mqa.weight": (self.kv_rank + self.rope_dim, width),
-            "kv_a_layernorm.weight": (self.kv_rank,),
-            "kv_b_proj.weight": (heads * (self.nope_dim + self.value_dim), self.kv_rank),
-            "o_proj.weight": (width, heads * self.out_dim),
-        }
-
-    def head_splits(self, model: ModelConfig) -> Splits:
-        names = ("q_proj.weight", "q_b_proj.weight", "kv_b_proj.weight")
-        splits = dict.fromkeys(names, (0, model.num_attention_heads))
-        return {**splits, "o_proj.weight": (1, model.num_attention_heads)}
-
     def rotary_dim(self, model: ModelConfig) -> int:
         return self.rope_dim
 
@@ -131,11 +90,6 @@ class LatentConfig(KeysKind):
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
         return self.key_dim, self.out_dim
-
-    def cached(self, model: ModelConfig, pe: PeConfig) -> int:
-        # The latent, and k_R: twice where keys and values hold it turned differently.
-        is_twice = self.value_rope and not pe.has_values_in_keys(model.num_hidden_layers)
-        return self.kv_rank + self.rope_dim * (1 + is_twice)
 
     def why_not(self, refused: Sequence[str]) -> str:
         return (
@@ -176,23 +130,6 @@ class SharedConfig(KeysKind):
         """The features of a head's values and output."""
         return self.nope_dim if self.form == "s3" else self.key_dim
 
-    def shapes(self, model: ModelConfig) -> Shapes:
-        heads = model.num_attention_heads
-        width = model.hidden_size
-        found = {
-            "q_proj.weight": (heads * self.key_dim, width),
-            "k_proj.weight": (self.groups * self.key_dim, width),
-            "o_proj.weight": (width, heads * self.out_dim),
-        }
-        if self.form == "s1":
-            found["v_proj.weight"] = (self.groups * self.rope_dim, width)
-        return found
-
-    def head_splits(self, model: ModelConfig) -> Splits:
-        splits = super().head_splits(model)
-        of_groups = ("k_proj.weight", "v_proj.weight")
-        return {**splits, **dict.fromkeys(of_groups, (0, self.groups))}
-
     def rotary_dim(self, model: ModelConfig) -> int:
         return self.rope_dim
 
@@ -201,12 +138,6 @@ class SharedConfig(KeysKind):
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
         return self.key_dim, self.out_dim
-
-    def cached(self, model: ModelConfig, pe: PeConfig) -> int:
-        # Beside the keys: what values have of their own, or the shared features turned otherwise.
-        is_other = self.form == "s1" or not pe.has_values_in_keys(model.num_hidden_layers)
-        is_other &= self.form != "s3"
-        return self.groups * (self.key_dim + self.rope_dim * is_other)
 
     def check(self, model: ModelConfig, pe: PeConfig) -> None:
         super().check(model, pe)

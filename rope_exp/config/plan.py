@@ -11,7 +11,6 @@ from functools import cache
 
 import numpy as np
 
-from rope_exp.config.architecture import num_parameters
 from rope_exp.config.costs import (
     PEAK_TFLOPS,
     attention_flops_per_token,
@@ -42,6 +41,8 @@ def cost_lines(
     Raises:
         ConfigError: the vocabulary's size is known only to a pretrained tokenizer.
     """
+    from rope_exp.model.count import num_parameters
+
     model = config.model
     attn = config.attn
     train = config.train
@@ -147,11 +148,10 @@ def _kept(config: RunConfig) -> str:
     """Return what is kept of earlier tokens, where they are read one after another."""
     if not config.causal:
         return ", both ways"
-    attn = config.attn
-    return (
-        f"; a layer caches {attn.cached(config.model, config.pe):,} numbers a token, and "
-        f"{attn.state(config.model):,} that do not grow"
-    )
+    from rope_exp.model.count import kept
+
+    a_token, at_all = kept(config.attn, config.model, config.pe)
+    return f"; a layer caches {a_token:,} numbers a token, and {at_all:,} that do not grow"
 
 
 def _steps(config: RunConfig) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rope_exp.config.architecture import Architecture, matched
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.generated import check_generated
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
@@ -131,6 +131,9 @@ class RunConfig:
                 self.model.match_params,
                 "needs a vocabulary whose size is known: a pretrained tokenizer's is not",
             )
+        # Not above: torch takes a second to import.
+        from rope_exp.model.count import matched
+
         object.__setattr__(self, "model", matched(self.architecture(vocab_size)))
 
     @staticmethod

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from rope_exp.config.kind import Kind, Shapes, llama_shapes
+from rope_exp.config.kind import Kind
 from rope_exp.config.probes import Probe
 from rope_exp.config.schema import SECTION, OpenShare, Positive, numeric
 from rope_exp.config.sections import ModelConfig
@@ -43,22 +43,15 @@ class LinearConfig(StateKind):
     form: Literal["numerator", "both", "one_plus_cos"] = numeric("numerator")
     eps: Positive = numeric(1e-6)
 
-    def state(self, model: ModelConfig) -> int:
-        # Query heads of one group read one state.
-        return model.num_key_value_heads * self._state_of_a_head(model)
-
     def head_states(self, model: ModelConfig) -> int:
-        return model.num_attention_heads * self._state_of_a_head(model)
+        # Sums over keys, of values and of one; 1 + cos has one key more, which is 1.
+        features = model.features_per_head
+        keys = features + (self.form == "one_plus_cos")
+        return model.num_attention_heads * keys * (features + 1)
 
     @classmethod
     def probes(cls) -> tuple[Probe, ...]:
         return ("floors",)
-
-    def _state_of_a_head(self, model: ModelConfig) -> int:
-        """Return the sums over keys, of values and of one; 1 + cos has one key more, which is 1."""
-        features = model.features_per_head
-        keys = features + (self.form == "one_plus_cos")
-        return keys * (features + 1)
 
 
 @dataclass(frozen=True, config=SECTION)
@@ -70,8 +63,7 @@ class RetentionConfig(StateKind):
 
     kind: Literal["retention"] = numeric("retention")
 
-    def state(self, model: ModelConfig) -> int:
-        # Heads of one group forget at rates of their own.
+    def head_states(self, model: ModelConfig) -> int:
         return model.num_attention_heads * model.features_per_head**2
 
 
@@ -92,12 +84,7 @@ class DecayConfig(StateKind):
     def sites(self) -> tuple[str, ...]:
         return ("v", "o")
 
-    def shapes(self, model: ModelConfig) -> Shapes:
-        every = llama_shapes(model)
-        found = {name: every[name] for name in ("v_proj.weight", "o_proj.weight")}
-        return found | ({"nu": (model.num_attention_heads,)} if self.gamma == "learned" else {})
-
-    def state(self, model: ModelConfig) -> int:
+    def head_states(self, model: ModelConfig) -> int:
         return model.num_attention_heads * model.features_per_head
 
     def check(self, model: ModelConfig, pe: PeConfig) -> None:

@@ -125,14 +125,6 @@ class PeConfig:
         """
         return self.base_vo is None and self.fraction_vo is None and not self.trainable
 
-    def has_values_in_keys(self, num_layers: int) -> bool:
-        """Return whether, in each layer, features that keys and values share turn alike."""
-        for layer in range(num_layers):
-            turning = {"k", "v"} & {*self.sites_of(layer)}
-            if len(turning) == 1 or (turning and not self.is_one_rotation):
-                return False
-        return True
-
     def sites_of(self, layer: int) -> tuple[str, ...]:
         """Return which sites rotate in a layer, counted from 0."""
         patterns = {"qk": self.layers, "vo": self.layers_vo or self.layers}

@@ -17,6 +17,7 @@ from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.places import BY_PLACE, by_place
 from rope_exp.evidence.records import read_record
 from rope_exp.evidence.runs import ReportError, Run, folders_in, is_run, read_run
+from rope_exp.model.count import kept
 
 # Of config.yaml, by the keys of the command line; whatever else tells runs apart is added.
 _OF_CONFIG = (
@@ -182,6 +183,7 @@ def _keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _line(run: Run) -> dict[str, Any]:
     config = run.config.to_dict()
+    cached, state = kept(run.config.attn, run.config.model, run.config.pe)
     line: dict[str, Any] = {
         "where": run.where,
         "group": run.group,
@@ -190,8 +192,8 @@ def _line(run: Run) -> dict[str, Any]:
         "variant": run.variant_name,
         "rotate": "".join(run.config.pe.rotate),
         "kind": run.config.attn.label,
-        "cached": run.config.attn.cached(run.config.model, run.config.pe),
-        "state": run.config.attn.state(run.config.model),
+        "cached": cached,
+        "state": state,
         "status": run.status,
     }
     for key in _OF_CONFIG:

@@ -7,6 +7,7 @@ parameter and draws no random number, so all variants of a seed share them bit f
 Shapes: B batch, T position, D model width, V vocabulary.
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rope_exp.config.architecture import Architecture, llama_matrices
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import INIT_STD
+from rope_exp.config.variants import PeConfig
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
 from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy, summed_squares
@@ -255,6 +257,20 @@ class Decoder(nn.Module):
                 parameter.copy_(drawn(name, parameter.shape, own_stream(seed, name)))
 
 
+@functools.cache
+def on_meta(architecture: Architecture) -> Decoder:
+    """Return a decoder whose tensors have shapes and no numbers: of any size, at once."""
+    with torch.device("meta"):
+        return Decoder(architecture)
+
+
+def llama_matrices(architecture: Architecture) -> dict[str, torch.Size]:
+    """Return the shapes of the matrices that a decoder of these sizes has in transformers."""
+    llama = Architecture(architecture.model, PeConfig(rotate=()), architecture.vocab_size)
+    named = on_meta(llama).named_parameters()
+    return {name: matrix.shape for name, matrix in named if matrix.ndim == 2}
+
+
 def own_stream(seed: int, name: str) -> torch.Generator:
     """Return a generator for one parameter, seeded by SHA-256 of the run's seed and its name."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
@@ -279,7 +295,7 @@ def llama_weights(decoder: Decoder) -> dict[str, Tensor]:
     return {
         name: tensor
         for name, tensor in weights(decoder).items()
-        if name.endswith(LLAMA_NORMS) or shapes.get(name) == tuple(tensor.shape)
+        if name.endswith(LLAMA_NORMS) or shapes.get(name) == tensor.shape
     }
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from rope_exp.evidence.comparable import ROW, spelled
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import Judged, Verdict
+from rope_exp.model.count import kept
 from rope_exp.report.answers import task_tables
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Line, Report
@@ -106,17 +107,15 @@ def cells(report: Report, row: Line) -> list[Cell]:
 def _kind_cells(run: Run) -> list[Cell]:
     """Return what kind of attention a row has, its parameters, and what a layer of it caches."""
     attn = run.config.attn
-    model = run.config.model
-    cached = attn.cached(model, run.config.pe)
-    state = attn.state(model)
+    cached, state = kept(attn, run.config.model, run.config.pe)
     params = run.result.get("params")
-    kept = f"{cached:,}"
+    told = f"{cached:,}"
     if state:
-        kept = f"{cached:,}, and {state:,} once" if cached else f"{state:,} once"
+        told = f"{cached:,}, and {state:,} once" if cached else f"{state:,} once"
     return [
         Cell("", "kind", attn.kind),
         Cell("", "parameters", params, ",d"),
-        Cell("", "cached a token and layer", kept),
+        Cell("", "cached a token and layer", told),
         Cell("kind", "", attn.label),
         Cell("params", "", params, "d"),
         Cell("cached", "", cached, "d"),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from rope_exp.config.learning import MuonConfig, OptimConfig
+from rope_exp.model.attention.base import HeadLinear
 from rope_exp.model.decoder import FREQUENCIES, Decoder
 from rope_exp.training.muon import Muon
 
@@ -52,12 +53,10 @@ def _make_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optim
     if isinstance(config, OptimConfig):
         return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
-    architecture = decoder.architecture
-    of_heads = architecture.attn.head_splits(architecture.model)
     splits = {
-        named[name]: of_heads[within]
-        for name in of_muon
-        if (within := name.partition(".self_attn.")[2]) in of_heads
+        module.get_parameter("weight"): module.split
+        for module in decoder.modules()
+        if isinstance(module, HeadLinear)
     }
     return Muon(
         [named[name] for name in of_muon],

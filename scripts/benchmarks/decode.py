@@ -14,6 +14,7 @@ from benchmarks.setting import Bench
 from rope_exp.config.kind import Kind
 from rope_exp.evaluation.generate import PART
 from rope_exp.model.cache import Cache
+from rope_exp.model.count import kept
 from rope_exp.model.decoder import Decoder
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
@@ -53,9 +54,10 @@ def decode(bench: Bench, model: str) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     for each, arm in arms.items():
         sizes = arm.decoder.architecture
+        cached, state = kept(sizes.attn, sizes.model, sizes.pe)
         found[each] = {
-            "cached": arm.attn.cached(sizes.model, sizes.pe),
-            "state": arm.attn.state(sizes.model),
+            "cached": cached,
+            "state": state,
             "token_s": [],
             "kept_bytes": [],
         }
@@ -67,8 +69,8 @@ def decode(bench: Bench, model: str) -> dict[str, Any]:
         for each, arm in arms.items():
             while arm.cache.length < context:
                 arm.take(ids_1T[:, : min(PART, context - arm.cache.length)])
-            kept = [[*layer.rows.values(), *layer.states.values()] for layer in arm.cache.layers]
-            size = sum(tensor.nbytes for layer in kept for tensor in layer)
+            left = [[*layer.rows.values(), *layer.states.values()] for layer in arm.cache.layers]
+            size = sum(tensor.nbytes for layer in left for tensor in layer)
             found[each]["kept_bytes"].append(size)
         for _ in range(bench.rounds):
             for each, arm in arms.items():

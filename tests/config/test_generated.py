@@ -3,7 +3,6 @@
 import pytest
 from support.refused import refused
 
-from rope_exp.config.architecture import num_parameters
 from rope_exp.config.compose import run_config
 from rope_exp.config.costs import attention_flops_per_token
 from rope_exp.config.run import RunConfig
@@ -76,12 +75,10 @@ def test_one_data_set_has_one_spelling() -> None:
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_its_parameters_are_counted(kind: str) -> None:
+def test_its_head(kind: str) -> None:
     """The head has a row a token, or a row a number that is predicted."""
     config = run_config([f"data={kind}"])
-    architecture = config.architecture(TASKS[kind].vocab_size)
-    decoder = Decoder(architecture)
-    assert sum(each.numel() for each in decoder.parameters()) == num_parameters(architecture)
+    decoder = Decoder(config.architecture(TASKS[kind].vocab_size))
     rows = 2 if kind == "spikes" else TASKS[kind].vocab_size
     assert decoder.lm_head.weight.shape == (rows, 128)
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 from support.configs import REPOSITORY
 from support.kinds import KINDS
-from support.models import SIZES, make_pe, make_sizes
+from support.models import SIZES, make_pe
 from support.refused import refused
 
-from rope_exp.config.architecture import Architecture, num_parameters
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.compose import compose_jobs, run_config
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.run import RunConfig
+from rope_exp.model.count import kept, num_parameters
 from rope_exp.model.decoder import Decoder
 
 # Of the sequel's shape at small size: parameters, and numbers cached a token and layer.
@@ -58,11 +59,8 @@ def row(folder: str, name: str) -> RunConfig:
 @pytest.mark.parametrize("name", MINI)
 def test_a_small_row_has_its_parameters_and_its_cache(name: str) -> None:
     config = row("sequel_mini", name)
-    with torch.device("meta"):
-        decoder = Decoder(config.architecture(2048))
-    counted = sum(parameter.numel() for parameter in decoder.parameters())
-    assert (counted, config.attn.cached(config.model, config.pe)) == MINI[name]
-    assert num_parameters(config.architecture(2048)) == counted
+    cached, _ = kept(config.attn, config.model, config.pe)
+    assert (num_parameters(config.architecture(2048)), cached) == MINI[name]
 
 
 @pytest.mark.parametrize("name", SEQUEL)
@@ -71,7 +69,7 @@ def test_a_row_of_the_sequel_has_its_parameters_and_its_cache(name: str) -> None
     millions, cached = SEQUEL[name]
     count = num_parameters(config.architecture(SEQUEL_VOCABULARY))
     assert abs(count / 1e6 - millions) < 0.002 * millions
-    assert config.attn.cached(config.model, config.pe) == cached
+    assert kept(config.attn, config.model, config.pe)[0] == cached
 
 
 @pytest.mark.parametrize(("folder", "rows"), [("sequel_mini", MINI), ("sequel", SEQUEL)])
@@ -81,15 +79,6 @@ def test_an_experiment_runs_every_row(folder: str, rows: dict[str, object]) -> N
     assert len({config.config_sha256 for config in jobs.configs}) == len(rows)
     files = {path.stem for path in Path(REPOSITORY, "configs", "row", folder).iterdir()}
     assert files == set(rows)
-
-
-@pytest.mark.parametrize("attn", KINDS, ids=str)
-@pytest.mark.parametrize("sizes", [SIZES, make_sizes(tie_word_embeddings=True, window=5)])
-def test_the_count_of_parameters_is_the_decoders_own(attn: AttnConfig, sizes: object) -> None:
-    architecture = Architecture(sizes, make_pe(), 61, attn)  # type: ignore[arg-type]
-    with torch.device("meta"):
-        decoder = Decoder(architecture)
-    assert num_parameters(architecture) == sum(p.numel() for p in decoder.parameters())
 
 
 # -- initial weights -----------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from torch import Tensor
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.model.cache import Cache, LayerCache
+from rope_exp.model.count import kept as kept_of
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.positions import Positions
 from rope_exp.system.errors import ConfigError
@@ -168,8 +169,8 @@ def test_a_cache_holds_what_the_config_says(attn: AttnConfig) -> None:
             cache = decoder.new_cache()
             fed(decoder, tokens(3, length), [length], cache)
             kept.append(cache.num_numbers() / 3 / model.num_hidden_layers)
-        a_token = attn.cached(model, decoder.architecture.pe)
-        assert kept == [attn.state(model) + count * a_token for count in (LENGTH, 2 * LENGTH)]
+        a_token, at_all = kept_of(attn, model, decoder.architecture.pe)
+        assert kept == [at_all + count * a_token for count in (LENGTH, 2 * LENGTH)]
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from support.models import (
     tokens,
 )
 
-from rope_exp.config.architecture import Architecture, num_parameters
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import turned
 from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
@@ -302,7 +302,6 @@ def test_new_parameters_move_no_old_ones(changes: dict[str, Any]) -> None:
     expected = 20 * 32 * (changes.get("input") == "learned")
     expected += 32 * 4 * (changes.get("bias") == "t5")
     assert added == expected
-    assert num_parameters(decoder.architecture) == sum(p.numel() for p in named.values())
 
 
 LEARNED = [
@@ -376,5 +375,4 @@ def test_norms_are_counted_and_begin_at_one() -> None:
     norms = [name for name in named if "q_norm" in name or "k_norm" in name]
     assert len(norms) == 4
     assert all(torch.equal(named[name], torch.ones(8)) for name in norms)
-    assert num_parameters(architecture) == sum(p.numel() for p in named.values())
     assert SIZES.features_per_head == 8

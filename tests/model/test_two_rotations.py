@@ -14,6 +14,7 @@ from support.models import BASE, SUBSETS, VOCAB, make_pe, make_sizes, tokens
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.model.attention.base import Attention
+from rope_exp.model.count import kept as kept_of
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate
 from rope_exp.system.errors import LawError
@@ -102,7 +103,7 @@ def test_a_cache_holds_what_the_config_says(attn: AttnConfig, changes: dict[str,
         cache = decoder.new_cache()
         decoder(tokens(3, LENGTH), cache=cache)
         kept = max(sum(row[0, 0].numel() for row in each.rows.values()) for each in cache.layers)
-        assert kept == attn.cached(model, decoder.architecture.pe), sites
+        assert kept == kept_of(attn, model, decoder.architecture.pe)[0], sites
 
 
 def test_one_rotation_has_one_row() -> None:

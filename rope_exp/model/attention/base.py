@@ -40,10 +40,15 @@ class Attention(nn.Module):
         self.rotary_dim = attn.rotary_dim(config)
         self.scale = attn.widths(config)[0] ** -0.5
 
-        for name, shape in attn.shapes(config).items():
-            module, _, of_module = name.partition(".")
-            if of_module and len(shape) == 2:
-                self.add_module(module, nn.Linear(shape[1], shape[0], bias=False))
+    def project_as_llama(self) -> None:
+        """Make the projections of LLaMA's attention."""
+        config = self.config
+        groups = config.num_key_value_heads
+        features = config.features_per_head
+        self.q_proj = to_heads(config.hidden_size, config.num_attention_heads, features)
+        self.k_proj = to_heads(config.hidden_size, groups, features)
+        self.v_proj = to_heads(config.hidden_size, groups, features)
+        self.o_proj = from_heads(config.num_attention_heads, features, config.hidden_size)
 
     def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
         """Return what is added to the residual stream.
@@ -135,6 +140,28 @@ class Attention(nn.Module):
         if site not in self.sites:
             return x_BTHK
         return turned(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
+
+
+class HeadLinear(nn.Linear):
+    """A matrix that is one a head, in its rows or in its columns.
+
+    Attributes:
+        split: the dimension of heads, 0 or 1, and their number.
+    """
+
+    def __init__(self, num_in: int, num_out: int, dim: int, num_heads: int) -> None:
+        super().__init__(num_in, num_out, bias=False)
+        self.split = (dim, num_heads)
+
+
+def to_heads(width: int, num_heads: int, features: int) -> HeadLinear:
+    """Return the projection of a token onto heads, without bias."""
+    return HeadLinear(width, num_heads * features, 0, num_heads)
+
+
+def from_heads(num_heads: int, features: int, width: int) -> HeadLinear:
+    """Return the projection of heads onto a token, without bias."""
+    return HeadLinear(num_heads * features, width, 1, num_heads)
 
 
 def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import MAX_LEARNED_HEADS, DecayConfig
-from rope_exp.model.attention.base import for_queries, split_heads
+from rope_exp.model.attention.base import for_queries, from_heads, split_heads, to_heads
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.retention import retnet_log_gamma
 from rope_exp.model.attention.state import StateAttention, Sums
@@ -29,13 +29,14 @@ NU_RANGE = (-(5 + MAX_LEARNED_HEADS) * math.log(2), math.log(3.0))
 class DecayAttention(StateAttention):
     """o_i = R_i' sum over j <= i of gamma^(i-j) R_j v_j, times sqrt(1 - gamma^2) if normalised."""
 
-    v_proj: nn.Linear
-
     def __init__(self, config: ModelConfig, attn: DecayConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
+        width = config.hidden_size
+        self.v_proj = to_heads(width, config.num_key_value_heads, self.head_dim)
+        self.o_proj = from_heads(self.num_heads, self.head_dim, width)
 
         log_gamma_H = retnet_log_gamma(self.num_heads)
         if isinstance(attn.gamma, float):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rope_exp.config.kinds import LatentConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Attention, normed, split_heads
+from rope_exp.model.attention.base import Attention, from_heads, normed, split_heads, to_heads
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.positions import Positions
 
@@ -29,16 +29,20 @@ LATENT_EPS = 1e-6
 class LatentAttention(Attention):
     """Softmax attention over keys [W_K c; R k_R] and values W_V c, of scale 1/sqrt(C + R)."""
 
-    q_proj: nn.Linear
-    q_a_proj: nn.Linear  # where queries have a rank
-    q_b_proj: nn.Linear
-    kv_a_proj_with_mqa: nn.Linear
-    kv_b_proj: nn.Linear
-
     def __init__(self, config: ModelConfig, attn: LatentConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
         self.kept = [attn.kv_rank, attn.rope_dim]
+        width = config.hidden_size
+        heads = config.num_attention_heads
+        if attn.q_rank is None:
+            self.q_proj = to_heads(width, heads, attn.key_dim)
+        else:
+            self.q_a_proj = nn.Linear(width, attn.q_rank, bias=False)
+            self.q_b_proj = to_heads(attn.q_rank, heads, attn.key_dim)
+        self.kv_a_proj_with_mqa = nn.Linear(width, sum(self.kept), bias=False)
+        self.kv_b_proj = to_heads(attn.kv_rank, heads, attn.nope_dim + attn.value_dim)
+        self.o_proj = from_heads(heads, attn.out_dim, width)
         self.kv_a_layernorm = nn.RMSNorm(attn.kv_rank, eps=LATENT_EPS)
         if attn.q_rank is not None:
             self.q_a_layernorm = nn.RMSNorm(attn.q_rank, eps=LATENT_EPS)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import LinearConfig
@@ -27,13 +27,11 @@ DENOMINATOR = "denominator"
 class LinearAttention(StateAttention):
     """o_i = sum over j <= i of sim_ij v_j / max(sum over j <= i of sim_ij, eps)."""
 
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
     no_decay_H: Tensor
 
     def __init__(self, config: ModelConfig, attn: LinearConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
+        self.project_as_llama()
         self.attn = attn
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads

@@ -49,7 +49,9 @@ def chunked(
         size: of a chunk.
     """
     # What is narrow already are q, k and v; sums over chunks stay wide.
-    with torch.autocast(v_BTHV.device.type, enabled=False):
+    # The meta device has no autocast of its own.
+    device = "cuda" if v_BTHV.is_cuda else "cpu"
+    with torch.autocast(device, enabled=False):
         return _chunked(scores, v_BTHV, log_gamma_H.to(wide(v_BTHV).dtype), state_BHKV, size)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import RetentionConfig
@@ -29,13 +29,11 @@ def retnet_log_gamma(num_heads: int) -> Tensor:
 class RetentionAttention(StateAttention):
     """o_i = rms_norm(R_i' sum over j <= i of gamma^(i-j) (q_i' k_j / sqrt(K)) v_j)."""
 
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
     log_gamma_H: Tensor
 
     def __init__(self, config: ModelConfig, attn: RetentionConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
+        self.project_as_llama()
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
         log_gamma_H = retnet_log_gamma(self.num_heads)

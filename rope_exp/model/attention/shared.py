@@ -10,11 +10,11 @@ Shapes as in `base`; C features that do not rotate, R that may.
 from collections.abc import Collection
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rope_exp.config.kinds import SharedConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Attention, linears, split_heads
+from rope_exp.model.attention.base import Attention, from_heads, linears, split_heads, to_heads
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.positions import Positions
 
@@ -22,13 +22,15 @@ from rope_exp.model.positions import Positions
 class SharedAttention(Attention):
     """Softmax attention over keys [c; R k_R] and values [c; R v_R], [c; R k_R] or c alone."""
 
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear  # of s1
-
     def __init__(self, config: ModelConfig, attn: SharedConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
+        width = config.hidden_size
+        self.q_proj = to_heads(width, config.num_attention_heads, attn.key_dim)
+        self.k_proj = to_heads(width, attn.groups, attn.key_dim)
+        self.o_proj = from_heads(config.num_attention_heads, attn.out_dim, width)
+        if attn.form == "s1":
+            self.v_proj = to_heads(width, attn.groups, attn.rope_dim)
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         own = [self.v_proj] if self.attn.form == "s1" else []

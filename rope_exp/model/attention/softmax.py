@@ -23,12 +23,9 @@ BEGINNING = 0.5
 class SoftmaxAttention(Attention):
     """o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j."""
 
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-
     def __init__(self, config: ModelConfig, attn: SoftmaxConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
+        self.project_as_llama()
         self.head_dim = config.features_per_head
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rope_exp.model.count import kept
 from rope_exp.report.content import Line, Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import (
@@ -72,7 +73,7 @@ def front(points: Sequence[Point]) -> list[Point]:
 def _bytes(row: Line) -> int:
     """Return what a layer caches of a token; 0 where it is a state, which does not grow."""
     config = row.runs[0].config
-    return _BYTES * config.attn.cached(config.model, config.pe)
+    return _BYTES * kept(config.attn, config.model, config.pe)[0]
 
 
 def _published_points(report: Report, rows: Sequence[Line]) -> list[Point]:

@@ -225,12 +225,6 @@ def test_every_head_that_may_learn_its_decay_begins_at_retnets(normalise: Any) -
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
-def test_the_config_knows_the_modules_parameters(attn: AttnConfig) -> None:
-    layer = make_layer(attn, ())
-    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == attn.shapes(SIZES)
-
-
-@pytest.mark.parametrize("attn", KINDS, ids=str)
 def test_the_gradient_is_the_slope(attn: AttnConfig) -> None:
     """By every parameter and by the input, of the last output that both turns enter."""
     sites = tuple(site for site in "qkvo" if site in attn.sites())

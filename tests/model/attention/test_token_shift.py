@@ -1,6 +1,5 @@
 """Keys and values that see the token before: against a loop, from a cache, and by the laws."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,6 @@ from support.kinds import make_layer
 from support.models import (
     SIZES,
     SUBSETS,
-    VOCAB,
     make_decoder,
     make_pe,
     make_positions,
@@ -22,11 +20,11 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.config.architecture import Architecture, num_parameters
 from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.model.attention import softmax
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.cache import Cache
+from rope_exp.model.count import kept as kept_of
 from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.model.laws import certificate, expected_class
 from rope_exp.system.errors import LawError
@@ -182,11 +180,11 @@ def test_one_input_a_layer_is_kept() -> None:
     decoder = decoder_of("q", "k")
     attn = decoder.architecture.attn
     sizes = decoder.architecture.model
-    assert attn.state(sizes) == sizes.hidden_size
+    a_token, at_all = kept_of(attn, sizes, decoder.architecture.pe)
+    assert at_all == sizes.hidden_size
     for length in (1, LENGTH):
         cache = decoder.new_cache()
         fed(decoder, tokens(3, length), [length], cache)
-        a_token = attn.cached(sizes, decoder.architecture.pe)
         a_layer = 3 * (sizes.hidden_size + length * a_token)
         assert cache.num_numbers() == sizes.num_hidden_layers * a_layer
 
@@ -304,12 +302,3 @@ def test_it_draws_nothing_and_moves_no_other_weight() -> None:
         assert torch.equal(of_shifted.pop(name), torch.full((SIZES.hidden_size,), 0.5))
     assert weights_sha256(of_shifted) == weights_sha256(of_plain)
     assert weights_sha256(llama_weights(shifted)) == weights_sha256(llama_weights(plain))
-
-
-def test_its_numbers_are_counted() -> None:
-    for groups, norm in itertools.product((1, 2, 4), (False, True)):
-        sizes = make_sizes(token_shift=True, num_key_value_heads=groups, qk_norm=norm)
-        architecture = Architecture(sizes, make_pe("q", "k"), VOCAB)
-        with torch.device("meta"):
-            decoder = Decoder(architecture)
-        assert num_parameters(architecture) == sum(p.numel() for p in decoder.parameters())

@@ -5,28 +5,27 @@ the cache, its identity and its plan follow.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from pydantic.dataclasses import dataclass
 from support.command import write
 from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, tokens
 from support.refused import refused
-from torch import Tensor, nn
+from torch import Tensor
 
 from rope_exp.config import plan
-from rope_exp.config.architecture import Architecture, num_parameters
+from rope_exp.config.architecture import Architecture
 from rope_exp.config.compose import run_config
-from rope_exp.config.kind import Shapes, llama_shapes
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import numeric
+from rope_exp.config.schema import SECTION, numeric
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import StateKind
-from rope_exp.model.attention.base import for_queries, split_heads
+from rope_exp.model.attention.base import for_queries, from_heads, split_heads, to_heads
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention, Sums
 from rope_exp.model.decoder import Decoder
@@ -34,7 +33,7 @@ from rope_exp.model.laws import certificate, expected_class
 from rope_exp.model.positions import Positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SECTION)
 class MeanConfig(StateKind):
     """The mean of all values up to the query's."""
 
@@ -43,23 +42,20 @@ class MeanConfig(StateKind):
     def sites(self) -> tuple[str, ...]:
         return ("v", "o")
 
-    def shapes(self, model: ModelConfig) -> Shapes:
-        every = llama_shapes(model)
-        return {name: every[name] for name in ("v_proj.weight", "o_proj.weight")}
-
-    def state(self, model: ModelConfig) -> int:
+    def head_states(self, model: ModelConfig) -> int:
         return model.num_attention_heads * (model.features_per_head + 1)
 
 
 class MeanAttention(StateAttention):
     """o_i = R_i' (sum over j <= i of R_j v_j) / (i + 1)."""
 
-    v_proj: nn.Linear
-
     def __init__(self, config: ModelConfig, attn: MeanConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.num_heads = config.num_attention_heads
         self.head_dim = config.features_per_head
+        width = config.hidden_size
+        self.v_proj = to_heads(width, config.num_key_value_heads, self.head_dim)
+        self.o_proj = from_heads(self.num_heads, self.head_dim, width)
 
     def log_gamma(self) -> Tensor:
         return torch.zeros(self.num_heads)
@@ -99,17 +95,15 @@ def test_its_laws_are_measured() -> None:
 
 @torch.no_grad()
 def test_its_cache_and_its_counts_hold() -> None:
-    architecture = Architecture(SIZES, make_pe("v", "o"), VOCAB, TOY)
-    decoder = Decoder(architecture)
+    decoder = Decoder(Architecture(SIZES, make_pe("v", "o"), VOCAB, TOY))
     decoder.initialise(0)
-    assert num_parameters(architecture) == sum(p.numel() for p in decoder.parameters())
 
     decoder.double()
     ids_BT = tokens(2, 9)
     cache = decoder.new_cache()
     parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), decoder(ids_BT))
-    assert cache.num_numbers() == 2 * SIZES.num_hidden_layers * TOY.state(SIZES)
+    assert cache.num_numbers() == 2 * SIZES.num_hidden_layers * TOY.head_states(SIZES)
 
 
 @torch.no_grad()

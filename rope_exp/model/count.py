@@ -40,8 +40,8 @@ def kept(attn: AttnConfig, model: ModelConfig, pe: PeConfig) -> tuple[int, int]:
     rotating = replace(pe, input="none", input_scale=None)
     decoder = on_meta(Architecture(model, rotating, vocab_size=1, attn=attn))
     cache = decoder.new_cache()
-    with torch.no_grad():
-        decoder(torch.zeros(1, 1, dtype=torch.int64, device="meta"), cache=cache)
+    with torch.no_grad(), torch.device("meta"):
+        decoder(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
     return (
         max(sum(row.numel() for row in layer.rows.values()) for layer in cache.layers),
         max(sum(state.numel() for state in layer.states.values()) for layer in cache.layers),

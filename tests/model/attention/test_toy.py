@@ -4,19 +4,20 @@ Its config, its module, its file, and the two places where kinds are listed: law
 the cache, its identity and its plan follow.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
-from pydantic.dataclasses import dataclass
+from pydantic import Field
+from pydantic.dataclasses import dataclass, rebuild_dataclass
 from support.command import write
 from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, tokens
 from support.refused import refused
 from torch import Tensor
 
-from rope_exp.config import plan
+from rope_exp.config import plan, schema
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.compose import run_config
 from rope_exp.config.kinds import AttnConfig
@@ -117,26 +118,42 @@ def test_it_computes_what_it_says() -> None:
     torch.testing.assert_close(layer(x_BTD, (none, none)), expected)
 
 
-def listed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give it a place among the alternatives, and its file; return the folder of choices."""
-    monkeypatch.setitem(RunConfig.__annotations__, "attn", AttnConfig | MeanConfig)
-    write(folder / "attn" / "mean.yaml", "kind: mean\n")
-    return folder
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Its place among the alternatives, and its file; the folder of choices."""
+    attn = RunConfig.__dataclass_fields__["attn"]
+    kinds = Annotated[AttnConfig | MeanConfig, Field(discriminator="kind")]
+    with monkeypatch.context() as patched:
+        patched.setattr(attn, "type", kinds)
+        patched.setitem(RunConfig.__annotations__, "attn", kinds)
+        _rebuild()
+        write(tmp_path / "attn" / "mean.yaml", "kind: mean\n")
+        yield tmp_path
+    _rebuild()
 
 
-def test_its_file_makes_runs_that_no_other_run_notices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _rebuild() -> None:
+    """Have pydantic read the types of RunConfig's keys again."""
+    rebuild_dataclass(RunConfig, force=True)  # type: ignore[arg-type]
+    schema._adapter.cache_clear()
+
+
+OTHERS = (["pe=vo_rope"], ["pe=vo_rope", "attn=decay"])
+
+
+@pytest.fixture
+def before() -> list[str]:
+    """The identities of runs of other kinds, where this one is not listed."""
+    return [run_config(words).config_sha256 for words in OTHERS]
+
+
+def test_its_file_makes_runs_that_no_other_run_notices(before: list[str], folder: Path) -> None:
     """Composed as any kind is; the identities of those that were there before stay."""
-    others = (["pe=vo_rope"], ["pe=vo_rope", "attn=decay"])
-    before = [run_config(words).config_sha256 for words in others]
-    folder = listed(tmp_path, monkeypatch)
-
     config = run_config(["pe=vo_rope", "attn=mean"], folder)
     assert config.attn == TOY
     assert config.group.startswith("nano-mean-stdlib-")
     assert RunConfig.from_dict(config.to_dict()) == config
-    assert [run_config(words, folder).config_sha256 for words in others] == before
+    assert [run_config(words, folder).config_sha256 for words in OTHERS] == before
     assert config.config_sha256 not in before
 
     with refused("pe.rotate=", "attn.kind=mean can rotate v and o; q and k must not stand there"):
@@ -144,11 +161,11 @@ def test_its_file_makes_runs_that_no_other_run_notices(
 
 
 def test_its_plan_counts_its_parameters_and_its_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the decoder itself; of two heads, sums of 64 values and their number."""
     monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
-    config = run_config(["pe=vo_rope", "attn=mean"], listed(tmp_path, monkeypatch))
+    config = run_config(["pe=vo_rope", "attn=mean"], folder)
     with torch.device("meta"):
         decoder = Decoder(config.architecture(2048))
     count = sum(parameter.numel() for parameter in decoder.parameters())

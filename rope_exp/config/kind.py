@@ -14,7 +14,7 @@ from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import SITES, PeConfig
 from rope_exp.system.errors import ConfigError
 
-Even = Annotated[int, Field(ge=2, multiple_of=2)]
+Even = Annotated[int, Field(ge=2, le=2**20, multiple_of=2)]
 
 
 class Kind:

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from rope_exp.config.kind import Even, Kind
 from rope_exp.config.probes import Probe
-from rope_exp.config.schema import SECTION, Count, numeric
+from rope_exp.config.schema import SECTION, Size, numeric
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.config.variants import SITES, PeConfig
@@ -57,13 +57,13 @@ class LatentConfig(KeysKind):
     """
 
     kind: Literal["latent"] = numeric("latent")
-    kv_rank: Count = numeric(64)
+    kv_rank: Size = numeric(64)
     # null: queries are made from x itself.
-    q_rank: Count | None = numeric(None)
-    nope_dim: Count = numeric(48)
+    q_rank: Size | None = numeric(None)
+    nope_dim: Size = numeric(48)
     rope_dim: Even = numeric(16)
     # Of v_C.
-    value_dim: Count = numeric(64)
+    value_dim: Size = numeric(64)
     value_rope: bool = numeric(False)
 
     takes_heads = False
@@ -108,8 +108,8 @@ class SharedConfig(KeysKind):
 
     kind: Literal["shared"] = numeric("shared")
     form: Literal["s1", "s2", "s3"] = numeric("s2")
-    groups: Count = numeric(1)
-    nope_dim: Count = numeric(48)
+    groups: Size = numeric(1)
+    nope_dim: Size = numeric(48)
     rope_dim: Even = numeric(16)
 
     takes_heads = False

@@ -25,7 +25,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from rope_exp.system.errors import ConfigError
+from rope_exp.system.errors import ConfigError, first_line
 
 # Strict: neither true nor "3" is a number. A whole number is a float, too.
 SECTION = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -92,9 +92,12 @@ def convert(hint: Any, values: Any, key: str = "") -> Any:
         values = _with_tags(hint, values)
     try:
         # By way of JSON, in which a tuple and a dataclass may be strict as well.
-        return _adapter(hint).validate_json(json.dumps(values, default=repr), strict=True)
+        text = json.dumps(values, default=repr)
+        return _adapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
         raise refusal(error, values, key, hint) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(key or "its content", ..., first_line(error)) from error
 
 
 def refusal(error: ValidationError, values: Any, key: str = "", hint: Any = None) -> ConfigError:
@@ -263,6 +266,8 @@ def _is_path(text: str) -> bool:
 
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
+# Of features and heads: no product of three of them is past what torch can count.
+Size = Annotated[int, Field(ge=1, le=2**20)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seed = Natural
 Positive = Annotated[float, Field(gt=0)]

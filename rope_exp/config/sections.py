@@ -20,6 +20,7 @@ from rope_exp.config.schema import (
     PathText,
     Positive,
     Seed,
+    Size,
     Tag,
     numeric,
     numeric_values,
@@ -46,15 +47,15 @@ class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""
 
     name: Name = setting("nano")
-    hidden_size: Count = numeric(128)
-    intermediate_size: Count = numeric(352)
+    hidden_size: Size = numeric(128)
+    intermediate_size: Size = numeric(352)
     num_hidden_layers: Layers = numeric(4)
-    num_attention_heads: Count = numeric(2)
-    num_key_value_heads: Count = numeric(2)
+    num_attention_heads: Size = numeric(2)
+    num_key_value_heads: Size = numeric(2)
     rms_norm_eps: Positive = numeric(1e-5)
     tie_word_embeddings: bool = numeric(False)
     # null: hidden_size / num_attention_heads.
-    head_dim: Count | None = numeric(None)
+    head_dim: Size | None = numeric(None)
     # null: attention meets every earlier key; else the last so many, its own among them.
     window: Count | None = numeric(None)
     # Whether queries and keys are normed, a head at a time, before they turn.

@@ -144,9 +144,11 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     with readable(where):
         values = json.loads(line.decode(), parse_constant=refuse_constant)
         try:
-            return {**values, **convert(Row, values)}
+            convert(Row, values)
         except ConfigError as error:
             raise ValueError(error) from error
+    row: dict[str, Any] = values
+    return row
 
 
 # -- writing -------------------------------------------------------------------------------------

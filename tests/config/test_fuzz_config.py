@@ -29,7 +29,8 @@ def hints(section: Any, prefix: str = "") -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(section, include_extras=True).items():
-        options = typing.get_args(hint) or (hint,)
+        plain = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+        options = typing.get_args(plain) or (plain,)
         if not all(map(dataclasses.is_dataclass, options)):
             found[prefix + name] = hint
             continue

@@ -122,7 +122,8 @@ def refusal(error: ValidationError, values: Any, key: str = "", hint: Any = None
     # A value that may be of several types has a fault for each.
     said = [_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
     rest = [each.removeprefix("must be ") for each in said[1:]]
-    return ConfigError(where or "its content", value, ", or ".join([said[0], *rest]))
+    shown = value if where else ...
+    return ConfigError(where or "its content", shown, ", or ".join([said[0], *rest]))
 
 
 def _place(location: Iterable[int | str], values: Any) -> tuple[list[str], Any]:

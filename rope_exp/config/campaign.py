@@ -115,10 +115,10 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
                 places[cell.name] = (place, -operations(cell.config))
 
-    if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells.values()):
-        raise ConfigError(
-            f"{CAMPAIGNS}/{name}.python", ..., "is missing: its library is the corpus"
-        )
+    is_embedded = any(cell.config.data.kind == "stdlib" for cell in cells.values())
+    if is_embedded and file.python is None:
+        key = f"{CAMPAIGNS}/{name}.python"
+        raise ConfigError(key, ..., "is missing: its library is the corpus")
 
     # Seed by seed, and within a seed the longest first, so that every beginning is balanced and
     # the last to end is a short one.
@@ -167,19 +167,20 @@ def _cell(
     row = str(factors.pop("row"))
     if row not in file.rows:
         raise ConfigError("row", row, f"must be one of {', '.join(file.rows)}")
-    seed = convert(Seed, factors.get("seed", ...), "seed")
     for word in file.rows[row]:
         # Else the row's name would say what it is not.
         key = word.partition("=")[0]
         if key in factors:
             raise ConfigError(key, ..., f"is what row {row} says itself")
 
+    seed = convert(Seed, factors.get("seed", ...), "seed")
     name = cell_name(row, factors)
     if len(name.encode()) > MAX_NAME:
         raise ConfigError(name, ..., f"is the name of a file, of at most {MAX_NAME} bytes")
-    words = [*file.fixed, *entry.fixed, *file.rows[row]]
-    words += [str(overrides[key].input_line) for key in factors if key != "seed"]
+
     with _within(name):
+        words = [str(overrides[key].input_line) for key in factors if key != "seed"]
+        words = [*file.fixed, *entry.fixed, *file.rows[row], *words]
         jobs = compose(tuple(words))
         if jobs.have_references:
             # One of them may be to the seed.
@@ -188,9 +189,11 @@ def _cell(
             raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
         if jobs.have_launcher:
             raise ConfigError("launch", ..., "must be on this machine, as a campaign is")
+
         config = replace(jobs.configs[0], seed=seed)
         _check_decided(config)
-    return Cell(name, row, factors, config.replace("run", dir=str(runs / name)), file.test)
+        config = config.replace("run", dir=str(runs / name))
+    return Cell(name, row, factors, config, file.test)
 
 
 def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
@@ -221,12 +224,8 @@ def _check_decided(config: RunConfig) -> None:
     origin = config.run.init_from
     if origin is not None and config.init_weights is None:
         raise ConfigError("init_weights", None, "must be the hash of what run.init_from ends with")
-    places = {
-        "data.path": data.path if data.kind == "files" else None,
-        "tokenizer.path": config.tokenizer.path,
-        "run.init_from": origin,
-    }
-    for key, path in places.items():
+    for key in ("data.path", "tokenizer.path", "run.init_from"):
+        path = attrgetter(key)(config)
         if path is not None and Path(path).expanduser().is_absolute():
             raise ConfigError(key, path, "must be relative: records are committed")
     if config.run != PlaceConfig(init_from=origin):

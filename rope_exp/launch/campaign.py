@@ -60,7 +60,7 @@ def run_campaign(
     def keep_records() -> None:
         for job, cell in zip(jobs, cells, strict=True):
             if _record(progress, cell, job):
-                _archive_again(progress, archive)
+                _archive(progress, archive, again=True)
 
     # There may be records of runs that were done before, or that came while data were prepared.
     keep_records()
@@ -116,34 +116,32 @@ def _record(progress: Progress, cell: Cell, job: Job) -> bool:
     return True
 
 
-def _archive_again(progress: Progress, folder: Path | None) -> None:
-    """Pack the records anew; where that fails for now, the next record tries again."""
-    try:
-        _archive(progress, folder)
-    except (ConfigError, OSError) as error:
-        log(f"{progress.campaign.name}: not archived, until the next record: {first_line(error)}")
+def _archive(progress: Progress, folder: Path | None, *, again: bool = False) -> None:
+    """Pack the campaign's records into one file, the same bytes for the same records.
 
-
-def _archive(progress: Progress, folder: Path | None) -> None:
-    """Pack the campaign's records into one file, the same bytes for the same records."""
+    Args:
+        again: where that fails for now, only say so: the next record tries again.
+    """
     if folder is None:
         return
 
-    name = f"{progress.campaign.name}.tar"
+    name = progress.campaign.name
     buffer = BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for cell in progress.campaign.cells:
-            if cell.name in progress.done:
-                content = progress.path(cell).read_bytes()
-                entry = tarfile.TarInfo(f"{progress.campaign.name}/{cell.name}.json")
-                entry.size = len(content)
-                archive.addfile(entry, BytesIO(content))
     try:
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for cell in progress.campaign.cells:
+                if cell.name in progress.done:
+                    content = progress.path(cell).read_bytes()
+                    entry = tarfile.TarInfo(f"{name}/{cell.name}.json")
+                    entry.size = len(content)
+                    archive.addfile(entry, BytesIO(content))
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / name, buffer.getvalue())
+        write_atomically(folder / f"{name}.tar", buffer.getvalue())
     except OSError as error:
-        if is_full(error):
+        said = f"cannot hold {name}.tar: {first_line(error)}"
+        if again:
+            log(f"{name}: --archive {said}; the next record tries again")
+        elif is_full(error):
             raise
-        raise ConfigError(
-            "--archive", str(folder), f"cannot hold {name}: {error.strerror}"
-        ) from None
+        else:
+            raise ConfigError("--archive", str(folder), said) from None

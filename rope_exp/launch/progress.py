@@ -10,12 +10,7 @@ from typing import Any
 from rope_exp.config.campaign import Campaign, Cell
 from rope_exp.config.resolve import operations, runs_at_a_time
 from rope_exp.config.run import RunConfig, differing_keys
-from rope_exp.evidence.records import (
-    read_record,
-    read_records,
-    record_path,
-    recorded_campaigns,
-)
+from rope_exp.evidence.records import read_record, record_path
 from rope_exp.evidence.runs import Run
 from rope_exp.run.metrics import last_step
 from rope_exp.system.errors import ConfigError, RecordError
@@ -75,16 +70,13 @@ class Progress:
         names = {cell.name for cell in self.campaign.cells}
         folder = self.records / self.campaign.name
         strangers = [path.name for path in sorted(folder.glob("*.json")) if path.stem not in names]
-        about = (
-            f"{folder} holds what is of no cell of the campaign, and reports read it all the same"
-        )
+        diverged = [name for name, run in self.done.items() if run.status == "diverged"]
         notes = {
-            about: strangers,
-            f"{self.campaign.name}: diverged, and so done": [
-                name for name, run in self.done.items() if run.status == "diverged"
-            ],
+            f"{folder} holds what is of no cell of the campaign, and reports read it all the "
+            "same": strangers,
+            f"{self.campaign.name}: diverged, and so done": diverged,
         }
-        return [f"{about}: {', '.join(names)}" for about, names in notes.items() if names]
+        return [f"{note}: {', '.join(found)}" for note, found in notes.items() if found]
 
     def seconds(self) -> float | None:
         """Return how long the cells that are left take, one after another.
@@ -103,10 +95,10 @@ class Progress:
         speed = attrgetter(*SPEED)
         wanted = speed(self.campaign.cells[0].config)
         found: list[Run] = []
-        for name in recorded_campaigns(self.records):
+        for path in self.records.glob("*/*.json"):
             # The report of a campaign names its broken record, which must not stop this one.
             with suppress(RecordError):
-                found += read_records(self.records, name)
+                found.append(read_record(path))
         return [run for run in found if run.status == "finished" and speed(run.config) == wanted]
 
     def summary(self) -> str:

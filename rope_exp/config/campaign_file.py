@@ -40,7 +40,7 @@ SEEDS = ("seed", "data.seed")
 
 def _variants(rows: Any) -> Any:
     """Return the overrides of rows that are a list of variants."""
-    return {name: [f"pe={name}"] for name in rows} if isinstance(rows, list) else rows
+    return {str(name): [f"pe={name}"] for name in rows} if isinstance(rows, list) else rows
 
 
 def _sweep(entry: Any) -> Any:

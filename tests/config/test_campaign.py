@@ -206,6 +206,7 @@ def test_a_file_that_is_no_campaign(tmp_path: Path, text: str, words: list[str])
         ({"fixed": [3]}, ["campaign/mine.fixed.0: ", "a valid string"]),
         ({"rows": None}, ["campaign/mine.rows: ", "a valid dictionary"]),
         ({"rows": {}}, ["campaign/mine.rows: ", "at least 1 item"]),
+        ({"rows": [["qk"]]}, ["campaign/mine.rows", "a name is 1 to 64"]),
         ({"rows": ["../x"]}, ["campaign/mine.rows", "a name is 1 to 64"]),
         ({"rows": {"../x": []}}, ["campaign/mine.rows", "a name is 1 to 64"]),
         ({"rows": {3: []}}, ["campaign/mine.rows.3", "a valid string"]),

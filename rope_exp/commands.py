@@ -95,14 +95,14 @@ def campaign(words: list[str]) -> int:
     """
     started = time.monotonic()
     from rope_exp.config.campaign import load_campaign
-    from rope_exp.config.campaign_file import campaign_names
+    from rope_exp.config.campaign_file import campaign_files
     from rope_exp.evidence.records import DEFAULT_RECORDS
     from rope_exp.launch.as_rank import is_rank
     from rope_exp.launch.campaign import run_campaign
     from rope_exp.launch.progress import Progress
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
-    names = ", ".join(campaign_names())
+    names = ", ".join(campaign_files())
     parser.add_argument(
         "name", metavar="NAME", help=f"of configs/campaign/NAME.yaml; there is {names}"
     )

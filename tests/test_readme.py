@@ -53,4 +53,4 @@ def test_a_printed_command_composes(
 
 @pytest.mark.parametrize("words", dict.fromkeys(printed("rope-exp campaign")))
 def test_a_printed_campaign_is_there(words: str) -> None:
-    assert read_campaign(words.split()[0], None).entries
+    assert read_campaign(words.split()[0], None).cells

@@ -4,17 +4,23 @@ Nothing in it is left to the machine: where `auto` could mean two things, a cell
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.campaign_file import SEEDS, Test, read_campaign
-from rope_exp.config.compose import compose_jobs
-from rope_exp.config.mistakes import CAMPAIGNS
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from rope_exp.config.campaign_file import SEEDS, CampaignFile, Entry, Test, read_campaign
+from rope_exp.config.compose import Jobs, compose_jobs
+from rope_exp.config.mistakes import CAMPAIGNS, explain
 from rope_exp.config.resolve import operations
 from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import Seed, convert
 from rope_exp.config.sections import PlaceConfig
 from rope_exp.system.errors import ConfigError, show
 
@@ -88,33 +94,36 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
         ConfigError: there is no such campaign, it is none, or a cell cannot be run as it says.
     """
     file = read_campaign(name, config_dir)
-    where = f"{CAMPAIGNS}/{name}"
-    if sum(entry.num_cells for entry in file.entries) > MAX_CELLS:
-        raise ConfigError(f"{where}: cells", ..., f"are more than {MAX_CELLS:,}")
-
-    composer = _Composer(config_dir)
+    # Cells that differ in their seed alone are composed once: it takes a tenth of a second.
+    compose = cache(partial(compose_jobs, config_dir=config_dir))
     cells: dict[str, Cell] = {}
-    places: dict[str, tuple[int, int, int]] = {}
-    for entry in file.entries:
-        for seed_place, factors in entry.choices():
-            for row in entry.rows:
-                words = [*file.fixed, *entry.fixed, *file.rows[row]]
-                cell = _cell(row, factors, words, entry.key, composer, runs / name)
-                if cell.name in cells:
-                    raise ConfigError(entry.key, cell.name, "is listed twice")
-                if name != PILOT:
-                    _check_factors(cell, entry.key)
-                places[cell.name] = (seed_place, -operations(cell.config), len(cells))
-                cells[cell.name] = replace(cell, test=file.test)
+    places: dict[str, tuple[int, int]] = {}
+    for number, entry in enumerate(file.cells):
+        with _within(f"{CAMPAIGNS}/{name}.cells.{number}"):
+            listed = entry.cells(file.rows)
+            if len(cells) + len(listed) > MAX_CELLS:
+                raise ConfigError("sweep", ..., f"makes more than {MAX_CELLS:,} cells")
 
-    _name_rows(cells)
-    if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells.values()):
-        raise ConfigError(f"{where}: python", ..., "is missing: its library is the corpus")
+            seeds: dict[Any, int] = {}
+            for overrides in listed:
+                cell = _cell(overrides, entry, file, runs / name, compose)
+                if cell.name in cells:
+                    raise ConfigError(cell.name, ..., "is listed twice")
+                if name != PILOT:
+                    _check_factors(cell)
+                cells[cell.name] = cell
+                place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
+                places[cell.name] = (place, -operations(cell.config))
+
+    is_embedded = any(cell.config.data.kind == "stdlib" for cell in cells.values())
+    if is_embedded and file.python is None:
+        key = f"{CAMPAIGNS}/{name}.python"
+        raise ConfigError(key, ..., "is missing: its library is the corpus")
 
     # Seed by seed, and within a seed the longest first, so that every beginning is balanced and
     # the last to end is a short one.
-    ordered = sorted(cells, key=places.__getitem__)
-    return Campaign(name, file.about, file.python, tuple(cells[each] for each in ordered))
+    ordered = [cells[each] for each in sorted(cells, key=places.__getitem__)]
+    return Campaign(name, file.about, file.python, tuple(_named(ordered)))
 
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
@@ -124,135 +133,113 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
     """
     parts = [f"{key}={show(value)}" for key, value in sorted(factors.items()) if key != "seed"]
     whole = "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
-    return "".join(c if c.isalnum() or c in "._+-=," else "_" for c in whole)
+    return re.sub(r"[^\w.+=,-]", "_", whole)
 
 
 # -- a cell ------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _within(where: str) -> Iterator[None]:
+    """Say in an error of a config, or of Hydra, where in the campaign it is."""
+    try:
+        yield
+    except (HydraException, ValueError) as error:
+        key, value, allowed = explain(error).args
+        raise ConfigError(f"{where}: {key}", value, allowed) from error
+
+
 def _cell(
-    row: str,
-    factors: Mapping[str, Any],
-    words: Sequence[str],
-    key: str,
-    composer: "_Composer",
+    overrides: Mapping[str, Override],
+    entry: Entry,
+    file: CampaignFile,
     runs: Path,
+    compose: Callable[[tuple[str, ...]], Jobs],
 ) -> Cell:
     """Compose one cell.
 
     Args:
-        words: the overrides of every cell, and of its row.
-        key: of the entry that lists it.
+        overrides: its row and its factors.
         runs: the folder of the campaign's runs.
+        compose: compose_jobs, which remembers.
     """
+    factors = {key: override.value() for key, override in overrides.items()}
+    row = str(factors.pop("row"))
+    if row not in file.rows:
+        raise ConfigError("row", row, f"must be one of {', '.join(file.rows)}")
+    for word in file.rows[row]:
+        # Else the row's name would say what it is not.
+        key = word.partition("=")[0]
+        if key in factors:
+            raise ConfigError(key, ..., f"is what row {row} says itself")
+
+    seed = convert(Seed, factors.get("seed", ...), "seed")
     name = cell_name(row, factors)
-    where = f"{key}: {name}"
     if len(name.encode()) > MAX_NAME:
-        raise ConfigError(where, ..., f"is the name of a file, of at most {MAX_NAME} bytes")
+        raise ConfigError(name, ..., f"is the name of a file, of at most {MAX_NAME} bytes")
 
-    try:
-        config = composer.compose(words, factors)
-    except ConfigError as error:
-        wrong, value, allowed = error.args
-        raise ConfigError(f"{where}: {wrong}", value, allowed) from error
-
-    _check_decided(config, where)
-    return Cell(name, row, factors, config.replace("run", dir=str(runs / name)))
-
-
-class _Composer:
-    """Composes the cells of a campaign.
-
-    Cells that differ in their seed alone are composed once, since that takes a tenth of a second;
-    but not where a config refers to another key, which might be the seed.
-    """
-
-    def __init__(self, config_dir: Path | None) -> None:
-        self._config_dir = config_dir
-        self._composed: dict[tuple[str, ...], RunConfig] = {}
-
-    def compose(self, words: Sequence[str], factors: Mapping[str, Any]) -> RunConfig:
-        """Return the config of a cell.
-
-        Raises:
-            ConfigError: it cannot be, or is no run of its own on this machine.
-        """
-        but_seed = [f"{key}={show(value)}" for key, value in factors.items() if key != "seed"]
-        alike = (*words, *but_seed)
-        if alike in self._composed:
-            return replace(self._composed[alike], seed=factors["seed"])
-
-        jobs = compose_jobs([*alike, f"seed={factors['seed']}"], self._config_dir)
+    with _within(name):
+        words = [str(overrides[key].input_line) for key in factors if key != "seed"]
+        words = [*file.fixed, *entry.fixed, *file.rows[row], *words]
+        jobs = compose(tuple(words))
+        if jobs.have_references:
+            # One of them may be to the seed.
+            jobs = compose((*words, f"seed={seed}"))
         if len(jobs.configs) > 1:
             raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
         if jobs.have_launcher:
             raise ConfigError("launch", ..., "must be on this machine, as a campaign is")
-        if not jobs.have_references:
-            self._composed[alike] = jobs.configs[0]
-        return jobs.configs[0]
+
+        config = replace(jobs.configs[0], seed=seed)
+        _check_decided(config)
+        config = config.replace("run", dir=str(runs / name))
+    return Cell(name, row, factors, config, file.test)
 
 
-def _name_rows(cells: dict[str, Cell]) -> None:
+def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
     """Give configs their rows' names where rows are more than variants, of all cells or of none.
 
     Rows are variants where those of equal factors have one kind of attention and one size.
     """
     kinds: dict[str, Any] = {}
-    for cell in cells.values():
+    for cell in cells:
         factors = show({key: cell.factors[key] for key in cell.factors if key not in SEEDS})
         kind = [cell.config.numeric_value(section) for section in ("attn", "model")]
         if kinds.setdefault(factors, kind) != kind:
-            break
-    else:
-        return
-    for name, cell in cells.items():
-        cells[name] = replace(cell, config=replace(cell.config, row_name=cell.row))
+            return [replace(each, config=replace(each.config, row_name=each.row)) for each in cells]
+    return cells
 
 
-def _check_decided(config: RunConfig, where: str) -> None:
+def _check_decided(config: RunConfig) -> None:
     """Refuse a cell that leaves open what can change a number, or says where it lies."""
     for key in DECIDED:
         value = attrgetter(key)(config)
         may_vary = key == "launch.max_parallel" and config.launch.device == "cuda"
         if value in UNDECIDED and not may_vary:
-            raise ConfigError(f"{where}: {key}", value, "must be fixed, as all of a campaign is")
+            raise ConfigError(key, value, "must be fixed, as all of a campaign is")
 
-    revision = config.data.revision
-    if config.data.kind == "hub" and not re.fullmatch("[0-9a-f]{40}", revision or ""):
-        raise ConfigError(f"{where}: data.revision", revision, "must be a commit: a branch moves")
+    data = config.data
+    if data.kind == "hub" and not re.fullmatch("[0-9a-f]{40}", data.revision or ""):
+        raise ConfigError("data.revision", data.revision, "must be a commit: a branch moves")
     origin = config.run.init_from
     if origin is not None and config.init_weights is None:
-        raise ConfigError(
-            f"{where}: init_weights", None, "must be the hash of what run.init_from ends with"
-        )
-    places = {
-        "data.path": config.data.path if config.data.kind == "files" else None,
-        "tokenizer.path": config.tokenizer.path,
-        "run.init_from": origin,
-    }
-    for key, path in places.items():
+        raise ConfigError("init_weights", None, "must be the hash of what run.init_from ends with")
+    for key in ("data.path", "tokenizer.path", "run.init_from"):
+        path = attrgetter(key)(config)
         if path is not None and Path(path).expanduser().is_absolute():
-            raise ConfigError(f"{where}: {key}", path, "must be relative: records are committed")
-
-    if config.launch.inline:
-        raise ConfigError(f"{where}: launch", "inline", "is for one run, and cells are several")
+            raise ConfigError(key, path, "must be relative: records are committed")
     if config.run != PlaceConfig(init_from=origin):
-        raise ConfigError(f"{where}: run", ..., "is not for a cell, whose folder has its name")
+        raise ConfigError("run", ..., "is not for a cell, whose folder has its name")
 
 
-def _check_factors(cell: Cell, key: str) -> None:
-    """Refuse factors by which a table could not tell rows apart; the pilot has no such table.
-
-    Args:
-        key: of the entry that lists the cell.
-    """
+def _check_factors(cell: Cell) -> None:
+    """Refuse factors by which a table could not tell rows apart; the pilot has no such table."""
+    if "data.seed" in cell.factors:
+        allowed = f"is a factor of campaign {PILOT} alone: here a block is the runs of one seed"
+        raise ConfigError("data.seed", ..., allowed)
     for factor in cell.factors:
-        if factor == "data.seed":
-            allowed = f"is a factor of campaign {PILOT} alone: here a block is the runs of one seed"
-            raise ConfigError(f"{key}.{factor}", ..., allowed)
-
         try:
             cell.config.numeric_value(factor)
         except KeyError:
             allowed = "changes no number, and no table could tell by it; it belongs in `fixed`"
-            raise ConfigError(f"{key}.{factor}", ..., allowed) from None
+            raise ConfigError(factor, ..., allowed) from None

@@ -1,36 +1,35 @@
-"""A campaign's file, configs/campaign/NAME.yaml, read and checked; campaign.py composes its cells.
+"""A campaign's file, configs/campaign/NAME.yaml; campaign.py composes its cells.
 
     about: what is asked
-    python: 3.11.7              # where the embedded corpus is read, which is its source
+    python: 3.11.7              # the version whose library is the embedded corpus
     test: paired                # each pair by its own deviation; else pooled unless noise differs
     fixed: [data=files, ...]    # overrides of every cell
     rows:                       # a name and its overrides; or a list of variants of configs/pe
       qk_rope: [pe=qk_rope]
-    cells:                      # each: rows (all, unless it says which) x factors (every value with
-      - seed: [0, 1, 2]         # every other), in the order of their seeds
-      - rows: [qk_rope]
-        seed: [3]
-        train.seq_len: [64]
-        fixed: [train.global_batch_size=64]     # overrides of this entry's cells
+    cells:                      # each a sweep, as a command line has it: every value with every
+      - seed=0,1,2              # other, of every row
+      - row=qk_rope seed=3 train.seq_len=64,256
+      - sweep: seed=0 train.seq_len=1024
+        fixed: [train.global_batch_size=4]    # overrides of these cells that are no factors
 
-Of words about one key the last counts: a row's, or a factor's, after what is fixed.
+If several overrides set one key, the last counts, in this order: `fixed`, an entry's `fixed`, the
+row's, the sweep's.
 """
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from rope_exp.config.compose import CONFIGS
+from rope_exp.config.compose import CONFIGS, split
 from rope_exp.config.mistakes import CAMPAIGNS
-from rope_exp.config.schema import Name, Seed, convert, unknown_key
+from rope_exp.config.schema import Name
 from rope_exp.system.errors import ConfigError, first_line
-
-KEYS = ("about", "python", "test", "fixed", "rows", "cells")
 
 # How differences are judged. Records repeat it, so that tables are made from these alone.
 Test = Literal["paired"]
@@ -39,166 +38,97 @@ Test = Literal["paired"]
 SEEDS = ("seed", "data.seed")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One of the file's `cells`: some rows, and every value of a factor with every other.
+def _variants(rows: Any) -> Any:
+    """Return the overrides of rows that are a list of variants."""
+    return {str(name): [f"pe={name}"] for name in rows} if isinstance(rows, list) else rows
+
+
+def _sweep(entry: Any) -> Any:
+    """Return an entry that is a line as one with keys."""
+    if isinstance(entry, str):
+        return {"sweep": entry}
+    if isinstance(entry, dict) and "sweep" in entry:
+        return entry
+    raise ValueError(
+        "must be a sweep, such as 'row=qk_rope seed=0,1 optim.lr=0.001,0.003', or "
+        "{sweep: that, fixed: [overrides that are no factors]}"
+    )
+
+
+class Entry(BaseModel, strict=True, extra="forbid"):
+    """One of the file's `cells`.
 
     Attributes:
-        key: where it stands, for an error.
-        fixed: overrides of its cells.
+        sweep: overrides in one line: of `row`, and of the factors, with all their values.
+        fixed: further overrides of its cells.
     """
 
-    key: str
-    rows: Sequence[str]
-    factors: Mapping[str, Sequence[Any]]
-    fixed: Sequence[str] = ()
+    sweep: str
+    fixed: list[str] = []
 
-    @property
-    def num_cells(self) -> int:
-        """How many cells it lists."""
-        return len(self.rows) * math.prod(map(len, self.factors.values()))
+    def cells(self, rows: Iterable[str]) -> list[dict[str, Override]]:
+        """Return the row and the factors of each cell, by key.
 
-    def choices(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield a value of each factor, and the place of its seeds among those of the entry."""
-        seeds = itertools.product(*(self.factors.get(key, [None]) for key in SEEDS))
-        places = {choice: place for place, choice in enumerate(seeds)}
+        Args:
+            rows: those that it lists if it names none.
+        Raises:
+            HydraException, ValueError: the line is no sweep.
+        """
+        parse = OverridesParser.create().parse_overrides
+        words = shlex.split(self.sweep)
+        if not any(word.startswith("row=") for word in words):
+            names = ",".join(f"'{row}'" for row in rows)
+            words.append(f"row={names}")
+        return [
+            {override.get_key_element(): override for override in parse(job)}
+            for job in split(parse(words))
+        ]
 
-        for values in itertools.product(*self.factors.values()):
-            chosen = dict(zip(self.factors, values, strict=True))
-            yield places[tuple(chosen.get(key) for key in SEEDS)], chosen
+
+Rows = dict[Name, list[str]]
 
 
-@dataclass(frozen=True)
-class CampaignFile:
-    """What a campaign's file says.
+class CampaignFile(BaseModel, strict=True, extra="forbid"):
+    """The content of a campaign's file, as above.
 
     Attributes:
         test: the rule of docs/protocol-2.md; None: that of docs/protocol.md.
-        fixed: overrides of every cell.
-        rows: the overrides of each row by its name.
     """
 
-    about: str
-    python: str | None
-    test: Test | None
-    fixed: Sequence[str]
-    rows: Mapping[str, Sequence[str]]
-    entries: Sequence[Entry]
+    about: str = ""
+    python: str | None = None
+    test: Test | None = None
+    fixed: list[str] = []
+    rows: Annotated[Rows, BeforeValidator(_variants), Field(min_length=1)]
+    cells: Annotated[list[Annotated[Entry, BeforeValidator(_sweep)]], Field(min_length=1)]
 
 
 def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
     """Read a campaign's file.
 
     Raises:
-        ConfigError: there is no such campaign, or it is none.
+        ConfigError: there is no such campaign, or the file is not of this form.
     """
-    convert(Name, name, "campaign")
-    values = _read(name, config_dir)
-    where = f"{CAMPAIGNS}/{name}"
-    for key in values:
-        if key not in KEYS:
-            raise unknown_key(key, KEYS)
-
-    rows = _rows(values.get("rows"), f"{where}: rows")
-    return CampaignFile(
-        about=convert(str, values.get("about", ""), f"{where}: about"),
-        python=convert(str | None, values.get("python"), f"{where}: python"),
-        test=convert(Test | None, values.get("test"), f"{where}: test"),
-        fixed=convert(tuple[str, ...], values.get("fixed", []), f"{where}: fixed"),
-        rows=rows,
-        entries=_entries(values.get("cells"), rows, f"{where}: cells"),
-    )
-
-
-def campaign_names(config_dir: Path | None = None) -> list[str]:
-    """Return the campaigns that there are."""
-    return sorted({path.stem for folder in _folders(config_dir) for path in folder.glob("*.yaml")})
-
-
-def _folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders of campaigns, that of the user's own first."""
-    return [folder / CAMPAIGNS for folder in (config_dir, CONFIGS) if folder is not None]
-
-
-def _read(name: str, config_dir: Path | None) -> dict[str, Any]:
-    """Return the keys of a campaign's file."""
-    paths = [folder / f"{name}.yaml" for folder in _folders(config_dir)]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        names = ", ".join(campaign_names(config_dir)) or "none"
+    files = campaign_files(config_dir)
+    if name not in files:
+        names = ", ".join(files)
         raise ConfigError("campaign", name, f"there is no such campaign; there is {names}")
 
     try:
-        text = path.read_text(encoding="utf-8")
-        values = yaml.safe_load(text)
-    except ConfigError:
-        raise
+        return CampaignFile.model_validate(yaml.safe_load(files[name].read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, (f"{CAMPAIGNS}/{name}", *first["loc"])))
+        allowed = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        raise ConfigError(key, ..., allowed) from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         # A ValueError is text that is not UTF-8, or a date or a number that is none.
-        raise ConfigError(str(path), ..., f"cannot be read: {first_line(error)}") from error
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(str(path), ..., f"must be a group of keys: {', '.join(KEYS)}")
-    return values
+        raise ConfigError(str(files[name]), ..., f"cannot be read: {first_line(error)}") from error
 
 
-def _rows(values: Any, key: str) -> dict[str, tuple[str, ...]]:
-    """Return the overrides of each row by its name."""
-    if isinstance(values, list):
-        values = {name: [f"pe={name}"] for name in convert(tuple[Name, ...], values, key)}
-    if not isinstance(values, dict) or not values:
-        allowed = "must give each row's name its overrides, or list variants"
-        raise ConfigError(key, values, allowed)
-    rows = {}
-    for name, words in values.items():
-        convert(Name, name, key)
-        rows[name] = convert(tuple[str, ...], words, f"{key}.{name}")
-    return rows
-
-
-def _entries(values: Any, rows: Mapping[str, Sequence[str]], key: str) -> list[Entry]:
-    """Return the entries of `cells`, checked."""
-    if not isinstance(values, list) or not values:
-        raise ConfigError(key, values, "must be a list of rows and factors")
-    return [_entry(each, rows, f"{key}[{number}]") for number, each in enumerate(values)]
-
-
-def _entry(values: Any, rows: Mapping[str, Sequence[str]], key: str) -> Entry:
-    if not isinstance(values, dict):
-        raise ConfigError(key, values, "must be a group of keys")
-    if "seed" not in values:
-        raise ConfigError(f"{key}.seed", ..., "is missing: the seeds of the cells, in order")
-    for name, listed in values.items():
-        convert(str, name, key)
-        if not isinstance(listed, list) or not listed:
-            raise ConfigError(f"{key}.{name}", listed, "must be a list of values")
-
-    factors = dict(values)
-    fixed = convert(tuple[str, ...], factors.pop("fixed", []), f"{key}.fixed")
-    chosen = convert(tuple[str, ...], factors.pop("rows", list(rows)), f"{key}.rows")
-    for row in chosen:
-        if row not in rows:
-            raise ConfigError(f"{key}.rows", row, f"must be one of {', '.join(rows)}")
-        for word in rows[row]:
-            # Else the row's name would say what it is not.
-            name = word.partition("=")[0]
-            if name in factors:
-                raise ConfigError(f"{key}.{name}", ..., f"is what row {row} says itself")
-
-    for name, listed in factors.items():
-        _check_values(listed, f"{key}.{name}")
-    convert(tuple[Seed, ...], factors["seed"], f"{key}.seed")
-    convert(tuple[Seed | None, ...], factors.get("data.seed", []), f"{key}.data.seed")
-    return Entry(key, chosen, factors, fixed)
-
-
-def _check_values(values: Sequence[Any], key: str) -> None:
-    """Refuse what neither a command line nor a record could spell."""
-    for value in values:
-        if isinstance(value, list):
-            _check_values(value, key)
-            continue
-        is_text = isinstance(value, str) and value.isprintable()
-        is_finite = isinstance(value, float) and math.isfinite(value)
-        if not (value is None or isinstance(value, int) or is_text or is_finite):
-            allowed = "must be true, false, a finite number, text, null, or a list of these"
-            raise ConfigError(key, value, allowed)
+def campaign_files(config_dir: Path | None = None) -> dict[str, Path]:
+    """Return the file of each campaign by its name, a user's own before ours."""
+    found: dict[str, Path] = {}
+    for folder in (CONFIGS, config_dir or CONFIGS):
+        found |= {path.stem: path for path in (folder / CAMPAIGNS).glob("*.yaml")}
+    return dict(sorted(found.items()))

@@ -20,6 +20,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
@@ -212,7 +213,8 @@ def compose_jobs(
                 params = [
                     f"{key}={value}" for key, value in (tree.hydra.sweeper.params or {}).items()
                 ]
-                jobs = _split(parser.parse_overrides([*params, *words]))
+                parsed = parser.parse_overrides([*params, *words])
+                jobs = split([each for each in parsed if not each.is_hydra_override()])
                 trees = [composed(job) for job in jobs]
             else:
                 # Hydra says what is wrong with several values.
@@ -225,7 +227,7 @@ def compose_jobs(
     return Jobs(tree, jobs, [to_run_config(each) for each in trees])
 
 
-def _split(overrides: Sequence[Any]) -> list[list[str]]:
+def split(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the words of each job of a sweep: every value with every other, the last key fastest.
 
     A later word about the same key replaces the earlier one, as in Hydra's basic sweeper.
@@ -233,8 +235,6 @@ def _split(overrides: Sequence[Any]) -> list[list[str]]:
     values = {}
     for override in overrides:
         key = override.get_key_element()
-        if override.is_hydra_override():
-            continue
         if override.is_discrete_sweep():
             values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:

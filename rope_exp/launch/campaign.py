@@ -15,18 +15,10 @@ from rope_exp.evidence.records import write_record
 from rope_exp.launch.admit import admit, make_folder, resolved
 from rope_exp.launch.job import Job
 from rope_exp.launch.progress import Progress
-from rope_exp.launch.sweep import LOG, bring_to_end, sum_up
-from rope_exp.launch.view import SweepView
+from rope_exp.launch.sweep import run_all
 from rope_exp.run.provenance import git_state
 from rope_exp.system.console import log
-from rope_exp.system.errors import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_USAGE,
-    ConfigError,
-    RecordError,
-    first_line,
-)
+from rope_exp.system.errors import EXIT_DONE, ConfigError, RecordError, first_line
 from rope_exp.system.files import is_full, write_atomically
 
 # How a run ended of which there is a result, and so a record.
@@ -63,29 +55,19 @@ def run_campaign(
     jobs = admit([resolved(cell.config) for cell in cells])
     for job, cell in zip(jobs, cells, strict=True):
         job.title = cell.name
-        job.log = job.folder / LOG
         make_folder(job)
 
     def keep_records() -> None:
         for job, cell in zip(jobs, cells, strict=True):
-            if cell.name not in progress.done and _has_record(progress, cell, job):
-                _record(progress, cell, job)
-                _archive_again(progress, archive)
+            if _record(progress, cell, job):
+                _archive(progress, archive, again=True)
 
-    # Of runs that were done before, or that came while data were prepared.
+    # There may be records of runs that were done before, or that came while data were prepared.
     keep_records()
-    with SweepView(jobs) as view:
-
-        def on_poll() -> None:
-            keep_records()
-            view.refresh()
-
-        bring_to_end(jobs, on_poll, deadline)
-
+    code = run_all(jobs, keep_records, deadline)
     log(progress.summary())
     for key, values in differing_surroundings(list(progress.done.values())).items():
         log(f"{campaign.name}: records differ in {key}: {', '.join(values)}")
-    code = sum_up(jobs)
     return code if progress.left else EXIT_DONE
 
 
@@ -111,57 +93,55 @@ def _check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:
         )
 
 
-def _has_record(progress: Progress, cell: Cell, job: Job) -> bool:
-    """Whether there is a record to be read or written: its run is done, here or elsewhere."""
-    return job.status in DONE or (job.status in NOT_BEGUN and progress.path(cell).exists())
-
-
-def _record(progress: Progress, cell: Cell, job: Job) -> None:
-    """Write a cell's record; where that fails its run has failed, and the others go on.
+def _record(progress: Progress, cell: Cell, job: Job) -> bool:
+    """Write a cell's record if its run is done; where that fails, the run has failed.
 
     A record that another machine made, and that came here meanwhile, stays as it is.
+
+    Returns:
+        Whether there was one to write or to read.
     """
     path = progress.path(cell)
+    came = job.status in NOT_BEGUN and path.exists()
+    if cell.name in progress.done or not (job.status in DONE or came):
+        return False
+
     try:
-        if path.exists():
-            log(f"{cell.name}: its record came from elsewhere, and stays")
-        else:
+        if not path.exists():
             write_record(path, progress.campaign.name, cell, job.folder)
         progress.read(cell)
         job.exit_code = job.exit_code or EXIT_DONE
     except (ConfigError, RecordError, OSError) as error:
-        job.exit_code = EXIT_FAILED if isinstance(error, OSError) else EXIT_USAGE
-        job.reason = str(error)
+        job.fail(error)
+    return True
 
 
-def _archive_again(progress: Progress, folder: Path | None) -> None:
-    """Pack the records anew; where that fails for now, the next record tries again."""
-    try:
-        _archive(progress, folder)
-    except (ConfigError, OSError) as error:
-        log(f"{progress.campaign.name}: not archived, until the next record: {first_line(error)}")
+def _archive(progress: Progress, folder: Path | None, *, again: bool = False) -> None:
+    """Pack the campaign's records into one file, the same bytes for the same records.
 
-
-def _archive(progress: Progress, folder: Path | None) -> None:
-    """Pack the campaign's records into one file, the same bytes for the same records."""
+    Args:
+        again: where that fails for now, only say so: the next record tries again.
+    """
     if folder is None:
         return
 
-    name = f"{progress.campaign.name}.tar"
+    name = progress.campaign.name
     buffer = BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for cell in progress.campaign.cells:
-            if cell.name in progress.done:
-                content = progress.path(cell).read_bytes()
-                entry = tarfile.TarInfo(f"{progress.campaign.name}/{cell.name}.json")
-                entry.size = len(content)
-                archive.addfile(entry, BytesIO(content))
     try:
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for cell in progress.campaign.cells:
+                if cell.name in progress.done:
+                    content = progress.path(cell).read_bytes()
+                    entry = tarfile.TarInfo(f"{name}/{cell.name}.json")
+                    entry.size = len(content)
+                    archive.addfile(entry, BytesIO(content))
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / name, buffer.getvalue())
+        write_atomically(folder / f"{name}.tar", buffer.getvalue())
     except OSError as error:
-        if is_full(error):
+        said = f"cannot hold {name}.tar: {first_line(error)}"
+        if again:
+            log(f"{name}: --archive {said}; the next record tries again")
+        elif is_full(error):
             raise
-        raise ConfigError(
-            "--archive", str(folder), f"cannot hold {name}: {error.strerror}"
-        ) from None
+        else:
+            raise ConfigError("--archive", str(folder), said) from None

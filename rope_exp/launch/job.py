@@ -6,7 +6,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from rope_exp.config.run import RunConfig
-from rope_exp.system.errors import EXIT_CODES
+from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, EXIT_USAGE
 
 
 @dataclass
@@ -62,6 +62,11 @@ class Job:
         if self.ranks:
             return "running"
         return "elsewhere" if self.seen_elsewhere else "waiting"
+
+    def fail(self, error: Exception) -> None:
+        """Note that the run has failed, by an error that is not its ranks'."""
+        self.exit_code = EXIT_FAILED if isinstance(error, OSError) else EXIT_USAGE
+        self.reason = str(error)
 
     def unlock(self) -> None:
         """Give the folder's lock back; a child that inherited it keeps it while it lives."""

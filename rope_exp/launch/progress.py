@@ -1,24 +1,19 @@
 """How far a campaign is: which of its cells have a record, and what the others will take."""
 
 import statistics
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from rope_exp.config.campaign import Campaign, Cell
 from rope_exp.config.resolve import operations, runs_at_a_time
-from rope_exp.config.run import differing_keys
-from rope_exp.evidence.records import (
-    read_record,
-    read_records,
-    record_path,
-    recorded_campaigns,
-)
+from rope_exp.config.run import RunConfig, differing_keys
+from rope_exp.evidence.records import read_record, record_path
 from rope_exp.evidence.runs import Run
 from rope_exp.run.metrics import last_step
-from rope_exp.system.errors import ConfigError, RecordError, show
+from rope_exp.system.errors import ConfigError, RecordError
 
 # What a record's config must share with its cell beside what can change a number: on the threads
 # rounding depends, and the probes are part of what a record holds.
@@ -55,7 +50,15 @@ class Progress:
         Raises:
             RecordError, ConfigError: see the class.
         """
-        self.done[cell.name] = _matching(read_record(self.path(cell)), cell)
+        run = read_record(self.path(cell))
+        if differing := differing_keys(_compared(run.config), _compared(cell.config)):
+            raise ConfigError(
+                run.where,
+                ...,
+                f"{run.folder} is a record of another config than the campaign's file gives this "
+                f"cell ({'; '.join(differing)})",
+            )
+        self.done[cell.name] = run
 
     @property
     def left(self) -> list[Cell]:
@@ -63,24 +66,20 @@ class Progress:
         return [cell for cell in self.campaign.cells if cell.name not in self.done]
 
     def notes(self) -> list[str]:
-        """Say what a person may want to know of the records: of no cell, or of no loss."""
-        notes = []
+        """Name records that are of no cell, and cells that diverged."""
         names = {cell.name for cell in self.campaign.cells}
         folder = self.records / self.campaign.name
-        strangers = sorted(path.name for path in folder.glob("*.json") if path.stem not in names)
-        if strangers:
-            notes.append(
-                f"{folder} holds what is of no cell of the campaign, and reports read it all the "
-                f"same: {', '.join(strangers)}"
-            )
-
+        strangers = [path.name for path in sorted(folder.glob("*.json")) if path.stem not in names]
         diverged = [name for name, run in self.done.items() if run.status == "diverged"]
-        if diverged:
-            notes.append(f"{self.campaign.name}: diverged, and so done: {', '.join(diverged)}")
-        return notes
+        notes = {
+            f"{folder} holds what is of no cell of the campaign, and reports read it all the "
+            "same": strangers,
+            f"{self.campaign.name}: diverged, and so done": diverged,
+        }
+        return [f"{note}: {', '.join(found)}" for note, found in notes.items() if found]
 
-    def seconds(self, cells: Sequence[Cell]) -> float | None:
-        """Return how long cells take, one after another.
+    def seconds(self) -> float | None:
+        """Return how long the cells that are left take, one after another.
 
         The estimate comes from the campaign's own records, or else from those of other campaigns
         that train alike; None if there are none.
@@ -89,18 +88,17 @@ class Progress:
         rates = [run.result["wall_s"] / operations(run.config) for run in finished or self._alike()]
         if not rates:
             return None
-        total = sum(operations(cell.config) for cell in cells)
-        return float(statistics.median(rates)) * total
+        return float(statistics.median(rates)) * sum(operations(cell.config) for cell in self.left)
 
     def _alike(self) -> list[Run]:
         """Return the finished runs of other campaigns that share what speed depends on most."""
         speed = attrgetter(*SPEED)
         wanted = speed(self.campaign.cells[0].config)
         found: list[Run] = []
-        for name in recorded_campaigns(self.records):
+        for path in self.records.glob("*/*.json"):
             # The report of a campaign names its broken record, which must not stop this one.
             with suppress(RecordError):
-                found += read_records(self.records, name)
+                found.append(read_record(path))
         return [run for run in found if run.status == "finished" and speed(run.config) == wanted]
 
     def summary(self) -> str:
@@ -111,7 +109,7 @@ class Progress:
             return words
 
         spent = sum(run.result["wall_s"] for run in self.done.values())
-        seconds = self.seconds(self.left)
+        seconds = self.seconds()
         if seconds is None:
             return f"{words}; no estimate yet of the {len(self.left)} that are left"
         parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
@@ -124,32 +122,19 @@ class Progress:
     def lines(self) -> list[str]:
         """Return a line for each cell, and the summary."""
         width = max(len(cell.name) for cell in self.campaign.cells)
-        lines = [self.campaign.about]
-        for cell in self.campaign.cells:
-            run = self.done.get(cell.name)
-            words = "left"
-            if run is None and (step := last_step(cell.config.folder)):
-                words = f"begun here, step {step:,} of {cell.config.train.num_steps:,}"
-            if run is not None:
-                loss = "" if run.loss is None else f" {run.loss:.4f}"
-                words = f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
-            lines.append(f"  {cell.name:{width}}  {words}")
-        return [*lines, *self.notes(), self.summary()]
+        cells = [f"  {cell.name:{width}}  {self._state(cell)}" for cell in self.campaign.cells]
+        return [self.campaign.about, *cells, *self.notes(), self.summary()]
+
+    def _state(self, cell: Cell) -> str:
+        """Say how far a cell is."""
+        if run := self.done.get(cell.name):
+            loss = "" if run.loss is None else f" {run.loss:.4f}"
+            return f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
+        if step := last_step(cell.config.folder):
+            return f"begun here, step {step:,} of {cell.config.train.num_steps:,}"
+        return "left"
 
 
-def _matching(run: Run, cell: Cell) -> Run:
-    """Refuse a record of another config than its cell has today."""
-    differing = [
-        f"{key}: {show(attrgetter(key)(run.config))} -> {show(attrgetter(key)(cell.config))}"
-        for key in SHARED
-        if attrgetter(key)(run.config) != attrgetter(key)(cell.config)
-    ]
-    differing += differing_keys(run.config.numeric_dict(), cell.config.numeric_dict())
-    if differing:
-        raise ConfigError(
-            run.where,
-            ...,
-            f"{run.folder} is a record of another config than the campaign's file gives this cell "
-            f"({'; '.join(differing)})",
-        )
-    return run
+def _compared(config: RunConfig) -> dict[str, Any]:
+    """Return what a record's config and its cell's must share."""
+    return config.numeric_dict() | {key: attrgetter(key)(config) for key in SHARED}

@@ -24,7 +24,6 @@ from rope_exp.system.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_STOPPED,
-    EXIT_USAGE,
     ConfigError,
     RecordError,
 )
@@ -52,7 +51,7 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, 
         job.title = title
         if job.exit_code is None:
             make_folder(job)
-    return _run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0]), jobs
+    return run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0]), jobs
 
 
 def _run_one(job: Job) -> int:
@@ -76,13 +75,26 @@ def _run_one(job: Job) -> int:
     return job.exit_code or EXIT_DONE
 
 
-def _run_all(jobs: Sequence[Job]) -> int:
-    """Run a sweep, whose ranks write to a log in each run's folder."""
+def run_all(
+    jobs: Sequence[Job],
+    on_poll: Callable[[], None] = lambda: None,
+    deadline: float | None = None,
+) -> int:
+    """Run a sweep, whose ranks write to a log in each run's folder, and return its exit code.
+
+    Args:
+        on_poll, deadline: see bring_to_end.
+    """
     for job in jobs:
         job.log = job.folder / LOG
     with SweepView(jobs) as view:
-        bring_to_end(jobs, view.refresh)
-    return sum_up(jobs)
+
+        def poll() -> None:
+            on_poll()
+            view.refresh()
+
+        bring_to_end(jobs, poll, deadline)
+    return _sum_up(jobs)
 
 
 def bring_to_end(
@@ -130,8 +142,7 @@ def _try_to_start(job: Job, relay: SignalRelay) -> None:
             return
     except (ConfigError, RecordError, OSError) as error:
         # Of this run alone; the others go on.
-        job.exit_code = EXIT_FAILED if isinstance(error, OSError) else EXIT_USAGE
-        job.reason = str(error)
+        job.fail(error)
         ranks.kill(job)
     job.release()
 
@@ -159,7 +170,7 @@ def _collect(job: Job) -> None:
     job.release()
 
 
-def sum_up(jobs: Sequence[Job]) -> int:
+def _sum_up(jobs: Sequence[Job]) -> int:
     """Say what a person does next, and return the sweep's exit code."""
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:

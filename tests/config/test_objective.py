@@ -1,6 +1,6 @@
 """Hidden tokens in place of next ones: the mask's id, what is counted, and what is refused."""
 
-import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp.config import plan
 from rope_exp.config.campaign import PRIMARY, STEADY
-from rope_exp.config.campaign_file import read_campaign
+from rope_exp.config.campaign_file import CampaignFile, Entry, read_campaign
 from rope_exp.config.compose import compose_jobs, run_config
 from rope_exp.config.costs import checkpoint_bytes, flops_per_token, memory_bytes
 from rope_exp.config.objective import num_predicted
@@ -114,21 +114,25 @@ def test_the_experiment_is_of_the_objective() -> None:
     assert len({config.group_sha256 for config in configs}) == 1
 
 
+def blocks(file: CampaignFile, entries: Sequence[Entry]) -> set[tuple[str, int]]:
+    """The rows and seeds of some of a campaign's entries."""
+    found = set()
+    for entry in entries:
+        for cell in entry.cells(file.rows):
+            found.add((cell["row"].value(), cell["seed"].value()))
+    return found
+
+
 def test_the_campaign_differs_from_its_base_in_the_objective() -> None:
     """So that each of its runs stands beside the one of causal training, at equal seed."""
     mlm, english, steady = (read_campaign(name, None) for name in ("mlm", PRIMARY, STEADY))
-    assert mlm.fixed == (*english.fixed, MLM)
-    assert steady.fixed == (*english.fixed, "schedule.warmup_fraction=0.2")
+    assert mlm.fixed == [*english.fixed, MLM]
+    assert steady.fixed == [*english.fixed, "schedule.warmup_fraction=0.2"]
     assert mlm.rows == english.rows == steady.rows
 
-    *of_short, of_long, of_more, of_two = mlm.entries
-    assert list(of_long.rows) == list(mlm.rows)
-    assert of_long.factors == {"seed": [0, 1, 2], "schedule.warmup_fraction": [0.2]}
-    assert list(of_more.rows) == list(mlm.rows)
-    assert of_more.factors == {"seed": [0], "train.num_steps": [2000]}
-    assert of_two.factors == {"seed": [1, 2], "train.num_steps": [2000]}
+    *of_short, of_long, of_more, of_two = mlm.cells
+    assert of_long.sweep == "seed=0,1,2 schedule.warmup_fraction=0.2"
+    assert of_more.sweep == "seed=0 train.num_steps=2000"
+    assert of_two.sweep == "row=qk_rope,qkvo_rope seed=1,2 train.num_steps=2000"
     for entries, base in ((of_short, english), ([of_long], steady)):
-        for entry in entries:
-            for row in entry.rows:
-                of_row = [each.factors["seed"] for each in base.entries if row in each.rows]
-                assert set(entry.factors["seed"]) <= {*itertools.chain(*of_row)}
+        assert blocks(mlm, entries) <= blocks(base, base.cells)

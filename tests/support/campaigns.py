@@ -43,7 +43,7 @@ sys.exit(main("campaign"))
 
 def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:
     """Write <folder>/campaign/<name>.yaml: of two rows and one seed, but for `values`."""
-    content = {"fixed": list(FIXED), "rows": ROWS, "cells": [{"seed": [0]}], **values}
+    content = {"fixed": list(FIXED), "rows": ROWS, "cells": ["seed=0"], **values}
     path = folder / "campaign" / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -87,7 +87,7 @@ def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
     write_campaign(
         folder,
         fixed=[*FIXED, *LONG, "train.probes=[windows,shift]"],
-        cells=[{"seed": [3], "optim.betas": [[0.9, 0.95]]}],
+        cells=["seed=3 optim.betas=[0.9,0.95]"],
         **values,
     )
     return folder

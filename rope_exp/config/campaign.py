@@ -144,7 +144,7 @@ def _within(where: str) -> Iterator[None]:
     """Say in an error of a config, or of Hydra, where in the campaign it is."""
     try:
         yield
-    except (HydraException, ValueError) as error:
+    except (ConfigError, HydraException, ValueError) as error:
         key, value, allowed = explain(error).args
         raise ConfigError(f"{where}: {key}", value, allowed) from error
 

@@ -154,7 +154,10 @@ def _add_plugin() -> None:
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
+    from rope_exp.launch.others import telling
+
     # Plugins store their own configs when they are found.
     Plugins.instance()
+    Plugins.instantiate_launcher = telling(Plugins.instantiate_launcher)  # type: ignore[method-assign]
     launcher = {"_target_": "hydra_plugins.rope_exp_launcher.RopeExpLauncher"}
     ConfigStore.instance().store("basic", launcher, group="hydra/launcher", provider="rope_exp")

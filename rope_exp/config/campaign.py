@@ -217,9 +217,15 @@ def _check_decided(config: RunConfig, where: str) -> None:
         if value in UNDECIDED and not may_vary:
             raise ConfigError(f"{where}: {key}", value, "must be fixed, as all of a campaign is")
 
-    revision = config.data.revision
-    if config.data.kind == "hub" and not re.fullmatch("[0-9a-f]{40}", revision or ""):
-        raise ConfigError(f"{where}: data.revision", revision, "must be a commit: a branch moves")
+    path = config.tokenizer.path
+    is_on_hub = {
+        "data.revision": config.data.kind == "hub",
+        "tokenizer.revision": path is not None and not Path(path).expanduser().is_dir(),
+    }
+    for key, on_hub in is_on_hub.items():
+        revision = attrgetter(key)(config)
+        if on_hub and not re.fullmatch("[0-9a-f]{40}", revision or ""):
+            raise ConfigError(f"{where}: {key}", revision, "must be a commit: a branch moves")
     origin = config.run.init_from
     if origin is not None and config.init_weights is None:
         raise ConfigError(

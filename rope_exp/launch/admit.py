@@ -17,6 +17,7 @@ from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_ke
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.generated import open_data
 from rope_exp.data.prepare import pin_revision
+from rope_exp.data.tokenizer import pin_tokenizer
 from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
@@ -35,8 +36,9 @@ LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return a config as it is run here, with nothing left to a machine or to time.
 
-    Its corpus is pinned to a commit, what it begins with to a hash, and its `auto` keys are
-    resolved. Of a job that SLURM has requeued, run.fresh is false: its first start began anew.
+    What it reads of the hub is pinned to commits, what it begins with to a hash, and its `auto`
+    keys are resolved. In a job that SLURM has requeued run.fresh is false: its first start began
+    anew.
 
     Args:
         world_size: of the launcher that started this process as one rank, and the others perhaps
@@ -48,7 +50,8 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """
     if config.run.fresh and _was_requeued(config.folder):
         config = config.replace("run", fresh=False)
-    pinned = with_origin(replace(config, data=pin_revision(config.data)))
+    data = pin_revision(config.data)
+    pinned = with_origin(replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer)))
     config = resolve(pinned, world_size)
     check_memory(config, num_here=1 if world_size else None)
     return config

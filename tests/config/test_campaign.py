@@ -278,10 +278,14 @@ def test_a_cell_that_is_none(tmp_path: Path, entry: dict[Any, Any], words: list[
         ("campaign=mine", "campaign: is no key of a run"),
         ("optim.rate=1", "optim.rate: there is no such key; did you mean"),
         ("data=fineweb_edu data.revision=main", "data.revision=main: must be a commit"),
+        (
+            "tokenizer=pretrained tokenizer.path=owner/name",
+            "tokenizer.revision=null: must be a commit",
+        ),
         ("data.path=/a/corpus", "data.path=/a/corpus: must be relative: records are committed"),
         ("\"data.path='~/corpus'\"", "data.path=~/corpus: must be relative"),
         (
-            "tokenizer=pretrained tokenizer.path=/a/tokenizer",
+            f"tokenizer=pretrained tokenizer.path=/a/tokenizer tokenizer.revision={'a' * 40}",
             "tokenizer.path=/a/tokenizer: must be relative",
         ),
         ("data=stdlib data.path=null", "campaign/mine: python: is missing"),

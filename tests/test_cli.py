@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from support.command import assert_refused, command, write
 from support.configs import REPOSITORY
 
@@ -82,6 +83,16 @@ def test_a_flag_may_stand_between_overrides(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "VO-RoPE" in done.stdout
     assert "seed: 5" in done.stdout
+
+
+def test_every_flag_that_shows_a_config_shows_the_same(tmp_path: Path) -> None:
+    words = ("pe=vo_rope", "optim=muon", "model=1b")
+    job = yaml.safe_load(command("--cfg", "job", *words, cwd=tmp_path).stdout)
+    everything = yaml.safe_load(command("--cfg", "all", *words, cwd=tmp_path).stdout)
+    told = command("--info", "config", *words, cwd=tmp_path).stdout
+    assert everything.pop("hydra")
+    assert everything == job
+    assert yaml.safe_load(told.partition("Config\n******\n")[2]) == job
 
 
 @pytest.mark.parametrize("flags", [["--info", "all"], ["--cfg", "job"], ["--help"]], ids=" ".join)

@@ -166,7 +166,7 @@ def sum_up(jobs: Sequence[Job]) -> int:
         why = f": {job.reason.splitlines()[-1]}" if job.reason else ""
         log(f"{job.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
 
-    if any(job.status == "stopped" for job in jobs):
+    if any(job.exit_code == EXIT_STOPPED for job in jobs):
         log("stopped; the same command goes on")
         if jobs[0].config.run.fresh:
             log(WITHOUT_FRESH)

@@ -1,6 +1,6 @@
 """The commands: `rope-exp train ...` and the others below, or `python -m rope_exp train ...`.
 
-`train.py` and `scripts/` are doors to the same commands. Each command's own logic is in its
+`train.py` and `scripts/report.py` are doors to the same. Each command's own logic is in its
 package; here it is composed, dispatched, printed, and its mistakes become one sentence and an
 exit code: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the
 same command goes on). This process never imports torch, unless it is itself a rank.

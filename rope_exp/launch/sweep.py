@@ -173,5 +173,5 @@ def sum_up(jobs: Sequence[Job]) -> int:
         return EXIT_STOPPED
 
     for group in sorted({job.config.group for job in jobs if job.config.run.dir is None}):
-        log(f"in {DEFAULT_OUTPUT / group}; its table: python scripts/report.py --group {group}")
+        log(f"in {DEFAULT_OUTPUT / group}; its table: rope-exp report --group {group}")
     return EXIT_FAILED if failed else EXIT_DONE

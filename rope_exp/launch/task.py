@@ -15,6 +15,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rope_exp.config.choices import choices
 from rope_exp.config.compose import check_folders, titles, to_run_config, without_hydra
 from rope_exp.config.run import RunConfig
 from rope_exp.launch import sweep
@@ -42,6 +43,7 @@ def _sweep_dir(launcher: str, sweeper: str) -> str:
 
 
 OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("choices", choices, replace=True)
 
 
 def run_job(values: DictConfig) -> float:
@@ -85,7 +87,7 @@ def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[
         SystemExit: the sweep was stopped.
     """
     if is_rank():
-        allowed = "every rank of `accelerate launch` would run the sweep; use `python train.py`"
+        allowed = "every rank of `accelerate launch` would run the sweep; use `rope-exp train`"
         raise ConfigError("--multirun", ..., allowed)
 
     if not trees:

@@ -15,7 +15,7 @@ from rope_exp.config.run import RunConfig
 
 
 def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> None:
-    done = command("model=sequel", "data=c4", script="scripts/plan.py", cwd=tmp_path)
+    done = command("model=sequel", "data=c4", script="plan", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "931,317,760 parameters" in done.stdout
 
@@ -53,10 +53,10 @@ def test_a_sweep_costs_what_its_runs_cost_together(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_plans_a_sweep(tmp_path: Path) -> None:
-    done = command("-m", "pe=nope,vo_rope", script="scripts/plan.py", cwd=tmp_path)
+    done = command("-m", "pe=nope,vo_rope", script="plan", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^sweep +2 runs", done.stdout, re.MULTILINE)
-    done = command("pe=nope,vo_rope", script="scripts/plan.py", cwd=tmp_path)
+    done = command("pe=nope,vo_rope", script="plan", cwd=tmp_path)
     assert_refused(done, "pe: several values make a sweep, which needs -m")
 
 
@@ -79,5 +79,5 @@ def test_an_unknown_vocabulary_is_one_sentence() -> None:
 
 
 def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
-    done = command("model=nosuch", script="scripts/plan.py", cwd=tmp_path)
+    done = command("model=nosuch", script="plan", cwd=tmp_path)
     assert_refused(done, "error: model=nosuch: there is no such choice")

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.configs import REPOSITORY, left_in
+from support.configs import left_in
 from support.corpora import (
     BPE,
     BYTES,
@@ -189,8 +189,7 @@ def test_memory_stays_flat_when_the_corpus_grows_tenfold(
 
 def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [text * 20 for text in TEXTS])
-    script = str(REPOSITORY / "scripts" / "prepare_data.py")
-    command = [sys.executable, script, "data=files", "tokenizer=bytes"]
+    command = [sys.executable, "-m", "rope_exp", "prepare", "data=files", "tokenizer=bytes"]
     good = subprocess.run([*command, f"data.path={path}"], capture_output=True, text=True)
     assert good.returncode == 0, good.stderr
     assert "200" not in good.stderr

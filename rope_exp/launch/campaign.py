@@ -15,8 +15,9 @@ from rope_exp.evidence.records import write_record
 from rope_exp.launch.admit import admit, make_folder, resolved
 from rope_exp.launch.job import Job
 from rope_exp.launch.progress import Progress
-from rope_exp.launch.sweep import LOG, bring_to_end, sum_up
+from rope_exp.launch.sweep import bring_to_end, sum_up
 from rope_exp.launch.view import SweepView
+from rope_exp.run.folder import LOG
 from rope_exp.run.provenance import git_state
 from rope_exp.system.console import log
 from rope_exp.system.errors import (

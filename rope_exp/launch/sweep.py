@@ -18,8 +18,8 @@ from rope_exp.launch.job import Job
 from rope_exp.launch.leases import lease_gpus
 from rope_exp.launch.ranks import POLL_SECONDS, SignalRelay
 from rope_exp.launch.view import SweepView
-from rope_exp.run.folder import describe_done
-from rope_exp.system.console import log
+from rope_exp.run.folder import LOG, describe_done
+from rope_exp.system.console import keep_log, log
 from rope_exp.system.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -30,7 +30,6 @@ from rope_exp.system.errors import (
 )
 from rope_exp.system.files import disk_full, free_bytes
 
-LOG = "log.txt"
 WITHOUT_FRESH = "leave out run.fresh=true to go on: with it, the same command begins anew"
 WAIT_SECONDS = 1.0  # between two looks at GPUs or at a run that others hold
 
@@ -70,6 +69,7 @@ def _run_one(job: Job) -> int:
         log(f"{job.name}: every GPU is leased to another run; waiting for one")
     bring_to_end([job])
     if job.reason:
+        keep_log(job.folder / LOG)
         log(f"error: {job.name}: {job.reason}")
     if job.status == "stopped" and job.config.run.fresh:
         log(WITHOUT_FRESH)

@@ -28,6 +28,18 @@ def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> No
     assert len(times) >= 3
 
 
+def test_a_small_model_has_no_estimate_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+    small, large = (
+        resolve(run_config([f"model={size}", "launch.device=cpu"])) for size in ("60m", "125m")
+    )
+    said = "\n".join(plan.cost_lines(small))
+    assert "no estimate below 100,000,000 parameters on a GPU" in said
+    assert "H100" not in said
+    assert "H100" in "\n".join(plan.cost_lines(large))
+    assert "H100" not in "\n".join(plan.sweep_lines([large, small]))
+
+
 def test_a_measured_rate_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
     config = resolve(run_config(["train.num_steps=60", "launch.device=cpu"]))

@@ -44,7 +44,7 @@ def text() -> str:
 def _table(prefix: str, section: Any) -> Iterator[str]:
     """Yield the lines of the table of a dataclass's own keys."""
     hints = typing.get_type_hints(section, include_extras=True)
-    told = {}
+    told: dict[str, str] = {}
     for base in reversed(section.__mro__[:-1]):
         told |= {name: comment for comment, name in FIELD.findall(inspect.getsource(base))}
 

@@ -1,6 +1,6 @@
 """The commands: `rope-exp train ...` and the others below, or `python -m rope_exp train ...`.
 
-`train.py` and `scripts/` are doors to the same commands. Each command's own logic is in its
+`train.py` and `scripts/report.py` are doors to the same. Each command's own logic is in its
 package; here it is composed, dispatched, printed, and its mistakes become one sentence and an
 exit code: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the
 same command goes on). This process never imports torch, unless it is itself a rank.
@@ -154,7 +154,10 @@ def _add_plugin() -> None:
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
+    from rope_exp.launch.others import telling
+
     # Plugins store their own configs when they are found.
     Plugins.instance()
+    Plugins.instantiate_launcher = telling(Plugins.instantiate_launcher)  # type: ignore[method-assign]
     launcher = {"_target_": "hydra_plugins.rope_exp_launcher.RopeExpLauncher"}
     ConfigStore.instance().store("basic", launcher, group="hydra/launcher", provider="rope_exp")

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from support.command import assert_refused, command, write
 from support.configs import REPOSITORY
 
@@ -20,21 +22,24 @@ from rope_exp import cli
 
 
 def test_help_is_the_projects_own(tmp_path: Path) -> None:
-    write(tmp_path / "more" / "pe" / "mine.yaml", "name: Mine\n")
+    """A line for each choice, a folder's own among them, and sizes in their order."""
+    write(tmp_path / "more" / "pe" / "mine.yaml", "# My own. It rotates.\nname: Mine\n")
     done = command("--help", "--config-dir", "more", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    choices = "pe: alibi, k_rope, learned, mine, nope"
-    for words in ("python train.py pe=vo_rope", choices, "Exit codes: 0 done"):
+    for words in ("rope-exp train pe=vo_rope", "rope-exp campaign NAME", "Exit codes: 0 done"):
         assert words in done.stdout
-    assert "rope_exp campaign NAME" in done.stdout
+    assert re.search(r"^  mine +My own$", done.stdout, re.MULTILINE)
+    assert re.search(r"^  vo_rope +rotate: \[v, o\]$", done.stdout, re.MULTILINE)
+    sizes = done.stdout.partition("\nmodel\n")[2].partition("\n\n")[0]
+    names = [line.split()[0] for line in sizes.splitlines()]
+    assert names == ["nano", "sequel_mini", "10m", "30m", "60m", "125m", "350m", "sequel", "1b"]
 
 
-@pytest.mark.parametrize("name", ["plan", "prepare_data", "report", "mirror"])
-def test_every_script_helps_and_refuses_what_it_cannot_read(tmp_path: Path, name: str) -> None:
-    script = f"scripts/{name}.py"
+@pytest.mark.parametrize("script", ["plan", "prepare", "scripts/report.py", "mirror"])
+def test_every_command_helps_and_refuses_what_it_cannot_read(tmp_path: Path, script: str) -> None:
     done = command("--help", script=script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"usage: rope-exp {name.removesuffix('_data')}" in done.stdout
+    assert f"usage: rope-exp {Path(script).stem}" in done.stdout
     assert_refused(command("--nosuch", script=script, cwd=tmp_path), "usage: ", "--help`")
     assert list(tmp_path.iterdir()) == []
 
@@ -82,6 +87,16 @@ def test_a_flag_may_stand_between_overrides(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "VO-RoPE" in done.stdout
     assert "seed: 5" in done.stdout
+
+
+def test_every_flag_that_shows_a_config_shows_the_same(tmp_path: Path) -> None:
+    words = ("pe=vo_rope", "optim=muon", "model=1b")
+    job = yaml.safe_load(command("--cfg", "job", *words, cwd=tmp_path).stdout)
+    everything = yaml.safe_load(command("--cfg", "all", *words, cwd=tmp_path).stdout)
+    told = command("--info", "config", *words, cwd=tmp_path).stdout
+    assert everything.pop("hydra")
+    assert everything == job
+    assert yaml.safe_load(told.partition("Config\n******\n")[2]) == job
 
 
 @pytest.mark.parametrize("flags", [["--info", "all"], ["--cfg", "job"], ["--help"]], ids=" ".join)

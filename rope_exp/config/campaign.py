@@ -218,9 +218,15 @@ def _check_decided(config: RunConfig) -> None:
         if value in UNDECIDED and not may_vary:
             raise ConfigError(key, value, "must be fixed, as all of a campaign is")
 
-    data = config.data
-    if data.kind == "hub" and not re.fullmatch("[0-9a-f]{40}", data.revision or ""):
-        raise ConfigError("data.revision", data.revision, "must be a commit: a branch moves")
+    tokenizer = config.tokenizer.path
+    is_on_hub = {
+        "data.revision": config.data.kind == "hub",
+        "tokenizer.revision": tokenizer is not None and not Path(tokenizer).expanduser().is_dir(),
+    }
+    for key, on_hub in is_on_hub.items():
+        revision = attrgetter(key)(config)
+        if on_hub and not re.fullmatch("[0-9a-f]{40}", revision or ""):
+            raise ConfigError(key, revision, "must be a commit: a branch moves")
     origin = config.run.init_from
     if origin is not None and config.init_weights is None:
         raise ConfigError("init_weights", None, "must be the hash of what run.init_from ends with")

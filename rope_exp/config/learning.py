@@ -17,11 +17,13 @@ class OptimConfig:
     """AdamW."""
 
     name: Literal["adamw"] = numeric("adamw")
+    # The peak of the schedule.
     lr: Positive = numeric(3e-3)
     betas: Betas = numeric((0.9, 0.95))
     eps: Positive = numeric(1e-8)
     # Of matrices only.
     weight_decay: NonNegative = numeric(0.1)
+    # The most that the norm of all gradients may be.
     grad_clip: Positive = numeric(1.0)
 
 
@@ -33,6 +35,7 @@ class MuonConfig:
     """
 
     name: Literal["muon"] = numeric("muon")
+    # The peak of the schedule.
     lr: Positive = numeric(3e-3)
     momentum: Momentum = numeric(0.95)
     # Of AdamW.
@@ -40,6 +43,7 @@ class MuonConfig:
     eps: Positive = numeric(1e-8)
     # Of matrices only.
     weight_decay: NonNegative = numeric(0.1)
+    # The most that the norm of all gradients may be.
     grad_clip: Positive = numeric(1.0)
 
 

@@ -117,4 +117,5 @@ def _unknown(key: str, text: str) -> ConfigError:
         return ConfigError(key, ..., "is no key of a run; `rope-exp campaign NAME` runs one")
     if "No match in the defaults list" in text:
         return ConfigError(key, ..., f"nothing is chosen there yet; did you mean +{key}=...?")
-    return unknown_key(key, known_keys(RunConfig))
+    known = known_keys(RunConfig)
+    return unknown_key(key, known | {each.partition(".")[0] for each in known})

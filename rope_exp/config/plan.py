@@ -22,6 +22,10 @@ from rope_exp.config.run import RunConfig
 from rope_exp.system.errors import ConfigError
 
 ASSUMED_MFU = 0.4
+# Below so many parameters a step on a GPU takes about as long as its kernels take to be started,
+# whatever their arithmetic: several hundred of them, at some microseconds each. A share of the
+# peak then says nothing. By it nine runs of 10M would take 77 seconds.
+LEAST_ESTIMATED = 100_000_000
 CARDS = ("A100", "H100", "H200")
 GIB = 2**30
 UNITS = {"days": 86400, "hours": 3600, "minutes": 60}
@@ -71,7 +75,7 @@ def cost_lines(
         f"memory       about {memory / GIB:.1f} GiB a process in {train.precision}",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",
-        *_times(total, tokens, config.launch.device, measured_tokens_per_s),
+        *_times(total, tokens, params, config.launch.device, measured_tokens_per_s),
     ]
 
 
@@ -88,10 +92,11 @@ def sweep_lines(
     """
     total = sum(run_flops(config, _vocab_size(config)) for config in configs)
     tokens = sum(config.train.num_tokens for config in configs)
+    params = min(num_parameters(config.architecture(_vocab_size(config))) for config in configs)
     return [
         f"sweep        {len(configs)} runs, of which the above is the first: {tokens:,} tokens, "
         f"{total:.3e} operations; one after another they take",
-        *_times(total, tokens, configs[0].launch.device, measured_tokens_per_s),
+        *_times(total, tokens, params, configs[0].launch.device, measured_tokens_per_s),
     ]
 
 
@@ -104,15 +109,24 @@ def _vocab_size(config: RunConfig) -> int:
 
 
 def _times(
-    total: float, tokens: int, device: str, measured_tokens_per_s: float | None
+    total: float, tokens: int, params: int, device: str, measured_tokens_per_s: float | None
 ) -> list[str]:
-    """Return a line for each rate at which so many operations and tokens may go."""
+    """Return a line for each rate at which so many operations and tokens may go.
+
+    Args:
+        params: of the smallest model.
+    """
     lines = []
     if device == "cpu":
         rate = matmul_flops_per_s()
         where = f"here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"
         lines.append(_time(total / rate, where))
-    for card in CARDS:
+    if params < LEAST_ESTIMATED:
+        lines.append(
+            f"time         no estimate below {LEAST_ESTIMATED:,} parameters on a GPU, where "
+            "starting kernels takes longer than their arithmetic"
+        )
+    for card in CARDS if params >= LEAST_ESTIMATED else ():
         rate = PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU
         lines.append(_time(total / rate, f"on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"))
     if measured_tokens_per_s is not None:

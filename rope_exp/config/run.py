@@ -54,6 +54,7 @@ DEFAULT_OUTPUT = Path("results/runs")
 class RunConfig:
     """One run. `from_dict` makes it from what a command line or a file says."""
 
+    # Of the initial weights, and of the order of batches unless data.seed says another.
     seed: Seed = numeric(0)
     # Its row's name in tables, where rows are more than variants; a campaign names them itself.
     row_name: Name | None = setting(None)

@@ -210,7 +210,7 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     """
     near = get_close_matches(key, known, n=1, cutoff=0.75)
     near += sorted(full for full in known if full.endswith(f".{key}"))
-    hint = f"did you mean {near[0]}?" if near else "`python train.py --cfg job` prints the keys"
+    hint = f"did you mean {near[0]}?" if near else "`rope-exp train --cfg job` prints the keys"
     return ConfigError(key, ..., f"there is no such key; {hint}")
 
 

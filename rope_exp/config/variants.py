@@ -66,9 +66,11 @@ class PeConfig:
     of attention (`bias`).
     """
 
+    # In tables and folders.
     name: Name = numeric("QK-RoPE")
     rotate: Sites = numeric(("q", "k"))
     base: Base = numeric(10000.0)
+    # The share of each head's features that rotates.
     fraction: Fraction = numeric(1.0)
     # true: theta itself is learned (raw); log: s, where theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = numeric(False)

@@ -70,14 +70,19 @@ def files_fingerprint(data: DataConfig) -> str:
 
 
 @functools.cache
-def newest_commit(path: str, revision: str | None) -> str:
-    """Ask the hub which commit a branch or a tag (None: the main branch) of a dataset names.
+def newest_commit(path: str, revision: str | None, repo_type: str = "dataset") -> str:
+    """Ask the hub which commit a branch or a tag (None: the main branch) of a repository names.
 
     A process asks once, so all runs of a sweep read the same commit.
     """
     from huggingface_hub import HfApi
 
-    return str(HfApi().dataset_info(path, revision=revision).sha)
+    return str(HfApi().repo_info(path, revision=revision, repo_type=repo_type).sha)
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is a whole commit, which never moves."""
+    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
 @contextmanager

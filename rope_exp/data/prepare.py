@@ -9,7 +9,6 @@ under a hidden name, under a lock, and renamed when it is whole and on the disk:
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from rope_exp.config.sections import DataConfig, TokenizerConfig
-from rope_exp.data.corpora import explaining, files_fingerprint, newest_commit, open_dataset
+from rope_exp.data.corpora import (
+    explaining,
+    files_fingerprint,
+    is_commit,
+    newest_commit,
+    open_dataset,
+)
 from rope_exp.data.documents import SIDES, TRAIN, VALIDATION, Corpus
 from rope_exp.data.encoding import write_tokens
 from rope_exp.data.meta import (
@@ -31,7 +36,12 @@ from rope_exp.data.meta import (
     write_meta,
 )
 from rope_exp.data.stdlib import library_files, open_library
-from rope_exp.data.tokenizer import build_tokenizer, tokenizer_fingerprint, vocab_size
+from rope_exp.data.tokenizer import (
+    build_tokenizer,
+    pin_tokenizer,
+    tokenizer_fingerprint,
+    vocab_size,
+)
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.system.files import (
@@ -75,6 +85,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
         DiskError: there is no space.
     """
     data = pin_revision(data)
+    tokenizer = pin_tokenizer(tokenizer)
     folder = _folder(data, tokenizer)
     if not folder.exists():
         with _lock(folder):
@@ -89,7 +100,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
 def num_prepared_tokens(data: DataConfig, tokenizer: TokenizerConfig) -> int | None:
     """Return how many tokens one epoch has; None where the corpus is not prepared, or not here.
 
-    Nothing is asked of the network: a dataset of the hub must name its commit.
+    Nothing is asked of the network: what is on the hub must name its commit.
     """
     with suppress(ConfigError, DataError):
         return int(read_meta(_folder(data, tokenizer))["corpus"]["tokens"][TRAIN])
@@ -106,7 +117,7 @@ def pin_revision(data: DataConfig) -> DataConfig:
         ConfigError: there is no such dataset or revision.
         DataError: the hub did not answer.
     """
-    if data.kind != "hub" or re.fullmatch("[0-9a-f]{40}", data.revision or ""):
+    if data.kind != "hub" or is_commit(data.revision):
         return data
 
     with explaining(data):
@@ -210,6 +221,7 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
     """Write the files of a prepared corpus."""
     data = corpus.data
     if config.kind == "bpe":
+        _check_held_out(corpus)
         log("data: training the tokenizer")
     tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
     write_atomically(folder / TOKENIZER, tokenizer.to_str())
@@ -242,6 +254,19 @@ def _estimate_bytes(corpus: Corpus, config: TokenizerConfig) -> int:
 
     width = token_dtype(config.known_vocab_size or 2**32).itemsize
     return width * min(filter(None, bounds), default=0)
+
+
+def _check_held_out(corpus: Corpus) -> None:
+    """Refuse a share that holds no document out, or all, before a tokenizer is trained."""
+    if VALIDATION in corpus.splits:
+        return
+
+    num_documents = dict.fromkeys(SIDES, 0)
+    for side, _ in corpus.documents(TRAIN):
+        num_documents[side] += 1
+        if all(num_documents.values()):
+            return
+    _check_sides(corpus.data, num_documents)
 
 
 def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:

@@ -6,11 +6,14 @@ in a document gives the end-of-text id, which follows each document.
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rope_exp.config.sections import TokenizerConfig
+from rope_exp.data.corpora import is_commit, newest_commit
 from rope_exp.data.documents import pieces
 from rope_exp.system.errors import ConfigError, DataError, first_line
 from rope_exp.system.files import files_sha256
@@ -148,6 +151,21 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     return tokenizer, found.eos_token_id
 
 
+def pin_tokenizer(config: TokenizerConfig) -> TokenizerConfig:
+    """Return the config with the commit that tokenizer.revision names now, where it is on the hub.
+
+    Raises:
+        ConfigError: there is no such tokenizer or revision.
+        DataError: the hub did not answer.
+    """
+    is_here = config.path is None or Path(config.path).expanduser().is_dir()
+    if is_here or is_commit(config.revision):
+        return config
+
+    with _fetching(config):
+        return replace(config, revision=newest_commit(str(config.path), config.revision, "model"))
+
+
 def vocab_size(tokenizer: Tokenizer) -> int:
     """Return one more than the largest id: a pretrained vocabulary may have holes."""
     return max(tokenizer.get_vocab().values()) + 1
@@ -216,13 +234,21 @@ def _fetched(config: TokenizerConfig) -> Path:
     transformers itself passes over a file that it could not get, and would make another tokenizer.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     patterns = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
-    try:
+    with _fetching(config):
         return Path(
             snapshot_download(str(config.path), revision=config.revision, allow_patterns=patterns)
         )
+
+
+@contextmanager
+def _fetching(config: TokenizerConfig) -> Iterator[None]:
+    """Say in one sentence why a tokenizer did not come from the hub."""
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        yield
     except (ValueError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         reason = f"is no folder here, and no tokenizer of the hub: {first_line(error)}"
         raise _unusable(config, reason) from None

@@ -17,6 +17,7 @@ from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_ke
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.generated import open_data
 from rope_exp.data.prepare import pin_revision
+from rope_exp.data.tokenizer import pin_tokenizer
 from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
@@ -27,14 +28,17 @@ from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
 
+# In a folder that run.fresh=true began anew: SLURM's id of the job that did.
+FRESH = ".fresh"
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 
 
 def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return a config as it is run here, with nothing left to a machine or to time.
 
-    Its corpus is pinned to a commit, what it begins with to a hash, and its `auto` keys are
-    resolved.
+    What it reads of the hub is pinned to commits, what it begins with to a hash, and its `auto`
+    keys are resolved. In a job that SLURM has requeued run.fresh is false: its first start began
+    anew.
 
     Args:
         world_size: of the launcher that started this process as one rank, and the others perhaps
@@ -44,10 +48,20 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
         RecordError: that run is damaged.
         DataError: the hub does not say what commit a branch is at.
     """
-    pinned = with_origin(replace(config, data=pin_revision(config.data)))
+    if config.run.fresh and _was_requeued(config.folder):
+        config = config.replace("run", fresh=False)
+    data = pin_revision(config.data)
+    pinned = with_origin(replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer)))
     config = resolve(pinned, world_size)
     check_memory(config, num_here=1 if world_size else None)
     return config
+
+
+def _was_requeued(folder: Path) -> bool:
+    """Whether SLURM has started this very job again, and its first start began the folder anew."""
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" or not (folder / FRESH).exists():
+        return False
+    return (folder / FRESH).read_text(encoding="utf-8") == os.environ.get("SLURM_JOB_ID")
 
 
 def admit(configs: Sequence[RunConfig]) -> list[Job]:
@@ -265,6 +279,8 @@ def _begin(job: Job) -> None:
     if config.tracker.run_name is None and not os.environ.get("WANDB_NAME"):
         placed = placed.replace("tracker", run_name=job.name)
     write_config(job.folder, placed)
+    if config.run.fresh and (job_id := os.environ.get("SLURM_JOB_ID")):
+        (job.folder / FRESH).write_text(job_id, encoding="utf-8")
 
 
 def _folder_error(job: Job, allowed: str) -> ConfigError:

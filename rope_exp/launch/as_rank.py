@@ -7,8 +7,18 @@ import os
 import re
 
 from rope_exp.config.run import RunConfig
-from rope_exp.run.folder import describe_done, read_result
 from rope_exp.system.errors import EXIT_CODES, ConfigError
+
+# Accelerate's settings that would change how a run trains: by what to ask for it instead.
+INSTEAD = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "train.micro_batch_size splits a batch",
+    "ACCELERATE_USE_FSDP": "every rank holds all weights",
+    "ACCELERATE_USE_DEEPSPEED": "every rank holds all weights",
+    "ACCELERATE_USE_MEGATRON_LM": "every rank holds all weights",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "every rank holds all weights",
+}
+# The values with which a launcher says that a setting is not used.
+UNUSED = ("", "0", "1", "no", "false")
 
 
 def is_rank() -> bool:
@@ -20,11 +30,16 @@ def is_rank() -> bool:
 
 
 def check_ranks() -> None:
-    """Refuse what no launcher sets: a rank that is no number, is none of the world's, or is alone.
+    """Refuse what no launcher sets, one that did not start all ranks, and settings of accelerate.
 
     Raises:
         ConfigError: naming the variable of the environment.
     """
+    for name, instead in INSTEAD.items():
+        value = os.environ.get(name, "")
+        if value.lower() not in UNUSED:
+            raise ConfigError(name, value, f"is not followed, and must be unset: {instead}")
+
     given = {}
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         value = os.environ.get(name, "")
@@ -37,6 +52,15 @@ def check_ranks() -> None:
                 "is no number of a process; a launcher sets it, and without one it is unset",
             )
     if not given:
+        # `accelerate launch` sets the address where it was asked for several processes. It starts
+        # one alone on a CPU, and without --multi_gpu.
+        if is_rank() and "MASTER_ADDR" in os.environ:
+            raise ConfigError(
+                "accelerate launch --num_processes",
+                ...,
+                "asked for several processes, and one was started; use --multi_gpu on GPUs, or "
+                "launch.num_processes=N without a launcher",
+            )
         return
 
     world_size = given.pop("WORLD_SIZE", 1)
@@ -60,10 +84,17 @@ def run_as_rank(config: RunConfig) -> int:
     Raises:
         ConfigError, DataError, DiskError: before anything is written.
     """
-    # Not above: it is slow to import, and every command asks this module whether it is a rank.
+    # Not above: they are slow to import, and every command asks this module whether it is a rank.
     from rope_exp.launch.admit import acquire_or_refuse, admit, resolved
+    from rope_exp.run.folder import describe_done, read_result
 
-    config = resolved(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    asked = config.launch.num_processes
+    # 1 is the default, and `all` leaves the number to the launcher.
+    if asked not in (1, "all", world_size):
+        raise ConfigError("launch.num_processes", asked, f"but this launcher started {world_size}")
+    config = resolved(config, world_size)
+    _check_precision(config)
 
     # The other ranks only need the config, and find the data prepared.
     if os.environ.get("RANK", "0") == "0":
@@ -77,6 +108,18 @@ def run_as_rank(config: RunConfig) -> int:
     if result is not None:
         return EXIT_CODES[result["status"]]
     return run_here(config)
+
+
+def _check_precision(config: RunConfig) -> None:
+    """Refuse a launcher that asks for another precision than the run has.
+
+    `accelerate launch` says "no" where nobody asked.
+    """
+    name = "ACCELERATE_MIXED_PRECISION"
+    value = os.environ.get(name, "no").lower()
+    if value not in ("no", config.train.precision):
+        allowed = f"is not followed: train.precision={config.train.precision} decides"
+        raise ConfigError(name, value, allowed)
 
 
 def run_here(config: RunConfig) -> int:

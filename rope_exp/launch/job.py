@@ -6,7 +6,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from rope_exp.config.run import RunConfig
-from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, EXIT_USAGE
+from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
 
 
 @dataclass
@@ -56,7 +56,9 @@ class Job:
     @property
     def status(self) -> str:
         """One of finished, diverged, stopped, failed, running, elsewhere and waiting."""
-        if self.exit_code is not None:
+        # A run that never began, as its sweep was stopped, has nothing that was stopped.
+        never_began = self.exit_code == EXIT_STOPPED and not self.ranks
+        if self.exit_code is not None and not never_began:
             statuses = {code: status for status, code in EXIT_CODES.items()}
             return statuses.get(self.exit_code, "failed")
         if self.ranks:

@@ -18,8 +18,8 @@ from rope_exp.launch.job import Job
 from rope_exp.launch.leases import lease_gpus
 from rope_exp.launch.ranks import POLL_SECONDS, SignalRelay
 from rope_exp.launch.view import SweepView
-from rope_exp.run.folder import describe_done
-from rope_exp.system.console import log
+from rope_exp.run.folder import LOG, describe_done
+from rope_exp.system.console import keep_log, log
 from rope_exp.system.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -29,7 +29,6 @@ from rope_exp.system.errors import (
 )
 from rope_exp.system.files import disk_full, free_bytes
 
-LOG = "log.txt"
 WITHOUT_FRESH = "leave out run.fresh=true to go on: with it, the same command begins anew"
 WAIT_SECONDS = 1.0  # between two looks at GPUs or at a run that others hold
 
@@ -69,6 +68,7 @@ def _run_one(job: Job) -> int:
         log(f"{job.name}: every GPU is leased to another run; waiting for one")
     bring_to_end([job])
     if job.reason:
+        keep_log(job.folder / LOG)
         log(f"error: {job.name}: {job.reason}")
     if job.status == "stopped" and job.config.run.fresh:
         log(WITHOUT_FRESH)
@@ -177,12 +177,12 @@ def _sum_up(jobs: Sequence[Job]) -> int:
         why = f": {job.reason.splitlines()[-1]}" if job.reason else ""
         log(f"{job.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
 
-    if any(job.status == "stopped" for job in jobs):
+    if any(job.exit_code == EXIT_STOPPED for job in jobs):
         log("stopped; the same command goes on")
         if jobs[0].config.run.fresh:
             log(WITHOUT_FRESH)
         return EXIT_STOPPED
 
     for group in sorted({job.config.group for job in jobs if job.config.run.dir is None}):
-        log(f"in {DEFAULT_OUTPUT / group}; its table: python scripts/report.py --group {group}")
+        log(f"in {DEFAULT_OUTPUT / group}; its table: rope-exp report --group {group}")
     return EXIT_FAILED if failed else EXIT_DONE

@@ -15,13 +15,11 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rope_exp.config.choices import choices
 from rope_exp.config.compose import check_folders, titles, to_run_config, without_hydra
 from rope_exp.config.run import RunConfig
-from rope_exp.launch import sweep
-from rope_exp.launch.admit import resolved
 from rope_exp.launch.as_rank import is_rank, run_as_rank
 from rope_exp.launch.job import Job
-from rope_exp.run.folder import read_result
 from rope_exp.system.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, ConfigError, explained
 from rope_exp.system.signals import interrupt, on_signal
 
@@ -42,6 +40,7 @@ def _sweep_dir(launcher: str, sweeper: str) -> str:
 
 
 OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("choices", choices, replace=True)
 
 
 def run_job(values: DictConfig) -> float:
@@ -65,6 +64,11 @@ def _run_one(values: DictConfig) -> int:
     """Dispatch one run, or run it as the rank that this process is; return its exit code."""
     check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
     config = to_run_config(values)
+
+    # Not above: they take half a second to import, which a mistake need not wait for.
+    from rope_exp.launch import sweep
+    from rope_exp.launch.admit import resolved
+
     # Until the dispatcher or the worker takes over, a signal unwinds what prepares data.
     on_signal(interrupt)
     if is_rank():
@@ -85,7 +89,7 @@ def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[
         SystemExit: the sweep was stopped.
     """
     if is_rank():
-        allowed = "every rank of `accelerate launch` would run the sweep; use `python train.py`"
+        allowed = "every rank of `accelerate launch` would run the sweep; use `rope-exp train`"
         raise ConfigError("--multirun", ..., allowed)
 
     if not trees:
@@ -93,6 +97,10 @@ def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[
 
     check_folders(trees[0])
     configs = [_of_job(tree) for tree in trees]
+
+    from rope_exp.launch import sweep
+    from rope_exp.launch.admit import resolved
+
     on_signal(interrupt)
     code, jobs = sweep.dispatch([resolved(config) for config in configs], titles(words, configs))
 
@@ -122,6 +130,8 @@ def _outcome(tree: DictConfig, words: Sequence[str], job: Job) -> JobReturn:
 
 def _loss(config: RunConfig) -> float:
     """Return the loss of a run that is done; of one that diverged, more than any loss."""
+    from rope_exp.run.folder import read_result
+
     result = read_result(config.folder)
     if result is None or result["val/loss"] is None:
         return math.inf

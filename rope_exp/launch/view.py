@@ -83,7 +83,8 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
             if job.status == "running":
                 running.append(f"{job.name} {step}")
 
-            words = job.status + describe_row(curve.last)
+            compiles = job.status == "running" and job.config.train.compile and not curve.last
+            words = job.status + describe_row(curve.last) + ", compiling" * bool(compiles)
             self._bars.update(curve.task, completed=step, words=words)
             if self._bars.disable and job.status != curve.said:
                 curve.said = job.status

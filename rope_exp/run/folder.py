@@ -34,6 +34,7 @@ ENV = "env.json"
 RESULT = "result.json"
 PROBES = "probes.json"
 LOCK = ".lock"
+LOG = "log.txt"
 # In the folder of a checkpoint.
 MODEL = "model.safetensors"
 MANIFEST = "manifest.json"

@@ -32,8 +32,29 @@ def ignoring_output_errors() -> Iterator[None]:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
 
 
+# Where else `log` writes: the log of a run, one at the most.
+_copies: list[Path] = []
+
+
+def keep_log(path: Path) -> None:
+    """Write every line of `log` to a file as well, unless standard error is that file."""
+    _copies.clear()
+    with contextlib.suppress(OSError):
+        path.touch()
+        if not os.path.samestat(os.fstat(2), path.stat()):
+            _copies.append(path)
+
+
+def keep(text: str) -> None:
+    """Write to the file of `keep_log` alone, if there is one and that can be."""
+    for path in _copies:
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
 def log(line: str) -> None:
     """Print a line to standard error, if that can be."""
+    keep(f"{line}\n")
     with ignoring_output_errors():
         # In one piece: print writes the newline apart, and other processes' words between.
         sys.stderr.write(f"{line}\n")
@@ -101,18 +122,46 @@ class Progress(Bars):
         self._shown = shown
         self._began = time.monotonic()
         self._last_shown = self._began
+        self._stepped = 0.0
+        self._validation = ""
         self._bar = self.add_task(name, total=total, completed=done, words="")
 
+    def compiling(self) -> None:
+        """Say that a run compiles, until its first step is done."""
+        self.update(self._bar, words="compiling")
+        self.draw()
+        if self.disable and self._shown:
+            log(f"{self._name}: compiling")
+
     def step(self, step: int, loss: float) -> None:
-        """Move a run's bar, where there is one: a step is done."""
+        """Move a run's bar, where there is one: a step is done.
+
+        The estimate of the end leaves out the first step, which compiles.
+        """
+        now = time.monotonic()
+        if not self._stepped:
+            self._began = now
+            self._first = step
+        self._stepped = now
         if not self.disable:
-            self.show(step, f"step {step}/{self._total}, loss {loss:.3f}")
+            self.show(step, f"step {step}/{self._total}, loss {loss:.3f}{self._validation}")
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Print a run's row where there is no bar: at evaluations, and every few seconds."""
+        """Print a run's row: at evaluations, and where there is no bar every few seconds.
+
+        The estimate of the end leaves out the first evaluation, which compiles.
+        """
+        is_evaluated = "val/loss" in row
+        if is_evaluated:
+            if self._stepped and not self._validation:
+                self._began += time.monotonic() - self._stepped
+            self._validation = COLUMNS["val/loss"].format(row["val/loss"])
+
+        words = f"step {row['step']}/{self._total}{describe_row(row)}"
         if self.disable:
-            words = f"step {row['step']}/{self._total}{describe_row(row)}"
-            self.show(row["step"], words, at_once="val/loss" in row)
+            self.show(row["step"], words, at_once=is_evaluated)
+        elif is_evaluated:
+            log(f"{self._name}: {words}")
 
     def show(self, done: int, words: str, *, at_once: bool = False) -> None:
         """Show how much is done, unless something was shown a moment ago."""

@@ -53,6 +53,8 @@ class Record(ExitStack):
         self.began = time.perf_counter() - start["elapsed_s"]
         progress = Progress(config.name, config.train.num_steps, start["step"], shown=is_main)
         self.progress = self.enter_context(closing(progress))
+        if config.train.compile:
+            progress.compiling()
 
     def elapsed_s(self) -> float:
         """Return the time that the run has taken, earlier starts included."""

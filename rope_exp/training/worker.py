@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rope_exp.config.resolve import operations, pays_to_compile
 from rope_exp.config.run import RunConfig
-from rope_exp.run.folder import ENV, RESULT, describe, read_config, read_env
-from rope_exp.system.console import log
+from rope_exp.run.folder import ENV, LOG, RESULT, describe, read_config, read_env
+from rope_exp.system.console import keep, keep_log, log
 from rope_exp.system.errors import (
     EXIT_CODES,
     EXIT_FAILED,
@@ -53,6 +53,7 @@ def main() -> int:
     try:
         return end_process(explain_errors(lambda: run(read_config(folder), folder, stop)))
     except Exception:
+        keep(traceback.format_exc())
         if FAILURE_FILE not in os.environ:
             raise
         return end_process(EXIT_FAILED, traceback.format_exc())
@@ -106,6 +107,9 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     if stop.requested and _world_size() == 1:
         return EXIT_STOPPED
 
+    if os.environ.get("RANK", "0") == "0":
+        keep_log(folder / LOG)
+
     # What is imported stays. For Python's collector to look for garbage in it costs a second of
     # the start, and a step or two in training.
     gc.disable()
@@ -141,6 +145,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         write_atomically(folder / "tokenizer.json", data.tokenizer_json)
         if trainer.step:
             log(f"{config.name}: goes on from step {trainer.step}")
+        log(f"{config.name}: {describe_run(config, trainer.num_parameters)}, in {folder}")
         log(f"{config.name}: {describe_start(config, data.num_train_tokens)}")
         if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:
             log(
@@ -198,6 +203,14 @@ def keep_memory() -> None:
         library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def describe_run(config: RunConfig, num_parameters: int) -> str:
+    """Return what is trained on what, for the first line of its log."""
+    return (
+        f"{config.pe.label} {config.model.name}, {num_parameters:,} parameters, on "
+        f"{config.data.name}, {config.train.num_steps:,} steps, on {config.launch.device}"
+    )
+
+
 def describe_start(config: RunConfig, num_tokens: int | None) -> str:
     """Return how the run trains, for its log.
 
@@ -205,14 +218,13 @@ def describe_start(config: RunConfig, num_tokens: int | None) -> str:
         num_tokens: of the corpus's training side; None: they are generated.
     """
     train = config.train
-    device = config.launch.device
     what = "generated data"
     if num_tokens is not None:
         what = f"{train.num_tokens / num_tokens:.3g} epochs"
     how = "compiled" if train.compile else "not compiled"
-    pays = pays_to_compile(config, device)
+    pays = pays_to_compile(config, config.launch.device)
     return (
-        f"{what} in {train.precision} on {device}, {how} (to compile pays back from "
+        f"{what} in {train.precision}, {how} (to compile pays back from "
         f"{pays:.0e} operations on; this run takes {operations(config):.1e})"
     )
 

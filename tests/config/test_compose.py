@@ -54,7 +54,7 @@ def test_a_link_that_leads_nowhere_or_back_is_met(tmp_path: Path) -> None:
         compose_jobs([], tmp_path)
 
 
-@pytest.mark.parametrize("script", ["scripts/plan.py", "scripts/prepare_data.py"])
+@pytest.mark.parametrize("script", ["plan", "prepare"])
 def test_every_command_that_composes_takes_a_folder(tmp_path: Path, script: str) -> None:
     write(
         tmp_path / "more" / "data" / "mine.yaml",
@@ -63,7 +63,7 @@ def test_every_command_that_composes_takes_a_folder(tmp_path: Path, script: str)
     done = command(
         "--config-dir", "more", "data=mine", "train.num_steps=1", script=script, cwd=tmp_path
     )
-    if script == "scripts/plan.py":
+    if script == "plan":
         assert "on mine" in done.stdout, done.stderr
     else:
         assert_refused(done, "data.path=nowhere")

@@ -66,6 +66,7 @@ MISTAKES = [
     ("seed=0,1", "seed: several values make a sweep"),
     ("seed=range(0,3)", "seed: several values make a sweep"),
     ("experiment=nine", "experiment: nothing is chosen there yet; did you mean +experiment="),
+    ("modl=1b", "modl: there is no such key; did you mean model?"),
     ("lr=0.1", "lr: there is no such key; did you mean optim.lr?"),
     ("run.dir=~nosuchuser/x", "run.dir: its value cannot be read"),
     ("run.dir='~nosuchuser/x'", "run.dir=~nosuchuser/x: "),

@@ -15,7 +15,7 @@ from rope_exp.config.run import RunConfig
 
 
 def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> None:
-    done = command("model=sequel", "data=c4", script="scripts/plan.py", cwd=tmp_path)
+    done = command("model=sequel", "data=c4", script="plan", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "931,317,760 parameters" in done.stdout
 
@@ -26,6 +26,18 @@ def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> No
     assert re.search(r"about [\d.]+ GiB a process", done.stdout)
     times = re.findall(r"^time +[\d,.]+ (days|hours|minutes|seconds)", done.stdout, re.MULTILINE)
     assert len(times) >= 3
+
+
+def test_a_small_model_has_no_estimate_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+    small, large = (
+        resolve(run_config([f"model={size}", "launch.device=cpu"])) for size in ("60m", "125m")
+    )
+    said = "\n".join(plan.cost_lines(small))
+    assert "no estimate below 100,000,000 parameters on a GPU" in said
+    assert "H100" not in said
+    assert "H100" in "\n".join(plan.cost_lines(large))
+    assert "H100" not in "\n".join(plan.sweep_lines([large, small]))
 
 
 def test_a_measured_rate_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,10 +65,10 @@ def test_a_sweep_costs_what_its_runs_cost_together(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_plans_a_sweep(tmp_path: Path) -> None:
-    done = command("-m", "pe=nope,vo_rope", script="scripts/plan.py", cwd=tmp_path)
+    done = command("-m", "pe=nope,vo_rope", script="plan", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^sweep +2 runs", done.stdout, re.MULTILINE)
-    done = command("pe=nope,vo_rope", script="scripts/plan.py", cwd=tmp_path)
+    done = command("pe=nope,vo_rope", script="plan", cwd=tmp_path)
     assert_refused(done, "pe: several values make a sweep, which needs -m")
 
 
@@ -79,5 +91,5 @@ def test_an_unknown_vocabulary_is_one_sentence() -> None:
 
 
 def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
-    done = command("model=nosuch", script="scripts/plan.py", cwd=tmp_path)
+    done = command("model=nosuch", script="plan", cwd=tmp_path)
     assert_refused(done, "error: model=nosuch: there is no such choice")

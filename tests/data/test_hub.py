@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from support.configs import TINY, left_in
 from support.hub import Fault, Hub
 from support.hub_commands import (
@@ -88,6 +89,28 @@ def test_a_commit_that_cannot_be_asked_for_is_one_sentence(hub: Hub, run: Run) -
     hub.stop()
     run(*UNPINNED, "tokenizer=bytes").fails(1, r"data\.path=owner/corpus: the hub did not")
     assert run(*HUB_DATA, "tokenizer=bytes").code == 0
+
+
+def test_a_tokenizers_revision_becomes_a_commit(
+    hub: Hub, run: Run, tmp_path: Path, local: Local
+) -> None:
+    """As a corpus's does: a branch that moves is another tokenizer, and so another folder."""
+    words = ("data=files", local[0], "tokenizer=pretrained", "tokenizer.path=owner/words")
+    first = run(*words, "tokenizer.revision=main")
+    assert run("data=files", local[0], *HUB_WORDS).sha256 == first.sha256
+    assert len(left_in(tmp_path / "cache")) == 1
+
+    tiny = [override for override in TINY if not override.startswith(("data=", "tokenizer="))]
+    done = run(*words, *tiny, "train.num_steps=3", f"run.dir={tmp_path / 'run'}", script="train.py")
+    assert done.code == 0, done
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["tokenizer"]["revision"] == Hub.revision
+
+    hub.revision = "f" * 40
+    assert run(*words).code == 0
+    assert len(left_in(tmp_path / "cache")) == 2
+    hub.stop()
+    run(*words).fails(1, r"tokenizer\.path=owner/words: the tokenizer could not be fetched: ")
 
 
 # -- faults ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.configs import REPOSITORY, left_in
+from support.configs import left_in
 from support.corpora import (
     BPE,
     BYTES,
@@ -59,6 +59,16 @@ def test_what_becomes_of_documents_in_rows_changes_no_token(path: Path) -> None:
     plain = prepare(data_config(path=path), BYTES)
     changes = {"reset_positions": True, "document_mask": True, "random_start": 256}
     assert prepare(data_config(path=path, **changes), BYTES).folder == plain.folder
+
+
+def test_a_share_that_holds_nothing_out_is_refused_at_once(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a tokenizer is trained, which takes minutes on a large corpus."""
+    monkeypatch.setattr(prepare_module, "build_tokenizer", refuse)
+    with refused("data.holdout_fraction=1e-09: leaves no document for validation of the corpus's"):
+        prepare(data_config(path=path, holdout_fraction=1e-9), BPE)
+    assert left_in(tmp_path / "cache") == []
 
 
 def test_a_copy_of_a_prepared_corpus_says_where_it_lies(path: Path, tmp_path: Path) -> None:
@@ -179,8 +189,7 @@ def test_memory_stays_flat_when_the_corpus_grows_tenfold(
 
 def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [text * 20 for text in TEXTS])
-    script = str(REPOSITORY / "scripts" / "prepare_data.py")
-    command = [sys.executable, script, "data=files", "tokenizer=bytes"]
+    command = [sys.executable, "-m", "rope_exp", "prepare", "data=files", "tokenizer=bytes"]
     good = subprocess.run([*command, f"data.path={path}"], capture_output=True, text=True)
     assert good.returncode == 0, good.stderr
     assert "200" not in good.stderr

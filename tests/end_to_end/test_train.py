@@ -28,6 +28,10 @@ def test_a_run_folder_holds_what_the_contract_says(whole: tuple[Path, list[str]]
     assert {"config.yaml", "env.json", "metrics.jsonl", "checkpoints", "result.json"} <= set(
         os.listdir(folder)
     )
+    # What the run said, its first line first.
+    first, *_, last = (folder / "log.txt").read_text().splitlines()
+    assert first.startswith("vo_rope-s0: vo_rope nano, 37,088 parameters, on files, 60 steps, on ")
+    assert last.startswith("vo_rope-s0: finished, val/loss ")
     result = read_json(folder / "result.json")
     assert set(result) == {
         "status",

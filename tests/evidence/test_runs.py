@@ -37,9 +37,11 @@ def test_several_groups_may_be_asked_for_by_pattern(tmp_path: Path) -> None:
 
 
 def test_no_runs_are_refused_with_the_way_to_make_them(tmp_path: Path) -> None:
-    with refused("holds no runs", "python train.py -m +experiment=nine"):
+    with refused("holds no runs", "rope-exp train +experiment=nine"):
         find_groups(tmp_path, None)
     make_run(tmp_path)
+    with refused("holds a run of its own run.dir", "mv X results/runs/mine/vo_rope/seed0"):
+        find_groups(tmp_path / "g" / "qk_rope", None)
     with refused("holds no groups other", "--group takes g"):
         find_groups(tmp_path, "other")
 

@@ -133,7 +133,9 @@ def test_a_sweep_that_is_stopped_ends_every_run(
         lambda: sum(num_rows(folder) > 5 for folder in runs.glob("*/seed0")) == 2,
         process,
     )
-    stopped_by(process, signal.SIGUSR1)
+    stderr = stopped_by(process, signal.SIGUSR1)
+    # The third has not begun.
+    assert stderr.count("-s0: stopped") == 2
     assert not processes_of(group)
     assert train(*command, cwd=tmp_path).returncode == 0
     assert len(finished(runs)) == 3

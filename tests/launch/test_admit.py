@@ -10,7 +10,7 @@ from support.refused import refused
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch import admit as admit_module
-from rope_exp.launch.admit import acquire, acquire_or_refuse, admit
+from rope_exp.launch.admit import acquire, acquire_or_refuse, admit, resolved
 from rope_exp.launch.job import Job
 
 OnCpu = Callable[..., RunConfig]
@@ -151,6 +151,29 @@ def test_a_fresh_run_moves_the_old_folder_aside(begun: Job, on_cpu: OnCpu) -> No
     assert (fresh.folder.with_name(".run.old-1") / "kept").exists()
     begin(on_cpu("run.fresh=true"))
     assert (fresh.folder.with_name(".run.old-2") / "config.yaml").exists()
+
+
+def test_a_requeued_job_begins_anew_once(
+    monkeypatch: pytest.MonkeyPatch, begun: Job, on_cpu: OnCpu
+) -> None:
+    """SLURM starts the same command again, and each start would move its own run aside."""
+    fresh = on_cpu("run.fresh=true")
+    (begun.folder / ".fresh").write_text("6")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    # A job that was requeued before its first start could do anything.
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert resolved(fresh).run.fresh
+
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    begin(resolved(fresh))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert not resolved(fresh).run.fresh
+    begin(resolved(fresh))
+    assert not begun.folder.with_name(".run.old-2").exists()
+
+    # Another command of one job, typed by a person.
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    assert resolved(fresh).run.fresh
 
 
 def test_runs_of_one_sweep_that_share_a_folder_are_refused(on_cpu: OnCpu) -> None:

@@ -20,6 +20,13 @@ RANKS = [
     ({"WORLD_SIZE": "2"}, "RANK: a launcher sets it beside WORLD_SIZE"),
     ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: "),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "MASTER_PORT: "),
+    (
+        {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"},
+        "accelerate launch --num_processes: asked for several processes, and one was started",
+    ),
+    ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4: "),
+    ({"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP=true: is not followed"),
+    ({"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED=true: is not followed"),
 ]
 
 
@@ -37,6 +44,23 @@ def test_a_rank_that_no_launcher_sets_is_refused(
 
 def test_a_garbled_rank_exits_with_2(tmp_path: Path) -> None:
     assert_refused(command("seed=1", cwd=tmp_path, RANK="x"), "RANK=x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launcher_of_fewer_processes_than_asked_is_refused(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    words = [*tiny_overrides, "launch.num_processes=2"]
+    done = command(*words, cwd=tmp_path, ACCELERATE_MIXED_PRECISION="no")
+    assert_refused(done, "launch.num_processes=2: but this launcher started 1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_precision_than_the_runs_is_refused(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    done = command(*tiny_overrides, cwd=tmp_path, ACCELERATE_MIXED_PRECISION="fp16")
+    assert_refused(done, "ACCELERATE_MIXED_PRECISION=fp16: is not followed: train.precision=fp32")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,23 @@ def test_a_sweeper_gets_the_loss_of_every_job(tmp_path: Path, tiny_overrides: li
     assert losses == [results[0]["val/loss"], results[1]["val/loss"], math.inf]
     assert [name for _, _, name in told] == ["NoPE", "VO-RoPE", "VO-RoPE"]
     assert {path.name for path in tmp_path.iterdir()} == {"more", "results", "runs"}
+
+
+def test_another_packages_launcher_says_ids_and_ends(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    """A run that diverges under submitit does not end the sweep, and its exit code is 1."""
+    words = [word for word in tiny_overrides if "run.dir" not in word]
+    words += ["run.dir=runs/${hydra:job.num}", "train.num_steps=2", "schedule.warmup_fraction=0"]
+    words += ["hydra/launcher=submitit_local", "optim.lr=1e38,0.01"]
+    done = command("-m", *words, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    told, diverged = done.stderr.splitlines()
+    jobs = {path.name for path in (tmp_path / "results/launcher/.submitit").glob("[0-9]*")}
+    assert told.startswith("submitted as ")
+    assert set(re.findall("[0-9]+", told.partition(";")[0])) == jobs
+    assert diverged == "a job optim.lr=1e+38: diverged"
+    assert read_json(tmp_path / "runs/1/result.json")["status"] == "finished"
 
 
 def test_every_job_is_checked_before_the_first(tmp_path: Path) -> None:

@@ -10,11 +10,16 @@ from support.configs import REPOSITORY
 Done = subprocess.CompletedProcess[str]
 
 
+def started(script: str) -> list[str]:
+    """Return Python's arguments that start a script of ours, or a command such as `plan`."""
+    return [str(REPOSITORY / script)] if script.endswith(".py") else ["-m", "rope_exp", script]
+
+
 def command(*words: str, cwd: Path, script: str = "train.py", **environment: str) -> Done:
-    """Run one of our scripts on a machine without GPUs and with an empty cache."""
+    """Run a script or command of ours on a machine without GPUs and with an empty cache."""
     own = {"CUDA_VISIBLE_DEVICES": "", "ROPE_EXP_CACHE": str(cwd / "cache")}
     return subprocess.run(
-        [sys.executable, str(REPOSITORY / script), *words],
+        [sys.executable, *started(script), *words],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | own | environment,
         capture_output=True,

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from rope_exp.config.compose import run_config
 from rope_exp.data.prepare import prepare
 from rope_exp.data.tokenizer import END_OF_TEXT, byte_tokenizer
+from support.command import started
 from support.configs import REPOSITORY
 from support.hub import Hub, sha1
 
@@ -113,7 +114,7 @@ def runner(hub: Hub, tmp_path: Path) -> Run:
 
     def run(
         *command: str,
-        script: str = "scripts/prepare_data.py",
+        script: str = "prepare",
         site: str = IMPATIENT,
         **changes: str,
     ) -> Done:
@@ -133,7 +134,7 @@ def runner(hub: Hub, tmp_path: Path) -> Run:
             **changes,
         }
         child = subprocess.run(
-            [sys.executable, str(REPOSITORY / script), *command],
+            [sys.executable, *started(script), *command],
             cwd=tmp_path,
             env=environment,
             stdin=subprocess.DEVNULL,

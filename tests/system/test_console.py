@@ -4,6 +4,7 @@ import errno
 import io
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -44,18 +45,45 @@ def test_time_left_is_in_proportion_to_what_is_done() -> None:
 def test_a_log_gets_a_line_every_so_often(clock: list[float], capsys: Capture) -> None:
     """Rows in quick succession are one line, but for an evaluation, which is always one."""
     with closing(Progress("vo_rope-s0", 60, 5, shown=True)) as progress:
+        progress.step(6, 3.5)
         clock.append(101.0)
         progress.step(10, 3.25)
         progress.row(ROW)
         assert capsys.readouterr().err == ""
 
         progress.row(ROW | {"val/loss": 3.5})
-        line = "vo_rope-s0: step 10/60, loss 3.2500, val 3.5000, 1,234 tokens/s, 0:00:10 left\n"
+        line = "vo_rope-s0: step 10/60, loss 3.2500, val 3.5000, 1,234 tokens/s, 0:00:12 left\n"
         assert capsys.readouterr().err == line
 
         clock.append(112.0)
         progress.row(ROW | {"step": 20, "tokens_per_s": None})
-        assert capsys.readouterr().err == "vo_rope-s0: step 20/60, loss 3.2500, 0:00:32 left\n"
+        assert capsys.readouterr().err == "vo_rope-s0: step 20/60, loss 3.2500, 0:00:34 left\n"
+
+
+def test_an_estimate_leaves_out_what_compiles(clock: list[float], capsys: Capture) -> None:
+    """The first step and the first evaluation, a minute each; every step later takes a second."""
+    with closing(Progress("vo_rope-s0", 60)) as progress:
+        progress.compiling()
+        clock.append(160.0)
+        progress.step(1, 3.5)
+        clock.append(169.0)
+        progress.step(10, 3.25)
+        clock.append(229.0)
+        progress.row(ROW | {"val/loss": 3.5})
+    compiling, line = capsys.readouterr().err.splitlines()
+    assert compiling == "vo_rope-s0: compiling"
+    assert line.endswith(", 0:00:50 left")
+
+
+def test_a_runs_lines_are_kept_in_its_log(tmp_path: Path, capsys: Capture) -> None:
+    console.keep_log(tmp_path / "log.txt")
+    console.log("a line")
+    console.keep("a traceback\n")
+    assert (tmp_path / "log.txt").read_text() == "a line\na traceback\n"
+    assert capsys.readouterr().err == "a line\n"
+    console.keep_log(tmp_path / "nowhere" / "log.txt")
+    console.log("another")
+    assert (tmp_path / "log.txt").read_text() == "a line\na traceback\n"
 
 
 def test_a_rank_that_is_not_shown_says_nothing(capsys: Capture) -> None:
@@ -69,14 +97,19 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", terminal)
     with closing(Progress("vo_rope-s0", 60, 0, shown=True)) as progress:
-        progress.step(60, 3.25)
+        progress.compiling()
+        progress.step(1, 3.5)
         progress.row(ROW | {"val/loss": 3.5})
+        monkeypatch.setattr(console, "BAR_SECONDS", 0.0)
+        progress.step(60, 3.25)
     drawn = terminal.getvalue()
-    assert "step 60/60, loss 3.250, 0:00:00 left" in drawn
-    assert "val" not in drawn
+    assert "compiling" in drawn
+    # An evaluation has a line of its own, and stays on the bar.
+    assert "vo_rope-s0: step 10/60, loss 3.2500, val 3.5000, 1,234 tokens/s" in drawn
+    assert "step 60/60, loss 3.250, val 3.5000, 0:00:00 left" in drawn
 
     # The cursor is never left hidden, however the process ends.
-    assert drawn.index("\x1b[?25h") < drawn.index("step 60/60")
+    assert drawn.index("\x1b[?25h") < drawn.index("step 10/60")
 
 
 def test_what_has_no_known_end_has_no_estimate(clock: list[float], capsys: Capture) -> None:

@@ -86,7 +86,7 @@ def test_a_run_says_how_it_trains(overrides: list[str], how: str) -> None:
     config = resolve(run_config(command))
     num_tokens = config.train.num_tokens * 2
     assert describe_start(config, num_tokens) == (
-        f"0.5 epochs in fp32 on cpu, {how} (to compile pays back from 5e+12 operations on; "
+        f"0.5 epochs in fp32, {how} (to compile pays back from 5e+12 operations on; "
         "this run takes 5.9e+11)"
     )
 

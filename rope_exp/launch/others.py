@@ -1,0 +1,67 @@
+"""Sweeps under the launcher of another package (joblib, submitit), and what it tells."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import compress
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+
+from rope_exp.launch.task import exit_codes
+from rope_exp.system.console import log
+from rope_exp.system.errors import EXIT_FAILED, first_line
+
+
+class Telling(Launcher):
+    """Another package's launcher, and a line for each job that failed or diverged."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+
+    def setup(self, **_: Any) -> None:
+        """Do nothing: the launcher has been set up."""
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Run the jobs, and return what they return: of a run that diverged, infinity."""
+        if "submitit" in type(self.launcher).__module__:
+            _tell_job_ids()
+
+        returned = self.launcher.launch(job_overrides, initial_job_idx)
+        swept = [len(set(values)) > 1 for values in zip(*job_overrides, strict=True)]
+        for words, job in zip(job_overrides, returned, strict=True):
+            name = " ".join(["a job", *compress(words, swept)])
+            if job.status == JobStatus.FAILED:
+                log(f"{name}: failed: {first_line(job._return_value)}")
+            elif job.return_value == math.inf:
+                log(f"{name}: diverged")
+            else:
+                continue
+            exit_codes.append(EXIT_FAILED)
+        return returned
+
+
+def telling(instantiate: Callable[..., Launcher]) -> Callable[..., Launcher]:
+    """Return Hydra's function that makes a launcher, with those of other packages telling."""
+
+    def made(*args: Any, **kwargs: Any) -> Launcher:
+        launcher = instantiate(*args, **kwargs)
+        is_ours = type(launcher).__module__ == "hydra_plugins.rope_exp_launcher"
+        return launcher if is_ours else Telling(launcher)
+
+    return made
+
+
+def _tell_job_ids() -> None:
+    """Have submitit say the ids of the jobs that it submits, which it keeps for itself."""
+    import submitit
+
+    class Executor(submitit.AutoExecutor):
+        def map_array(self, *args: Any) -> Any:
+            jobs = super().map_array(*args)
+            log(f"submitted as {', '.join(job.job_id for job in jobs)}; logs in {self.folder}")
+            return jobs
+
+    submitit.AutoExecutor = Executor  # type: ignore[misc]

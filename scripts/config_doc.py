@@ -1,0 +1,69 @@
+"""Write docs/config.md: every key, its default, its values and its meaning.
+
+    python scripts/config_doc.py
+
+All of it stands in the dataclasses of rope_exp/config; a meaning is the comment above a field.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import alternatives, convert, tag
+from rope_exp.system.errors import ConfigError
+from rope_exp.system.processes import ROOT
+
+PAGE = ROOT / "docs" / "config.md"
+HEAD = """# Every key
+
+Written by `python scripts/config_doc.py` from the dataclasses in `rope_exp/config`. `rope-exp train
+--cfg job` shows the value of each in one run.
+"""
+FIELD = re.compile(r"((?:^    # .*\n)*)^    (\w+): ", re.MULTILINE)
+
+
+def text() -> str:
+    """Return the page."""
+    parts = [HEAD, *_table("", RunConfig)]
+    others = alternatives(RunConfig)
+    for field in dataclasses.fields(RunConfig):
+        if dataclasses.is_dataclass(field.default):
+            for name, section in others.get(field.name, {"": type(field.default)}).items():
+                where = f", where `{field.name}.{tag(section)}={name}`" if name else ""
+                about = inspect.cleandoc(section.__doc__ or "")
+                parts += ["", f"## {field.name}{where}", "", about, ""]
+                parts += _table(f"{field.name}.", section)
+    return "\n".join(parts) + "\n"
+
+
+def _table(prefix: str, section: Any) -> Iterator[str]:
+    """Yield the lines of the table of a dataclass's own keys."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    told: dict[str, str] = {}
+    for base in reversed(section.__mro__[:-1]):
+        told |= {name: comment for comment, name in FIELD.findall(inspect.getsource(base))}
+
+    yield "| key | default | values | meaning |\n|---|---|---|---|"
+    for field in dataclasses.fields(section):
+        if not dataclasses.is_dataclass(field.default):
+            meaning = re.sub(r"\s*\n?    # ", " ", told.get(field.name, "")).strip()
+            cells = [f"`{json.dumps(field.default)}`", _values(hints[field.name]), meaning]
+            yield " | ".join([f"| `{prefix}{field.name}`", *cells]) + " |"
+
+
+def _values(hint: Any) -> str:
+    """Return what a value may be, as the error for another one says it."""
+    try:
+        convert(hint, object(), "")
+    except ConfigError as error:
+        return str(error.args[2]).removeprefix("must be ").replace(" and below 2^63", "")
+    raise AssertionError(hint)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text(), encoding="utf-8")

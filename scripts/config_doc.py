@@ -9,9 +9,12 @@ import dataclasses
 import inspect
 import json
 import re
+import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic.fields import FieldInfo
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import alternatives, convert, tag
@@ -24,6 +27,15 @@ HEAD = """# Every key
 Written by `python scripts/config_doc.py` from the dataclasses in `rope_exp/config`. `rope-exp train
 --cfg job` shows the value of each in one run.
 """
+LIMITS = {
+    "ge": "from",
+    "gt": "above",
+    "le": "to",
+    "lt": "below",
+    "multiple_of": "in steps of",
+    "min_length": "of characters from",
+    "max_length": "to",
+}
 FIELD = re.compile(r"((?:^    # .*\n)*)^    (\w+): ", re.MULTILINE)
 
 
@@ -57,11 +69,23 @@ def _table(prefix: str, section: Any) -> Iterator[str]:
 
 
 def _values(hint: Any) -> str:
-    """Return what a value may be, as the error for another one says it."""
+    """Return what a value may be."""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return ", or ".join(map(_values, options))
+    if typing.get_origin(hint) is Annotated and isinstance(options[1], FieldInfo):
+        limits = {}
+        for each in options[1].metadata:
+            limits |= {name: getattr(each, name) for name in LIMITS if hasattr(each, name)}
+        said = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]
+        return " ".join([_values(options[0]), *said])
+    if hint is type(None):
+        return "null"
+    # As the error for another value says it.
     try:
-        convert(hint, object(), "")
+        convert(hint, {}, "")
     except ConfigError as error:
-        return str(error.args[2]).removeprefix("must be ").replace(" and below 2^63", "")
+        return str(error.args[2]).removeprefix("must be ")
     raise AssertionError(hint)
 
 

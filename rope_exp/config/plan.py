@@ -90,6 +90,8 @@ def sweep_lines(
     Raises:
         ConfigError: see cost_lines.
     """
+    from rope_exp.model.count import num_parameters
+
     total = sum(run_flops(config, _vocab_size(config)) for config in configs)
     tokens = sum(config.train.num_tokens for config in configs)
     params = min(num_parameters(config.architecture(_vocab_size(config))) for config in configs)

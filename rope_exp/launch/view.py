@@ -9,9 +9,8 @@ from typing import Any
 from rich.progress import TaskID
 
 from rope_exp.launch.job import Job
-from rope_exp.run.metrics import METRICS, MetricsTail
+from rope_exp.run.metrics import newest_values
 from rope_exp.system.console import Bars, describe_row, log, time_left
-from rope_exp.system.errors import RecordError
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 30.0  # between plain lines about all that runs
@@ -25,14 +24,12 @@ class _Curve:
     """A run, its bar, and what is known of it.
 
     Attributes:
-        tail: of its metrics.
         last: the newest value of each column.
         said: the status that was printed last.
     """
 
     job: Job
     task: TaskID
-    tail: MetricsTail
     last: dict[str, Any] = field(default_factory=dict)
     said: str = "waiting"
 
@@ -53,7 +50,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         self._curves = []
         for job in jobs:
             task = self._bars.add_task(job.name, total=job.config.train.num_steps, words="")
-            self._curves.append(_Curve(job, task, MetricsTail(job.folder / METRICS)))
+            self._curves.append(_Curve(job, task))
         self.refresh()
 
     def __exit__(self, *error: object) -> None:
@@ -73,11 +70,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         running = []
         for curve in self._curves:
             job = curve.job
-            # A broken file is left to the run itself, which refuses it and says so in its log.
-            with contextlib.suppress(RecordError):
-                for row in curve.tail.poll():
-                    curve.last |= row
-
+            curve.last |= newest_values(job.folder)
             step = curve.last.get("step", 0)
             done += job.config.train.num_steps if job.status in ENDED else step
             if job.status == "running":

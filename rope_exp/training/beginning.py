@@ -19,8 +19,7 @@ from rope_exp.config.schema import Sha256
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import load_run
 from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
-from rope_exp.run.checkpoint import STATE, list_steps, step_folder
-from rope_exp.run.folder import read_as
+from rope_exp.run.folder import STATE, list_steps, read_as, step_folder
 from rope_exp.run.origin import find_origin
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError, RecordError

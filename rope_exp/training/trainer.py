@@ -89,7 +89,6 @@ class Trainer:
             self.identity,
             self.decoder,
             self.train_step.optimizer,
-            parallel.device,
         )
         self.start = self.checkpoints.load()
         self.step = self.start["step"]
@@ -217,15 +216,14 @@ class Trainer:
             return
 
         if record.writer is not None:
+            record.writer.sync()
             start = Start(
                 step=self.step,
                 order_sha256=self.train_step.order_sha256,
                 elapsed_s=record.elapsed_s(),
-                metrics=record.writer.mark(),
                 unrecorded=unrecorded,
             )
-            keep = self.config.train.keep_checkpoints
-            self.checkpoints.save(start, keep=keep, since=self.saved_step)
+            self.checkpoints.save(start, self.config.train.keep_checkpoints)
 
         self.parallel.wait()
         self.saved_step = self.step

@@ -72,11 +72,11 @@ def test_what_the_first_rank_refuses_is_one_sentence(trial: Trial) -> None:
     process = trial.start(TWO, FOR_EVER, rows=15)
     stopped_by(process, signal.SIGTERM)
     metrics = trial.folder / "metrics.jsonl"
-    metrics.write_text('{"step": 1}\n')
+    metrics.write_text("no row\n")
 
     done = trial.train(TWO, FOR_EVER)
     assert done.returncode == 2
-    assert f"error: {metrics} was changed" in done.stderr
+    assert f"error: {metrics} line 1 cannot be read" in done.stderr
     assert "Traceback" not in done.stderr
     assert " of 2 failed" not in done.stderr
 

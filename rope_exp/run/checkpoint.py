@@ -17,13 +17,13 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from rope_exp.run.folder import MANIFEST, MODEL, OPTIMIZER, STATE, Manifest, checked
 from rope_exp.run.folder import list_steps as list_steps
 from rope_exp.run.folder import step_folder as step_folder
 from rope_exp.system.console import log
-from rope_exp.system.errors import CheckpointError, RecordError
+from rope_exp.system.errors import CheckpointError, RecordError, first_line
 from rope_exp.system.files import (
     explaining_full_disk,
     parse_json,
@@ -191,18 +191,17 @@ def _verified(path: Path, manifest: Mapping[str, Any]) -> bytes:
     return content
 
 
-def check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that are not, name by name, of the expected shapes and types.
+def load_weights(
+    what: str, model: nn.Module, tensors: Mapping[str, Tensor], *, assign: bool = False
+) -> None:
+    """Load a checkpoint's weights into a model; every one of both must fit.
 
+    Args:
+        assign: have the model take the tensors themselves, as one on the meta device can.
     Raises:
-        CheckpointError: naming the first that is missing, unknown or different.
+        CheckpointError: naming those that are missing, unknown or of another shape.
     """
-    for name in sorted(expected.keys() | found.keys()):
-        theirs = _kind(found.get(name))
-        own = _kind(expected.get(name))
-        if theirs != own:
-            raise CheckpointError(f"{what} holds {theirs} as {name}; this run's is {own}")
-
-
-def _kind(tensor: Tensor | None) -> str:
-    return "nothing" if tensor is None else f"{tensor.dtype} of {list(tensor.shape)}"
+    try:
+        model.load_state_dict(tensors, assign=assign)
+    except RuntimeError as error:
+        raise CheckpointError(f"{what} is of another model: {first_line(error)}") from error

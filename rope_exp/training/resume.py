@@ -44,6 +44,7 @@ class State(Start):
     shared_init_sha256: NotRequired[Sha256]
 
 
+INITIAL = ("init_sha256", "shared_init_sha256")
 BEGINNING = Start(step=0, order_sha256="", elapsed_s=0.0, unrecorded=None)
 
 
@@ -53,12 +54,13 @@ class Checkpoints:
 
     Attributes:
         folder: the run's `checkpoints/`.
-        identity: the hashes of config, data and initial weights that tell this run from others.
+        identity: the hashes of config, data and initial weights that tell this run from others;
+            a run whose initial weights are known by its checkpoints alone has theirs from `load`.
         model: the unwrapped model.
     """
 
     folder: Path
-    identity: Mapping[str, str]
+    identity: dict[str, str]
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
@@ -75,7 +77,6 @@ class Checkpoints:
         if saved is None:
             return BEGINNING
 
-        # Everything is checked before anything is loaded.
         where = f"the checkpoint of step {saved.step} in {self.folder.parent}"
         state: Any = checked(f"{where}: state.json", saved.state, State)
         for key, value in self.identity.items():
@@ -84,14 +85,16 @@ class Checkpoints:
                     f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
                     f"{value:.12}; restore what it was trained on, or use run.fresh=true"
                 )
-        checkpoint.check_tensors(where, saved.model, weights(self.model))
         make_state(self.optimizer, self.model)
         moments = optimizer_tensors(self.optimizer, self.model)
-        checkpoint.check_tensors(where, saved.optimizer, moments)
+        differing = sorted(moments.keys() ^ saved.optimizer.keys())
+        if differing:
+            raise CheckpointError(f"{where} is of another optimizer: {', '.join(differing)}")
 
-        self.model.load_state_dict(saved.model)
+        checkpoint.load_weights(where, self.model, saved.model)
         for name, moment in moments.items():
             moment.copy_(saved.optimizer[name])
+        self.identity.update((key, state[key]) for key in INITIAL if key in state)
         return state
 
     def save(self, start: Start, keep: int) -> None:

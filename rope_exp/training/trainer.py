@@ -60,12 +60,11 @@ class Trainer:
         # The model, its initial weights, and what updates them.
         self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
-        began = begin(self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main)
+        initial = begin(self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main)
         self.identity = {
             "config_sha256": config.config_sha256,
             "data_sha256": data.data_sha256,
-            "init_sha256": began["init_sha256"],
-            "shared_init_sha256": began["shared_init_sha256"],
+            **initial,
         }
         self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         train = config.train

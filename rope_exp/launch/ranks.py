@@ -61,7 +61,10 @@ def poll(job: Job) -> None:
     job.ended_at = job.ended_at or time.monotonic()
 
     if min(ended) < 0 and not job.was_killed and not job.reason:
-        job.reason = _reason(codes.index(min(ended)), codes)
+        who = "its process"
+        if len(codes) > 1:
+            who = f"process {codes.index(min(ended))} of {len(codes)}"
+        job.reason = f"{who} was ended by {_signal_name(-min(ended))}"
     has_failed = bool(job.reason) or not {*ended} <= {*EXIT_CODES.values(), -signal.SIGKILL}
 
     if len(ended) < len(codes):
@@ -125,12 +128,9 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
             kill(job)
 
 
-def _reason(rank: int, codes: Sequence[int | None]) -> str:
-    """Return what is said of a rank that a signal ended."""
-    who = f"process {rank} of {len(codes)}" if len(codes) > 1 else "its process"
-    number = signal.Signals(-(codes[rank] or 0))
-    memory = " (the kernel does that where memory runs out)" if number == signal.SIGKILL else ""
-    return f"{who} was ended by {number.name}{memory}"
+def _signal_name(number: int) -> str:
+    name = signal.Signals(number).name
+    return f"{name} (the kernel does that where memory runs out)" if name == "SIGKILL" else name
 
 
 def _environment(job: Job, num_ranks: int) -> dict[str, str]:

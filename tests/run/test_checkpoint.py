@@ -147,3 +147,8 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(
     with refused("step_00000002/optimizer.safetensors", by=PermissionError):
         checkpoint.load_newest(tmp_path)
     assert checkpoint.list_steps(tmp_path) == [1, 2]
+
+
+def test_who_may_read_the_record_may_read_the_weights(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    assert len({path.stat().st_mode for path in (tmp_path / "step_00000001").iterdir()}) == 1

@@ -25,7 +25,7 @@ from rope_exp.run.origin import with_origin
 from rope_exp.run.tracker import check_trackers
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
-from rope_exp.system.files import check_space, try_lock
+from rope_exp.system.files import check_space, is_full, try_lock
 
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 
@@ -83,9 +83,15 @@ def make_folder(job: Job) -> None:
     """Make the run's folder.
 
     Raises:
-        OSError: it cannot be made there.
+        ConfigError: it cannot be made there.
+        OSError: the disk is full.
     """
-    job.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise _folder_error(job, f"cannot be made: {error.strerror}") from None
 
 
 def acquire(job: Job) -> bool:
@@ -175,6 +181,14 @@ def _check_folder(job: Job) -> None:
     result = read_result(folder)
     if result is not None:
         job.exit_code = EXIT_CODES[result["status"]]
+        return
+    step = last_step(folder)
+    if step > before.train.save_every and not list_steps(folder / "checkpoints"):
+        raise _folder_error(
+            job,
+            f"has metrics up to step {step} and no checkpoint; "
+            "restore its checkpoints/, or use run.fresh=true",
+        )
 
 
 def _check_group(job: Job, leaving_out: Collection[Path]) -> None:

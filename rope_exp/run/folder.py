@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import yaml
+from pydantic import ValidationError
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
@@ -22,7 +23,9 @@ from rope_exp.config.schema import (
     Seed,
     Sha256,
     convert,
+    has_aliases,
 )
+from rope_exp.run.answers import Answers
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import json_sha256, read_json, read_text, readable, write_atomically
 
@@ -110,6 +113,9 @@ def read_config(folder: Path) -> RunConfig:
     path = folder / CONFIG
     text = read_text(path)
     with readable(path, yaml.YAMLError):
+        # We write none.
+        if has_aliases(text):
+            raise ValueError("it holds aliases")
         values = yaml.safe_load(text)
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
@@ -169,11 +175,19 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers other than a result vouches for; older ones vouch for none.
+    """Refuse answers of other types, or other than a result vouches for; older ones vouch for none.
 
     Raises:
         RecordError: what stands in `path` was changed since the run wrote it.
     """
+    try:
+        Answers.model_validate(answers)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, ("probes", *first["loc"])))
+        allowed = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise RecordError(f"{path} was damaged or edited: {key}: {allowed}") from None
+
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         found = json_sha256(answers)
@@ -187,7 +201,7 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 
 def list_steps(checkpoints: Path) -> list[int]:
-    """Return the steps of a run's checkpoints, oldest first, verified or not."""
+    """Return the steps of the checkpoints in a run's `checkpoints/`, oldest first, verified or not."""
     found = checkpoints.glob(f"step_{'[0-9]' * 8}")
     return sorted(int(path.name.removeprefix("step_")) for path in found)
 

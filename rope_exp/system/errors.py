@@ -64,50 +64,30 @@ def out_of_memory(error: BaseException) -> str | None:
     return f"out of memory ({first_line(error)}); {advice}"
 
 
-def _lost_ranks(error: Exception) -> str | None:
-    """Return what is said where one of several ranks has failed, by the others; else None."""
-    is_lost = "gloo" in str(error) or type(error).__name__.startswith("Dist")
-    if not (is_lost and isinstance(error, RuntimeError)):
-        return None
-    return f"lost the other processes of this run ({first_line(error)})"
-
-
 def sentence(error: Exception) -> str:
     """Return what is said of an error; one that is neither ours nor a lack of memory is raised."""
-    told = out_of_memory(error) or _lost_ranks(error)
-    ours = (ConfigError, RecordError, CheckpointError, DataError, LawError, OSError)
+    told = out_of_memory(error)
+    ours = (ConfigError, RecordError, DataError, LawError, OSError)
     if told is None and not isinstance(error, ours):
         raise error
     return told or str(error)
 
 
-def explain_errors(action: Callable[[], int]) -> int:
-    """Return the exit code of `action`, and say in one sentence what is no bug of ours.
-
-    A user's mistake ends in exit code 2; a broken network, a full disk or memory in 1.
-    """
-    try:
-        return action()
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        from rope_exp.system.console import log
-
-        log(f"error: {sentence(error)}")
-        mistakes = (ConfigError, RecordError, CheckpointError)
-        return EXIT_USAGE if isinstance(error, mistakes) else EXIT_FAILED
-
-
 def explained(command: Callable[[], int]) -> int:
     """Return the exit code of a command, whose mistakes become one sentence on standard error."""
     try:
-        code = explain_errors(command)
+        code = command()
         sys.stdout.flush()
         return code
     except BrokenPipeError:
         # Whoever was reading has seen enough. What is left would fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+    except (ConfigError, RecordError, DataError, OSError, MemoryError, RuntimeError) as error:
+        from rope_exp.system.console import log
+
+        log(f"error: {sentence(error)}")
+        return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
 
 
 def show(value: Any) -> str:

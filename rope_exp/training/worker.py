@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from rope_exp.config.resolve import operations, pays_to_compile
@@ -20,8 +21,14 @@ from rope_exp.system.errors import (
     EXIT_FAILED,
     EXIT_STOPPED,
     EXIT_USAGE,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LawError,
+    RecordError,
+    first_line,
+    sentence,
 )
-from rope_exp.system.errors import explain_errors as explain_errors
 from rope_exp.system.files import read_json, write_atomically, write_json
 from rope_exp.system.processes import DISPATCHER_ID
 from rope_exp.system.signals import StopSignal, end_with_parent
@@ -65,6 +72,25 @@ def end_process(code: int) -> int:
             sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def explain_errors(action: Callable[[], int]) -> int:
+    """Return the exit code of `action`, and say in one sentence what was no bug of ours.
+
+    A user's mistake ends in exit code 2; a broken network, a full disk or memory in 1.
+    """
+    try:
+        return action()
+    except (ConfigError, RecordError, CheckpointError) as error:
+        log(f"error: {error}")
+        return EXIT_USAGE
+    except (DataError, LawError, OSError, MemoryError, RuntimeError) as error:
+        # Where one rank fails, the others lose their connection to it.
+        if _world_size() > 1 and ("gloo" in str(error) or type(error).__name__.startswith("Dist")):
+            log(f"error: lost the other processes of this run ({first_line(error)})")
+        else:
+            log(f"error: {sentence(error)}")
+    return EXIT_FAILED
 
 
 def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:

@@ -21,6 +21,7 @@ from rope_exp.report.page import page
 from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown
+from rope_exp.run.answers import Answers
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json
 
@@ -29,8 +30,20 @@ RECORDS = REPOSITORY / "results" / "records"
 GONE = object()
 HARMS = (None, "x", [], -1, float("nan"), 1e308, 10**30, True, GONE)
 
-# The first is harmed.
-CELLS = ("qk_rope-s0", "qk_rope-s1", "nope-s0", "nope-s1")
+# Of each campaign some records, of which the first is harmed; together they hold every probe.
+CELLS = {
+    "english": ("qk_rope-s0", "qk_rope-s1", "nope-s0", "nope-s1"),
+    "noise": (
+        "qk_rope-data.seed=100-s100",
+        "qk_rope-data.seed=101-s101",
+        "nope-data.seed=100-s100",
+    ),
+    "addition": ("qk_rope-data.order=plain-s0", "nope-data.order=plain-s0"),
+    "spikes": ("qk_rope-s0", "qkvo_rope-s0"),
+    "distance": ("qk_rope-s0", "nope-s0"),
+    "frequencies": ("qk_log-s0", "vo_raw-s0"),
+    "cores": ("linear_qk-s0", "linear_none-s0"),
+}
 
 Place = tuple[str | int, ...]
 
@@ -62,40 +75,51 @@ def harm_of(record: dict[str, Any], place: Place, harm: Any) -> str:
     return json.dumps(values)
 
 
-def judge(runs: Sequence[Run]) -> None:
+def judge(campaign: str, runs: Sequence[Run]) -> None:
     """Make what is made of a campaign's records, but for its figures."""
-    report = build(runs, telling(runs))
-    markdown(report, [])
-    for write in (csv_table, summary, answers_csv, probes_csv, extension_csv):
-        write(report)
-    noise_files(runs)
-    cost_file({"english": runs})
-    page({"english": list(runs)})
+    if campaign == "noise":
+        noise_files(runs)
+    else:
+        report = build(runs, telling(runs))
+        markdown(report, [])
+        for write in (csv_table, summary, answers_csv, probes_csv, extension_csv):
+            write(report)
+    cost_file({campaign: runs})
+    page({campaign: list(runs)})
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.torture)])
-def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, every: bool) -> None:
-    """Each place in turn with one harm of all; the long test does every harm to each.
-
-    But for the probes, for which the digest alone answers.
-    """
-    first, *others = (RECORDS / "english" / f"{cell}.json" for cell in CELLS)
+@pytest.mark.parametrize("campaign", CELLS)
+def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, campaign: str, every: bool) -> None:
+    """Each place in turn with one harm of all; the long test does every harm to each."""
+    first, *others = (RECORDS / campaign / f"{cell}.json" for cell in CELLS[campaign])
     clean = [read_record(path) for path in others]
     record = read_json(first)
     del record["sha256"]
-    path = tmp_path / "english" / first.name
+    path = tmp_path / campaign / first.name
     path.parent.mkdir()
 
-    found = [each for each in places(record) if each[0] != "probes" or len(each) == 1]
+    # Beside the first campaign's, what its record alone holds.
+    found = [each for each in places(record) if campaign == "english" or each[0] == "probes"]
     chosen = zip(found, itertools.cycle(HARMS))
     num_refused = 0
     for place, harm in itertools.product(found, HARMS) if every else chosen:
         path.write_text(harm_of(record, place, harm))
         try:
-            judge([read_record(path), *clean])
+            judge(campaign, [read_record(path), *clean])
         except (RecordError, ConfigError) as error:
             assert "\n" not in str(error)
             num_refused += 1
         except Exception as error:
             raise AssertionError(f"{place} <- {harm!r}") from error
     assert num_refused > len(found) / 2
+
+
+def test_the_records_that_are_harmed_hold_every_probe() -> None:
+    asked = {
+        probe
+        for campaign, (first, *_) in CELLS.items()
+        for probe in read_json(RECORDS / campaign / f"{first}.json")["probes"]
+    }
+    # No committed run learned a token shift.
+    assert asked == set(Answers.model_fields) - {"token_shift"}

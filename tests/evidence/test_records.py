@@ -1,5 +1,6 @@
 """Records: written from a real run, read back equal, refused where anything was changed."""
 
+import functools
 import json
 import math
 import re
@@ -282,6 +283,15 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
         ),
         "asks for",
     ),
+    "an answer that nests without end": (
+        at("probes", "shift", "x", to=functools.reduce(lambda inner, _: [inner], range(700), [])),
+        "probes.shift.x: extra inputs",
+    ),
+    "an answer that is text": (at("probes", "shift", "loss", 0, to="x"), "probes.shift.loss.0: "),
+    "an answer's column that is short": (
+        lambda values: values["probes"]["shift"]["loss"].pop(), "probes.shift: value error, its"
+    ),
+    "an answer of another probe": (at("probes", "tides", to={}), "probes.tides: "),
     "git that is text": (at("env", "git", to="x"), "git=x"),
     "a torch that is a number": (at("env", "torch", to=2), "torch=2"),
     "another answer": (at("probes", "shift", "loss", 0, to=1.5), "holds other probes"),

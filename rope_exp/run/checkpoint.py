@@ -8,6 +8,8 @@ whole. Pickle is never read or written.
 """
 
 import hashlib
+import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,22 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rope_exp.run.folder import MANIFEST, MODEL, OPTIMIZER, STATE, Manifest, checked
+from rope_exp.run.folder import MANIFEST, MODEL, OPTIMIZER, STATE, Manifest, read_as
 from rope_exp.run.folder import list_steps as list_steps
 from rope_exp.run.folder import step_folder as step_folder
 from rope_exp.system.console import log
 from rope_exp.system.errors import CheckpointError, RecordError, first_line
 from rope_exp.system.files import (
     explaining_full_disk,
-    parse_json,
+    read_json,
     readable,
     sync_folder,
-    to_json,
-    write_atomically,
     write_json,
 )
 
@@ -75,11 +74,11 @@ def save(
             # The first save makes `folder` itself, whose name must last, too.
             sync_folder(folder.parent)
 
-            manifest = {
-                MODEL: _write(temporary / MODEL, _to_bytes(model)),
-                OPTIMIZER: _write(temporary / OPTIMIZER, _to_bytes(optimizer)),
-                STATE: _write(temporary / STATE, to_json({"step": step, **state}).encode()),
-            }
+            write_json(temporary / STATE, {"step": step, **state})
+            _save_tensors(temporary / MODEL, model)
+            _save_tensors(temporary / OPTIMIZER, optimizer)
+            names = (MODEL, OPTIMIZER, STATE)
+            manifest = {name: {"sha256": _sha256(temporary / name)} for name in names}
             write_json(temporary / MANIFEST, manifest)
 
             # One that stands there already did not verify: the run went on from an older one.
@@ -118,16 +117,27 @@ def _drop(path: Path) -> None:
     shutil.rmtree(aside)
 
 
-def _write(path: Path, content: bytes) -> dict[str, str]:
-    """Write a file, and return its entry in the manifest."""
-    write_atomically(path, content)
-    return {"sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     # Copied each: safetensors refuses tensors that share memory, as a tied head does.
     copies = {name: tensor.contiguous().to("cpu", copy=True) for name, tensor in tensors.items()}
-    return to_bytes(copies)
+    try:
+        save_file(copies, path)
+    except SafetensorError as error:
+        # It says an error of the system as text.
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+    # safetensors would let nobody else read them.
+    shutil.copymode(path.with_name(STATE), path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # -- load ----------------------------------------------------------------------------------------
@@ -165,30 +175,16 @@ def load(folder: Path, step: int) -> Checkpoint:
     """
     path = step_folder(folder, step)
     try:
-        content = (path / MANIFEST).read_bytes()
-        manifest = checked(path / MANIFEST, parse_json(path / MANIFEST, content), Manifest)
-        return Checkpoint(
-            step,
-            _load_tensors(path / MODEL, manifest),
-            _load_tensors(path / OPTIMIZER, manifest),
-            parse_json(path / STATE, _verified(path / STATE, manifest)),
-        )
+        manifest = read_as(path / MANIFEST, Manifest)
+        for name in (MODEL, OPTIMIZER, STATE):
+            if _sha256(path / name) != manifest[name]["sha256"]:
+                raise CheckpointError(f"{path / name} does not verify against its manifest")
+        with readable(path, SafetensorError, KeyError):
+            model = load_file(path / MODEL)
+            optimizer = load_file(path / OPTIMIZER)
+        return Checkpoint(step, model, optimizer, read_json(path / STATE))
     except (RecordError, FileNotFoundError) as error:
         raise CheckpointError(str(error)) from error
-
-
-def _load_tensors(path: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    content = _verified(path, manifest)
-    with readable(path, SafetensorError, KeyError):
-        return from_bytes(content)
-
-
-def _verified(path: Path, manifest: Mapping[str, Any]) -> bytes:
-    """Return the content of a file, to the last byte as it was written."""
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != manifest[path.name]["sha256"]:
-        raise CheckpointError(f"{path} does not verify against its manifest")
-    return content
 
 
 def load_weights(

@@ -201,7 +201,7 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 
 def list_steps(checkpoints: Path) -> list[int]:
-    """Return the steps of the checkpoints in a run's `checkpoints/`, oldest first, verified or not."""
+    """Return the steps of the checkpoints of a run, oldest first, verified or not."""
     found = checkpoints.glob(f"step_{'[0-9]' * 8}")
     return sorted(int(path.name.removeprefix("step_")) for path in found)
 

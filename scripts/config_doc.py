@@ -74,7 +74,7 @@ def _values(hint: Any) -> str:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return ", or ".join(map(_values, options))
     if typing.get_origin(hint) is Annotated and isinstance(options[1], FieldInfo):
-        limits = {}
+        limits: dict[str, float] = {}
         for each in options[1].metadata:
             limits |= {name: getattr(each, name) for name in LIMITS if hasattr(each, name)}
         said = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 
 from rope_exp.data.tokenizer import load_tokenizer
-from rope_exp.model.decoder import Decoder, weights
+from rope_exp.model.decoder import Decoder
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import CONFIG, read_config
 from rope_exp.system.errors import CheckpointError, RecordError
@@ -39,13 +39,12 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     architecture = config.architecture(num_rows - config.num_own_ids)
 
     # First without memory: config.yaml may claim any sizes.
-    with torch.device("meta"):
-        expected = weights(Decoder(architecture))
     where = f"the checkpoint of step {saved.step} in {folder}"
-    checkpoint.check_tensors(where, saved.model, expected)
+    with torch.device("meta"):
+        checkpoint.load_weights(where, Decoder(architecture), saved.model, assign=True)
 
     model = Decoder(architecture)
-    model.load_state_dict(saved.model)
+    checkpoint.load_weights(where, model, saved.model)
     return model.eval(), tokenizer
 
 

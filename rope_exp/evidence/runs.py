@@ -23,13 +23,12 @@ from rope_exp.run.folder import (
     RESULT,
     Env,
     checked,
-    read_as,
     read_config,
     read_env,
     read_probes,
     read_result,
 )
-from rope_exp.run.metrics import METRICS, Mark, read_marked, read_metrics
+from rope_exp.run.metrics import METRICS, read_metrics
 from rope_exp.run.origin import OriginFacts
 from rope_exp.system.errors import RecordError
 
@@ -38,10 +37,6 @@ Status = Literal["finished", "diverged", "unfinished"]
 
 # What is read of the files, beside what a run folder's own types say.
 _Row = TypedDict("_Row", {"train/loss": FiniteFloat, "val/loss": FiniteFloat})
-
-
-class _Marked(TypedDict):
-    metrics: Mark
 
 
 class _Sizes(TypedDict):
@@ -233,11 +228,6 @@ def read_run(folder: Path) -> Run:
     if run.result:
         check_identity(run)
         check_end(run)
-
-        # The newest checkpoint, where one was kept, knows what the curve was when it was saved.
-        states = sorted((folder / "checkpoints").glob("step_*/state.json"))
-        for path in states[-1:]:
-            read_marked(folder / METRICS, read_as(path, _Marked)["metrics"])
     return run
 
 

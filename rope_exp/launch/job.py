@@ -26,9 +26,8 @@ class Job:
         leases: the GPUs that the run holds, each with the descriptor that holds its lock.
         log: where its ranks write; None: to the terminal.
         ranks: its processes, once they were started.
-        codes: of each rank that has ended, its exit code, or minus the signal that ended it.
-        ended_at: when the first of these was seen, by the monotonic clock; 0: none yet.
-        failures: of each rank that failed, when it did, and what it has to say.
+        ended_at: when the first of these was seen to have ended, by the monotonic clock; 0: none
+            yet.
         was_killed: whether we ended those ranks that had not ended.
     """
 
@@ -43,9 +42,7 @@ class Job:
     leases: dict[str, int] = field(default_factory=dict)
     log: Path | None = None
     ranks: list[Popen[bytes]] = field(default_factory=list)
-    codes: dict[int, int] = field(default_factory=dict)
     ended_at: float = 0.0
-    failures: list[tuple[float, str]] = field(default_factory=list)
     was_killed: bool = False
 
     @property

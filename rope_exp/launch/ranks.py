@@ -11,12 +11,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 
 from rope_exp.launch.job import Job
 from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
 from rope_exp.system.machine import num_cores
-from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE, child_environment
+from rope_exp.system.processes import DISPATCHER_ID, child_environment
 from rope_exp.system.signals import StopSignal, held_back
 
 POLL_SECONDS = 0.1
@@ -31,18 +30,12 @@ def start(job: Job) -> None:
     """
     num_ranks = int(job.config.launch.num_processes)
     environment = _environment(job, num_ranks)
-    for file in job.folder.glob(".failure-*"):
-        file.unlink()
 
     # A rank that was asked to stop before it listens would fail.
     with held_back(), job.log.open("ab") if job.log else nullcontext() as output:
         for rank in range(num_ranks):
             if num_ranks > 1:
-                environment |= {
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    FAILURE_FILE: str(_failure_file(job, rank)),
-                }
+                environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = subprocess.Popen(
                 [sys.executable, "-m", "rope_exp.training.worker", str(job.folder)],
                 env=environment,
@@ -56,33 +49,33 @@ def start(job: Job) -> None:
 
 
 def poll(job: Job) -> None:
-    """See which ranks have ended; with the last of them set the run's exit code and reason.
+    """See which ranks have ended; with the last of them set the run's exit code.
 
-    Where one rank has failed or left, the others are ended after a while, too.
+    Where one rank has failed or left, the others are ended after a while, too. A rank says itself
+    why it failed, unless a signal ended it.
     """
-    for rank, process in enumerate(job.ranks):
-        code = process.poll()
-        if code is None or rank in job.codes:
-            continue
-        if job.was_killed and code == -signal.SIGKILL:
-            code = EXIT_STOPPED
-        job.codes[rank] = code
-        job.ended_at = job.ended_at or time.monotonic()
-        if code not in EXIT_CODES.values():
-            job.failures.append(_failure(job, rank, code))
+    codes = [process.poll() for process in job.ranks]
+    ended = [code for code in codes if code is not None]
+    if not ended:
+        return
+    job.ended_at = job.ended_at or time.monotonic()
 
-    codes = job.codes.values()
-    if len(codes) < len(job.ranks):
-        grace = GRACE_SECONDS if job.failures else STOP_SECONDS
-        if codes and time.monotonic() - job.ended_at > grace:
+    if min(ended) < 0 and not job.was_killed and not job.reason:
+        who = "its process"
+        if len(codes) > 1:
+            who = f"process {codes.index(min(ended))} of {len(codes)}"
+        job.reason = f"{who} was ended by {_signal_name(-min(ended))}"
+    has_failed = bool(job.reason) or not {*ended} <= {*EXIT_CODES.values(), -signal.SIGKILL}
+
+    if len(ended) < len(codes):
+        grace = GRACE_SECONDS if has_failed else STOP_SECONDS
+        if time.monotonic() - job.ended_at > grace:
             kill(job)
-    elif job.failures:
-        # A rank's own word counts where it is one that we promise. The first that failed has the
-        # word: the others failed because it did.
-        job.exit_code = EXIT_USAGE if EXIT_USAGE in codes else EXIT_FAILED
-        _, job.reason = min(job.failures)
+    elif has_failed:
+        # A rank's refusal is the run's.
+        job.exit_code = EXIT_USAGE if EXIT_USAGE in ended else EXIT_FAILED
     else:
-        job.exit_code = max(codes)
+        job.exit_code = EXIT_STOPPED if job.was_killed else max(ended)
 
 
 def stop(job: Job) -> None:
@@ -135,30 +128,9 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
             kill(job)
 
 
-def _failure(job: Job, rank: int, code: int) -> tuple[float, str]:
-    """Return when a rank failed, and what it has to say; "" where it has said it itself."""
-    who = f"process {rank} of {len(job.ranks)}" if len(job.ranks) > 1 else "its process"
-    # Only the kernel or a person sends SIGKILL: where one rank was killed, no other failed before
-    # it.
-    if code == -signal.SIGKILL:
-        return 0.0, f"{who} was ended by SIGKILL (the kernel does that where memory runs out)"
-
-    # It wrote its file as it failed; without one, its end was seen within a poll.
-    failed_at = time.time() - POLL_SECONDS
-    if code < 0:
-        return failed_at, f"{who} was ended by {signal.Signals(-code).name}"
-    file = _failure_file(job, rank)
-    if not file.exists():
-        return failed_at, ""
-    failed_at = file.stat().st_mtime
-    words = file.read_text(encoding="utf-8").rstrip()
-    file.unlink()
-    return failed_at, f"{who} failed\n{words}" if words else ""
-
-
-def _failure_file(job: Job, rank: int) -> Path:
-    """Return where one rank of several writes why it failed, so that one alone is shown."""
-    return job.folder.absolute() / f".failure-{rank}"
+def _signal_name(number: int) -> str:
+    name = signal.Signals(number).name
+    return f"{name} (the kernel does that where memory runs out)" if name == "SIGKILL" else name
 
 
 def _environment(job: Job, num_ranks: int) -> dict[str, str]:

@@ -3,15 +3,11 @@
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from rich.progress import TaskID
-
 from rope_exp.launch.job import Job
-from rope_exp.run.metrics import METRICS, MetricsTail
+from rope_exp.run.metrics import newest_values
 from rope_exp.system.console import Bars, describe_row, log, time_left
-from rope_exp.system.errors import RecordError
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 30.0  # between plain lines about all that runs
@@ -20,40 +16,28 @@ LINE_SECONDS = 30.0  # between plain lines about all that runs
 ENDED = ("finished", "diverged", "failed")
 
 
-@dataclass
-class _Curve:
-    """A run, its bar, and what is known of it.
-
-    Attributes:
-        tail: of its metrics.
-        last: the newest value of each column.
-        said: the status that was printed last.
-    """
-
-    job: Job
-    task: TaskID
-    tail: MetricsTail
-    last: dict[str, Any] = field(default_factory=dict)
-    said: str = "waiting"
-
-
 class SweepView(contextlib.AbstractContextManager["SweepView"]):
     """Follows the runs' own metrics."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
         self._num_steps = sum(job.config.train.num_steps for job in jobs)
         self._steps_before: int | None = None
         self._started = time.monotonic()
         self._last_line = self._started
         self._refreshed = 0.0
 
+        # By job: the newest value of each column, and the status that was printed last.
+        self._rows: list[dict[str, Any]] = [{} for _ in jobs]
+        self._said = ["waiting"] * len(jobs)
+
         self._bars = Bars()
         # First, where a terminal that is too low for all of them shows it.
         self._sweep = self._bars.add_task("sweep", total=self._num_steps, words="")
-        self._curves = []
-        for job in jobs:
-            task = self._bars.add_task(job.name, total=job.config.train.num_steps, words="")
-            self._curves.append(_Curve(job, task, MetricsTail(job.folder / METRICS)))
+        self._tasks = [
+            self._bars.add_task(job.name, total=job.config.train.num_steps, words="")
+            for job in jobs
+        ]
         self.refresh()
 
     def __exit__(self, *error: object) -> None:
@@ -71,31 +55,27 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         # The steps that need not be waited for, and the runs that are going through theirs.
         done = 0
         running = []
-        for curve in self._curves:
-            job = curve.job
-            # A broken file is left to the run itself, which refuses it and says so in its log.
-            with contextlib.suppress(RecordError):
-                for row in curve.tail.poll():
-                    curve.last |= row
-
-            step = curve.last.get("step", 0)
+        for number, job in enumerate(self._jobs):
+            self._rows[number] |= newest_values(job.folder)
+            step = self._rows[number].get("step", 0)
             done += job.config.train.num_steps if job.status in ENDED else step
             if job.status == "running":
                 running.append(f"{job.name} {step}")
 
-            compiles = job.status == "running" and job.config.train.compile and not curve.last
-            words = job.status + describe_row(curve.last) + ", compiling" * bool(compiles)
-            self._bars.update(curve.task, completed=step, words=words)
-            if self._bars.disable and job.status != curve.said:
-                curve.said = job.status
+            row = self._rows[number]
+            compiles = job.status == "running" and job.config.train.compile and not row
+            words = job.status + describe_row(row) + ", compiling" * bool(compiles)
+            self._bars.update(self._tasks[number], completed=step, words=words)
+            if self._bars.disable and job.status != self._said[number]:
+                self._said[number] = job.status
                 log(f"{job.name}: {words}")
 
         if self._steps_before is None:
             self._steps_before = done
         before = self._steps_before
         left = time_left(now - self._started, done - before, self._num_steps - before)
-        num_ended = sum(curve.job.status in ENDED for curve in self._curves)
-        words = f"{num_ended} of {len(self._curves)} runs ended, {left}"
+        num_ended = sum(job.status in ENDED for job in self._jobs)
+        words = f"{num_ended} of {len(self._jobs)} runs ended, {left}"
         self._bars.update(self._sweep, completed=done, words=words)
         self._bars.draw()
         if self._bars.disable and now - self._last_line >= LINE_SECONDS:

@@ -6,7 +6,6 @@ refused by the file's name; of probes.json its digest is checked. metrics.jsonl 
 modules of their own. No torch.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
@@ -37,6 +36,8 @@ LOCK = ".lock"
 LOG = "log.txt"
 # In the folder of a checkpoint.
 MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
 MANIFEST = "manifest.json"
 
 # The first key of config.yaml. Later versions of the program give new keys their defaults, and so
@@ -92,6 +93,17 @@ class Env(TypedDict):
     world_size: NotRequired[Count]
 
 
+class File(TypedDict):
+    """Of a file of a checkpoint, what its manifest says. Older ones have the size, too."""
+
+    sha256: Sha256
+
+
+Manifest = TypedDict(
+    "Manifest", {"model.safetensors": File, "optimizer.safetensors": File, "state.json": File}
+)
+
+
 def write_config(folder: Path, config: RunConfig) -> None:
     """Write config.yaml: the whole config, with every default."""
     values = {"format": FORMAT, **config.to_dict()}
@@ -127,7 +139,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         RecordError: it is not what a run writes.
     """
     path = folder / RESULT
-    if not os.path.lexists(path):
+    if not path.exists():
         return None
     return check_result(path, read_json(path))
 
@@ -139,7 +151,7 @@ def read_env(folder: Path) -> dict[str, Any]:
         RecordError: it is not what a run writes.
     """
     path = folder / ENV
-    return read_as(path, Env) if os.path.lexists(path) else {}
+    return read_as(path, Env) if path.exists() else {}
 
 
 def probes_sha256(folder: Path) -> str:
@@ -185,15 +197,9 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 
 def list_steps(checkpoints: Path) -> list[int]:
-    """Return the steps of the checkpoints in a run's `checkpoints/`, oldest first, verified or not.
-
-    A link is none: a save may take its place.
-    """
-    steps = []
-    for path in checkpoints.glob(f"step_{'[0-9]' * 8}"):
-        if path.is_dir() and not path.is_symlink():
-            steps.append(int(path.name.removeprefix("step_")))
-    return sorted(steps)
+    """Return the steps of the checkpoints of a run, oldest first, verified or not."""
+    found = checkpoints.glob(f"step_{'[0-9]' * 8}")
+    return sorted(int(path.name.removeprefix("step_")) for path in found)
 
 
 def read_as(path: Path, hint: Any) -> dict[str, Any]:
@@ -205,7 +211,7 @@ def read_as(path: Path, hint: Any) -> dict[str, Any]:
     return checked(path, read_json(path), hint)
 
 
-def checked(path: Path, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
+def checked(path: object, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
     """Return what stands in `path` as a TypedDict; further keys are left as they are.
 
     Raises:

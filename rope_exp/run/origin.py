@@ -17,6 +17,7 @@ from rope_exp.run.folder import (
     CONFIG,
     MANIFEST,
     MODEL,
+    Manifest,
     list_steps,
     read_as,
     read_config,
@@ -37,13 +38,6 @@ class OriginFacts(TypedDict):
     step: Count
     config_sha256: Sha256
     weights_sha256: Sha256
-
-
-class _File(TypedDict):
-    sha256: Sha256
-
-
-_Manifest = TypedDict("_Manifest", {"model.safetensors": _File})
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,7 @@ def find_origin(path: str) -> Origin:
     checkpoints = folder / "checkpoints"
     if step not in list_steps(checkpoints):
         raise unusable(f"the checkpoint of its last step, {step}, is gone")
-    manifest = read_as(step_folder(checkpoints, step) / MANIFEST, _Manifest)
+    manifest = read_as(step_folder(checkpoints, step) / MANIFEST, Manifest)
     return Origin(folder, config, step, manifest[MODEL]["sha256"])
 
 

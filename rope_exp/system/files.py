@@ -9,10 +9,8 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +124,7 @@ def lock(path: Path, flags: int = 0) -> int:
     """
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
-        descriptor = descriptor_of(path, os.O_CREAT | os.O_RDWR)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
         except BaseException:
@@ -134,36 +132,10 @@ def lock(path: Path, flags: int = 0) -> int:
             raise
 
         # Meanwhile its folder may have been moved aside, and another file locked in its place.
-        if is_at(descriptor, path):
-            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
         os.close(descriptor)
-
-
-def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file still stands at `path`."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    return False
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading, as `descriptor_of` does."""
-    return os.fdopen(descriptor_of(path), "rb")
-
-
-def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, and nothing else; by default for reading.
-
-    A link is refused, a device, and a pipe, at which one would wait.
-
-    Raises:
-        OSError: it is missing, or something else.
-    """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
-    return descriptor
 
 
 @contextmanager
@@ -184,10 +156,10 @@ def read_text(path: Path) -> str:
     """Return the text of a file that we wrote.
 
     Raises:
-        RecordError: it is no regular file, or not UTF-8.
+        RecordError: it is missing, or not UTF-8.
     """
-    with readable(path), open_regular(path) as file:
-        return file.read().decode()
+    with readable(path):
+        return path.read_text(encoding="utf-8")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -206,9 +178,19 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: the file is missing, is no JSON, or holds no object.
     """
-    text = read_text(path)
     with readable(path):
-        values = json.loads(text, parse_constant=refuse_constant)
+        content = path.read_bytes()
+    return parse_json(path, content)
+
+
+def parse_json(what: object, content: bytes) -> dict[str, Any]:
+    """Return the JSON object that `what` holds.
+
+    Raises:
+        RecordError: it is no JSON, or holds no object.
+    """
+    with readable(what):
+        values = json.loads(content.decode(), parse_constant=refuse_constant)
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
     return values

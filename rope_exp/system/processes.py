@@ -9,9 +9,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent
 ROOT = PACKAGE.parent  # of the checkout; of site-packages where the package is installed
 
-# What a dispatcher tells a rank in its environment, beside torch's own variables.
-DISPATCHER_ID = "ROPE_EXP_DISPATCHER"  # the dispatcher's process id
-FAILURE_FILE = "ROPE_EXP_FAILURE"  # where one rank of several writes why it failed
+# The dispatcher's process id, which it tells its ranks in their environment.
+DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
 
 
 def child_environment(**changes: str) -> dict[str, str]:

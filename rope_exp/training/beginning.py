@@ -6,39 +6,28 @@ positions alone: leaving these out is what going on as another variant means.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import Sha256
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import load_run
 from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
-from rope_exp.run.checkpoint import STATE, list_steps, step_folder
-from rope_exp.run.folder import read_as
+from rope_exp.run.folder import list_steps
 from rope_exp.run.origin import find_origin
 from rope_exp.system.console import log
-from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.errors import ConfigError
 
 ROTARY = "model.rotary_emb."
 OF_POSITIONS = (ROTARY, "model.added_positions.", "model.score_bias.")
 
 
-class Beginning(TypedDict):
-    """Hashes of the weights that a run begins with: of all, and of those that every variant has."""
-
-    init_sha256: Sha256
-    shared_init_sha256: Sha256
-
-
 def begin(
     decoder: Decoder, config: RunConfig, folder: Path, tokenizer_json: str, *, is_main: bool
-) -> Beginning:
+) -> dict[str, str]:
     """Give a decoder, whose weights were drawn, those that its run begins with.
 
     Args:
@@ -46,8 +35,8 @@ def begin(
         tokenizer_json: of what the run reads.
         is_main: whether to say what was taken.
     Returns:
-        Their hashes. A run that goes on from its own checkpoints has them from there, and the
-        decoder will have its weights from there, too.
+        Their init_sha256, and shared_init_sha256, of those that every variant has. {} where the
+        run goes on from its own checkpoints, which hold both: its origin may be gone.
     Raises:
         ConfigError: run.init_from has weights that do not fit.
         RecordError, CheckpointError: its folder is damaged.
@@ -55,7 +44,7 @@ def begin(
     if config.init_weights is None:
         return _hashes(decoder)
     if list_steps(folder / "checkpoints"):
-        return _began_with(folder / "checkpoints")
+        return {}
 
     path = str(config.run.init_from)
     origin = find_origin(path)
@@ -122,23 +111,8 @@ def take_over(
     return sorted(found.keys() - own.keys()), sorted(own.keys() - found.keys())
 
 
-def _hashes(decoder: Decoder) -> Beginning:
+def _hashes(decoder: Decoder) -> dict[str, str]:
     return {
         "init_sha256": weights_sha256(weights(decoder)),
         "shared_init_sha256": weights_sha256(llama_weights(decoder)),
     }
-
-
-def _began_with(checkpoints: Path) -> Beginning:
-    """Return the hashes by a run's newest checkpoint that says them.
-
-    Where none does, none verifies, and the empty texts that are returned are never compared.
-    """
-    for step in reversed(list_steps(checkpoints)):
-        with suppress(RecordError):
-            said = read_as(step_folder(checkpoints, step) / STATE, Beginning)
-            return {
-                "init_sha256": said["init_sha256"],
-                "shared_init_sha256": said["shared_init_sha256"],
-            }
-    return {"init_sha256": "", "shared_init_sha256": ""}

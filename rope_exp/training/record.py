@@ -34,7 +34,7 @@ class Record(ExitStack):
     Args:
         start: where the run begins.
     Raises:
-        RecordError: metrics.jsonl is not what it was at the checkpoint; it is left as it is.
+        RecordError: metrics.jsonl is damaged; it is left as it is.
     """
 
     def __init__(
@@ -48,7 +48,9 @@ class Record(ExitStack):
         self.tracker: Tracker | None = None
         if is_main:
             checkpoint.clear_leftovers(folder / "checkpoints")
-            self.writer = MetricsWriter(folder, start["metrics"])
+            # A step whose evaluation was broken off gets its row when it is evaluated anew.
+            num_recorded = start["step"] - (start["unrecorded"] is not None)
+            self.writer = MetricsWriter(folder, num_recorded)
             self.tracker = self.enter_context(Tracker(config, folder))
         self.began = time.perf_counter() - start["elapsed_s"]
         progress = Progress(config.name, config.train.num_steps, start["step"], shown=is_main)

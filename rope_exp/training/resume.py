@@ -14,7 +14,6 @@ from rope_exp.config.schema import Natural, NonNegative, OrderSha256, Sha256
 from rope_exp.model.decoder import weights
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import checked
-from rope_exp.run.metrics import NO_ROWS, Mark
 from rope_exp.system.errors import CheckpointError
 from rope_exp.training.optim import make_state, optimizer_tensors
 
@@ -26,7 +25,6 @@ class Start(TypedDict):
         step: the last that was made.
         order_sha256: of all batches up to there.
         elapsed_s: the time that the run has taken so far.
-        metrics: the mark of metrics.jsonl.
         unrecorded: the loss and the gradient's norm of this step, where its row waits for an
             evaluation that was broken off.
     """
@@ -34,7 +32,6 @@ class Start(TypedDict):
     step: Natural
     order_sha256: OrderSha256
     elapsed_s: NonNegative
-    metrics: Mark
     unrecorded: tuple[float, float] | None
 
 
@@ -46,10 +43,10 @@ class State(Start):
     init_sha256: Sha256
     # Those of an older version have none.
     shared_init_sha256: NotRequired[Sha256]
-    rng: dict
 
 
-BEGINNING = Start(step=0, order_sha256="", elapsed_s=0.0, metrics=NO_ROWS, unrecorded=None)
+INITIAL = ("init_sha256", "shared_init_sha256")
+BEGINNING = Start(step=0, order_sha256="", elapsed_s=0.0, unrecorded=None)
 
 
 @dataclass(frozen=True)
@@ -58,19 +55,18 @@ class Checkpoints:
 
     Attributes:
         folder: the run's `checkpoints/`.
-        identity: the hashes of config, data and initial weights that tell this run from others.
+        identity: the hashes of config, data and initial weights that tell this run from others;
+            a run whose initial weights are known by its checkpoints alone has theirs from `load`.
         model: the unwrapped model.
-        device: where it is trained.
     """
 
     folder: Path
-    identity: Mapping[str, str]
+    identity: dict[str, str]
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    device: torch.device
 
     def load(self) -> Start:
-        """Load the newest checkpoint into the model, the optimizer and torch's generators.
+        """Load the newest checkpoint into the model and the optimizer.
 
         Returns:
             Where the run goes on, or where a new run begins if there is no checkpoint.
@@ -82,45 +78,37 @@ class Checkpoints:
         if saved is None:
             return BEGINNING
 
-        # Everything is checked before anything is loaded.
         where = f"the checkpoint of step {saved.step} in {self.folder.parent}"
-        path = checkpoint.step_folder(self.folder, saved.step) / checkpoint.STATE
-        state: Any = checked(path, saved.state, State)
+        state: Any = checked(f"{where}: state.json", saved.state, State)
         for key, value in self.identity.items():
             if state.get(key, value) != value:
                 raise CheckpointError(
                     f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
                     f"{value:.12}; restore what it was trained on, or use run.fresh=true"
                 )
-        checkpoint.check_tensors(where, saved.model, weights(self.model))
         make_state(self.optimizer, self.model)
         moments = optimizer_tensors(self.optimizer, self.model)
-        checkpoint.check_tensors(where, saved.optimizer, moments)
+        differing = sorted(moments.keys() ^ saved.optimizer.keys())
+        if differing:
+            raise CheckpointError(f"{where} is of another optimizer: {', '.join(differing)}")
 
-        _set_rng_state(state["rng"], self.device, where)
-        self.model.load_state_dict(saved.model)
+        checkpoint.load_weights(where, self.model, saved.model)
         for name, moment in moments.items():
             moment.copy_(saved.optimizer[name])
+        self.identity.update((key, state[key]) for key in INITIAL if key in state)
         return state
 
-    def save(self, start: Start, *, keep: int, since: int) -> None:
-        """Save all that `load` takes to go on from `start`.
+    def save(self, start: Start, keep: int) -> None:
+        """Save all that `load` takes to go on from `start`, and keep the newest `keep` checkpoints.
 
-        Args:
-            keep: how many of the newest checkpoints are kept.
-            since: the step of the last that this run loaded or saved.
         Raises:
             DiskError: the disk is full. OSError: it is broken.
         """
         step = start["step"]
-        rng = {
-            name: generator.get_state().numpy().tobytes().hex()
-            for name, generator in _generators(self.device).items()
-        }
-        state = {**start, **self.identity, "rng": rng}
         moments = optimizer_tensors(self.optimizer, self.model)
+        state = {**start, **self.identity}
         checkpoint.save(self.folder, step, weights(self.model), moments, state)
-        checkpoint.prune(self.folder, keep, step, since)
+        checkpoint.prune(self.folder, keep, newest=step)
 
 
 def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -138,26 +126,3 @@ def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
                 f"process {rank} begins elsewhere than process 0 ({'; '.join(keys)}); all of them "
                 f"must see the same {folder} and the same data"
             )
-
-
-def _generators(device: torch.device) -> dict[str, torch.Generator]:
-    """Return torch's random generators.
-
-    Training draws no random number today. Their states are saved so that resuming stays exact
-    when someone adds dropout.
-    """
-    generators = {"cpu": torch.default_generator}
-    if device.type == "cuda":
-        generators["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
-    return generators
-
-
-def _set_rng_state(states: Mapping[str, str], device: torch.device, where: str) -> None:
-    try:
-        for name, generator in _generators(device).items():
-            generator.set_state(torch.tensor([*bytes.fromhex(states[name])], dtype=torch.uint8))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{where} holds no state of torch's random numbers for {device.type}; restore it, or "
-            "use run.fresh=true"
-        ) from error

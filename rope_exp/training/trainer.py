@@ -60,12 +60,11 @@ class Trainer:
         # The model, its initial weights, and what updates them.
         self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
-        began = begin(self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main)
+        initial = begin(self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main)
         self.identity = {
             "config_sha256": config.config_sha256,
             "data_sha256": data.data_sha256,
-            "init_sha256": began["init_sha256"],
-            "shared_init_sha256": began["shared_init_sha256"],
+            **initial,
         }
         self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         train = config.train
@@ -89,7 +88,6 @@ class Trainer:
             self.identity,
             self.decoder,
             self.train_step.optimizer,
-            parallel.device,
         )
         self.start = self.checkpoints.load()
         self.step = self.start["step"]
@@ -217,15 +215,14 @@ class Trainer:
             return
 
         if record.writer is not None:
+            record.writer.sync()
             start = Start(
                 step=self.step,
                 order_sha256=self.train_step.order_sha256,
                 elapsed_s=record.elapsed_s(),
-                metrics=record.writer.mark(),
                 unrecorded=unrecorded,
             )
-            keep = self.config.train.keep_checkpoints
-            self.checkpoints.save(start, keep=keep, since=self.saved_step)
+            self.checkpoints.save(start, self.config.train.keep_checkpoints)
 
         self.parallel.wait()
         self.saved_step = self.step

@@ -4,7 +4,6 @@ Started by the launcher as `python -m rope_exp.training.worker RUN_FOLDER`, or e
 command line where that process is a rank of `accelerate launch` or torchrun already.
 """
 
-import contextlib
 import ctypes
 import gc
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from rope_exp.config.resolve import operations, pays_to_compile
 from rope_exp.config.run import RunConfig
 from rope_exp.run.folder import ENV, LOG, RESULT, describe, read_config, read_env
-from rope_exp.system.console import keep, keep_log, log
+from rope_exp.system.console import ignoring_output_errors, keep, keep_log, log
 from rope_exp.system.errors import (
     EXIT_CODES,
     EXIT_FAILED,
@@ -27,10 +26,11 @@ from rope_exp.system.errors import (
     DataError,
     LawError,
     RecordError,
+    first_line,
     sentence,
 )
 from rope_exp.system.files import read_json, write_atomically, write_json
-from rope_exp.system.processes import DISPATCHER_ID, FAILURE_FILE
+from rope_exp.system.processes import DISPATCHER_ID
 from rope_exp.system.signals import StopSignal, end_with_parent
 
 FAILURES = (EXIT_FAILED, EXIT_USAGE)
@@ -50,30 +50,25 @@ def main() -> int:
     end_with_parent(int(os.environ[DISPATCHER_ID]))
 
     folder = Path(sys.argv[1])
+    code = EXIT_FAILED
     try:
-        return end_process(explain_errors(lambda: run(read_config(folder), folder, stop)))
+        code = explain_errors(lambda: run(read_config(folder), folder, stop))
     except Exception:
         keep(traceback.format_exc())
-        if FAILURE_FILE not in os.environ:
+        if _world_size() == 1:
             raise
-        return end_process(EXIT_FAILED, traceback.format_exc())
+        traceback.print_exc()
+    return end_process(code)
 
 
-def end_process(code: int, untold: str = "") -> int:
+def end_process(code: int) -> int:
     """Return `code`; but end this process at once where it is one of several ranks that fail.
 
     Python's own end would meet threads of torch that wait for ranks which are gone, and be
-    aborted by them. Of such ranks, the dispatcher shows what the first to fail has to say, and
-    not what the others made of it.
-
-    Args:
-        untold: what a rank that failed has not said yet.
+    aborted by them.
     """
     if code in FAILURES and _world_size() > 1:
-        with contextlib.suppress(OSError):
-            path = os.environ.get(FAILURE_FILE, os.devnull)
-            Path(path).write_text(untold, encoding="utf-8")
-        with contextlib.suppress(OSError):
+        with ignoring_output_errors():
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -91,7 +86,11 @@ def explain_errors(action: Callable[[], int]) -> int:
         log(f"error: {error}")
         return EXIT_USAGE
     except (DataError, LawError, OSError, MemoryError, RuntimeError) as error:
-        log(f"error: {sentence(error)}")
+        # Where one rank fails, the others lose their connection to it.
+        if _world_size() > 1 and ("gloo" in str(error) or type(error).__name__.startswith("Dist")):
+            log(f"error: lost the other processes of this run ({first_line(error)})")
+        else:
+            log(f"error: {sentence(error)}")
     return EXIT_FAILED
 
 

@@ -32,7 +32,7 @@ def save(folder: Path, step: int) -> None:
         {"m": torch.full((9,), float(step))},
         {"order_sha256": f"{step:064x}"},
     )
-    checkpoint.prune(folder, keep=2, newest=step, since=step - 1)
+    checkpoint.prune(folder, keep=2, newest=step)
 
 
 def attempt(folder: Path, number: int, how: int) -> int:

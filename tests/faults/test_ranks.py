@@ -46,7 +46,6 @@ def test_a_rank_that_raises_shows_its_traceback_alone(trial: Trial) -> None:
         assert done.returncode == 1
         assert done.stderr.count("Traceback") == 1, done.stderr
         assert f"RuntimeError: sabotage of process {rank}" in done.stderr
-        assert f"process {rank} of 2 failed" in done.stderr
         assert not processes_of(trial.folder)
 
     assert trial.train(TWO).returncode == 0
@@ -72,13 +71,12 @@ def test_what_the_first_rank_refuses_is_one_sentence(trial: Trial) -> None:
     process = trial.start(TWO, FOR_EVER, rows=15)
     stopped_by(process, signal.SIGTERM)
     metrics = trial.folder / "metrics.jsonl"
-    metrics.write_text('{"step": 1}\n')
+    metrics.write_text("no row\n")
 
     done = trial.train(TWO, FOR_EVER)
     assert done.returncode == 2
-    assert f"error: {metrics} was changed" in done.stderr
+    assert f"error: {metrics} line 1 cannot be read" in done.stderr
     assert "Traceback" not in done.stderr
-    assert " of 2 failed" not in done.stderr
 
 
 def test_ranks_that_see_different_folders_are_refused(trial: Trial, tmp_path: Path) -> None:

@@ -52,20 +52,9 @@ def test_exit_codes_of_ranks_become_one_of_the_run(
     assert job.status == status
 
 
-def test_the_rank_that_failed_first_has_the_word(job: Job) -> None:
-    """By the time of its file: it may be seen to end after one that failed because it did."""
-    run_shells(
-        job,
-        "sleep 0.2; echo consequence > .failure-0; exit 1",
-        "echo cause > .failure-1; sleep 0.4; exit 1",
-    )
-    assert job.reason == "process 1 of 2 failed\ncause"
-    assert not list(job.folder.glob(".failure-*"))
-
-
-def test_a_killed_rank_comes_before_any_that_failed(job: Job) -> None:
+def test_a_killed_rank_is_the_reason_of_the_failure(job: Job) -> None:
     """Nothing but the kernel or a person kills, and the others fail because it is gone."""
-    run_shells(job, "echo gone > .failure-0; exit 1", "sleep 0.2; kill -9 $$")
+    run_shells(job, "exit 1", "sleep 0.2; kill -9 $$")
     assert job.reason.startswith("process 1 of 2 was ended by SIGKILL (the kernel does that")
     assert job.exit_code == 1
 
@@ -81,16 +70,15 @@ def test_ranks_that_wait_for_a_failed_one_are_ended(
 ) -> None:
     """We ended them: they did not fail."""
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
-    run_shells(job, "exec sleep 60", "echo cause > .failure-1; exit 1")
-    assert job.reason == "process 1 of 2 failed\ncause"
-    assert job.codes == {0: 75, 1: 1}
+    run_shells(job, "exec sleep 60", "exit 1")
+    assert (job.exit_code, job.reason) == (1, "")
 
 
 def test_a_clock_that_is_set_ends_no_rank(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
     """An hour passes by the machine's clock, as when it is set, while a rank still saves."""
     monkeypatch.setattr(ranks.time, "time", itertools.count(time.time(), 3600).__next__)
     run_shells(job, "exit 75", "sleep 0.5; exit 75")
-    assert (job.codes, job.was_killed) == ({0: 75, 1: 75}, False)
+    assert (job.exit_code, job.was_killed) == (75, False)
 
 
 def start_shell(job: Job, script: str) -> None:

@@ -16,7 +16,6 @@ from support.refused import refused
 
 from rope_exp.run import checkpoint
 from rope_exp.system.errors import CheckpointError
-from rope_exp.system.files import read_json, write_json
 
 
 class Bomb:
@@ -76,49 +75,6 @@ def test_a_pickle_is_refused_and_never_run(tmp_path: Path, name: str, write: str
     with refused(name):
         checkpoint.load_newest(tmp_path)
     assert not canary.exists()
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_link_or_a_pipe_in_a_files_place_is_refused(tmp_path: Path, name: str) -> None:
-    save(tmp_path / "here", 1)
-    save(tmp_path / "there", 1)
-    path = tmp_path / "here" / "step_00000001" / name
-    path.unlink()
-    path.symlink_to(tmp_path / "there" / "step_00000001" / name)
-    with refused(name):
-        checkpoint.load(tmp_path / "here", 1)
-    path.unlink()
-    os.mkfifo(path)
-    with refused(name):
-        checkpoint.load(tmp_path / "here", 1)
-
-
-def test_what_is_no_checkpoint_of_ours_is_not_touched(tmp_path: Path) -> None:
-    """Links, files and odd names: neither listed nor followed, and a save may take their place."""
-    outside = tmp_path / "outside"
-    save(outside, 9)
-    folder = tmp_path / "checkpoints"
-    save(folder, 1)
-    (folder / "step_00000009").symlink_to(outside / "step_00000009")
-    (folder / "step_00000005").write_text("a file")
-    for name in ("step_-0000001", "step_00000007 ", "step_٠٠٠٠٠٠٠٣", "step_000000010", "..."):
-        (folder / name).mkdir()
-    assert checkpoint.list_steps(folder) == [1]
-    save(folder, 9)  # over the link
-    save(folder, 5)  # over the file
-    assert checkpoint.list_steps(folder) == [1, 5, 9]
-    assert checkpoint.list_steps(outside) == [9]
-    assert not (folder / "step_00000009").is_symlink()
-
-
-def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    path = tmp_path / "step_00000001" / "manifest.json"
-    manifest = read_json(path)
-    manifest["../../outside"] = manifest["state.json"]
-    write_json(path, manifest)
-    with refused("manifest.json"):
-        checkpoint.load(tmp_path, 1)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

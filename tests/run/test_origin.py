@@ -11,7 +11,7 @@ from support.reports import make_run, sha256_of
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
-from rope_exp.run.folder import step_folder, write_config
+from rope_exp.run.folder import MANIFEST, MODEL, OPTIMIZER, STATE, step_folder, write_config
 from rope_exp.run.origin import find_origin, with_origin
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import write_json
@@ -29,8 +29,9 @@ def finished(runs: Path, weights: str = WEIGHTS, **changes: Any) -> Path:
 def add_checkpoint(folder: Path, weights: str, step: int) -> None:
     checkpoint = step_folder(folder / "checkpoints", step)
     checkpoint.mkdir(parents=True)
-    files = {"model.safetensors": {"bytes": 7, "sha256": weights}}
-    write_json(checkpoint / "manifest.json", files)
+    digests = {MODEL: weights, OPTIMIZER: sha256_of("moments"), STATE: sha256_of("state")}
+    files = {name: {"sha256": digest} for name, digest in digests.items()}
+    write_json(checkpoint / MANIFEST, files)
 
 
 def going_on(folder: Path, *overrides: str) -> RunConfig:

@@ -32,5 +32,5 @@ def seal(path: Path) -> None:
     manifest = {}
     for name in FILES[:3]:
         content = (path / name).read_bytes()
-        manifest[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest[name] = {"sha256": hashlib.sha256(content).hexdigest()}
     write_json(path / "manifest.json", manifest)

@@ -154,14 +154,3 @@ def test_whoever_waits_for_a_lock_follows_no_moved_folder(tmp_path: Path) -> Non
     waiter.join(timeout=30)
     assert os.path.samestat(os.fstat(found[0]), (folder / ".lock").stat())
     os.close(found[0])
-
-
-def test_a_pipe_or_a_link_in_a_locks_place_is_refused(tmp_path: Path) -> None:
-    """Nobody waits at the pipe, and nothing is made where the link leads."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    for name in ("pipe", "link"):
-        for acquire in (try_lock, lock):
-            with pytest.raises(OSError, match=name):
-                acquire(tmp_path / name)
-    assert not (tmp_path / "elsewhere").exists()

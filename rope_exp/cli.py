@@ -7,9 +7,11 @@ same command goes on). This process never imports torch, unless it is itself a r
 """
 
 # Nothing slow may be imported here: a signal in the first second meets `leave` only after this.
+import argparse
 import logging
 import os
 import sys
+from pathlib import Path
 
 from rope_exp.system.errors import ConfigError, RecordError, explained
 from rope_exp.system.signals import starting_runs
@@ -110,9 +112,15 @@ def train(words: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rope_exp.config.compose import CONFIGS, HYDRA_VERSION
+    from rope_exp.config.compose import CONFIGS, HYDRA_VERSION, check_folder
     from rope_exp.config.mistakes import explain
     from rope_exp.launch.task import exit_codes, run_job
+
+    # A run looks into every folder that Hydra reads; this one shows in what --cfg prints, too.
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config-dir", "-cd", type=Path, nargs="?")
+    if (folder := parser.parse_known_args(words)[0].config_dir) is not None:
+        check_folder(folder)
 
     try:
         hydra.main(str(CONFIGS), "config", HYDRA_VERSION)(run_job)()

@@ -104,23 +104,29 @@ def _secrets_kept() -> Iterator[None]:
 
 
 def check_folders(tree: DictConfig) -> None:
-    """Refuse a further folder that has another choice under a name of ours.
+    """Refuse a further folder that has another choice under a name of ours."""
+    for source in tree.hydra.runtime.config_sources:
+        if source.provider not in ("hydra", "main") and source.schema == "file":
+            check_folder(Path(source.path))
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder of choices that has another one under a name of ours.
 
     Hydra would leave one of the two out without a word. A campaign may have a name of ours: it is
     not Hydra that reads it.
     """
-    for source in tree.hydra.runtime.config_sources:
-        folder = Path(source.path)
-        if source.provider in ("hydra", "main") or source.schema != "file":
+    for ours in sorted(CONFIGS.rglob("*.yaml")):
+        choice = ours.relative_to(CONFIGS)
+        if choice.parts[0] == CAMPAIGNS:
             continue
-
-        for ours in sorted(CONFIGS.rglob("*.yaml")):
-            choice = ours.relative_to(CONFIGS)
-            theirs = folder / choice
-            if choice.parts[0] == CAMPAIGNS or not os.path.lexists(theirs):
+        for theirs in (folder / choice, (folder / choice).with_suffix(".yml")):
+            leads_nowhere = theirs.parent.is_symlink() and not theirs.parent.exists()
+            if not (leads_nowhere or os.path.lexists(theirs)):
                 continue
             if not theirs.is_file() or theirs.read_bytes() != ours.read_bytes():
-                allowed = f"its {choice} has the name of a choice of ours: give it another"
+                name = theirs.relative_to(folder)
+                allowed = f"its {name} has the name of a choice of ours: give it another"
                 raise ConfigError("--config-dir", str(folder), allowed)
 
 

@@ -109,7 +109,7 @@ _Sites = dict[Literal["qk", "vo", "qkvo"], Losses]
 
 class _Extension(_Table):
     num_windows: Natural
-    lengths: Naturals
+    lengths: Annotated[list[Annotated[int, Field(ge=1, le=2**53)]], Field(min_length=1)]
     as_trained: Losses
     interpolation: _Sites
     ntk_aware: _Sites

@@ -89,9 +89,7 @@ def git_state() -> dict[str, Any] | None:
     Raises:
         ConfigError: it is a checkout, and git does not say at which commit.
     """
-    if not (ROOT / ".git").exists():
-        return None
-    if not _git("ls-files", "rope_exp/__init__.py"):
+    if not os.path.lexists(ROOT / ".git"):
         return None
     # New files count, whatever the user's own settings show.
     status = _git("status", "--porcelain", "--untracked-files=normal", "--", *CODE)

@@ -32,6 +32,17 @@ def test_another_choice_of_a_name_of_ours_is_refused(tmp_path: Path, choice: str
         compose_jobs([], tmp_path)
 
 
+def test_a_choice_that_hydra_does_not_read_is_refused(tmp_path: Path) -> None:
+    """A suffix that Hydra passes over, or a group that leads nowhere: ours would be taken."""
+    write(tmp_path / "suffix" / "pe" / "qk_rope.yml", "rotate: [v, o]\n")
+    with refused("--config-dir", "pe/qk_rope.yml", "give it another"):
+        run_config([], tmp_path / "suffix")
+    (tmp_path / "nowhere").mkdir()
+    (tmp_path / "nowhere" / "pe").symlink_to(tmp_path / "gone")
+    with refused("--config-dir", "pe/", "give it another"):
+        run_config([], tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("linked", ["pe", "pe/qk_rope.yaml", ""])
 def test_a_choice_in_a_linked_folder_is_refused(tmp_path: Path, linked: str) -> None:
     """A group, a file or the whole folder may be a link; what is linked is looked into."""

@@ -90,6 +90,14 @@ def test_a_checkout_of_which_git_says_nothing_is_refused(
     assert provenance.machine_facts("cpu")["git"] is None
 
 
+def test_code_that_git_has_forgotten_counts_as_changed(checkout: Path) -> None:
+    """Its index is gone, so that no file is tracked."""
+    (checkout / ".git" / "index").unlink()
+    found = provenance.git_state()
+    assert found is not None
+    assert found["dirty"] is True
+
+
 def test_the_environment_names_no_other_repository(
     checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 `train.py` and `scripts/report.py` are doors to the same. Each command's own logic is in its
 package; here it is composed, dispatched, printed, and its mistakes become one sentence and an
 exit code: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the
-same command goes on). This process never imports torch, unless it is itself a rank.
+same command goes on). Unless it is itself a rank, this process imports torch only to count a model.
 """
 
 # Nothing slow may be imported here: a signal in the first second meets `leave` only after this.

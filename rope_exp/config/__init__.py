@@ -1,1 +1,1 @@
-"""A run's configuration: types, ranges, identity, costs, and the border to Hydra. No torch."""
+"""A run's configuration: types, ranges, identity, costs, and the border to Hydra."""

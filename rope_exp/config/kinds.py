@@ -1,4 +1,4 @@
-"""The kinds of attention that keep keys, and all kinds together. No torch.
+"""The kinds of attention that keep keys, and all kinds together.
 
 A kind is a dataclass here or in `state_kinds`, a module in model/attention/ and a file in
 configs/attn. Counts are of one layer.

@@ -1,6 +1,6 @@
 """The `auto` keys of a config, resolved for this machine; and what this machine cannot run.
 
-No torch: the dispatcher asks before any run is started.
+The dispatcher asks before any run is started.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The kinds of attention that keep a state in place of keys. No torch.
+"""The kinds of attention that keep a state in place of keys.
 
 Counts are of one layer: of the recurrent form, which adds to a state and reads it.
 """

@@ -1,1 +1,1 @@
-"""Which runs may be compared, and what their differences say. No torch."""
+"""Which runs may be compared, and what their differences say."""

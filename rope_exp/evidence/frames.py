@@ -1,4 +1,4 @@
-"""Runs, curves and tables as pandas frames, for notebooks. No torch.
+"""Runs, curves and tables as pandas frames, for notebooks.
 
 from rope_exp import load_metrics, load_probes, load_runs, load_table
 

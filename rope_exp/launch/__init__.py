@@ -1,1 +1,1 @@
-"""Runs in child processes: one, or a sweep of many. No torch."""
+"""Runs in child processes: one, or a sweep of many."""

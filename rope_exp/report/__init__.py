@@ -1,1 +1,1 @@
-"""Tables, sentences and figures of what the evidence says. No torch."""
+"""Tables, sentences and figures of what the evidence says."""

@@ -111,3 +111,16 @@ def test_a_damaged_file_is_left_as_it_is(tmp_path: Path) -> None:
     with refused(f"{METRICS} line 1"):
         MetricsWriter(tmp_path, 5)
     assert path.read_text() == "not json\n"
+
+
+def test_rows_follow_one_another_whoever_cuts_or_adds(tmp_path: Path) -> None:
+    """No hole before a row, and no row of another writer overwritten."""
+    writer = MetricsWriter(tmp_path)
+    writer.write({"step": 1, "train/loss": 1.0})
+    (tmp_path / METRICS).write_bytes(b"")
+    writer.write({"step": 2, "train/loss": 1.0})
+    with (tmp_path / METRICS).open("ab") as other:
+        other.write(b'{"step": 3}\n')
+    writer.write({"step": 4, "train/loss": 1.0})
+    writer.close()
+    assert steps_of(read_metrics(tmp_path)) == [2, 3, 4]

@@ -7,6 +7,7 @@ deleted. So whatever interrupts a save, the newest checkpoint is the old or the 
 whole. Pickle is never read or written.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -179,12 +180,24 @@ def load(folder: Path, step: int) -> Checkpoint:
         for name in (MODEL, OPTIMIZER, STATE):
             if _sha256(path / name) != manifest[name]["sha256"]:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
-        with readable(path, SafetensorError, KeyError):
-            model = load_file(path / MODEL)
-            optimizer = load_file(path / OPTIMIZER)
+        model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
         return Checkpoint(step, model, optimizer, read_json(path / STATE))
     except (RecordError, FileNotFoundError) as error:
         raise CheckpointError(str(error)) from error
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    """Load a file of tensors.
+
+    safetensors says by a RuntimeError that a file is gone meanwhile, and that memory is lacking.
+    """
+    with readable(path, SafetensorError, KeyError):
+        try:
+            return load_file(path)
+        except RuntimeError as error:
+            if path.exists():
+                raise
+            raise FileNotFoundError(errno.ENOENT, "is gone", str(path)) from error
 
 
 def load_weights(

@@ -127,7 +127,7 @@ def test_a_corpus_too_small_for_the_vocabulary_says_so() -> None:
 
 
 def test_a_vocabulary_out_of_reach_is_refused_at_once() -> None:
-    config = tokenizer_config("bpe", vocab_size=2**32, train_bytes=10**6)
-    words = "tokenizer.vocab_size=4294967296: cannot be reached with tokenizer.train_bytes=1000000"
+    config = tokenizer_config("bpe", vocab_size=2**24, train_bytes=10**6)
+    words = "tokenizer.vocab_size=16777216: cannot be reached with tokenizer.train_bytes=1000000"
     with refused(words, by=ConfigError):
         train_bpe(config, TEXTS)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from support.configs import NINE, REPOSITORY
@@ -34,9 +33,7 @@ def test_the_nine_of_one_command_become_a_table(tmp_path: Path, tiny_overrides: 
     assert made.returncode == 0, made.stderr
     assert len((tmp_path / "results" / "table.csv").read_text().splitlines()) == 10
 
-    rerun_started = time.monotonic()
     assert train("+experiment=nine", *command, cwd=tmp_path).returncode == 0
-    assert time.monotonic() - rerun_started < 5
 
 
 def test_fresh_moves_the_old_folder_aside(tmp_path: Path, tiny_overrides: list[str]) -> None:
@@ -45,27 +42,3 @@ def test_fresh_moves_the_old_folder_aside(tmp_path: Path, tiny_overrides: list[s
     assert read_json(tmp_path / ".run.old-1" / "result.json")["steps"] == 6
     changed = read_json(tmp_path / "run" / "result.json")["config_sha256"]
     assert changed != read_json(tmp_path / ".run.old-1" / "result.json")["config_sha256"]
-
-
-def test_the_dispatching_process_never_imports_torch(
-    tmp_path: Path, tiny_overrides: list[str]
-) -> None:
-    script = f"""
-import runpy, sys
-sys.argv = ["train.py", *{tiny_overrides!r}]
-try:
-    runpy.run_path({str(REPOSITORY / "train.py")!r}, run_name="__main__")
-except SystemExit as end:
-    assert end.code == 0, end.code
-print("torch" in sys.modules)
-"""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines()[-1] == "False", done.stderr
-    assert (tmp_path / "run" / "result.json").exists()

@@ -114,11 +114,9 @@ def test_killed_and_started_again_it_is_the_same_run(
 def test_a_finished_run_is_not_run_again(whole: tuple[Path, list[str]]) -> None:
     folder, command = whole
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    started = time.monotonic()
     done = train(*command, f"run.dir={folder}", cwd=folder.parent)
     assert done.returncode == 0
     assert "is done" in done.stdout
-    assert time.monotonic() - started < 5
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 

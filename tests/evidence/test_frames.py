@@ -133,13 +133,6 @@ def test_what_is_none_is_refused(tmp_path: Path) -> None:
         load_table(tmp_path)
 
 
-def test_frames_load_no_torch(records: Path) -> None:
-    script = f"import sys; from rope_exp import load_runs; load_runs({str(records)!r})"
-    script += "; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
-
-
 @pytest.mark.parametrize("name", ["differences", "curves", "probes"])
 def test_an_example_runs(records: Path, name: str) -> None:
     script = REPOSITORY / "docs" / "notebooks" / f"{name}.py"

@@ -1,6 +1,5 @@
 """Run folders, read one by one: what was damaged, edited or copied is refused by name."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from support.reports import ask, begun_from, make_run, sha256_of
 
 from rope_exp.evidence.runs import Run, find_groups, read_runs
 from rope_exp.run.metrics import METRICS
-from rope_exp.system.files import write_json
 
 
 def read(runs: Path) -> list[Run]:
@@ -215,19 +213,4 @@ def test_a_diverged_curve_may_not_go_past_its_end(tmp_path: Path) -> None:
     result = {"steps": 90}
     folder = make_run(tmp_path, loss=None, steps=100, result=result)
     with refused(str(folder / METRICS), "step 100, past the 90"):
-        read(tmp_path)
-
-
-def test_a_checkpoint_knows_the_middle_of_the_curve(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-    path = folder / METRICS
-    held = path.read_bytes()
-    state = folder / "checkpoints/step_00000500/state.json"
-    state.parent.mkdir(parents=True)
-    write_json(state, {"metrics": {"bytes": len(held), "sha256": hashlib.sha256(held).hexdigest()}})
-    assert len(read(tmp_path)) == 1
-
-    rows = held.splitlines(keepends=True)
-    path.write_bytes(b"".join([*rows[:9], *rows[10:]]))
-    with refused(str(path), "when the checkpoint was saved"):
         read(tmp_path)

@@ -3,6 +3,7 @@
 import errno
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -136,14 +137,14 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(
 ) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
-    read_bytes = Path.read_bytes
+    open_ = Path.open
 
-    def forbidden(path: Path) -> bytes:
+    def forbidden(path: Path, *words: Any, **named: Any) -> Any:
         if path.name == "optimizer.safetensors" and "00000002" in str(path):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return read_bytes(path)
+        return open_(path, *words, **named)
 
-    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    monkeypatch.setattr(Path, "open", forbidden)
     with refused("step_00000002/optimizer.safetensors", by=PermissionError):
         checkpoint.load_newest(tmp_path)
     assert checkpoint.list_steps(tmp_path) == [1, 2]

@@ -21,7 +21,7 @@ from rope_exp.config.mistakes import CAMPAIGNS, explain
 from rope_exp.config.resolve import operations
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Seed, convert
-from rope_exp.config.sections import PlaceConfig
+from rope_exp.config.sections import PlaceConfig, is_commit
 from rope_exp.system.errors import ConfigError, show
 
 # The campaign that measures noise, whose report is of its own.
@@ -225,7 +225,7 @@ def _check_decided(config: RunConfig) -> None:
     }
     for key, on_hub in is_on_hub.items():
         revision = attrgetter(key)(config)
-        if on_hub and not re.fullmatch("[0-9a-f]{40}", revision or ""):
+        if on_hub and not is_commit(revision):
             raise ConfigError(key, revision, "must be a commit: a branch moves")
     origin = config.run.init_from
     if origin is not None and config.init_weights is None:

@@ -42,6 +42,11 @@ Layers = Annotated[int, Field(ge=1, le=4096)]
 VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
 
 
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is a whole commit, which never moves."""
+    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
+
+
 @dataclass(frozen=True, config=SECTION)
 class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""

@@ -80,11 +80,6 @@ def newest_commit(path: str, revision: str | None, repo_type: str = "dataset") -
     return str(HfApi().repo_info(path, revision=revision, repo_type=repo_type).sha)
 
 
-def is_commit(revision: str | None) -> bool:
-    """Whether a revision is a whole commit, which never moves."""
-    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
-
-
 @contextmanager
 def explaining(data: DataConfig, path: str | None = None) -> Iterator[None]:
     """Say in one sentence whatever a library raises while it reads the corpus.

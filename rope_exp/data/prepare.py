@@ -16,11 +16,10 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from rope_exp.config.sections import DataConfig, TokenizerConfig
+from rope_exp.config.sections import DataConfig, TokenizerConfig, is_commit
 from rope_exp.data.corpora import (
     explaining,
     files_fingerprint,
-    is_commit,
     newest_commit,
     open_dataset,
 )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rope_exp.config.sections import TokenizerConfig
-from rope_exp.data.corpora import is_commit, newest_commit
+from rope_exp.config.sections import TokenizerConfig, is_commit
+from rope_exp.data.corpora import newest_commit
 from rope_exp.data.documents import pieces
 from rope_exp.system.errors import ConfigError, DataError, first_line
 from rope_exp.system.files import files_sha256

@@ -4,7 +4,9 @@ The dispatcher asks before any run is started.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 from rope_exp.config.costs import memory_bytes, run_flops
 from rope_exp.config.run import RunConfig
@@ -55,23 +57,23 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     Raises:
         ConfigError: the config asks for GPUs that are not there, or its batch does not divide.
     """
-    config = _placed(config, world_size)
+    launch = _placed(config.launch, world_size)
     train = config.train
-    device = config.launch.device
+    device = launch.device
+    _check_batch(train, int(launch.num_processes))
 
     has_bf16 = gpus_have_bf16() if device == "cuda" else cpu_has_bf16()
-    automatic = {
+    automatic: dict[str, Any] = {
         "precision": "bf16" if has_bf16 else "fp32",
         "compile": operations(config) >= pays_to_compile(config, device) and has_compiler(device),
         "deterministic": device == "cpu",
     }
     chosen = {key: value for key, value in automatic.items() if getattr(train, key) == "auto"}
-    return config.replace("train", **chosen)
+    return replace(config, launch=launch, train=replace(train, **chosen))
 
 
-def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
-    """Return `config` with its device, its processes and the runs at a time resolved."""
-    launch = config.launch
+def _placed(launch: LaunchConfig, world_size: int | None) -> LaunchConfig:
+    """Return `launch` with its device, its processes and the runs at a time resolved."""
     num_gpus = len(gpus())
 
     device = launch.device
@@ -97,9 +99,8 @@ def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
             "must be 1 for launch=inline, which starts no process",
         )
 
-    _check_batch(config.train, processes)
-    config = config.replace("launch", device=device, num_processes=processes)
-    return config.replace("launch", max_parallel=runs_at_a_time(config.launch))
+    launch = replace(launch, device=device, num_processes=processes)
+    return replace(launch, max_parallel=runs_at_a_time(launch))
 
 
 def runs_at_a_time(launch: LaunchConfig) -> int:

@@ -155,9 +155,8 @@ class RunConfig:
 
     def replace(self, section: str, **changes: Any) -> "RunConfig":
         """Return a copy with some keys of one section changed, checked like any other."""
-        values = self.to_dict()
-        values[section].update(changes)
-        return RunConfig.from_dict(values)
+        changed = dataclasses.replace(getattr(self, section), **changes)
+        return dataclasses.replace(self, **{section: changed})
 
     def architecture(self, vocab_size: int) -> Architecture:
         """Return what the decoder is built from, once the vocabulary is known.

@@ -274,11 +274,12 @@ def _begin(job: Job) -> None:
         (job.folder / METRICS).unlink(missing_ok=True)
 
     # A later start of the same run goes on in this folder; only its first start is fresh.
-    placed = config.replace("run", fresh=False, dir=str(job.folder), group=config.group)
+    place = replace(config.run, fresh=False, dir=str(job.folder), group=config.group)
+    tracker = config.tracker
     # Not where WANDB_NAME names it.
-    if config.tracker.run_name is None and not os.environ.get("WANDB_NAME"):
-        placed = placed.replace("tracker", run_name=job.name)
-    write_config(job.folder, placed)
+    if tracker.run_name is None and not os.environ.get("WANDB_NAME"):
+        tracker = replace(tracker, run_name=job.name)
+    write_config(job.folder, replace(config, run=place, tracker=tracker))
     if config.run.fresh and (job_id := os.environ.get("SLURM_JOB_ID")):
         (job.folder / FRESH).write_text(job_id, encoding="utf-8")
 

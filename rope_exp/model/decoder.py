@@ -45,7 +45,9 @@ class Trunk(nn.Module):
         self.pe = pe
         blocks = [Block(architecture, number) for number in range(config.num_hidden_layers)]
 
-        self.embed_tokens = nn.Embedding(architecture.vocab_size, config.hidden_size)
+        # Not drawn here: on the meta device that would import torch's compiler, in over a second.
+        undrawn_VD = torch.empty(architecture.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Rotary(

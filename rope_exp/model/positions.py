@@ -70,6 +70,8 @@ class Rotary(nn.Module):
         shape = pe.trained_shape(num_layers, num_heads)
         for pair in PAIRS:
             theta_F = frequencies(pe.num_features(rotary_dim, pair), pe.base_of(pair))
+            # Not computed there: on the meta device that would import torch's compiler.
+            theta_F = theta_F.to(torch.get_default_device())
             # Rebuilt from the config, never stored: a checkpoint holds what was learned.
             self.register_buffer(f"theta0_{pair}", theta_F, persistent=False)
             if pair in self.learned:

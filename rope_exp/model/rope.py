@@ -28,15 +28,15 @@ def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Te
         dtype: float32 in training; float64 where a law is checked. bfloat16 cannot hold positions
             above 256.
     Returns:
-        theta_F in radians a position, in the order of operations of transformers' LLaMA, so that
-        it is the same to the last bit.
+        theta_F in radians a position, on the CPU, in the order of operations of transformers'
+        LLaMA, so that it is the same to the last bit.
     Raises:
         ValueError: `dim` is odd or below 2.
     """
     if dim < 2 or dim % 2:
         raise ValueError(f"the number of rotating features must be even and at least 2, not {dim}")
 
-    exponent_F = torch.arange(0, dim, 2, dtype=torch.int64).to(dtype) / dim
+    exponent_F = torch.arange(0, dim, 2, dtype=torch.int64, device="cpu").to(dtype) / dim
     return 1.0 / (base**exponent_F)
 
 

@@ -50,6 +50,7 @@ def test_killed_inside_a_stage_it_is_the_same_run(trial: Trial) -> None:
     assert read_json(trial.folder / "env.json")["certificate"]["decoder"]["expected"] == "changed"
 
 
+@pytest.mark.torture
 def test_two_processes_share_the_rows_of_every_stage(trial: Trial) -> None:
     """The same tokens, masks and losses, up to rounding."""
     done = trial.train("launch.num_processes=2")

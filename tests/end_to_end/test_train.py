@@ -92,10 +92,10 @@ def test_the_first_ten_losses_are_the_stored_curve(
 def test_killed_and_started_again_it_is_the_same_run(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    """At three moments: soon, after a checkpoint, and late; with its child, or alone."""
+    """Twice: soon, with its child; and alone, after a checkpoint."""
     folder, command = whole
     again = [*command, f"run.dir={tmp_path / 'run'}"]
-    for rows_seen, kill in ((3, kill_the_tree), (14, kill_alone), (37, kill_the_tree)):
+    for rows_seen, kill in ((3, kill_the_tree), (34, kill_alone)):
         process = start(*again, cwd=tmp_path)
         deadline = time.monotonic() + 60
         while (
@@ -256,19 +256,22 @@ def test_real_english_is_learned(tmp_path: Path, real_text: Path) -> None:
     )  # log(512) = 6.24 knows nothing
 
 
-def test_bf16_and_compiling_stay_near_float32(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    """Losses are within rounding of a plain run's, whose precision is fp32."""
-    command = [word for word in tiny_overrides if "run.dir" not in word]
-    plain = "fp32 false"
-    bounds = {"fp32 true": 1e-4, "bf16 false": 2e-2, "bf16 true": 2e-2}
-    losses = {}
-    for how in (plain, *bounds):
-        precision, compiled = how.split()
-        words = [f"train.precision={precision}", f"train.compile={compiled}"]
-        run = tmp_path / how.replace(" ", "_")
-        done = train(*command, *words, f"run.dir={run}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        losses[how] = [row["train/loss"] for row in read_metrics(run)]
-
-    for how, bound in bounds.items():
-        assert losses[how] == pytest.approx(losses[plain], abs=bound, rel=0)
+@pytest.mark.parametrize(
+    ("precision", "compiled", "bound"),
+    [
+        ("fp32", "true", 1e-4),
+        ("bf16", "false", 2e-2),
+        pytest.param("bf16", "true", 2e-2, marks=pytest.mark.torture),
+    ],
+)
+def test_bf16_and_compiling_stay_near_float32(
+    whole: tuple[Path, list[str]], tmp_path: Path, precision: str, compiled: str, bound: float
+) -> None:
+    """The first losses are within rounding of a plain run's, whose precision is fp32."""
+    folder, command = whole
+    words = [f"train.precision={precision}", f"train.compile={compiled}"]
+    done = train(*command, *words, f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    losses = [row["train/loss"] for row in read_metrics(tmp_path / "run")]
+    plain = [row["train/loss"] for row in read_metrics(folder)]
+    assert losses[:6] == pytest.approx(plain[:6], abs=bound, rel=0)

@@ -87,9 +87,10 @@ rope_exp.{module}.campaign.{name} = wait
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("config", "load_campaign"), ("launch", "admit")], ids=["compose", "data"]
+    ("module", "name", "number"),
+    [("config", "load_campaign", signal.SIGTERM), ("launch", "admit", signal.SIGINT)],
+    ids=["compose", "data"],
 )
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_any_run(
     home: Path, module: str, name: str, number: signal.Signals
 ) -> None:

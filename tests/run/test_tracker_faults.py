@@ -69,7 +69,11 @@ def test_a_wrong_key(
 
 
 @pytest.mark.parametrize(
-    ("key", "reason"), [("", "no API key"), ("short", "WANDB_API_KEY invalid")]
+    ("key", "reason"),
+    [
+        ("", "no API key"),
+        pytest.param("short", "WANDB_API_KEY invalid", marks=pytest.mark.torture),
+    ],
 )
 def test_without_a_key_the_run_is_tracked_offline(
     untracked: tuple[Path, list[str]],

@@ -10,7 +10,6 @@ import numpy as np
 
 from rope_exp.config.campaign import Cell, cell_name
 from rope_exp.config.campaign_file import Test
-from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PAIRS
 from rope_exp.evidence.published import TABLE
@@ -18,7 +17,7 @@ from rope_exp.evidence.records import record_path, write_record
 from rope_exp.model.count import num_parameters
 from rope_exp.run.folder import read_config
 from rope_exp.system.files import write_json
-from support.reports import make_run, sha256_of
+from support.reports import config_of, make_run, sha256_of
 
 PROBES = ("windows", "positions", "shift", "ablation")
 Answers = Callable[[str, int, float], dict[str, Any]]
@@ -76,7 +75,7 @@ def make_records(
                 given = [f"{key}={value}" for key, value in chosen.items()]
                 variant, *others = words[row]
                 every = [*probes, *(asked or {}).get(row, ())]
-                params = num_parameters(run_config([*words[row], *given]).architecture(2048))
+                params = num_parameters(config_of(*words[row], *given).architecture(2048))
                 run = make_run(
                     Path(folder) / name,
                     pe=variant,

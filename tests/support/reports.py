@@ -3,6 +3,7 @@
 import csv
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ TOKENS_PER_STEP = 16 * 256
 
 
 @cache
-def _config(*overrides: str) -> RunConfig:
+def config_of(*overrides: str) -> RunConfig:
+    """Compose the config of a run of `BUDGET`, once for all seeds: it takes a tenth of a second."""
     return run_config([*BUDGET, *overrides])
 
 
@@ -61,7 +63,7 @@ def make_run(
         The folder.
     """
     variant = pe if "=" in pe else f"pe={pe}"
-    config = _config(variant, f"seed={seed}", f"run.group={group}", *overrides)
+    config = replace(config_of(variant, *overrides), seed=seed).replace("run", group=group)
     folder = runs / group / config.pe.label / f"seed{seed}"
     folder.mkdir(parents=True)
     write_config(folder, config)

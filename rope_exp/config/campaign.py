@@ -211,7 +211,7 @@ def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
 
 
 def _check_decided(config: RunConfig) -> None:
-    """Refuse a cell that leaves open what can change a number, or that sets its own folder."""
+    """Refuse a cell with open keys that can change a number, or with settings of its folder."""
     for key in DECIDED:
         value = attrgetter(key)(config)
         may_vary = key == "launch.max_parallel" and config.launch.device == "cuda"

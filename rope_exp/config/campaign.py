@@ -1,6 +1,6 @@
 """A campaign: many runs that answer one question, listed in a file (campaign_file.py).
 
-A campaign leaves nothing to the machine: a cell in which `auto` could be ambiguous is refused.
+A campaign leaves nothing to the machine: a cell with an ambiguous `auto` is refused.
 """
 
 import re

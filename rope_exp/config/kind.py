@@ -18,7 +18,7 @@ Even = Annotated[int, Field(ge=2, le=2**20, multiple_of=2)]
 
 
 class Kind:
-    """Base class of attention kinds: dataclasses of config keys, the first key the kind's name."""
+    """Base class of attention kinds: dataclasses of config keys, starting with the kind's name."""
 
     kind: str
     # True if it keeps keys, which a window can forget; a state cannot forget.

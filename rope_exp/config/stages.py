@@ -174,7 +174,7 @@ class Budget:
         return self.tokens_until(self.num_steps)
 
     def rows_at_once(self, share: int, seq_len: int) -> int:
-        """Return the number of sequences in a micro-batch, out of a process's `share` of a length.
+        """Return the sequences per micro-batch for a process's `share` of sequences of one length.
 
         The share is split into the fewest micro-batches with no more tokens than micro_batch_size
         sequences of train.seq_len; the last may be smaller.

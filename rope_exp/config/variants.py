@@ -144,7 +144,7 @@ class PeConfig:
 
     @property
     def learned_names(self) -> tuple[str, ...]:
-        """The names of their learned frequencies in the rotation's module."""
+        """The names of the learned frequencies in the rotation's module."""
         return LEARNED[: len(self.trained_pairs)]
 
     def trained_shape(self, num_layers: int, num_heads: int) -> tuple[int, ...]:

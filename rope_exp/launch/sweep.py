@@ -2,8 +2,8 @@
 
 It handles a single run and a sweep. Each run leases its GPUs and acquires its folder's lock, which
 its ranks hold, too. A failed run never stops the others. A run that is done is not started again,
-and a rerun resumes where each run stopped. The dispatcher waits for a run that another dispatcher
-is running. It does not import torch.
+and a rerun resumes where each run stopped. A sweep waits for a run that another dispatcher is
+running. Importing this module loads no torch; counting parameters and launch=inline do load it.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ def bring_to_end(
 
 
 def _has_place(job: Job, jobs: Sequence[Job]) -> bool:
-    """Return whether a run may start: the least max_parallel of it and those running is the limit."""
+    """Return whether a run may start: its max_parallel and those of running runs must allow it."""
     running = [each for each in jobs if each.status == "running"]
     return len(running) < min(int(each.config.launch.max_parallel) for each in [job, *running])
 

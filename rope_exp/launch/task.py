@@ -30,7 +30,7 @@ exit_codes: list[int] = []
 def _sweep_dir(launcher: str, sweeper: str) -> str:
     """Return the folder where plugins write about a sweep: their logs, and optuna's best result.
 
-    Our launcher writes nothing. With the basic sweeper the folder is temporary, removed at exit.
+    Our launcher writes nothing: with it and the basic sweeper the folder is removed at exit.
     """
     if not ("rope_exp" in launcher and "basic_sweeper" in sweeper):
         return "results/launcher"

@@ -1,1 +1,1 @@
-"""A run's configuration: types, ranges, identity, costs, and the border to Hydra."""
+"""Configuration of runs and campaigns: types, ranges, identity, costs and the border to Hydra."""

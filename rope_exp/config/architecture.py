@@ -1,4 +1,4 @@
-"""All that decides what a decoder is. No torch."""
+"""The specification of a decoder: its parameters and computation. Does not import torch."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,20 @@ from rope_exp.config.variants import PeConfig
 
 @dataclass(frozen=True)
 class Architecture:
-    """All that decides what a decoder's parameters are and what it computes."""
+    """Specification of a decoder: everything that determines its parameters and computation."""
 
     model: ModelConfig
     pe: PeConfig
     vocab_size: int
     attn: AttnConfig = SOFTMAX
-    # Whether a token meets no later one.
+    # True if no token attends to a later one.
     causal: bool = True
-    # How many positions can be learned, where they are.
+    # Rows of the table of learned positions, if there is one.
     num_positions: int = 0
-    # How many real numbers are predicted at a place; None: a token, by the vocabulary's logits.
+    # Real numbers predicted at a place; None: a token, by logits over the vocabulary.
     num_outputs: int | None = None
 
     @property
     def head_size(self) -> int:
-        """The features of the head."""
+        """Output features of the head."""
         return self.vocab_size if self.num_outputs is None else self.num_outputs

@@ -1,6 +1,6 @@
 """A campaign: many runs that answer one question, listed in a file (campaign_file.py).
 
-Nothing in it is left to the machine: where `auto` could mean two things, a cell is refused.
+A campaign leaves nothing to the machine: a cell with an ambiguous `auto` is refused.
 """
 
 import re
@@ -24,16 +24,16 @@ from rope_exp.config.schema import Seed, convert
 from rope_exp.config.sections import PlaceConfig, is_commit
 from rope_exp.system.errors import ConfigError, show
 
-# The campaign that measures noise, whose report is of its own.
+# The campaign that measures noise; it has its own report.
 PILOT = "noise"
-# The campaign whose primary family decides (docs/protocol.md).
+# The campaign with the decisive primary family (docs/protocol.md).
 PRIMARY = "english"
-# The same with a longer warmup, and so less noise, which later campaigns share.
+# The same with the longer warmup of later campaigns, and therefore less noise.
 STEADY = "warmup"
-# The nine on English, at several budgets and warmups: what gains in other campaigns stand beside.
+# The nine on English, at several budgets and warmups: reference for gains in other campaigns.
 BASES = (PRIMARY, STEADY, "tokens")
-# What may not be left to the machine: it could change a number, or which cores a cell has. On a
-# GPU, which a run has to itself, as many may run at a time as there are.
+# Keys that a campaign must fix: the machine's choice could change a number, or a cell's cores.
+# launch.max_parallel may be open on GPUs, because each run has its own.
 DECIDED = (
     "train.precision",
     "train.compile",
@@ -45,7 +45,7 @@ DECIDED = (
 )
 UNDECIDED = ("auto", "all")
 MAX_CELLS = 10_000
-# Of a cell's name in bytes: its record's, while it is written, has ten more.
+# Limit of a cell's name in bytes: the name of its record has ten more while it is written.
 MAX_NAME = 240
 
 
@@ -56,9 +56,9 @@ class Cell:
     Attributes:
         name: of the cell, its record and its run's folder: qk_rope-train.num_steps=1000-s0.
         row: the name of its row.
-        factors: the values that its entry gives it, by key.
-        config: with a folder of its own; not yet resolved for a machine.
-        test: how the campaign's differences are judged, as its file says.
+        factors: the values set by its entry, by key.
+        config: with its own folder; not yet resolved for a machine.
+        test: the campaign's test of differences, from its file.
     """
 
     name: str
@@ -70,11 +70,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Campaign:
-    """What configs/campaign/NAME.yaml says, its cells in the order in which they are run.
+    """The content of configs/campaign/NAME.yaml, with cells in the order of their runs.
 
     Attributes:
-        about: what is asked.
-        python: the version whose library is the embedded corpus; None: no cell reads it.
+        about: the question.
+        python: the Python version of the stdlib corpus; None: no cell reads it.
     """
 
     name: str
@@ -88,13 +88,13 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
 
     Args:
         name: of the file, without .yaml.
-        config_dir: a further folder of groups, whose campaigns come first.
+        config_dir: an additional folder of groups; its campaigns take precedence.
         runs: the cells' folders are made in <runs>/<name>.
     Raises:
-        ConfigError: there is no such campaign, it is none, or a cell cannot be run as it says.
+        ConfigError: the campaign does not exist or is malformed, or a cell cannot be run.
     """
     file = read_campaign(name, config_dir)
-    # Cells that differ in their seed alone are composed once: it takes a tenth of a second.
+    # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     compose = cache(partial(compose_jobs, config_dir=config_dir))
     cells: dict[str, Cell] = {}
     places: dict[str, tuple[int, int]] = {}
@@ -120,16 +120,16 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
         key = f"{CAMPAIGNS}/{name}.python"
         raise ConfigError(key, ..., "is missing: its library is the corpus")
 
-    # Seed by seed, and within a seed the longest first, so that every beginning is balanced and
-    # the last to end is a short one.
+    # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
+    # the last run to end is a short one.
     ordered = [cells[each] for each in sorted(cells, key=places.__getitem__)]
     return Campaign(name, file.about, file.python, tuple(_named(ordered)))
 
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
-    """Return what tells a cell from the others: its row, its factors, its seed.
+    """Return a cell's unique name, made of its row, its factors and its seed.
 
-    Factors in the order of their names: a record keeps no other.
+    Factors are sorted by name, because a record keeps no other order.
     """
     parts = [f"{key}={show(value)}" for key, value in sorted(factors.items()) if key != "seed"]
     whole = "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
@@ -141,7 +141,7 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _within(where: str) -> Iterator[None]:
-    """Say in an error of a config, or of Hydra, where in the campaign it is."""
+    """Prefix errors of a config or of Hydra with their place in the campaign."""
     try:
         yield
     except (ConfigError, HydraException, ValueError) as error:
@@ -161,14 +161,14 @@ def _cell(
     Args:
         overrides: its row and its factors.
         runs: the folder of the campaign's runs.
-        compose: compose_jobs, which remembers.
+        compose: compose_jobs, cached.
     """
     factors = {key: override.value() for key, override in overrides.items()}
     row = str(factors.pop("row"))
     if row not in file.rows:
         raise ConfigError("row", row, f"must be one of {', '.join(file.rows)}")
     for word in file.rows[row]:
-        # Else the row's name would say what it is not.
+        # A factor that overrides its row would make the row's name wrong.
         key = word.partition("=")[0]
         if key in factors:
             raise ConfigError(key, ..., f"is what row {row} says itself")
@@ -183,7 +183,7 @@ def _cell(
         words = [*file.fixed, *entry.fixed, *file.rows[row], *words]
         jobs = compose(tuple(words))
         if jobs.have_references:
-            # One of them may be to the seed.
+            # A reference may be to the seed.
             jobs = compose((*words, f"seed={seed}"))
         if len(jobs.configs) > 1:
             raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
@@ -197,9 +197,9 @@ def _cell(
 
 
 def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
-    """Give configs their rows' names where rows are more than variants, of all cells or of none.
+    """Set `row_name` in all configs if rows differ in more than the variant, else in none.
 
-    Rows are variants where those of equal factors have one kind of attention and one size.
+    Rows are mere variants if those of equal factors have the same attention and the same size.
     """
     kinds: dict[str, Any] = {}
     for cell in cells:
@@ -211,7 +211,7 @@ def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
 
 
 def _check_decided(config: RunConfig) -> None:
-    """Refuse a cell that leaves open what can change a number, or says where it lies."""
+    """Refuse a cell with open keys that can change a number, or with settings of its folder."""
     for key in DECIDED:
         value = attrgetter(key)(config)
         may_vary = key == "launch.max_parallel" and config.launch.device == "cuda"
@@ -239,7 +239,7 @@ def _check_decided(config: RunConfig) -> None:
 
 
 def _check_factors(cell: Cell) -> None:
-    """Refuse factors by which a table could not tell rows apart; the pilot has no such table."""
+    """Refuse factors that cannot distinguish rows in a table; the pilot has no such table."""
     if "data.seed" in cell.factors:
         allowed = f"is a factor of campaign {PILOT} alone: here a block is the runs of one seed"
         raise ConfigError("data.seed", ..., allowed)

@@ -1,18 +1,18 @@
-"""A campaign's file, configs/campaign/NAME.yaml; campaign.py composes its cells.
+"""Parser of a campaign's file, configs/campaign/NAME.yaml; campaign.py composes its cells.
 
-    about: what is asked
-    python: 3.11.7              # the version whose library is the embedded corpus
-    test: paired                # each pair by its own deviation; else pooled unless noise differs
+    about: the question
+    python: 3.11.7              # the Python version of the stdlib corpus
+    test: paired                # each pair by its own SD; default: pooled unless noise differs
     fixed: [data=files, ...]    # overrides of every cell
-    rows:                       # a name and its overrides; or a list of variants of configs/pe
+    rows:                       # names and their overrides, or a list of variants of configs/pe
       qk_rope: [pe=qk_rope]
-    cells:                      # each a sweep, as a command line has it: every value with every
-      - seed=0,1,2              # other, of every row
+    cells:                      # each entry is a sweep in command-line syntax: all combinations
+      - seed=0,1,2              # of its values, for every row
       - row=qk_rope seed=3 train.seq_len=64,256
       - sweep: seed=0 train.seq_len=1024
-        fixed: [train.global_batch_size=4]    # overrides of these cells that are no factors
+        fixed: [train.global_batch_size=4]    # overrides of these cells that are not factors
 
-If several overrides set one key, the last counts, in this order: `fixed`, an entry's `fixed`, the
+If several overrides set a key, the last one wins, in this order: `fixed`, an entry's `fixed`, the
 row's, the sweep's.
 """
 
@@ -31,20 +31,20 @@ from rope_exp.config.mistakes import CAMPAIGNS
 from rope_exp.config.schema import Name
 from rope_exp.system.errors import ConfigError, first_line
 
-# How differences are judged. Records repeat it, so that tables are made from these alone.
+# The test of differences. Records repeat it, so that tables are made from records alone.
 Test = Literal["paired"]
 
-# A block is what has these in common.
+# Runs of a block share these keys.
 SEEDS = ("seed", "data.seed")
 
 
 def _variants(rows: Any) -> Any:
-    """Return the overrides of rows that are a list of variants."""
+    """Expand a list of variants into rows with their overrides."""
     return {str(name): [f"pe={name}"] for name in rows} if isinstance(rows, list) else rows
 
 
 def _sweep(entry: Any) -> Any:
-    """Return an entry that is a line as one with keys."""
+    """Convert an entry written as one line into a mapping."""
     if isinstance(entry, str):
         return {"sweep": entry}
     if isinstance(entry, dict) and "sweep" in entry:
@@ -59,7 +59,7 @@ class Entry(BaseModel, strict=True, extra="forbid"):
     """One of the file's `cells`.
 
     Attributes:
-        sweep: overrides in one line: of `row`, and of the factors, with all their values.
+        sweep: one line of overrides: `row`, and the factors with all their values.
         fixed: further overrides of its cells.
     """
 
@@ -70,9 +70,9 @@ class Entry(BaseModel, strict=True, extra="forbid"):
         """Return the row and the factors of each cell, by key.
 
         Args:
-            rows: those that it lists if it names none.
+            rows: used if the entry names no row.
         Raises:
-            HydraException, ValueError: the line is no sweep.
+            HydraException, ValueError: the line is not a sweep.
         """
         parse = OverridesParser.create().parse_overrides
         words = shlex.split(self.sweep)
@@ -89,10 +89,10 @@ Rows = dict[Name, list[str]]
 
 
 class CampaignFile(BaseModel, strict=True, extra="forbid"):
-    """The content of a campaign's file, as above.
+    """The content of a campaign's file.
 
     Attributes:
-        test: the rule of docs/protocol-2.md; None: that of docs/protocol.md.
+        test: the rule of docs/protocol-2.md; None: the rule of docs/protocol.md.
     """
 
     about: str = ""
@@ -107,7 +107,7 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
     """Read a campaign's file.
 
     Raises:
-        ConfigError: there is no such campaign, or the file is not of this form.
+        ConfigError: there is no such campaign, or the file is malformed.
     """
     files = campaign_files(config_dir)
     if name not in files:
@@ -122,12 +122,12 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
         allowed = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
         raise ConfigError(key, ..., allowed) from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        # A ValueError is text that is not UTF-8, or a date or a number that is none.
+        # A ValueError comes from text that is not UTF-8, or from an invalid date or number.
         raise ConfigError(str(files[name]), ..., f"cannot be read: {first_line(error)}") from error
 
 
 def campaign_files(config_dir: Path | None = None) -> dict[str, Path]:
-    """Return the file of each campaign by its name, a user's own before ours."""
+    """Return the file of each campaign by name; a user's own take precedence over ours."""
     found: dict[str, Path] = {}
     for folder in (CONFIGS, config_dir or CONFIGS):
         found |= {path.stem: path for path in (folder / CAMPAIGNS).glob("*.yaml")}

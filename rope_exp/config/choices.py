@@ -1,4 +1,4 @@
-"""The choices of every group, for `--help`: a line for each, which is the first of its file."""
+"""The choices of every group, for `--help`: one line each, from the first comment of its file."""
 
 import re
 from itertools import takewhile
@@ -7,10 +7,10 @@ from textwrap import shorten
 
 from hydra.core.global_hydra import GlobalHydra
 
-# A campaign is no run's, and the rows of a table are chosen by experiments.
+# Campaigns do not configure a run, and experiments choose the rows of a table.
 LEFT_OUT = ("campaign", "row")
 END = re.compile(r"\.(?: |$)|: `")
-LONGEST = 100  # characters of a line
+LONGEST = 100  # characters per line
 SIZE = re.compile(r"([\d.]+)([kMB]) ")
 UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
 
@@ -20,7 +20,7 @@ def choices() -> str:
     search_path = GlobalHydra.instance().config_loader().get_search_path().get_path()
     folders = [Path(source.path.removeprefix("file://")) for source in search_path]
     told: dict[str, dict[str, str]] = {}
-    # Those of Hydra's own packages are no folders.
+    # Hydra's own packages in the search path are not folders, and match nothing.
     for folder in folders:
         for path in folder.glob("*/*.yaml"):
             if path.parent.name not in LEFT_OUT:
@@ -32,12 +32,12 @@ def choices() -> str:
         width = max(map(len, found))
         for name, line in sorted(found.items(), key=lambda item: (_size(item[1]), item[0])):
             lines.append(f"  {name:{width}}  {line}".rstrip())
-    # Hydra fills $NAMES in.
+    # Hydra substitutes $NAMES.
     return "\n".join(lines[1:]).replace("$", "$$")
 
 
 def _line(path: Path) -> str:
-    """Return the first sentence of a file's first comment; without one, its keys."""
+    """Return the first sentence of a file's first comment, or its keys if it has no comment."""
     lines = path.read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if line and not line.startswith("# @package")]
     comment = list(takewhile(lambda line: line.startswith("# "), lines))
@@ -49,6 +49,6 @@ def _line(path: Path) -> str:
 
 
 def _size(line: str) -> float:
-    """Return the size with which a line begins; 0 without one."""
+    """Return the size at the beginning of a line, or 0 if there is none."""
     found = SIZE.match(line)
     return float(found[1]) * UNITS[found[2]] if found else 0.0

@@ -1,7 +1,7 @@
-"""Composition: Hydra merges the files of configs/ with a command line, and a RunConfig comes out.
+"""Composition of a RunConfig by Hydra, from the files of configs/ and a command line.
 
-The defaults of the dataclasses are stored where Hydra finds them, so that it knows every key. A
-DictConfig is converted here, once; the rest of the package never sees one.
+The defaults of the dataclasses are registered with Hydra, so that it knows every key. A DictConfig
+is converted here, once; the rest of the package never sees one.
 """
 
 import contextlib
@@ -31,22 +31,23 @@ from rope_exp.config.schema import alternatives, defaults_of
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.processes import PACKAGE, ROOT
 
-# Beside the package in a checkout, within it where it is installed.
+# Beside the package in a checkout; inside it in an installation.
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
-HYDRA_VERSION = "1.3"  # whose behaviour is asked for
+HYDRA_VERSION = "1.3"  # version_base, which selects Hydra's behaviour
 
-# The parts of an override that the name of a run says anyway.
+# Overrides that the name of a run contains anyway.
 IN_NAME = re.compile(r"\+*(pe[=.]|seed=)")
-# Names of environment variables whose values are never saved.
+# Names of environment variables with secret values, which are never saved.
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def store_defaults() -> None:
-    """Give Hydra the default of every key.
+    """Register the default of every key with Hydra.
 
     `run_defaults` is merged first. It leaves out the keys of a section that may be one of several
-    dataclasses: its choices merge them, configs/attn/mla.yaml those of `attn_latent`. Such a
-    section stays open, so that a file that leaves them out can have its keys overridden, too.
+    dataclasses: its choices merge them, e.g. configs/attn/mla.yaml merges `attn_latent`. Such a
+    section stays open (no struct flag), so that its keys can be overridden even if a file leaves
+    them out.
     """
     store = ConfigStore.instance()
     defaults: dict[str, Any] = defaults_of(RunConfig)
@@ -66,11 +67,11 @@ store_defaults()
 def to_run_config(tree: DictConfig) -> RunConfig:
     """Convert a composed config, once.
 
-    `${oc.env:NAME}` becomes its value. It stays as it is written where the name says that the
-    value is a secret, because configs are saved with every run.
+    `${oc.env:NAME}` becomes its value. If the name looks secret it stays unresolved, because
+    configs are saved with every run.
 
     Raises:
-        ConfigError: a reference names no key, or see RunConfig.from_dict.
+        ConfigError: a reference names no key; see also RunConfig.from_dict.
     """
     try:
         with _secrets_kept():
@@ -91,7 +92,7 @@ def without_hydra(tree: DictConfig) -> DictConfig:
 
 @contextlib.contextmanager
 def _secrets_kept() -> Iterator[None]:
-    """Resolve environment variables, but those that hold secrets."""
+    """Resolve environment variables except secrets."""
 
     def read(name: str, *default: str | None) -> Any:
         return f"${{oc.env:{name}}}" if SECRET.search(name) else oc.env(name, *default)
@@ -104,17 +105,17 @@ def _secrets_kept() -> Iterator[None]:
 
 
 def check_folders(tree: DictConfig) -> None:
-    """Refuse a further folder that has another choice under a name of ours."""
+    """Refuse additional folders with a different choice under one of our names."""
     for source in tree.hydra.runtime.config_sources:
         if source.provider not in ("hydra", "main") and source.schema == "file":
             check_folder(Path(source.path))
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder of choices that has another one under a name of ours.
+    """Refuse a folder with a different choice under one of our names.
 
-    Hydra would leave one of the two out without a word. A campaign may have a name of ours: it is
-    not Hydra that reads it.
+    Hydra would silently ignore one of the two. Campaigns may reuse our names, because Hydra does
+    not read them.
     """
     for ours in sorted(CONFIGS.rglob("*.yaml")):
         choice = ours.relative_to(CONFIGS)
@@ -131,7 +132,7 @@ def check_folder(folder: Path) -> None:
 
 
 def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> list[str]:
-    """Return what a person calls each job: its variant and seed, and what else is swept.
+    """Return a title for each job: its variant, its seed and other swept values.
 
     Args:
         overrides: the words of each job.
@@ -153,9 +154,9 @@ class Jobs:
     """The jobs of a command line.
 
     Attributes:
-        tree: the config without what is swept over, with Hydra's own node.
-        overrides: those of each job.
-        configs: one of each job, in the same order.
+        tree: the config without swept overrides, with Hydra's own node.
+        overrides: of each job.
+        configs: of each job, in the same order.
     """
 
     tree: DictConfig
@@ -164,19 +165,19 @@ class Jobs:
 
     @property
     def have_launcher(self) -> bool:
-        """Whether the config asks for a launcher of another package."""
+        """True if the config asks for a launcher of another package."""
         return not re.search("basic_launcher|rope_exp", self.tree.hydra.launcher._target_)
 
     @property
     def have_references(self) -> bool:
-        """Whether the value of some key of ours is that of another."""
+        """True if the value of one of our keys refers to another key."""
         ours: Any = OmegaConf.to_container(self.tree, resolve=False)
         ours.pop("hydra")
         return "${" in json.dumps(ours, default=str)
 
 
 def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
-    """Compose the one run of a command line, or the first of a sweep.
+    """Compose the only run of a command line, or the first run of a sweep.
 
     Raises:
         ConfigError: see compose_jobs.
@@ -187,13 +188,13 @@ def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunC
 def compose_jobs(
     words: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
 ) -> Jobs:
-    """Compose every job of a command line, as `train` does, and run none.
+    """Compose every job of a command line, as `train` does, without running any.
 
     Args:
-        words: the overrides; where the config says so, a sweep, as `multirun` makes it one.
-        config_dir: a further folder of groups and their choices.
+        words: the overrides; a sweep if `multirun` is true or the config says so.
+        config_dir: an additional folder of groups and their choices.
     Raises:
-        ConfigError: one sentence, whatever is wrong with the words or with a file.
+        ConfigError: one sentence about any error in the words or in a file.
     """
     search = []
     if config_dir is not None:
@@ -223,7 +224,7 @@ def compose_jobs(
                 jobs = split([each for each in parsed if not each.is_hydra_override()])
                 trees = [composed(job) for job in jobs]
             else:
-                # Hydra says what is wrong with several values.
+                # Hydra raises the error about several values.
                 jobs = [fixed]
                 trees = [composed(words) if swept else tree]
     except Exception as error:
@@ -234,9 +235,9 @@ def compose_jobs(
 
 
 def split(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the words of each job of a sweep: every value with every other, the last key fastest.
+    """Return the words of each job of a sweep: all combinations, with the last key fastest.
 
-    A later word about the same key replaces the earlier one, as in Hydra's basic sweeper.
+    A later word for a key replaces an earlier one, as in Hydra's basic sweeper.
     """
     values = {}
     for override in overrides:

@@ -1,6 +1,7 @@
-"""Counting: floating-point operations, memory and peaks.
+"""Estimates of floating-point operations and memory, and a table of devices' peaks.
 
-Parameters are counted by building (model/count.py), which imports torch, and so not before it must.
+Parameters are counted by building a model (model/count.py). That imports torch, so it is imported
+only where it is needed.
 """
 
 import math
@@ -14,7 +15,7 @@ from rope_exp.config.sections import ModelConfig
 from rope_exp.config.stages import Stage
 
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheets, without sparsity, sums in float32.
-# Matched as whole words of the device's name, in this order: an H100 PCIe is no H100.
+# Matched as whole words of the device's name, in this order: an H100 PCIe is not an H100.
 PEAK_TFLOPS = {
     "GB200": 2500.0,
     "B200": 2250.0,
@@ -40,21 +41,21 @@ PEAK_TFLOPS = {
     "RTX 3090 Ti": 80.0,
     "RTX 3090": 71.0,
 }
-# What makes another card of the same number: a laptop's RTX 4090 has half of the peak.
+# Suffixes of other cards with the same number: a laptop's RTX 4090 has half of the peak.
 ANOTHER_CARD = r"(?! (Ti|SUPER|D|Laptop|Max-Q)\b)"
 
-# Of one chunk of the loss, which passes once over the gradient of the head: a tenth of the time
-# of its products.
+# Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
+# tenth of the time of its products.
 TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
-# The longest sequence whose attention is written out, on a CPU: its memory grows with the square
+# Longest sequence with explicit attention weights, on a CPU: their memory grows with the square
 # of the length.
 MAX_WRITTEN_OUT = 2048
-# Of kinds with a state: so many tokens stand between two states that training holds.
+# Tokens between two states held in training, for kinds with a state.
 CHUNK = 64
 
 
 def peak_flops_per_s(device_name: str) -> float | None:
-    """Return the device's dense bf16 peak in FLOP/s, or None for one that the table lacks."""
+    """Return the device's dense bf16 peak in FLOP/s, or None if the table lacks it."""
     for name, peak in PEAK_TFLOPS.items():
         if re.search(rf"\b{name}\b{ANOTHER_CARD}", device_name):
             return peak * 1e12
@@ -64,20 +65,20 @@ def peak_flops_per_s(device_name: str) -> float | None:
 def attention_flops_per_token(
     model: ModelConfig, attn: AttnConfig, seq_len: int, *, causal: bool = True
 ) -> int:
-    """Return the operations of one training token in attention, beside those of its weights.
+    """Return the operations of one training token in attention, without those of its weights.
 
-    In softmax attention 6 layers (T + 1) D: a query at position t meets t + 1 keys, (T + 1)/2 on
-    average; each costs 2 D operations for the score and 2 D for the sum, three times that with the
-    backward pass. Where attention is not causal a query meets T keys.
+    Softmax attention takes 6 layers (T + 1) D: a query at position t attends to t + 1 keys,
+    (T + 1)/2 on average; each costs 2 D operations for the score and 2 D for the sum, three times
+    that with the backward pass. Without a causal mask a query attends to T keys.
     """
     return model.num_hidden_layers * attn.flops(model, seq_len, causal=causal)
 
 
 def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = None) -> int:
-    """Return MFU's numerator: weights plus attention, nothing recomputed.
+    """Return MFU's numerator: operations in weights and attention, nothing recomputed.
 
-    A weight takes 6 operations of one training token, and so does one of the head's of a token
-    that is predicted.
+    Each weight takes 6 operations per training token; each weight of the head, 6 per predicted
+    token.
 
     Args:
         vocab_size: the tokenizer's.
@@ -105,10 +106,10 @@ def run_flops(config: RunConfig, vocab_size: int) -> int:
 
 
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
-    """Return the size of weights and moments in float32, and a margin for small files.
+    """Return the size of weights and moments in float32, plus a margin for small files.
 
-    AdamW has two moments, Muon one of the matrices that it moves. A tied head stands under both
-    its names.
+    AdamW has two moments; Muon has one for each matrix that it updates. A tied head is saved under
+    both its names.
 
     Args:
         vocab_size: the tokenizer's.
@@ -125,11 +126,10 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
 
 
 def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
-    """Estimate one process's peak, by the key of the config that most of a part follows from.
+    """Estimate one process's peak memory in bytes, by the config key that dominates each part.
 
-    Weights, gradients and moments in float32. What a micro-batch takes, in the stage in which that
-    is most; and the head's gradient three times. A bias of the scores grows with the square of the
-    length.
+    Counts weights, gradients and moments in float32; the micro-batch of the most demanding stage;
+    and the head's gradient three times. A bias of the scores grows with the square of the length.
 
     Args:
         vocab_size: the tokenizer's.
@@ -150,19 +150,19 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
         batch: max(of_stages) + head,
     }
     if config.pe.bias != "none":
-        # One for all layers, in float32: it, what it is added as, and its gradient.
+        # One bias for all layers, three times in float32: itself, its added form, its gradient.
         found["train.seq_len"] = 12 * model.num_attention_heads * train.longest**2
     return found
 
 
 def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
-    """Estimate what one micro-batch takes.
+    """Estimate the memory of one micro-batch in bytes.
 
     Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice that
-    in float32), 6 more with model.token_shift, what queries, keys, values and outputs of wider
-    heads than the model's take beyond that, before and after they turn, the weights of attention
-    where it is written out, and the states between chunks; the logits of one chunk of the loss
-    three times (bf16, float32, gradient).
+    in float32), and 6 more with model.token_shift; the excess of queries, keys, values and outputs
+    if their heads are wider than the model's, before and after rotation; explicit attention
+    weights; and the states between chunks. Logits of one chunk of the loss three times (bf16,
+    float32, gradient).
 
     Args:
         vocab_size: the decoder's.
@@ -185,11 +185,11 @@ def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
 
 
 def state_bytes(config: RunConfig, stage: Stage) -> int:
-    """Estimate what one process holds, at its peak, of the states between chunks.
+    """Estimate one process's peak memory of the states between chunks, in bytes.
 
-    Each layer keeps those that its queries read, for the gradient, in the products' precision. The
-    layer that computes has them in float32 three times: what each chunk adds, and the sums after
-    and before each.
+    Each layer keeps the states that its queries read, for the gradient, in the precision of the
+    products. The layer that computes holds them in float32 three times: the term that each chunk
+    adds, and the sums after and before each chunk.
     """
     model = config.model
     chunks = math.ceil(stage.seq_len / CHUNK)
@@ -204,5 +204,5 @@ def _sequences_at_once(config: RunConfig, stage: Stage) -> int:
 
 
 def _width(config: RunConfig) -> int:
-    """Return the bytes of a number that products are taken in."""
+    """Return the bytes of a number in the precision of matrix products."""
     return 2 if config.train.precision == "bf16" else 4

@@ -1,4 +1,4 @@
-"""What goes with generated data, and what goes with nothing else: refused before anything runs."""
+"""Checks that a run's settings fit its data, generated or text, before anything runs."""
 
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ def check_generated(config: "RunConfig") -> None:
 
 
 def _check_text(config: "RunConfig") -> None:
-    """Refuse for text what generated data alone have."""
+    """Refuse settings that only generated data support, for text."""
     train = config.train
     if config.tokenizer.kind == "task":
         allowed = "is of generated data, such as data=addition, which choose it themselves"
@@ -55,7 +55,7 @@ def _check_text(config: "RunConfig") -> None:
 
 
 def _check_regression(config: "RunConfig", name: str) -> None:
-    """Refuse what cannot read tokens at real times from both sides, or give real numbers."""
+    """Refuse settings that cannot use real-valued times, look both ways or predict real numbers."""
     model = config.model
     pe = config.pe
     if not config.attn.keeps_keys:

@@ -1,6 +1,6 @@
-"""What every kind of attention says of itself, of one layer, without torch.
+"""The interface of attention kinds: sizes, costs and checks of one layer, without torch.
 
-H query heads, G key/value heads, K features of a head, D model width, T tokens.
+Shapes: H query heads, G key/value heads, K features of a head, D model width, T tokens.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,21 @@ Even = Annotated[int, Field(ge=2, le=2**20, multiple_of=2)]
 
 
 class Kind:
-    """A kind is a dataclass below this, whose first field is its name and whose fields are keys."""
+    """Base class of attention kinds: dataclasses of config keys, starting with the kind's name."""
 
     kind: str
-    # Whether it keeps keys, which a window can forget; a state cannot.
+    # True if it keeps keys, which a window can forget; a state cannot forget.
     keeps_keys = True
-    # Whether it takes model.num_key_value_heads, model.head_dim and pe.fraction, or has sizes of
-    # its own.
+    # True if it uses model.num_key_value_heads, model.head_dim and pe.fraction; False if it has
+    # its own sizes.
     takes_heads = True
-    # Whether it takes model.qk_norm, and model.token_shift.
+    # True if it supports model.qk_norm or model.token_shift, respectively.
     takes_norm = False
     takes_shift = False
 
     @property
     def label(self) -> str:
-        """The kind in tables: latent, or latent-kv_rank128 where a key departs."""
+        """The kind's name in tables: latent, or latent-kv_rank128 if a key departs."""
         found: dict[str, Any] = numeric_values(self, departing=True)
         found.pop("kind", None)
         return self.kind + "".join(labelled(key, value) for key, value in found.items())
@@ -42,15 +42,15 @@ class Kind:
         return self
 
     def sites(self) -> tuple[str, ...]:
-        """Return where a rotation can act."""
+        """Return the sites that can rotate."""
         return SITES
 
     def rotary_dim(self, model: ModelConfig) -> int:
-        """Return how many features of a head, the last ones, a rotation could act on."""
+        """Return the number of features of a head, the last ones, that a rotation can act on."""
         return model.features_per_head
 
     def key_heads(self, model: ModelConfig) -> int:
-        """Return the number of heads of keys, each of which may learn frequencies of its own."""
+        """Return the number of key heads; each may learn its own frequencies."""
         return model.num_key_value_heads
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
@@ -58,26 +58,26 @@ class Kind:
         return model.features_per_head, model.features_per_head
 
     def head_states(self, model: ModelConfig) -> int:
-        """Return the numbers of a state for each query head, as training computes them."""
+        """Return the count of numbers in the states of all query heads, as in training."""
         return 0
 
     def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        """Return the operations of one training token beside the weights': 3 times the forward's.
+        """Return the operations of one training token without the weights': 3 times the forward's.
 
-        Nothing that a kernel computes and masks, or computes anew, is counted.
+        Masked or recomputed operations of a kernel are not counted.
 
         Args:
-            causal: whether a token meets no later one; a state never does.
+            causal: whether a token attends to no later one; with a state it never does.
         """
         raise NotImplementedError
 
     @classmethod
     def probes(cls) -> tuple[Probe, ...]:
-        """Return what this kind can be asked of the probes that not every kind can."""
+        """Return the probes that this kind supports and some other kind does not."""
         return ()
 
     def check(self, model: ModelConfig, pe: PeConfig) -> None:
-        """Refuse what this kind cannot be.
+        """Refuse unsupported settings.
 
         Raises:
             ConfigError: naming the key.
@@ -124,7 +124,7 @@ class Kind:
                 raise ConfigError(f"pe.{key}", share, allowed)
 
     def why_not(self, refused: Sequence[str]) -> str:
-        """Return why these sites cannot rotate."""
+        """Return the reason why these sites cannot rotate."""
         return (
             f"attn.kind={self.kind} can rotate {' and '.join(self.sites()) or 'nothing'}; "
             f"{' and '.join(refused)} must not stand there"

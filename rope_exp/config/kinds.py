@@ -1,7 +1,7 @@
-"""The kinds of attention that keep keys, and all kinds together.
+"""Configs of the attention kinds that keep keys, and the union of all kinds.
 
-A kind is a dataclass here or in `state_kinds`, a module in model/attention/ and a file in
-configs/attn. Counts are of one layer.
+A kind has a dataclass here or in `state_kinds`, a module in model/attention/ and a file in
+configs/attn. Counts refer to one layer.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,13 @@ from rope_exp.system.errors import ConfigError
 
 
 class KeysKind(Kind):
-    """A softmax over keys, whose cost grows with the keys that a query meets."""
+    """Base class of softmax over keys; its cost grows with the keys that a query attends to."""
 
     def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        """Return 6 H (keys' width + values' width) for each key that a token meets, on average.
+        """Return 6 H (keys' width + values' width), times the mean number of keys of a token.
 
-        Of a score and a weighted sum, 2 a feature each, three times with the backward pass.
+        A score and a weighted sum take 2 operations a feature each, three times with the backward
+        pass.
         """
         seen = min(model.window or seq_len, seq_len)
         pairs = seq_len * seq_len
@@ -50,19 +51,19 @@ class SoftmaxConfig(KeysKind):
 
 @dataclass(frozen=True, config=SECTION)
 class LatentConfig(KeysKind):
-    """MLA: K and V of all heads from one latent of `kv_rank`, and a rotating key beside it.
+    """MLA: K and V of all heads from one latent of `kv_rank`, plus a rotating key.
 
-    The keys of a head are [k_C; k_R], nope_dim and rope_dim wide, and k_R is shared by all heads.
-    With `value_rope` its values are [v_C; k_R] likewise, and its output turns back.
+    The keys of a head are [k_C; k_R], nope_dim and rope_dim wide; all heads share k_R. With
+    `value_rope` its values are [v_C; k_R], and its output is rotated back.
     """
 
     kind: Literal["latent"] = numeric("latent")
     kv_rank: Size = numeric(64)
-    # null: queries are made from x itself.
+    # null: queries are projected from x itself.
     q_rank: Size | None = numeric(None)
     nope_dim: Size = numeric(48)
     rope_dim: Even = numeric(16)
-    # Of v_C.
+    # Width of v_C.
     value_dim: Size = numeric(64)
     value_rope: bool = numeric(False)
 
@@ -73,19 +74,19 @@ class LatentConfig(KeysKind):
 
     @property
     def key_dim(self) -> int:
-        """The features of a head's queries and keys."""
+        """Features of a head's queries and keys."""
         return self.nope_dim + self.rope_dim
 
     @property
     def out_dim(self) -> int:
-        """The features of a head's values and output."""
+        """Features of a head's values and output."""
         return self.value_dim + self.rope_dim * self.value_rope
 
     def rotary_dim(self, model: ModelConfig) -> int:
         return self.rope_dim
 
     def key_heads(self, model: ModelConfig) -> int:
-        # k_R is every head's.
+        # All heads share k_R.
         return 1
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
@@ -102,8 +103,8 @@ class LatentConfig(KeysKind):
 class SharedConfig(KeysKind):
     """Keys and values that share a tensor, in `groups`; nope_dim features never rotate.
 
-    s1: values share the nope_dim features, and have rope_dim of their own. s2: values are the
-    keys, before either rotates. s3: values are the nope_dim features alone.
+    s1: values share the nope_dim features and have rope_dim features of their own. s2: values
+    equal keys before rotation. s3: values are the nope_dim features only.
     """
 
     kind: Literal["shared"] = numeric("shared")
@@ -122,12 +123,12 @@ class SharedConfig(KeysKind):
 
     @property
     def key_dim(self) -> int:
-        """The features of a head's queries and keys."""
+        """Features of a head's queries and keys."""
         return self.nope_dim + self.rope_dim
 
     @property
     def out_dim(self) -> int:
-        """The features of a head's values and output."""
+        """Features of a head's values and output."""
         return self.nope_dim if self.form == "s3" else self.key_dim
 
     def rotary_dim(self, model: ModelConfig) -> int:

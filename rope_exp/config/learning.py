@@ -1,4 +1,4 @@
-"""How weights are updated: the optimizers, and the schedules of their rate."""
+"""Configs of optimizers and learning-rate schedules."""
 
 from typing import Annotated, Literal
 
@@ -17,13 +17,13 @@ class OptimConfig:
     """AdamW."""
 
     name: Literal["adamw"] = numeric("adamw")
-    # The peak of the schedule.
+    # Learning rate at the peak of the schedule.
     lr: Positive = numeric(3e-3)
     betas: Betas = numeric((0.9, 0.95))
     eps: Positive = numeric(1e-8)
-    # Of matrices only.
+    # For matrices only.
     weight_decay: NonNegative = numeric(0.1)
-    # The most that the norm of all gradients may be.
+    # Maximum norm of all gradients together.
     grad_clip: Positive = numeric(1.0)
 
 
@@ -31,27 +31,28 @@ class OptimConfig:
 class MuonConfig:
     """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
 
-    A matrix's update has a root mean square of 0.2, about AdamW's, so that one rate serves both.
+    A matrix's update has a root mean square of 0.2, about AdamW's, so one learning rate serves
+    both.
     """
 
     name: Literal["muon"] = numeric("muon")
-    # The peak of the schedule.
+    # Learning rate at the peak of the schedule.
     lr: Positive = numeric(3e-3)
     momentum: Momentum = numeric(0.95)
-    # Of AdamW.
+    # For AdamW.
     betas: Betas = numeric((0.9, 0.95))
     eps: Positive = numeric(1e-8)
-    # Of matrices only.
+    # For matrices only.
     weight_decay: NonNegative = numeric(0.1)
-    # The most that the norm of all gradients may be.
+    # Maximum norm of all gradients together.
     grad_clip: Positive = numeric(1.0)
 
 
 @dataclass(frozen=True, config=SECTION)
 class CosineConfig:
-    """Warm-up, then half a cosine down to `final_fraction` of the peak, at the last step.
+    """Warm-up, then half a cosine down to `final_fraction` of the peak at the last step.
 
-    Fractions of steps are of train.num_steps, fractions of the rate are of optim.lr.
+    `warmup_fraction` is relative to train.num_steps, `final_fraction` to optim.lr.
     """
 
     name: Literal["cosine"] = numeric("cosine")
@@ -61,7 +62,7 @@ class CosineConfig:
 
 @dataclass(frozen=True, config=SECTION)
 class WsdConfig:
-    """Warm-up, stay, then a straight line down over the last `decay_fraction` of the run."""
+    """Warm-up, a constant phase, then linear decay over the last `decay_fraction` of the run."""
 
     name: Literal["wsd"] = numeric("wsd")
     warmup_fraction: Share = numeric(0.05)

@@ -1,4 +1,4 @@
-"""Hydra's errors in our words: one sentence that names the key, with the nearest name there is."""
+"""Translation of Hydra's errors into one sentence that names the key, and the nearest name."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import known_keys, unknown_key
 from rope_exp.system.errors import ConfigError, first_line
 
-# A folder of configs that holds none of a run.
+# A folder of configs that are not parts of a run's config.
 CAMPAIGNS = "campaign"
 # Hydra's sentences that name a key.
 UNKNOWN = re.compile(r"Could not override '([^']*)'")
@@ -26,9 +26,9 @@ SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '([^=']
 
 
 def explain(error: Exception, words: Sequence[str] = ()) -> ConfigError:
-    """Return an error of Hydra, OmegaConf or PyYAML as one sentence.
+    """Convert an error of Hydra, OmegaConf or PyYAML into one sentence.
 
-    A value that cannot be read, or whose key is unknown, is not shown: it may be a secret.
+    A value that cannot be parsed, or has an unknown key, is not shown: it may be a secret.
 
     Args:
         words: of the command line, for an error that names none of them.
@@ -56,7 +56,7 @@ def explain(error: Exception, words: Sequence[str] = ()) -> ConfigError:
     if type(error) in (ValueError, RecursionError) and (found := _culprit(words)):
         return found
 
-    # OmegaConf knows the key of what cannot be merged.
+    # OmegaConf knows the key of a value that cannot be merged.
     cause = error.__cause__ or error
     text = "".join(c if c.isprintable() else " " for c in first_line(cause))
     if isinstance(error, yaml.YAMLError):
@@ -66,7 +66,7 @@ def explain(error: Exception, words: Sequence[str] = ()) -> ConfigError:
 
 
 def _unreadable(word: str) -> ConfigError:
-    """Return the error for a word that Hydra's grammar does not know."""
+    """Return the error for a word that Hydra's grammar rejects."""
     key, equals, _ = word.partition("=")
     key = key.lstrip("+~")
     if not (key and equals):
@@ -79,7 +79,7 @@ def _unreadable(word: str) -> ConfigError:
 
 
 def _culprit(words: Sequence[str]) -> ConfigError | None:
-    """Return the error for the word that Hydra's parser stumbles over, or that chooses no file."""
+    """Return the error for the first word that Hydra cannot parse, or that chooses no file."""
     groups = {key.partition(".")[0] for key in known_keys(RunConfig) if "." in key}
     for word in words:
         if "=" not in word or word.startswith("-"):
@@ -95,7 +95,7 @@ def _culprit(words: Sequence[str]) -> ConfigError | None:
 
 
 def _missing(error: MissingConfigException) -> ConfigError:
-    """Return the error for a choice that its group does not have."""
+    """Return the error for a choice that is missing from its group."""
     group, _, choice = str(error.missing_cfg_file).rpartition("/")
     options = [str(option) for option in error.options or ()]
 
@@ -110,7 +110,7 @@ def _missing(error: MissingConfigException) -> ConfigError:
 
 
 def _unknown(key: str, text: str) -> ConfigError:
-    """Return the error for a key that is none, or for a group of which nothing is chosen."""
+    """Return the error for an unknown key, or for a group without a choice."""
     if not key:
         return _unreadable("=")
     if key == CAMPAIGNS:

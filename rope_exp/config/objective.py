@@ -1,18 +1,18 @@
-"""At how many places of a sequence a model predicts, and what predicting hidden tokens takes."""
+"""The number of predicted places of a sequence, and checks of the training objective."""
 
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.sections import ModelConfig, TrainConfig
 from rope_exp.config.tasks import NUM_QUERIES
 from rope_exp.system.errors import ConfigError
 
-# Of a sequence's tokens, how many are predicted under mlm (Devlin et al. 2019).
+# Share of a sequence's tokens that mlm predicts (Devlin et al. 2019).
 MASKED_SHARE = 0.15
 
 
 def num_predicted(train: TrainConfig, seq_len: int) -> int:
-    """Return P, at how many places of a sequence something is predicted.
+    """Return P, the number of predicted places of a sequence.
 
-    Under mlm 15 %, rounded, and at least one; of real numbers the queries; else each.
+    causal: every place; mlm: 15 %, rounded, at least one; regression: the queries.
     """
     match train.objective:
         case "causal":
@@ -24,10 +24,10 @@ def num_predicted(train: TrainConfig, seq_len: int) -> int:
 
 
 def check_objective(train: TrainConfig, model: ModelConfig, attn: AttnConfig) -> None:
-    """Refuse an objective that looks both ways where attention cannot.
+    """Refuse a bidirectional objective if attention cannot look both ways.
 
     Raises:
-        ConfigError: attention keeps a state, has a window, or mixes in the token before.
+        ConfigError: attention keeps a state, has a window, or mixes in the previous token.
     """
     if model.token_shift and train.objective != "causal":
         raise ConfigError(

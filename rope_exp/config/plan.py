@@ -1,7 +1,7 @@
-"""What a config costs before it runs: parameters, operations a token, memory, disk and time.
+"""Estimates of a config's costs: parameters, operations a token, memory, disk and time.
 
-Times are estimates: at a stated share of a card's dense bf16 peak; on a CPU at the rate of a
-float32 matrix product, measured now; and at the rate that runs of this group have measured.
+Times assume a stated share of a card's dense bf16 peak; on a CPU the speed of a float32 matrix
+product, measured now; and the speed measured in runs of this group.
 """
 
 import statistics
@@ -22,9 +22,9 @@ from rope_exp.config.run import RunConfig
 from rope_exp.system.errors import ConfigError
 
 ASSUMED_MFU = 0.4
-# Below so many parameters a step on a GPU takes about as long as its kernels take to be started,
-# whatever their arithmetic: several hundred of them, at some microseconds each. A share of the
-# peak then says nothing. By it nine runs of 10M would take 77 seconds.
+# Below this many parameters, the time of a step on a GPU is about the launch time of its kernels,
+# whatever their arithmetic: several hundred kernels at some microseconds each. A share of the peak
+# then predicts nothing: it would give 77 seconds for nine runs of 10M.
 LEAST_ESTIMATED = 100_000_000
 CARDS = ("A100", "H100", "H200")
 GIB = 2**30
@@ -36,12 +36,12 @@ def cost_lines(
     measured_tokens_per_s: float | None = None,
     num_corpus_tokens: int | None = None,
 ) -> list[str]:
-    """Return the lines that say what a config costs.
+    """Return lines that describe a config's costs.
 
     Args:
         config: with every `auto` resolved.
-        measured_tokens_per_s: of runs of this config's group, where there are any.
-        num_corpus_tokens: of one epoch, where the corpus is prepared.
+        measured_tokens_per_s: of runs of this config's group, if there are any.
+        num_corpus_tokens: of one epoch, if the corpus is prepared.
     Raises:
         ConfigError: the vocabulary's size is known only to a pretrained tokenizer.
     """
@@ -82,11 +82,11 @@ def cost_lines(
 def sweep_lines(
     configs: Sequence[RunConfig], measured_tokens_per_s: float | None = None
 ) -> list[str]:
-    """Return the lines that say what all runs of a sweep cost together.
+    """Return lines that describe the total cost of a sweep.
 
     Args:
         configs: with every `auto` resolved.
-        measured_tokens_per_s: of runs of the one group that they have, where there are any.
+        measured_tokens_per_s: of runs of their common group, if there are any.
     Raises:
         ConfigError: see cost_lines.
     """
@@ -113,7 +113,7 @@ def _vocab_size(config: RunConfig) -> int:
 def _times(
     total: float, tokens: int, params: int, device: str, measured_tokens_per_s: float | None
 ) -> list[str]:
-    """Return a line for each rate at which so many operations and tokens may go.
+    """Return a line with the estimated time for each assumed or measured speed.
 
     Args:
         params: of the smallest model.
@@ -139,19 +139,19 @@ def _times(
 
 @cache
 def matmul_flops_per_s() -> float:
-    """Return what this CPU makes of a float32 product of 2048 x 2048: median of five, in FLOP/s.
+    """Return this CPU's FLOP/s in a float32 product of 2048 x 2048, the median of five.
 
-    Measured once, so that a run and its sweep are planned at one rate.
+    It is measured once, so that the plans of a run and its sweep use the same speed.
     """
     size = 2048
     matrix = np.ones((size, size), dtype=np.float32)
-    # The first wakes the threads.
+    # The first product starts the threads.
     seconds = timeit.repeat(lambda: matrix @ matrix, number=1, repeat=6)
     return 2 * size**3 / statistics.median(seconds[1:])
 
 
 def _time(seconds: float, where: str) -> str:
-    """Return one line, in the unit that a person would use."""
+    """Return one line, in a readable unit."""
     for unit, length in UNITS.items():
         if seconds >= 2 * length:
             return f"time         {seconds / length:,.1f} {unit} {where}"
@@ -161,7 +161,7 @@ def _time(seconds: float, where: str) -> str:
 
 
 def _kept(config: RunConfig) -> str:
-    """Return what is kept of earlier tokens, where they are read one after another."""
+    """Describe a layer's cache of earlier tokens in generation, if attention is causal."""
     if not config.causal:
         return ", both ways"
     from rope_exp.model.count import kept
@@ -171,7 +171,7 @@ def _kept(config: RunConfig) -> str:
 
 
 def _steps(config: RunConfig) -> str:
-    """Return the steps of each stage, and their sequences."""
+    """Describe the steps of each stage, and their sequences."""
     return ", then ".join(
         f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}"
         for stage in config.train.staged
@@ -179,6 +179,6 @@ def _steps(config: RunConfig) -> str:
 
 
 def _widths(config: RunConfig) -> str:
-    """Return the features of a head: of keys, and of values where they are others."""
+    """Describe the features of a head: of keys, and of values if they differ."""
     keys, values = config.attn.widths(config.model)
     return f"{keys}" if keys == values else f"{keys} and {values}"

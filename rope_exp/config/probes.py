@@ -1,4 +1,4 @@
-"""The names of what a finished model can be asked (evaluation/probes.py and answers.py)."""
+"""The names of the probes of a finished model (evaluation/probes.py and answers.py)."""
 
 from typing import Annotated, Literal, get_args
 

@@ -1,4 +1,4 @@
-"""Which probes a run can be asked."""
+"""Checks that a run supports the probes it asks for."""
 
 import math
 from typing import get_args
@@ -10,10 +10,10 @@ from rope_exp.system.errors import ConfigError
 
 
 def check_probes(train: TrainConfig, model: ModelConfig, attn: AttnConfig, pe: PeConfig) -> None:
-    """Refuse a probe that the finished model could not answer.
+    """Refuse a probe that the finished model cannot answer.
 
     Raises:
-        ConfigError: saying what it takes.
+        ConfigError: it names the probe's requirement.
     """
     of_some = {probe for kind in get_args(AttnConfig) for probe in kind.probes()}
     reasons = {
@@ -36,7 +36,7 @@ def check_probes(train: TrainConfig, model: ModelConfig, attn: AttnConfig, pe: P
 
 
 def _why_not_extended(train: TrainConfig, pe: PeConfig, rotary_dim: int) -> str | None:
-    """Return what a rotation lacks that is to turn by frequencies for longer contexts."""
+    """Return the first unmet requirement of frequencies for longer contexts, or None."""
     if not pe.rotate:
         return "at least one site in pe.rotate"
     if pe.input == "learned":

@@ -1,6 +1,6 @@
-"""The `auto` keys of a config, resolved for this machine; and what this machine cannot run.
+"""Resolution of a config's `auto` keys for this machine, and checks that it can run here.
 
-The dispatcher asks before any run is started.
+The dispatcher calls both before it starts any run.
 """
 
 from collections.abc import Mapping
@@ -21,41 +21,41 @@ from rope_exp.system.machine import (
     memory_size,
 )
 
-# What a run must compute for compiling to pay back, in floating-point operations, by device. On a
-# CPU as measured (docs/performance.md) where runs of a sweep share what the first compiled; on a
-# GPU by estimate: half a minute to compile, against a quarter of the peak eager and nearly half
-# compiled.
+# Floating-point operations of a run from which compiling pays back, by device. The CPU's is
+# measured (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
+# The GPU's is an estimate: half a minute to compile, and a quarter of the peak in eager mode
+# against nearly half when compiled.
 PAYS_TO_COMPILE = {"cpu": 5e12, "cuda": 1e16}
 
-PROCESS_BYTES = 150 * 2**20  # of a process that has imported torch, before it holds a model
-HOPELESS = 1.5  # the estimate of memory is rough: only what exceeds the machine by this is refused
+PROCESS_BYTES = 150 * 2**20  # of a process that has imported torch and holds no model yet
+HOPELESS = 1.5  # the memory estimate is rough: refuse only if it exceeds the machine by this factor
 
 
 def operations(config: RunConfig) -> int:
     """Return the FLOP of the whole run.
 
-    A pretrained tokenizer's vocabulary is not known yet, and counted as the smallest.
+    A pretrained tokenizer's vocabulary is still unknown and is counted as the smallest.
     """
     vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
     return run_flops(config, vocab_size)
 
 
 def pays_to_compile(config: RunConfig, device: str) -> float:
-    """Return from how many operations on a run pays compiling back: each length has its graphs."""
+    """Return the operations from which compiling pays back: each length has its own graphs."""
     lengths = {stage.seq_len for stage in config.train.staged}
     return PAYS_TO_COMPILE[device] * len(lengths)
 
 
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
-    """Return `config` with every `auto` replaced by what this machine gives it.
+    """Return `config` with every `auto` replaced by this machine's value.
 
-    The result is what config.yaml records.
+    config.yaml records the result.
 
     Args:
         world_size: of the launcher that started this process, perhaps over several hosts; None:
             we start the processes.
     Raises:
-        ConfigError: the config asks for GPUs that are not there, or its batch does not divide.
+        ConfigError: the config asks for missing GPUs, or its batch does not divide.
     """
     launch = _placed(config.launch, world_size)
     train = config.train
@@ -72,8 +72,14 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     return replace(config, launch=launch, train=replace(train, **chosen))
 
 
+<<<<<<< HEAD
 def _placed(launch: LaunchConfig, world_size: int | None) -> LaunchConfig:
     """Return `launch` with its device, its processes and the runs at a time resolved."""
+=======
+def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
+    """Return `config` with its device, processes and concurrent runs resolved."""
+    launch = config.launch
+>>>>>>> speech-a
     num_gpus = len(gpus())
 
     device = launch.device
@@ -107,7 +113,7 @@ def runs_at_a_time(launch: LaunchConfig) -> int:
     """Return `launch.max_parallel`; auto is as many runs as the GPUs allow, and one on a CPU.
 
     Args:
-        launch: its device and its processes are resolved.
+        launch: with its device and processes resolved.
     """
     if launch.max_parallel != "auto":
         return launch.max_parallel
@@ -144,14 +150,14 @@ def _check_batch(train: TrainConfig, num_processes: int) -> None:
 def check_memory(
     config: RunConfig, vocab_size: int | None = None, num_here: int | None = None
 ) -> None:
-    """Refuse a resolved config that has no hope of fitting in this machine's memory, or a GPU's.
+    """Refuse a resolved config that far exceeds this machine's memory, or a GPU's.
 
-    Not part of resolving: a plan is for other machines too.
+    This is separate from `resolve`, because a plan is for other machines, too.
 
     Args:
-        vocab_size: the tokenizer's; None: as the config says, and the smallest for a pretrained
-            one.
-        num_here: how many of the run's processes are on this machine; None: all.
+        vocab_size: the tokenizer's; None: from the config, and the smallest for a pretrained
+            tokenizer.
+        num_here: the number of the run's processes on this machine; None: all.
     """
     train = config.train
     num_here = num_here or int(config.launch.num_processes)
@@ -176,7 +182,7 @@ def check_memory(
 def _check_fits(
     config: RunConfig, sizes: Mapping[str, int], available: int | None, where: str
 ) -> None:
-    """Refuse what needs far more bytes than there are, by the key that takes most of them."""
+    """Refuse a config that needs far more bytes than available; name the key that takes most."""
     needed = sum(sizes.values())
     if available is None or needed <= HOPELESS * available:
         return

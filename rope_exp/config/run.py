@@ -1,8 +1,8 @@
-"""One run's configuration, converted once from a plain mapping, then checked.
+"""The configuration of one run, converted once from a plain mapping and checked.
 
-Config key = dataclass field = the same path: `optim.lr` is `RunConfig.optim.lr`. Two hashes tell
-runs apart, over the numeric values that depart from their defaults: `config_sha256` one run,
-`group_sha256` the runs that may stand in one table.
+Config keys equal dataclass paths: `optim.lr` is `RunConfig.optim.lr`. Two hashes of the numeric
+values that depart from their defaults identify runs: `config_sha256` a single run, `group_sha256`
+the runs that may share a table.
 """
 
 import dataclasses
@@ -45,21 +45,21 @@ from rope_exp.config.variants import EVERY, PeConfig
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import json_sha256
 
-FACTORS = ("pe", "seed")  # what runs of one group may differ in
-MAX_POSITION = 2**24  # the last whole number below which float32 has them all
+FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
+MAX_POSITION = 2**24  # float32 represents all integers up to this one
 DEFAULT_OUTPUT = Path("results/runs")
 
 
 @dataclass(frozen=True, config=SECTION)
 class RunConfig:
-    """One run. `from_dict` makes it from what a command line or a file says."""
+    """The configuration of one run. `from_dict` converts a plain mapping."""
 
-    # Of the initial weights, and of the order of batches unless data.seed says another.
+    # Seed of the initial weights, and of the order of batches unless data.seed is set.
     seed: Seed = numeric(0)
-    # Its row's name in tables, where rows are more than variants; a campaign names them itself.
+    # Name of the row in tables, if rows differ in more than the variant; campaigns set it.
     row_name: Name | None = setting(None)
-    # SHA-256 of the weights that it begins with, where run.init_from names a run, which gives it;
-    # null: they are drawn from the seed.
+    # SHA-256 of the initial weights, taken from the run that run.init_from names; null: weights
+    # are drawn from the seed.
     init_weights: Sha256 | None = numeric(None)
     pe: PeConfig = PeConfig()
     attn: Annotated[AttnConfig, Field(discriminator="kind")] = SoftmaxConfig()
@@ -90,7 +90,7 @@ class RunConfig:
                     f"rotates none of the {self.model.num_hidden_layers} layers",
                 )
 
-        # Held by NoPE too: a size is one that all variants can be compared at.
+        # NoPE must satisfy this, too: all variants must be comparable at a size.
         rotary_dim = self.attn.rotary_dim(self.model)
         if rotary_dim % 2:
             raise ConfigError(
@@ -124,7 +124,7 @@ class RunConfig:
                 )
 
     def _match_params(self) -> None:
-        """Settle the MLP's width, before anything is named or hashed by it."""
+        """Set the MLP's width, before names and hashes depend on it."""
         vocab_size = self.known_vocab_size
         if vocab_size is None:
             raise ConfigError(
@@ -132,18 +132,18 @@ class RunConfig:
                 self.model.match_params,
                 "needs a vocabulary whose size is known: a pretrained tokenizer's is not",
             )
-        # Not above: torch takes a second to import.
+        # Imported late: torch takes a second to import.
         from rope_exp.model.count import matched
 
         object.__setattr__(self, "model", matched(self.architecture(vocab_size)))
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":
-        """Convert a plain mapping; a key that it leaves out has its default.
+        """Convert a plain mapping; missing keys keep their defaults.
 
         Raises:
-            ConfigError: an unknown key, a wrong type, a value out of range or a combination that
-                cannot be.
+            ConfigError: an unknown key, a wrong type, a value out of range or an unsupported
+                combination.
         """
         config: RunConfig = convert(RunConfig, values)
         return config
@@ -159,7 +159,7 @@ class RunConfig:
         return dataclasses.replace(self, **{section: changed})
 
     def architecture(self, vocab_size: int) -> Architecture:
-        """Return what the decoder is built from, once the vocabulary is known.
+        """Return the specification of the decoder for a vocabulary.
 
         Args:
             vocab_size: the tokenizer's; the decoder's has `num_own_ids` more.
@@ -176,12 +176,12 @@ class RunConfig:
 
     @property
     def num_own_ids(self) -> int:
-        """How many ids past the tokenizer's the decoder has: under mlm the mask's."""
+        """The number of the decoder's ids beyond the tokenizer's: one under mlm, the mask."""
         return 1 if self.train.objective == "mlm" else 0
 
     @property
     def num_warmup_steps(self) -> int:
-        """The updates over which the rate rises to its peak."""
+        """The number of steps over which the learning rate rises to its peak."""
         return round(self.schedule.warmup_fraction * self.train.num_steps)
 
     @property
@@ -191,13 +191,13 @@ class RunConfig:
 
     @property
     def known_vocab_size(self) -> int | None:
-        """The vocabulary's size; None where only a pretrained tokenizer itself knows it."""
+        """The vocabulary's size; None if only a pretrained tokenizer itself knows it."""
         task = self.data.task
         return self.tokenizer.known_vocab_size if task is None else task.vocab_size
 
     @property
     def causal(self) -> bool:
-        """Whether a token meets no later one."""
+        """True if no token attends to a later one."""
         return self.train.objective == "causal"
 
     # -- names and places ----------------------------------------------------------------------
@@ -216,9 +216,9 @@ class RunConfig:
 
     @property
     def group(self) -> str:
-        """`run.group`, or a name for all but pe and seed: size, corpus, the hash's first digits.
+        """`run.group`, or a name for all but pe and seed.
 
-        And the kind of attention, where it is not softmax.
+        It has the size, the kind of attention unless softmax, the corpus and a prefix of the hash.
         """
         kind = "" if isinstance(self.attn, SoftmaxConfig) else f"{self.attn.kind}-"
         name = f"{self.model.name}-{kind}{self.data.name}-{self.group_sha256[:8]}"
@@ -226,19 +226,19 @@ class RunConfig:
 
     @property
     def name(self) -> str:
-        """<pe>-s<seed>, in the tracker and in progress lines."""
+        """`<pe>-s<seed>`, for the tracker and progress lines."""
         return f"{self.pe.label}-s{self.seed}"
 
     # -- identity ------------------------------------------------------------------------------
 
     @property
     def config_sha256(self) -> str:
-        """Of every numeric value of this run that departs from its default."""
+        """Hash of all numeric values of this run that depart from their defaults."""
         return json_sha256(numeric_values(self, departing=True))
 
     @property
     def group_sha256(self) -> str:
-        """Of the same without pe and seed: equal in all rows that may be compared."""
+        """The same hash without pe and seed: equal in all rows that may be compared."""
         departing = numeric_values(self, departing=True)
         return json_sha256({key: departing[key] for key in departing if key not in FACTORS})
 
@@ -247,7 +247,7 @@ class RunConfig:
         return numeric_values(self)
 
     def numeric_value(self, key: str) -> Any:
-        """Return one of those values by its dotted key, or the values of a section.
+        """Return a value of `numeric_dict` by its dotted key, or the values of a section.
 
         Raises:
             KeyError: no such key can change a number.

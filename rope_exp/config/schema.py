@@ -1,7 +1,7 @@
-"""The types of values, which pydantic checks; its errors in our words; and a run's identity.
+"""Types of config values, validation by pydantic with our error messages, and a run's identity.
 
-A section of a config is a frozen dataclass of pydantic's, of the settings `SECTION`. A file that
-we read back is a TypedDict. This module knows no key by name.
+A section of a config is a frozen pydantic dataclass with the settings `SECTION`. A file that we
+read back is a TypedDict. This module knows no key by name.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from pydantic import (
 
 from rope_exp.system.errors import ConfigError, first_line
 
-# Strict: neither true nor "3" is a number. A whole number is a float, too.
+# Strict: neither true nor "3" is a number. A whole number is also a float.
 SECTION = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-# What pydantic calls types, and what our errors call them.
+# Pydantic's phrases, and ours for the same.
 WORDS = {
     "a valid boolean": "true or false",
     "a valid integer": "a whole number",
@@ -52,9 +52,9 @@ def setting(default: Any) -> Any:
 
 
 def rule(allowed: str, holds: Callable[[Any], object]) -> WrapValidator:
-    """Return what a value of an annotated type must satisfy, and the one way in which that is said.
+    """Return a validator of an annotated type with one error message, `allowed`.
 
-    It is said of a value of another type, too.
+    Values of another type get the same message.
     """
 
     def check(value: Any, of_type: ValidatorFunctionWrapHandler) -> Any:
@@ -81,7 +81,7 @@ _adapter = functools.cache(TypeAdapter)
 def convert(hint: Any, values: Any, key: str = "") -> Any:
     """Return plain values as the type `hint`.
 
-    Keys of a TypedDict that it does not declare are left out; a dataclass refuses them.
+    A TypedDict drops keys that it does not declare; a dataclass refuses them.
 
     Args:
         key: of all the values, for an error.
@@ -91,7 +91,7 @@ def convert(hint: Any, values: Any, key: str = "") -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(values, Mapping):
         values = _with_tags(hint, values)
     try:
-        # By way of JSON, in which a tuple and a dataclass may be strict as well.
+        # Through JSON, because strict validation accepts tuples and dataclasses only from there.
         text = json.dumps(values, default=repr)
         return _adapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
@@ -101,12 +101,12 @@ def convert(hint: Any, values: Any, key: str = "") -> Any:
 
 
 def refusal(error: ValidationError, values: Any, key: str = "", hint: Any = None) -> ConfigError:
-    """Return what pydantic says of the first key at fault.
+    """Convert pydantic's error into ours, for the first key at fault.
 
     Args:
-        values: what was checked.
-        key: of all of it.
-        hint: as what; its keys are proposed in the place of an unknown one.
+        values: the validated values.
+        key: of all the values.
+        hint: their type; its keys are suggested in place of an unknown one.
     """
     faults = error.errors()
     path, value = _place(faults[0]["loc"], values)
@@ -119,7 +119,7 @@ def refusal(error: ValidationError, values: Any, key: str = "", hint: Any = None
             return ConfigError(f"{where}.{key}", name, f"must be one of {allowed}".replace("'", ""))
         case {"type": "missing", "loc": [*_, str(name)]}:
             return ConfigError(".".join(filter(None, [where, name])), ..., "is missing")
-    # A value that may be of several types has a fault for each.
+    # A value with several possible types has a fault for each.
     said = [_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
     rest = [each.removeprefix("must be ") for each in said[1:]]
     shown = value if where else ...
@@ -127,9 +127,9 @@ def refusal(error: ValidationError, values: Any, key: str = "", hint: Any = None
 
 
 def _place(location: Iterable[int | str], values: Any) -> tuple[list[str], Any]:
-    """Return the keys that lead to a fault, and the value there; of a list, the whole list.
+    """Return the keys that lead to a fault, and the value there; for a list, the whole list.
 
-    A location names the types that a value may have, too.
+    A location also names the possible types of a value, which are skipped.
     """
     path = []
     for part in location:
@@ -140,7 +140,7 @@ def _place(location: Iterable[int | str], values: Any) -> tuple[list[str], Any]:
 
 
 def _words(fault: Any) -> str:
-    """Return what pydantic says in the words of our own errors."""
+    """Return pydantic's message in the words of our own errors."""
     if "error" in fault.get("ctx", {}):
         return str(fault["ctx"]["error"])
     said = re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
@@ -164,7 +164,7 @@ def defaults_of(section: Any) -> dict[str, Any]:
 
 
 def alternatives(section: Any) -> dict[str, dict[str, Any]]:
-    """Return the dataclasses that a section may be, by their tags, where there are several."""
+    """Return the alternative dataclasses of each field that has several, by field and tag."""
     found = {}
     for name, hint in typing.get_type_hints(section).items():
         options = _sections(hint)
@@ -174,7 +174,7 @@ def alternatives(section: Any) -> dict[str, dict[str, Any]]:
 
 
 def _with_tags(section: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section's values; of several alternatives the first is meant unless one is named."""
+    """Return a section's values with tags; the first alternative is the default."""
     tagged = dict(values)
     for name, options in alternatives(section).items():
         first, option = next(iter(options.items()))
@@ -184,18 +184,18 @@ def _with_tags(section: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sections(hint: Any) -> tuple[Any, ...]:
-    """Return the dataclasses that a group of keys may be; none of another value."""
+    """Return the possible dataclasses of a group of keys; none if the hint allows other values."""
     options = typing.get_args(hint) or (hint,)
     return options if all(map(dataclasses.is_dataclass, options)) else ()
 
 
 def tag(section: Any) -> str:
-    """Return the key that tells a dataclass from its alternatives: its first, a Literal."""
+    """Return the key that distinguishes a dataclass from its alternatives: its first, a Literal."""
     return dataclasses.fields(section)[0].name
 
 
 def known_keys(hint: Any, prefix: str = "") -> set[str]:
-    """Return the full path of every key below a section, whichever alternative has it."""
+    """Return the full path of every key below a section, in any alternative."""
     keys = set()
     for section in _sections(hint):
         for name, below in typing.get_type_hints(section).items():
@@ -204,9 +204,9 @@ def known_keys(hint: Any, prefix: str = "") -> set[str]:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a key that no section has, with the nearest that exists.
+    """Return the error for an unknown key, with the nearest existing key.
 
-    Its value is not shown: it may be a secret.
+    The value is not shown: it may be a secret.
     """
     near = get_close_matches(key, known, n=1, cutoff=0.75)
     near += sorted(full for full in known if full.endswith(f".{key}"))
@@ -221,9 +221,9 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
     """Return every value below a section that can change a number, as a plain mapping.
 
     Args:
-        departing: leave out those that are their defaults. So a key that is added later, with a
-            default that keeps the behaviour, changes no identity. A section that is not the
-            default alternative shows its tag.
+        departing: leave out defaults, so that a key added later, with a default that keeps the
+            behaviour, changes no identity. A section that is not the default alternative shows
+            its tag.
     """
     found = {}
     for field in dataclasses.fields(section):
@@ -240,7 +240,7 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
 
 
 def labelled(key: str, value: Any) -> str:
-    """Return how a label shows a key that departs: -base500000, -trainable, -layers_1110."""
+    """Return a label's suffix for a key that departs: -base500000, -trainable, -layers_1110."""
     spelled = value
     if isinstance(value, int | float):
         spelled = f"{value:g}"
@@ -253,10 +253,10 @@ def labelled(key: str, value: Any) -> str:
 
 
 def _is_path(text: str) -> bool:
-    """Whether the system could have it: else its first use would fail, perhaps late."""
+    """Return whether the system accepts the path: else its first use would fail, perhaps late."""
     path = os.fsencode(os.path.expanduser(Path(text)))
     names_fit = all(len(name) <= 255 for name in path.split(b"/"))
-    # What still begins with ~ names a user that there is not.
+    # A leading ~ that remains names a user that does not exist.
     return (
         text != ""
         and names_fit
@@ -267,7 +267,7 @@ def _is_path(text: str) -> bool:
 
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
-# Of features and heads: no product of three of them is past what torch can count.
+# A number of features or heads: torch can count products of three of them.
 Size = Annotated[int, Field(ge=1, le=2**20)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seed = Natural
@@ -286,7 +286,7 @@ Name = Annotated[
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 PathText = Annotated[
     str,
-    # The system's limit is 4,096 bytes; the rest is for what is below a run's folder.
+    # The system's limit is 4,096 bytes; the rest is for paths below a run's folder.
     rule(
         "must be a path of at most 3,840 bytes and 255 a name, beginning with ~ only where it "
         "names a user's home",

@@ -1,6 +1,6 @@
-"""The sections of a run's config: every key, its type, its default, and what must hold within.
+"""The sections of a run's config: every key, its type, its default, and checks within a section.
 
-A default, once released, never changes: identities cover what departs from it.
+A released default never changes, because identities cover departures from it.
 """
 
 import re
@@ -31,19 +31,19 @@ from rope_exp.config.tasks import TASKS, TEXT_UNIT, TaskFacts
 from rope_exp.system.errors import ConfigError
 
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
-# Of positions that are times: as POYO's t_min.
+# Period of the fastest pair if positions are times, as POYO's t_min.
 PERIOD_S = 1e-4
-INIT_STD = 0.02  # of every weight matrix; of those onto the residual stream, times 1/sqrt(2 layers)
+INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
 
-# Past that a layer's objects outweigh its weights, so no estimate of memory would see them.
+# Beyond this, a layer's objects outweigh its weights, and memory estimates would miss them.
 Layers = Annotated[int, Field(ge=1, le=4096)]
-# The largest published vocabularies hold a million; the trainer of merges reserves memory for all
-# that it is asked.
+# The largest published vocabularies hold a million; the trainer of merges reserves memory for the
+# whole requested size.
 VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
 
 
 def is_commit(revision: str | None) -> bool:
-    """Whether a revision is a whole commit, which never moves."""
+    """Return whether a revision is a full commit hash, which never moves."""
     return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
@@ -61,13 +61,13 @@ class ModelConfig:
     tie_word_embeddings: bool = numeric(False)
     # null: hidden_size / num_attention_heads.
     head_dim: Size | None = numeric(None)
-    # null: attention meets every earlier key; else the last so many, its own among them.
+    # Number of latest keys that a query attends to, its own included; null: all earlier keys.
     window: Count | None = numeric(None)
-    # Whether queries and keys are normed, a head at a time, before they turn.
+    # Normalize queries and keys per head, before rotation.
     qk_norm: bool = numeric(False)
-    # Whether keys and values see a learned share of the token before.
+    # Mix a learned share of the previous token into keys and values.
     token_shift: bool = numeric(False)
-    # The MLP's width is set so that the decoder has so many parameters; null: it is as it stands.
+    # Set the MLP's width so that the decoder has this many parameters; null: keep it.
     match_params: Count | None = setting(None)
 
     def __post_init__(self) -> None:
@@ -90,40 +90,40 @@ class ModelConfig:
 
 @dataclass(frozen=True, config=SECTION)
 class DataConfig:
-    """The corpus: where its documents come from and how it is split; or what is generated."""
+    """The corpus, its source and its split; or the kind of generated data."""
 
-    # null: the kind; of the hub, what the path and the subset say.
+    # null: the kind; for hub, a name derived from path and subset.
     name: Name | None = setting(None)
     kind: Literal[
         "stdlib", "files", "hub", "addition", "copy", "repeats", "retrieval", "spikes"
     ] = numeric("stdlib")
     # files: a file or folder; hub: owner/name.
     path: PathText | None = numeric(None)
-    # hub: the dataset's configuration, and the pinned commit.
+    # hub: the dataset's configuration; revision: the pinned commit.
     subset: str | None = numeric(None)
     revision: str | None = numeric(None)
     text_column: str | None = numeric(None)
-    # files: what one document of a text file is.
+    # files: the unit of a text file that makes one document.
     sample_by: Literal["document", "paragraph", "line"] | None = numeric(None)
-    # null: hold documents out, this share of them.
+    # null: hold out a share of the documents, holdout_fraction.
     validation_split: str | None = numeric(None)
     holdout_fraction: OpenShare = numeric(0.05)
-    # How much of a corpus is prepared; null: all.
+    # Maximum number of tokens that are prepared; null: all.
     max_tokens: Count | None = numeric(None)
-    # Of what is prepared; null: ROPE_EXP_CACHE, or ~/.cache/rope_exp.
+    # Folder of prepared data; null: ROPE_EXP_CACHE, or ~/.cache/rope_exp.
     cache_dir: PathText | None = setting(None)
-    # Of the order of batches, and of the rows that are generated; null: the run's seed.
+    # Seed of the order of batches and of generated rows; null: the run's seed.
     seed: Seed | None = numeric(None)
-    # Whether positions begin at 0, and attention anew, where a document begins within a row. Both
-    # in evaluation too.
+    # Restart positions at 0 at each document within a row; document_mask: restrict attention to
+    # the document. Both apply to evaluation, too.
     reset_positions: bool = numeric(False)
     document_mask: bool = numeric(False)
-    # Positions of a training row begin anywhere from 0 to here, at random by data.seed, step and
-    # row; in evaluation always at 0.
+    # Positions of a training row start at random from 0 to this value, drawn by data.seed, step
+    # and row; in evaluation they always start at 0.
     random_start: Natural = numeric(0)
-    # addition: the most significant digit of a number stands first, or the least.
+    # addition: the most significant digit first (plain), or the least (reversed).
     order: Literal["plain", "reversed"] = numeric("plain")
-    # spikes: in how many seconds the fastest pair of features turns once; null: 0.0001.
+    # spikes: seconds in which the fastest pair of features rotates once; null: 0.0001.
     period: Positive | None = numeric(None)
 
     def __post_init__(self) -> None:
@@ -148,21 +148,21 @@ class DataConfig:
 
     @property
     def task(self) -> TaskFacts | None:
-        """What is known of generated data; None of text."""
+        """Facts about generated data; None for text."""
         return TASKS.get(self.kind)
 
     @property
     def unit(self) -> str:
-        """What losses are counted in."""
+        """The unit of losses."""
         return TEXT_UNIT if self.task is None else self.task.unit
 
     @property
     def period_s(self) -> float:
-        """In how many seconds the fastest pair turns once, where positions are times."""
+        """Seconds in which the fastest pair rotates once, if positions are times."""
         return self.period or PERIOD_S
 
     def _refuse_idle_keys(self) -> None:
-        """Refuse a key of one kind of generated data elsewhere, and of text in generated data."""
+        """Refuse keys of another kind of generated data, and keys of text for generated data."""
         owners = {task.key: kind for kind, task in TASKS.items() if task.key}
         for key, value in numeric_values(self, departing=True).items():
             owner = owners.get(key)
@@ -173,7 +173,7 @@ class DataConfig:
                 raise ConfigError(f"data.{key}", value, allowed)
 
     def _derived_name(self) -> str:
-        """Return what a table calls the corpus, so that it never bears another one's name."""
+        """Derive the corpus's name in tables, so that it never has another corpus's name."""
         if self.order != "plain":
             return f"{self.kind}-{self.order}"
         if self.kind != "hub" or not self.path:
@@ -187,13 +187,13 @@ class DataConfig:
 
 @dataclass(frozen=True, config=SECTION)
 class TokenizerConfig:
-    """How text becomes token ids."""
+    """The tokenizer, which converts text to token ids."""
 
     name: Name = setting("bpe_2k")
     # task: the tokens of generated data.
     kind: Literal["bpe", "bytes", "pretrained", "task"] = numeric("bpe")
     vocab_size: VocabSize | None = numeric(2048)
-    # bpe: how much text its merges are learned from.
+    # bpe: bytes of text from which merges are learned.
     train_bytes: Count | None = numeric(20_000_000)
     # pretrained: a folder, or a repository on the hub.
     path: PathText | None = numeric(None)
@@ -222,89 +222,90 @@ class TokenizerConfig:
 
     @property
     def known_vocab_size(self) -> int | None:
-        """The vocabulary's size; None where a pretrained tokenizer or the task knows it."""
+        """The vocabulary's size; None if a pretrained tokenizer or the task knows it."""
         return MIN_VOCAB_SIZE if self.kind == "bytes" else self.vocab_size
 
 
 @dataclass(frozen=True, config=SECTION)
 class TrainConfig(Budget):
-    """The budget and the loop. Batch sizes are in sequences, periods in steps."""
+    """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
 
     name: Name = setting("nano")
     num_steps: Count = numeric(500)
     global_batch_size: Count = numeric(16)
-    # null: a process's whole share at once.
+    # Sequences of a micro-batch; null: a process's whole share.
     micro_batch_size: Count | None = numeric(None)
-    # Of evaluation always, of training where there are no stages.
+    # Length of evaluation sequences, and of training sequences unless stages are set.
     seq_len: Count = numeric(256)
-    # One length after another, each [length, steps] of as many tokens a step as
-    # global_batch_size x seq_len, or [length, steps, sequences]; null: seq_len alone.
+    # Successive lengths, each [length, steps] with global_batch_size x seq_len tokens a step, or
+    # [length, steps, sequences]; null: seq_len only.
     stages: Stages | None = numeric(None)
-    # causal: every next token; mlm: hidden tokens, from both sides; regression: real numbers at
-    # some places, from tokens on both sides.
+    # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
+    # numbers at some places, from tokens on both sides.
     objective: Literal["causal", "mlm", "regression"] = numeric("causal")
-    # In steps: evaluation on eval_sequences held-out rows, a checkpoint, a row of metrics.
+    # Steps between evaluations on eval_sequences held-out rows; save_every: between checkpoints;
+    # log_every: between rows of metrics.
     eval_every: Count = setting(50)
     eval_sequences: Count = numeric(128)
     save_every: Count = setting(250)
     keep_checkpoints: Count = setting(2)
     log_every: Count = setting(10)
-    # auto: bf16 where the hardware has it, else fp32.
+    # auto: bf16 if the hardware supports it, else fp32.
     precision: Literal["auto", "bf16", "fp32"] = numeric("auto")
-    # auto: where it pays back within the run.
+    # auto: true if it pays back within the run.
     compile: bool | Literal["auto"] = numeric("auto")
     # auto: true on a CPU, where it costs nothing.
     deterministic: bool | Literal["auto"] = numeric("auto")
-    # What the finished model is asked (evaluation/probes.py); into probes.json.
+    # Probes of the finished model (evaluation/probes.py), written to probes.json.
     probes: Probes = setting(())
-    # Dense bf16 peak of a GPU that config/costs.py does not list; 0: record no MFU.
+    # Dense bf16 peak of a GPU missing from config/costs.py; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
 
 
 @dataclass(frozen=True, config=SECTION)
 class TrackerConfig:
-    """Where curves go beside metrics.jsonl.
+    """The tracker that receives curves, in addition to metrics.jsonl.
 
-    Every key but the first is wandb's, trackio takes project and run_name. Where a key keeps its
-    default, wandb's own environment variable counts: WANDB_MODE, WANDB_PROJECT, WANDB_TAGS, ...
+    Every key but the first is for wandb; trackio uses project and run_name. For a key with its
+    default, wandb's own environment variable applies: WANDB_MODE, WANDB_PROJECT, WANDB_TAGS, ...
     """
 
     name: Literal["none", "wandb", "trackio"] = setting("none")
     mode: Literal["online", "offline"] = setting("online")
     project: Name = setting("rope_exp")
     entity: Name | None = setting(None)
-    # Beside corpus, size and rotated sites.
+    # In addition to corpus, size and rotated sites.
     tags: tuple[Tag, ...] = setting(())
     notes: str | None = setting(None)
-    # null: variant and seed, and between them what else is swept.
+    # null: variant, other swept values and seed.
     run_name: str | None = setting(None)
 
 
 @dataclass(frozen=True, config=SECTION)
 class LaunchConfig:
-    """How runs are placed on the machine."""
+    """Placement of runs on the machine."""
 
     name: Name = setting("local")
     device: Literal["auto", "cpu", "cuda"] = setting("auto")
-    # Of one run; all: one a GPU.
+    # Processes of one run; all: one per GPU.
     num_processes: Count | Literal["all"] = setting(1)
-    # Of each process; auto: its share of the cores.
+    # Threads of each process; auto: its share of the cores.
     num_threads: Count | Literal["auto"] = setting("auto")
-    # Runs at a time; auto: as many as the GPUs allow, one on a CPU.
+    # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
     max_parallel: Count | Literal["auto"] = setting("auto")
-    # In this very process, for a debugger.
+    # Run in the current process, for a debugger.
     inline: bool = setting(False)
 
 
 @dataclass(frozen=True, config=SECTION)
 class PlaceConfig:
-    """Where the run's record goes."""
+    """The folder of the run's record, its group and its origin."""
 
     # null: results/runs/<group>/<pe>/seed<k>.
     dir: PathText | None = setting(None)
-    # null: a name for everything but pe and seed.
+    # null: a name derived from everything but pe and seed.
     group: Name | None = setting(None)
-    # Move an old folder aside instead of going on in it.
+    # Move an old folder aside instead of resuming in it.
     fresh: bool = setting(False)
-    # The folder of a finished run, whose weights this one begins with; init_weights is their hash.
+    # Folder of a finished run that provides the initial weights; init_weights is their hash.
     init_from: PathText | None = setting(None)

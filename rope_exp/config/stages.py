@@ -1,8 +1,8 @@
-"""Stages: a run on sequences of one length, then of another, as RoFormer's training had them.
+"""Stages of a run on sequences of different lengths, as in RoFormer's training.
 
 `train.stages` lists them, each as [length, steps] or [length, steps, sequences]. Without the third
-number a step of the stage has as many tokens as one of global_batch_size x seq_len; RoFormer fixed
-the sequences instead.
+number a step of the stage has global_batch_size x seq_len tokens; RoFormer fixed the number of
+sequences instead.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ class Stage:
     Attributes:
         seq_len: T.
         num_steps: of this stage.
-        batch_size: B, the sequences of a step, of all processes together.
-        steps_before, samples_before, tokens_before: of all stages before it; a sample is one
+        batch_size: B, the sequences of a step, over all processes.
+        steps_before, samples_before, tokens_before: of all earlier stages; a sample is one
             sequence of a step.
     """
 
@@ -49,7 +49,7 @@ class Stage:
 
     @property
     def tokens_per_step(self) -> int:
-        """The tokens that one update is made from."""
+        """The tokens of one step."""
         return self.batch_size * self.seq_len
 
     @property
@@ -58,15 +58,15 @@ class Stage:
         return self.num_steps * self.tokens_per_step
 
     def tokens_until(self, step: int) -> int:
-        """Return the tokens of the run up to one of its steps."""
+        """Return the tokens of the run up to and including one of the stage's steps."""
         return self.tokens_before + (step - self.steps_before) * self.tokens_per_step
 
 
 def make_stages(listed: Listed, tokens_per_step: int) -> tuple[Stage, ...]:
-    """Return the stages that a list says.
+    """Build stages from their list.
 
     Args:
-        tokens_per_step: of a stage that does not say its sequences.
+        tokens_per_step: of a stage without its own number of sequences.
     Raises:
         ConfigError: such a stage's length does not divide them.
     """
@@ -99,9 +99,9 @@ def make_stages(listed: Listed, tokens_per_step: int) -> tuple[Stage, ...]:
 
 
 def shortest(stages: Sequence[Stage], seq_len: int, tokens_per_step: int) -> Listed | None:
-    """Return the one spelling of stages; None: there is one alone, of `seq_len`.
+    """Return the canonical list of stages; None for a single plain stage of `seq_len`.
 
-    Neighbours that are alike are one, and sequences are said where they do not follow.
+    Equal neighbours are merged, and sequences are given only if they do not follow from the tokens.
     """
     listed: list[tuple[int, ...]] = []
     for stage in stages:
@@ -116,10 +116,10 @@ def shortest(stages: Sequence[Stage], seq_len: int, tokens_per_step: int) -> Lis
 
 
 class Budget:
-    """What follows from the keys of a run's budget, whose dataclass is below this.
+    """Quantities derived from the keys of a run's budget; the base class of `TrainConfig`.
 
     Raises:
-        ConfigError: stages that are none, or of other steps than num_steps.
+        ConfigError: invalid stages, or stages whose steps do not add up to num_steps.
     """
 
     num_steps: int
@@ -144,12 +144,12 @@ class Budget:
 
     @property
     def tokens_per_step(self) -> int:
-        """The tokens of global_batch_size x seq_len: of every step, unless a stage says others."""
+        """global_batch_size x seq_len, the tokens of every step unless a stage sets its own."""
         return self.global_batch_size * self.seq_len
 
     @property
     def staged(self) -> tuple[Stage, ...]:
-        """The stages, one after another; one alone where `stages` is null."""
+        """The stages in order; a single one if `stages` is null."""
         if self.stages is None:
             return (Stage(self.seq_len, self.num_steps, self.global_batch_size),)
         return make_stages(self.stages, self.tokens_per_step)
@@ -161,11 +161,11 @@ class Budget:
 
     @property
     def longest(self) -> int:
-        """The length of the longest sequences that are trained or evaluated on."""
+        """The length of the longest sequences in training or evaluation."""
         return max(self.seq_len, *(stage.seq_len for stage in self.staged))
 
     def tokens_until(self, step: int) -> int:
-        """Return how many tokens the updates up to a step were made from; 0 at step 0."""
+        """Return the number of tokens up to and including a step; 0 at step 0."""
         return self.stage_at(step).tokens_until(step)
 
     @property
@@ -174,10 +174,10 @@ class Budget:
         return self.tokens_until(self.num_steps)
 
     def rows_at_once(self, share: int, seq_len: int) -> int:
-        """Return how many of a process's `share` of sequences of a length make a micro-batch.
+        """Return the sequences per micro-batch for a process's `share` of sequences of one length.
 
-        As few as have no more tokens each than micro_batch_size sequences of train.seq_len; the
-        last may be smaller.
+        The share is split into the fewest micro-batches with no more tokens than micro_batch_size
+        sequences of train.seq_len; the last may be smaller.
         """
         if self.micro_batch_size is None:
             return share

@@ -1,6 +1,6 @@
-"""The kinds of attention that keep a state in place of keys.
+"""Configs of the attention kinds that keep a state instead of keys.
 
-Counts are of one layer: of the recurrent form, which adds to a state and reads it.
+Counts refer to one layer in its recurrent form, which adds to a state and reads it.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError
 
-# Of decays that are learned, beginning at 1 - 2^(-5-h) of head h: the last of more heads would
-# begin past the slowest decay that can be learned, 1 - 2^-64, and get no gradient there.
+# Learned decays start at 1 - 2^(-5-h) for head h. With more heads, the last would start beyond the
+# slowest decay that can be learned, 1 - 2^-64, and get no gradient there.
 MAX_LEARNED_HEADS = 59
 
 
 class StateKind(Kind):
-    """Sums over the past, to which each token is added, and which each query reads."""
+    """Base class of sums over the past: each token adds to a state, and each query reads it."""
 
     keeps_keys = False
 
     def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        """Return 12 a number of a head's state: 2 to add, 2 to read, three times with backward."""
+        """Return 12 per number of the state: 2 to add, 2 to read, three times with backward."""
         return 12 * self.head_states(model)
 
 
@@ -34,9 +34,9 @@ class StateKind(Kind):
 class LinearConfig(StateKind):
     """Linear attention, phi = elu + 1: o_i = sum_j sim_ij v_j / max(sum_j sim_ij, eps).
 
-    numerator: above the fraction sim = (R phi(q))' (R phi(k)), below it phi(q)' phi(k) (Su 2021,
-    eq. 19). both: rotated below too, where the sum can be negative. one_plus_cos: sim = 1 + cos of
-    the angle between rotated q and k.
+    numerator: sim = (R phi(q))' (R phi(k)) in the numerator, phi(q)' phi(k) in the denominator (Su
+    2021, eq. 19). both: rotated in the denominator, too, whose sum can be negative. one_plus_cos:
+    sim = 1 + cos of the angle between rotated q and k.
     """
 
     kind: Literal["linear"] = numeric("linear")
@@ -44,7 +44,7 @@ class LinearConfig(StateKind):
     eps: Positive = numeric(1e-6)
 
     def head_states(self, model: ModelConfig) -> int:
-        # Sums over keys, of values and of one; 1 + cos has one key more, which is 1.
+        # Sums over keys of values and of a one; 1 + cos has one more key feature, which is 1.
         features = model.features_per_head
         keys = features + (self.form == "one_plus_cos")
         return model.num_attention_heads * keys * (features + 1)
@@ -58,7 +58,7 @@ class LinearConfig(StateKind):
 class RetentionConfig(StateKind):
     """RetNet's retention: weights gamma_h^(i-j) q_i' k_j / sqrt(K), gamma_h = 1 - 2^(-5-h).
 
-    Then RMS over each head, without weights, after the output has turned back; no gate.
+    RMS norm over each head follows, without weights, after the output is rotated back; no gate.
     """
 
     kind: Literal["retention"] = numeric("retention")
@@ -69,16 +69,16 @@ class RetentionConfig(StateKind):
 
 @dataclass(frozen=True, config=SECTION)
 class DecayConfig(StateKind):
-    """Weights gamma_h^(i-j) alone, neither queries nor keys: h_i = gamma h_{i-1} + v_i, o_i = h_i.
+    """Weights gamma_h^(i-j) without queries and keys: h_i = gamma h_{i-1} + v_i, o_i = h_i.
 
-    With V and O rotating that is h_i = gamma e^(-I theta) h_{i-1} + v_i, a complex linear
-    recurrence (Su 2025, related work).
+    If V and O rotate, this is h_i = gamma e^(-I theta) h_{i-1} + v_i, a complex linear recurrence
+    (Su 2025, related work).
     """
 
     kind: Literal["decay"] = numeric("decay")
-    # retnet: 1 - 2^(-5-h); learned: exp(-exp(nu)) a head, beginning there; or one number for all.
+    # retnet: 1 - 2^(-5-h); learned: exp(-exp(nu)) per head, starting there; or one number for all.
     gamma: Literal["retnet", "learned"] | OpenShare = numeric("retnet")
-    # sqrt: by LRU's sqrt(1 - gamma^2).
+    # sqrt: LRU's factor sqrt(1 - gamma^2).
     normalise: Literal["none", "sqrt"] = numeric("none")
 
     def sites(self) -> tuple[str, ...]:

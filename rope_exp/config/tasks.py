@@ -1,6 +1,6 @@
-"""Generated data: what a config must know of each kind before any is made. No torch, no numpy.
+"""Facts about each kind of generated data that a config needs. Imports neither torch nor numpy.
 
-The generators themselves are in data/tasks, and hold to what stands here.
+The generators are in data/tasks and conform to these facts.
 """
 
 from collections.abc import Mapping
@@ -11,24 +11,24 @@ TEXT_UNIT = "nats per token"  # of losses on text
 ANSWER_UNIT = "nats per answer token"
 SQUARES = "mean squared error"
 
-# The queries of a row of spikes, and the dimensions of what is to be predicted at each.
+# Queries in a row of spikes, and dimensions of the prediction at each.
 NUM_QUERIES = 16
 NUM_DIMS = 2
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What is known of a kind of generated data.
+    """Facts about a kind of generated data.
 
     Attributes:
-        vocab_size: how many tokens it has.
-        least_seq_len: the least T whose rows hold its longest examples.
+        vocab_size: the number of its tokens.
+        least_seq_len: the smallest T at which rows hold its longest examples.
         unit: of its loss.
-        objective: what a model is trained for.
-        probe: what a finished model can be asked.
-        key: the one key of `data` that is its own; empty: none.
-        span: what the span of an example counts; empty: there are no examples to be right or wrong.
-        bins: the first span of each bin by which a table tells matches.
+        objective: of training.
+        probe: the probe of a finished model.
+        key: the key of `data` that only this kind has; empty: none.
+        span: the unit of an example's span; empty: there are no examples to be right or wrong.
+        bins: the first span of each bin in a table of matches.
     """
 
     vocab_size: int
@@ -42,7 +42,7 @@ class TaskFacts:
 
     @property
     def num_outputs(self) -> int | None:
-        """How many real numbers are predicted at a place; None: one of the tokens."""
+        """The count of real numbers predicted at a place; None: a token is predicted."""
         return NUM_DIMS if self.objective == "regression" else None
 
 
@@ -81,5 +81,5 @@ TASKS: Mapping[str, TaskFacts] = {
         key="period",
     ),
 }
-# What can be asked of models of generated data alone.
+# Probes for models of generated data only.
 TASK_PROBES = tuple(dict.fromkeys(task.probe for task in TASKS.values()))

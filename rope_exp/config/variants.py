@@ -1,4 +1,4 @@
-"""A variant: which of attention's sites rotate, and how. It is data: a file in configs/pe."""
+"""The config of a variant: the sites of attention that rotate, and how. Files are in configs/pe."""
 
 import itertools
 import re
@@ -21,7 +21,7 @@ from rope_exp.system.errors import ConfigError
 
 SITES = ("q", "k", "v", "o")
 
-# In float32.
+# Safe in float32.
 Base = Annotated[float, Field(gt=1, le=1e30)]
 Sites = Annotated[
     tuple[Literal["q", "k", "v", "o"], ...],
@@ -31,11 +31,11 @@ Sites = Annotated[
     ),
 ]
 EVERY = (1,)  # as a pattern of layers
-# q and k share their frequencies, and so do v and o.
+# q and k share frequencies; so do v and o.
 PAIRS = ("qk", "vo")
-# Of T5's bias: how many distances a head tells apart.
+# Buckets of distances that a head of T5's bias distinguishes.
 T5_BUCKETS = 32
-# The names of what is learned, where one pair's or both pairs' frequencies are.
+# Names of learned frequencies: the first if one pair's are learned, both if both pairs' are.
 LEARNED = ("inv_freq", "inv_freq_vo")
 Pattern = Annotated[
     tuple[int, ...],
@@ -49,7 +49,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 def subset_name(rotate: tuple[str, ...]) -> str:
-    """Return the article's name of a subset of the sites: QK-RoPE, or NoPE for none."""
+    """Return the article's name for a subset of the sites, e.g. QK-RoPE; NoPE for none."""
     return "".join(rotate).upper() + "-RoPE" if rotate else "NoPE"
 
 
@@ -59,40 +59,41 @@ SUBSET_NAMES = frozenset(map(subset_name, SUBSETS))
 
 @dataclass(frozen=True, config=SECTION)
 class PeConfig:
-    """How position enters.
+    """Position encoding: rotation, and terms added to embeddings (`input`) or scores (`bias`).
 
-    By rotation: theta_f = base^(-2f/n) on n = `fraction` of the features of `rotate`, in the layers
-    that `layers` says; by what is added to the embeddings (`input`); by what is added to the scores
-    of attention (`bias`).
+    Rotation has frequencies theta_f = base^(-2f/n) on n = `fraction` of the features of `rotate`,
+    in the layers given by `layers`.
     """
 
-    # In tables and folders.
+    # Name in tables and folders.
     name: Name = numeric("QK-RoPE")
     rotate: Sites = numeric(("q", "k"))
     base: Base = numeric(10000.0)
     # The share of each head's features that rotates.
     fraction: Fraction = numeric(1.0)
-    # true: theta itself is learned (raw); log: s, where theta = theta0 e^s.
+    # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = numeric(False)
     # The position of a row's first token.
     start: Natural = numeric(0)
-    # Of angles and products. bf16 is for the study of noise: it holds no position above 256.
+    # Precision of angles and products. bf16 is for the study of noise: it is exact only up to
+    # position 256.
     precision: Literal["float32", "bf16"] = numeric("float32")
-    # Of v and o; null: as q and k.
+    # For v and o; null: as q and k.
     base_vo: Base | None = numeric(None)
     fraction_vo: Fraction | None = numeric(None)
-    # null: every layer rotates; [1, 1, 1, 0]: all but every fourth. Of v and o; null: as q and k.
+    # null: every layer rotates; [1, 1, 1, 0]: all but every fourth. layers_vo: for v and o; null:
+    # as q and k.
     layers: Pattern | None = numeric(None)
     layers_vo: Pattern | None = numeric(None)
-    # Of learned frequencies: a multiple of optim.lr; who has frequencies of their own, where
-    # head is a key/value head of a layer.
+    # Learning rate of learned frequencies, as a multiple of optim.lr; trainable_scope: the unit
+    # that has its own frequencies, where head is a key/value head of a layer.
     trainable_lr: Positive = numeric(1.0)
     trainable_scope: Literal["model", "layer", "head"] = numeric("model")
-    # Added to the embeddings: sines and cosines of the position, or a row that is learned for it.
+    # Added to the embeddings: sines and cosines of the position, or a learned row per position.
     input: Literal["none", "sinusoidal", "learned"] = numeric("none")
-    # Of sines and cosines; null: as large as the embeddings at the start.
+    # Amplitude of sines and cosines; null: as large as the initial embeddings.
     input_scale: Positive | None = numeric(None)
-    # Added to the scores: a slope a head times the distance, or what is learned for a distance.
+    # Added to the scores: the distance times a slope per head, or a learned value per distance.
     bias: Literal["none", "alibi", "t5"] = numeric("none")
 
     def __post_init__(self) -> None:
@@ -101,34 +102,34 @@ class PeConfig:
         self._one_spelling()
         self._refuse_idle_keys()
 
-        # A scheme's name says the scheme, so `pe.rotate=[q,v]` alone renames the variant.
+        # A scheme's name describes the scheme, so `pe.rotate=[q,v]` alone renames the variant.
         if self.name in SUBSET_NAMES | SCHEME_NAMES.keys():
             object.__setattr__(self, "name", self._scheme() or subset_name(ordered))
 
-    # -- of a pair of sites: qk or vo ----------------------------------------------------------
+    # -- pairs of sites: qk or vo --------------------------------------------------------------
 
     def base_of(self, pair: str) -> float:
-        """Return the base of the frequencies that q and k, or v and o, turn by."""
+        """Return the base of the frequencies of q and k, or of v and o."""
         return self.base if pair == "qk" or self.base_vo is None else self.base_vo
 
     def num_features(self, head_dim: int, pair: str = "qk") -> int:
-        """Return how many of a head's features rotate: a share, rounded down to whole pairs."""
+        """Return the rotating features of a head: a share, rounded down to whole pairs."""
         own = pair == "vo" and self.fraction_vo is not None
         share = self.fraction_vo if own else self.fraction
         assert share is not None
-        # 0.58 of 100 is a little less than 58 in floats, and would lose a pair.
+        # In floats 0.58 of 100 is a little less than 58, and would lose a pair.
         return 2 * int(head_dim * share / 2 + 1e-9)
 
     @property
     def is_one_rotation(self) -> bool:
-        """Whether v and o turn by the frequencies of q and k, and go on to.
+        """True if v and o always rotate by the frequencies of q and k.
 
-        What is learned begins alike and moves apart.
+        Learned frequencies start equal and move apart.
         """
         return self.base_vo is None and self.fraction_vo is None and not self.trainable
 
     def sites_of(self, layer: int) -> tuple[str, ...]:
-        """Return which sites rotate in a layer, counted from 0."""
+        """Return the sites that rotate in a layer, counted from 0."""
         patterns = {"qk": self.layers, "vo": self.layers_vo or self.layers}
         found = []
         for pair, pattern in patterns.items():
@@ -138,16 +139,16 @@ class PeConfig:
 
     @property
     def trained_pairs(self) -> tuple[str, ...]:
-        """The pairs of sites whose frequencies are learned: those that rotate."""
+        """The rotating pairs of sites, if frequencies are learned."""
         return tuple(pair for pair in PAIRS if self.trainable and set(pair) & set(self.rotate))
 
     @property
     def learned_names(self) -> tuple[str, ...]:
-        """The names of what is learned for each of them, in the rotation's module."""
+        """The names of the learned frequencies in the rotation's module."""
         return LEARNED[: len(self.trained_pairs)]
 
     def trained_shape(self, num_layers: int, num_heads: int) -> tuple[int, ...]:
-        """Return how often frequencies are learned: (), (layers,) or (layers, heads of keys)."""
+        """Return the leading shape of learned frequencies: (), (layers,) or (layers, key heads)."""
         shapes: dict[str, tuple[int, ...]] = {
             "model": (),
             "layer": (num_layers,),
@@ -173,14 +174,14 @@ class PeConfig:
         return label
 
     def _scheme(self) -> str | None:
-        """Return the name of how position enters beside rotation; None: rotation alone."""
+        """Return the name of the position encoding besides rotation; None: rotation only."""
         own = {"input": self.input, "bias": self.bias}
         departing = {key: value for key, value in own.items() if value != "none"}
         names = [name for name, keys in SCHEME_NAMES.items() if keys == departing]
         return names[0] if names else None
 
     def _one_spelling(self) -> None:
-        """Bring what means the same to the same values."""
+        """Normalize equivalent settings to the same values."""
         settled: dict[str, Any] = {}
         if self.trainable == "raw":
             settled["trainable"] = True
@@ -196,13 +197,13 @@ class PeConfig:
             object.__setattr__(self, key, value)
 
     def _refuse_idle_keys(self) -> None:
-        """Refuse a key that would have no effect, and tells of a mistake.
+        """Refuse a key that would have no effect, which suggests a mistake.
 
-        Those of any rotation (base, fraction, precision, start) are none: a sweep over variants
-        sets them for all, NoPE among them.
+        Keys of any rotation (base, fraction, precision, start) are exempt: a sweep over variants
+        sets them for all, including NoPE.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming the key.
         """
         turns_vo = {"v", "o"} & set(self.rotate)
         needs = {
@@ -222,7 +223,7 @@ class PeConfig:
 
 
 def _shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return a pattern of layers as short as it can be said; none says every layer."""
+    """Return the shortest equivalent of a pattern of layers; None means every layer."""
     pattern = pattern or EVERY
     for length in range(1, len(pattern)):
         if len(pattern) % length == 0 and pattern == pattern[:length] * (len(pattern) // length):
@@ -231,7 +232,7 @@ def _shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def _scheme_names() -> dict[str, dict[str, str]]:
-    """Return the names of the schemes beside rotation, and the keys that each name says."""
+    """Return the names of the schemes besides rotation, and the keys that each name implies."""
     inputs = {"": {}, "Sinusoidal": {"input": "sinusoidal"}, "Learned": {"input": "learned"}}
     biases = {"": {}, "ALiBi": {"bias": "alibi"}, "T5": {"bias": "t5"}}
     found = {}

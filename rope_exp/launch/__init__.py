@@ -1,1 +1,1 @@
-"""Runs in child processes: one, or a sweep of many."""
+"""Launching of runs in child processes: one run, a sweep or a campaign."""

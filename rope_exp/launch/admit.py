@@ -1,7 +1,7 @@
-"""What is checked before a run starts, and how its folder is made its own.
+"""Checks before a run starts, and acquisition of its folder.
 
-`admit` looks at every run before anything is written; `acquire` takes a folder's lock, looks again
-and writes the config.
+`admit` checks every run before anything is written; `acquire` locks a folder, checks again and
+writes the config.
 """
 
 import functools
@@ -28,25 +28,25 @@ from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import check_space, is_full, try_lock
 
-# In a folder that run.fresh=true began anew: SLURM's id of the job that did.
+# File with the SLURM id of the job that began a folder anew with run.fresh=true.
 FRESH = ".fresh"
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 
 
 def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
-    """Return a config as it is run here, with nothing left to a machine or to time.
+    """Return a config as it runs here, with nothing left to the machine or to time.
 
-    What it reads of the hub is pinned to commits, what it begins with to a hash, and its `auto`
-    keys are resolved. In a job that SLURM has requeued run.fresh is false: its first start began
-    anew.
+    Data and tokenizers of the hub are pinned to commits, initial weights to a hash, and `auto`
+    keys are resolved. In a job that SLURM has requeued run.fresh is false, because its first start
+    began anew.
 
     Args:
-        world_size: of the launcher that started this process as one rank, and the others perhaps
-            on other machines; None: we start the ranks, all of them here.
+        world_size: of the launcher that started this process as one rank, perhaps with others on
+            other machines; None: we start all ranks here.
     Raises:
-        ConfigError: this machine cannot run it, or not from the run that it is to begin with.
-        RecordError: that run is damaged.
-        DataError: the hub does not say what commit a branch is at.
+        ConfigError: this machine cannot run it, or run.init_from is unsuitable.
+        RecordError: the run at run.init_from is damaged.
+        DataError: the hub does not tell the commit of a branch.
     """
     if config.run.fresh and _was_requeued(config.folder):
         config = config.replace("run", fresh=False)
@@ -58,7 +58,7 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
 
 
 def _was_requeued(folder: Path) -> bool:
-    """Whether SLURM has started this very job again, and its first start began the folder anew."""
+    """Return whether SLURM has requeued this job, after its first start began the folder anew."""
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" or not (folder / FRESH).exists():
         return False
     return (folder / FRESH).read_text(encoding="utf-8") == os.environ.get("SLURM_JOB_ID")
@@ -70,10 +70,10 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
     Args:
         configs: of the runs of one command, resolved for this machine.
     Returns:
-        Their jobs; a run that is done has its exit code.
+        Their jobs; a run that is done already has its exit code.
     Raises:
         ConfigError: a run's folder, group or size does not allow it.
-        DataError, DiskError: there is no corpus, or no room.
+        DataError, DiskError: there is no corpus, or not enough space.
     """
     jobs = [Job(config, config.folder) for config in configs]
     if len(jobs) > 1:
@@ -82,7 +82,7 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
     for job in jobs:
         _check_folder(job)
 
-    # Of each group one run is as good as any other that may stand in the same table.
+    # One run represents all runs of a group that may share a table.
     fresh = {job.folder for job in jobs if job.config.run.fresh}
     grouped = {(job.config.run.dir, job.config.group_sha256, job.config.group): job for job in jobs}
     for job in grouped.values():
@@ -109,14 +109,14 @@ def make_folder(job: Job) -> None:
 
 
 def acquire(job: Job) -> bool:
-    """Acquire the lock of the run's folder, look at it again, and write the run's config.
+    """Acquire the lock of the run's folder, check the folder again, and write the run's config.
 
-    With run.fresh an old folder is moved aside, never deleted. What is raised leaves the lock to
-    `Job.unlock`.
+    With run.fresh an old folder is moved aside, never deleted. After an exception the lock may
+    still be held; `Job.unlock` releases it.
 
     Returns:
-        False if another process holds the lock. True otherwise; the run may prove to be done, and
-        then has its exit code.
+        False if another process holds the lock. True otherwise; if the run proves to be done, the
+        job has its exit code.
     """
     make_folder(job)
     lock = try_lock(job.folder / LOCK)
@@ -141,7 +141,7 @@ def acquire(job: Job) -> bool:
 
 
 def acquire_or_refuse(job: Job) -> None:
-    """Acquire the folder of the one run of a command.
+    """Acquire the folder of the only run of a command.
 
     Raises:
         ConfigError: another process is running it; nothing was changed.
@@ -154,7 +154,7 @@ def acquire_or_refuse(job: Job) -> None:
 
 
 def _check_together(jobs: Sequence[Job]) -> None:
-    """Refuse runs that one sweep cannot have side by side."""
+    """Refuse runs that cannot share a sweep."""
     folders = set()
     for job in jobs:
         if job.config.launch.inline:
@@ -167,13 +167,13 @@ def _check_together(jobs: Sequence[Job]) -> None:
 
 
 def _check_folder(job: Job) -> None:
-    """Refuse a folder that belongs to another config, and see whether the run is done."""
+    """Refuse a folder of another config; set the job's exit code if the run is done."""
     folder = job.folder
     if not folder.exists():
         return
     if not folder.is_dir():
         raise _folder_error(job, "is a file; a run needs a folder")
-    # One look: another command may begin the run between two.
+    # List once: another command may begin the run between two listings.
     names = {path.name for path in folder.iterdir()}
     if CONFIG not in names:
         # A start that was killed leaves these.
@@ -206,10 +206,10 @@ def _check_folder(job: Job) -> None:
 
 
 def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
-    """Refuse a run that could not stand in one table with the others of its group.
+    """Refuse a run that cannot share a table with the others of its group.
 
     Args:
-        leaving_out: folders of the group that do not count.
+        leaving_out: folders of the group to ignore.
     """
     config = job.config
     if config.run.dir is not None:
@@ -230,7 +230,7 @@ def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
 
 
 def _check_room(jobs: Iterable[Job]) -> None:
-    """Prepare what the runs read, and refuse those that fit neither on the disk nor in memory."""
+    """Prepare the runs' data, and refuse runs that do not fit on the disk or in memory."""
     # Many runs read one corpus.
     open_once = functools.cache(open_data)
     needed_bytes = 0
@@ -243,7 +243,7 @@ def _check_room(jobs: Iterable[Job]) -> None:
         if config.known_vocab_size is None:
             check_memory(config, vocab_size)
 
-        # A save stands beside those that are kept until they are pruned, and all runs keep theirs.
+        # A new save coexists with the kept ones until they are pruned; every run keeps its own.
         saved = [] if config.run.fresh else list_steps(job.folder / "checkpoints")
         num_saves = max(2, train.keep_checkpoints + 1 - len(saved))
         job.checkpoint_bytes = checkpoint_bytes(config, vocab_size)
@@ -252,7 +252,7 @@ def _check_room(jobs: Iterable[Job]) -> None:
 
 
 def _check_stages(train: TrainConfig, num_tokens: int | None) -> None:
-    """Refuse stages longer than the corpus; of generated data there is no end."""
+    """Refuse stages longer than the corpus; generated data have no end."""
     if num_tokens is not None and num_tokens <= train.longest:
         raise ConfigError(
             "train.stages",
@@ -262,21 +262,21 @@ def _check_stages(train: TrainConfig, num_tokens: int | None) -> None:
 
 
 def _begin(job: Job) -> None:
-    """Make the folder ready for ranks, which read its config."""
+    """Prepare the folder for the ranks, which read its config."""
     config = job.config
     if not config.run.fresh:
         _check_group(job, leaving_out=[job.folder])
 
-    # Without a checkpoint it begins anew, whatever became of rows before the first save.
+    # Without a checkpoint the run begins anew, and drops metrics from before the first save.
     if not list_steps(job.folder / "checkpoints"):
         if lost := last_step(job.folder):
             log(f"{job.name}: begins anew, since step {lost} came before any checkpoint")
         (job.folder / METRICS).unlink(missing_ok=True)
 
-    # A later start of the same run goes on in this folder; only its first start is fresh.
+    # Later starts of the same run resume in this folder; only the first start is fresh.
     place = replace(config.run, fresh=False, dir=str(job.folder), group=config.group)
     tracker = config.tracker
-    # Not where WANDB_NAME names it.
+    # Unless WANDB_NAME names the run.
     if tracker.run_name is None and not os.environ.get("WANDB_NAME"):
         tracker = replace(tracker, run_name=job.name)
     write_config(job.folder, replace(config, run=place, tracker=tracker))

@@ -1,6 +1,7 @@
-"""This process is already a rank: `accelerate launch train.py ...` and `torchrun ... train.py ...`.
+"""Training in a process that is already a rank: `accelerate launch train.py`, `torchrun train.py`.
 
-Then the launcher's world counts, not launch.num_processes, and the run is not dispatched but run.
+The launcher's world size then replaces launch.num_processes, and the process trains the run itself
+instead of dispatching it.
 """
 
 import os
@@ -9,7 +10,7 @@ import re
 from rope_exp.config.run import RunConfig
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 
-# Accelerate's settings that would change how a run trains: by what to ask for it instead.
+# Accelerate's settings that would change training, each with the project's own rule.
 INSTEAD = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "train.micro_batch_size splits a batch",
     "ACCELERATE_USE_FSDP": "every rank holds all weights",
@@ -17,7 +18,7 @@ INSTEAD = {
     "ACCELERATE_USE_MEGATRON_LM": "every rank holds all weights",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "every rank holds all weights",
 }
-# The values with which a launcher says that a setting is not used.
+# Values by which a launcher marks a setting as unused.
 UNUSED = ("", "0", "1", "no", "false")
 
 
@@ -30,7 +31,7 @@ def is_rank() -> bool:
 
 
 def check_ranks() -> None:
-    """Refuse what no launcher sets, one that did not start all ranks, and settings of accelerate.
+    """Refuse invalid variables of a rank, missing ranks, and settings of accelerate.
 
     Raises:
         ConfigError: naming the variable of the environment.
@@ -52,8 +53,8 @@ def check_ranks() -> None:
                 "is no number of a process; a launcher sets it, and without one it is unset",
             )
     if not given:
-        # `accelerate launch` sets the address where it was asked for several processes. It starts
-        # one alone on a CPU, and without --multi_gpu.
+        # `accelerate launch` sets the address if asked for several processes. On a CPU, or without
+        # --multi_gpu, it starts only one.
         if is_rank() and "MASTER_ADDR" in os.environ:
             raise ConfigError(
                 "accelerate launch --num_processes",
@@ -79,12 +80,12 @@ def check_ranks() -> None:
 
 
 def run_as_rank(config: RunConfig) -> int:
-    """Train one run as the rank that this process is, and return its exit code.
+    """Train one run in this process, which is a rank, and return the exit code.
 
     Raises:
         ConfigError, DataError, DiskError: before anything is written.
     """
-    # Not above: they are slow to import, and every command asks this module whether it is a rank.
+    # Imported late: these are slow to import, and every command calls `is_rank`.
     from rope_exp.launch.admit import acquire_or_refuse, admit, resolved
     from rope_exp.run.folder import describe_done, read_result
 
@@ -96,7 +97,7 @@ def run_as_rank(config: RunConfig) -> int:
     config = resolved(config, world_size)
     _check_precision(config)
 
-    # The other ranks only need the config, and find the data prepared.
+    # The other ranks need only the config; the first rank prepares the data.
     if os.environ.get("RANK", "0") == "0":
         [job] = admit([config])
         if job.exit_code is None:
@@ -113,7 +114,7 @@ def run_as_rank(config: RunConfig) -> int:
 def _check_precision(config: RunConfig) -> None:
     """Refuse a launcher that asks for another precision than the run has.
 
-    `accelerate launch` says "no" where nobody asked.
+    `accelerate launch` sets "no" by default.
     """
     name = "ACCELERATE_MIXED_PRECISION"
     value = os.environ.get(name, "no").lower()
@@ -123,7 +124,7 @@ def _check_precision(config: RunConfig) -> None:
 
 
 def run_here(config: RunConfig) -> int:
-    """Train one run in this very process, which holds its lock; return its exit code."""
+    """Train one run in this process, and return its exit code."""
     from rope_exp.system.signals import StopSignal
     from rope_exp.training import worker
 

@@ -1,6 +1,6 @@
-"""A campaign: its cells are run as a sweep is, and each leaves a record that is committed.
+"""Running of a campaign: its cells run as a sweep, and each leaves a record to be committed.
 
-A cell with a record is done, on every machine. What was stopped goes on from its checkpoints.
+A cell with a record is done, on every machine. A stopped run resumes from its checkpoints.
 """
 
 import platform
@@ -21,9 +21,9 @@ from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_DONE, ConfigError, RecordError, first_line
 from rope_exp.system.files import is_full, write_atomically
 
-# How a run ended of which there is a result, and so a record.
+# Statuses of runs with a result, and therefore a record.
 DONE = ("finished", "diverged")
-# How a run stands that this command has not begun.
+# Statuses of runs that this command has not begun.
 NOT_BEGUN = ("waiting", "elsewhere")
 
 
@@ -33,18 +33,18 @@ def run_campaign(
     """Run the cells that have no record, and write one for each as it ends.
 
     Args:
-        deadline: by the monotonic clock; begin to stop then, with checkpoints. None: stop when
-            all are done.
-        archive: a folder, for <name>.tar of all records of the campaign.
+        deadline: by the monotonic clock; then runs are asked to stop, with checkpoints. None: run
+            until all are done.
+        archive: a folder for <name>.tar, with all records of the campaign.
     Returns:
         The exit code: 0 every cell has a record, 75 stopped, 1 some cell failed.
     Raises:
         ConfigError: this tree or this machine cannot run it.
-        DataError, DiskError: there is no corpus, or no room.
+        DataError, DiskError: there is no corpus, or not enough space.
     """
     campaign = progress.campaign
     cells = progress.left
-    # Also the first test of whether it can be written.
+    # This also tests early that the archive can be written.
     _archive(progress, archive)
     for line in (*progress.notes(), progress.summary()):
         log(line)
@@ -62,7 +62,7 @@ def run_campaign(
             if _record(progress, cell, job):
                 _archive(progress, archive, again=True)
 
-    # There may be records of runs that were done before, or that came while data were prepared.
+    # Runs may have been done before, and records may have arrived while data were prepared.
     keep_records()
     code = run_all(jobs, keep_records, deadline)
     log(progress.summary())
@@ -72,7 +72,7 @@ def run_campaign(
 
 
 def _check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:
-    """Refuse a tree or a machine whose numbers would not be the campaign's."""
+    """Refuse uncommitted changes, and a Python version with another stdlib corpus."""
     git = git_state()
     if git is not None and git["dirty"]:
         raise ConfigError(
@@ -94,12 +94,12 @@ def _check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:
 
 
 def _record(progress: Progress, cell: Cell, job: Job) -> bool:
-    """Write a cell's record if its run is done; where that fails, the run has failed.
+    """Write a cell's record if its run is done; if that fails, the run has failed.
 
-    A record that another machine made, and that came here meanwhile, stays as it is.
+    A record that arrived from another machine meanwhile is kept.
 
     Returns:
-        Whether there was one to write or to read.
+        True if there was a record to write or to read.
     """
     path = progress.path(cell)
     came = job.status in NOT_BEGUN and path.exists()
@@ -117,10 +117,10 @@ def _record(progress: Progress, cell: Cell, job: Job) -> bool:
 
 
 def _archive(progress: Progress, folder: Path | None, *, again: bool = False) -> None:
-    """Pack the campaign's records into one file, the same bytes for the same records.
+    """Pack the campaign's records into one file; equal records give equal bytes.
 
     Args:
-        again: where that fails for now, only say so: the next record tries again.
+        again: only log a failure, because the next record tries again.
     """
     if folder is None:
         return

@@ -1,4 +1,4 @@
-"""One run of a sweep: how it stands, and what it holds while it runs."""
+"""The state of one run of a command: its status, its processes, its lock and its GPUs."""
 
 import os
 from dataclasses import dataclass, field
@@ -11,24 +11,23 @@ from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_U
 
 @dataclass
 class Job:
-    """One run that a command is to bring to its end; a sweep has several.
+    """One run that a command completes; a sweep has several.
 
     Attributes:
         config: resolved for this machine.
         folder: of the run.
-        checkpoint_bytes: what one checkpoint takes.
-        title: what a person calls it, where that is not its variant and seed.
+        checkpoint_bytes: the size of one checkpoint.
+        title: shown to users; empty: its variant and seed.
         exit_code: None until the run has ended, or was found to be done.
-        reason: of a failure, where what its ranks say is not enough.
+        reason: of a failure, if the output of its ranks is not enough.
         seen_elsewhere: when another dispatcher was last seen to run it, by the monotonic clock;
             0: never.
         lock: the descriptor that holds the folder's lock; -1 without one.
         leases: the GPUs that the run holds, each with the descriptor that holds its lock.
-        log: where its ranks write; None: to the terminal.
-        ranks: its processes, once they were started.
-        ended_at: when the first of these was seen to have ended, by the monotonic clock; 0: none
-            yet.
-        was_killed: whether we ended those ranks that had not ended.
+        log: the file of its ranks' output; None: the terminal.
+        ranks: its processes, once started.
+        ended_at: when the first rank was seen to have ended, by the monotonic clock; 0: none yet.
+        was_killed: whether we killed the ranks that were still running.
     """
 
     config: RunConfig
@@ -47,13 +46,13 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name shown to users."""
         return self.title or self.config.name
 
     @property
     def status(self) -> str:
         """One of finished, diverged, stopped, failed, running, elsewhere and waiting."""
-        # A run that never began, as its sweep was stopped, has nothing that was stopped.
+        # If its sweep was stopped before the run began, the run itself is not "stopped".
         never_began = self.exit_code == EXIT_STOPPED and not self.ranks
         if self.exit_code is not None and not never_began:
             statuses = {code: status for status, code in EXIT_CODES.items()}
@@ -63,18 +62,18 @@ class Job:
         return "elsewhere" if self.seen_elsewhere else "waiting"
 
     def fail(self, error: Exception) -> None:
-        """Note that the run has failed, by an error that is not its ranks'."""
+        """Mark the run as failed, by an error outside its ranks."""
         self.exit_code = EXIT_FAILED if isinstance(error, OSError) else EXIT_USAGE
         self.reason = str(error)
 
     def unlock(self) -> None:
-        """Give the folder's lock back; a child that inherited it keeps it while it lives."""
+        """Release the folder's lock; a child that inherited it keeps it while it lives."""
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
 
     def release(self) -> None:
-        """Give back the folder's lock and every GPU."""
+        """Release the folder's lock and every GPU."""
         self.unlock()
         while self.leases:
             os.close(self.leases.popitem()[1])

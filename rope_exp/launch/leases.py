@@ -1,4 +1,4 @@
-"""GPUs that one run at a time holds, by locks on files that every dispatcher here knows."""
+"""Exclusive leases of GPUs, by locks on files that all dispatchers of this machine share."""
 
 import os
 import tempfile
@@ -15,9 +15,9 @@ def lease_gpus(config: RunConfig) -> dict[str, int] | None:
     Args:
         config: resolved for this machine.
     Returns:
-        What CUDA_VISIBLE_DEVICES calls each GPU, with the descriptor of its open lock file: the
-        lease lives as long as any process has that open. {} for a run on the CPU; None if too few
-        GPUs are free now.
+        Each GPU's name in CUDA_VISIBLE_DEVICES, with the descriptor of its open lock file: the
+        lease lives as long as any process keeps that open. {} for a run on the CPU; None if too
+        few GPUs are free now.
     """
     if config.launch.device != "cuda":
         return {}
@@ -37,9 +37,9 @@ def lease_gpus(config: RunConfig) -> dict[str, int] | None:
 
 
 def _try_lock_gpu(gpu: str) -> int | None:
-    """Return a descriptor that holds the GPU's lock file, or None while another process does."""
+    """Return a descriptor that holds the GPU's lock file, or None if another process holds it."""
     folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
-    # Shared by the users of the machine, whatever this one's umask.
+    # All users of the machine share the folder, whatever this user's umask.
     umask = os.umask(0)
     try:
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Sweeps under the launcher of another package (joblib, submitit), and what it tells."""
+"""Sweeps under the launcher of another package (joblib, submitit), with messages about jobs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ from rope_exp.system.errors import EXIT_FAILED, first_line
 
 
 class Telling(Launcher):
-    """Another package's launcher, and a line for each job that failed or diverged."""
+    """Wraps another package's launcher, and logs each job that failed or diverged."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
 
     def setup(self, **_: Any) -> None:
-        """Do nothing: the launcher has been set up."""
+        """Do nothing: the launcher is already set up."""
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run the jobs, and return what they return: of a run that diverged, infinity."""
+        """Run the jobs and return their results; a run that diverged returns infinity."""
         if "submitit" in type(self.launcher).__module__:
             _tell_job_ids()
 
@@ -44,7 +44,7 @@ class Telling(Launcher):
 
 
 def telling(instantiate: Callable[..., Launcher]) -> Callable[..., Launcher]:
-    """Return Hydra's function that makes a launcher, with those of other packages telling."""
+    """Wrap Hydra's function that makes launchers, so that other packages' are `Telling`."""
 
     def made(*args: Any, **kwargs: Any) -> Launcher:
         launcher = instantiate(*args, **kwargs)
@@ -55,7 +55,7 @@ def telling(instantiate: Callable[..., Launcher]) -> Callable[..., Launcher]:
 
 
 def _tell_job_ids() -> None:
-    """Have submitit say the ids of the jobs that it submits, which it keeps for itself."""
+    """Make submitit log the ids of the jobs that it submits, which it does not show itself."""
     import submitit
 
     class Executor(submitit.AutoExecutor):

@@ -1,4 +1,4 @@
-"""How far a campaign is: which of its cells have a record, and what the others will take."""
+"""Progress of a campaign: the cells that have a record, and an estimate for the others."""
 
 import statistics
 from contextlib import suppress
@@ -15,21 +15,21 @@ from rope_exp.evidence.runs import Run
 from rope_exp.run.metrics import last_step
 from rope_exp.system.errors import ConfigError, RecordError
 
-# What a record's config must share with its cell beside what can change a number: on the threads
-# rounding depends, and the probes are part of what a record holds.
+# Keys that a record must share with its cell, in addition to those that can change a number:
+# rounding depends on the threads, and a record contains the probes' results.
 SHARED = ("launch.num_threads", "train.probes")
 # The keys on which the speed of a run of a given size depends most.
 SPEED = ("launch.device", "launch.num_threads", "train.precision", "train.compile")
 
 
 class Progress:
-    """Which cells of a campaign have a record, and what the others will take.
+    """The records of a campaign's cells, and an estimate for the cells that are left.
 
     Args:
         records: the folder of all campaigns' records.
     Raises:
         RecordError: a record cannot be read, or does not verify.
-        ConfigError: a record is of another config than its cell has today.
+        ConfigError: a record has another config than its cell has today.
     """
 
     def __init__(self, campaign: Campaign, records: Path) -> None:
@@ -41,11 +41,11 @@ class Progress:
                 self.read(cell)
 
     def path(self, cell: Cell) -> Path:
-        """Return where a cell's record lies."""
+        """Return the path of a cell's record."""
         return record_path(self.records, self.campaign.name, cell.name)
 
     def read(self, cell: Cell) -> None:
-        """Read a cell's record: the cell is done.
+        """Read a cell's record, and mark the cell as done.
 
         Raises:
             RecordError, ConfigError: see the class.
@@ -62,11 +62,11 @@ class Progress:
 
     @property
     def left(self) -> list[Cell]:
-        """The cells without a record, in the order in which they are run."""
+        """The cells without a record, in the order of their runs."""
         return [cell for cell in self.campaign.cells if cell.name not in self.done]
 
     def notes(self) -> list[str]:
-        """Name records that are of no cell, and cells that diverged."""
+        """Return notes on records that belong to no cell, and on cells that diverged."""
         names = {cell.name for cell in self.campaign.cells}
         folder = self.records / self.campaign.name
         strangers = [path.name for path in sorted(folder.glob("*.json")) if path.stem not in names]
@@ -79,10 +79,10 @@ class Progress:
         return [f"{note}: {', '.join(found)}" for note, found in notes.items() if found]
 
     def seconds(self) -> float | None:
-        """Return how long the cells that are left take, one after another.
+        """Estimate the seconds that the cells without a record take, one after another.
 
-        The estimate comes from the campaign's own records, or else from those of other campaigns
-        that train alike; None if there are none.
+        The estimate uses the campaign's own records, or else similar runs of other campaigns;
+        None if there are none.
         """
         finished = [run for run in self.done.values() if run.status == "finished"]
         rates = [run.result["wall_s"] / operations(run.config) for run in finished or self._alike()]
@@ -91,18 +91,18 @@ class Progress:
         return float(statistics.median(rates)) * sum(operations(cell.config) for cell in self.left)
 
     def _alike(self) -> list[Run]:
-        """Return the finished runs of other campaigns that share what speed depends on most."""
+        """Return the finished runs of other campaigns with the same values of the `SPEED` keys."""
         speed = attrgetter(*SPEED)
         wanted = speed(self.campaign.cells[0].config)
         found: list[Run] = []
         for path in self.records.glob("*/*.json"):
-            # The report of a campaign names its broken record, which must not stop this one.
+            # A broken record of another campaign is for its own report, and must not stop this one.
             with suppress(RecordError):
                 found.append(read_record(path))
         return [run for run in found if run.status == "finished" and speed(run.config) == wanted]
 
     def summary(self) -> str:
-        """Say how far the campaign is, and what is left."""
+        """Summarize the campaign's progress, and the time that is left."""
         count = len(self.campaign.cells)
         words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
         if not self.left:
@@ -126,7 +126,7 @@ class Progress:
         return [self.campaign.about, *cells, *self.notes(), self.summary()]
 
     def _state(self, cell: Cell) -> str:
-        """Say how far a cell is."""
+        """Describe the state of a cell."""
         if run := self.done.get(cell.name):
             loss = "" if run.loss is None else f" {run.loss:.4f}"
             return f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
@@ -136,5 +136,5 @@ class Progress:
 
 
 def _compared(config: RunConfig) -> dict[str, Any]:
-    """Return what a record's config and its cell's must share."""
+    """Return the values that a record's config and its cell's must share."""
     return config.numeric_dict() | {key: attrgetter(key)(config) for key in SHARED}

@@ -1,6 +1,6 @@
-"""The processes of a run: started one a rank, watched, asked to stop, judged by how they ended.
+"""The processes of a run, one per rank: start, polling, stop signals and the run's exit code.
 
-The ranks hold the run's lock and its GPUs as well, so that both live as long as the work.
+The ranks also hold the run's lock and its GPUs, so that both live as long as the work.
 """
 
 import os
@@ -20,18 +20,18 @@ from rope_exp.system.signals import StopSignal, held_back
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
-STOP_SECONDS = 60.0  # the same where the rank was stopped: the first rank saves meanwhile
+STOP_SECONDS = 60.0  # the same if the rank was stopped: the first rank saves meanwhile
 
 
 def start(job: Job) -> None:
-    """Start one process a rank; they find each other by torch's own variables.
+    """Start one process per rank; they find each other by torch's environment variables.
 
-    The run's lock is held, its config written, and its GPUs are leased.
+    The run's lock must be held, its config written and its GPUs leased.
     """
     num_ranks = int(job.config.launch.num_processes)
     environment = _environment(job, num_ranks)
 
-    # A rank that was asked to stop before it listens would fail.
+    # A stop signal before a rank has installed its handlers would make it fail.
     with held_back(), job.log.open("ab") if job.log else nullcontext() as output:
         for rank in range(num_ranks):
             if num_ranks > 1:
@@ -42,17 +42,17 @@ def start(job: Job) -> None:
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
                 pass_fds=[job.lock, *job.leases.values()],
-                # A terminal's Ctrl-C reaches the dispatcher alone, which passes it on once.
+                # A terminal's Ctrl-C reaches only the dispatcher, which passes it on once.
                 start_new_session=True,
             )
             job.ranks.append(process)
 
 
 def poll(job: Job) -> None:
-    """See which ranks have ended; with the last of them set the run's exit code.
+    """Check for ended ranks, and set the run's exit code once all have ended.
 
-    Where one rank has failed or left, the others are ended after a while, too. A rank says itself
-    why it failed, unless a signal ended it.
+    If a rank has failed or left, the others are killed after a grace period. A rank reports the
+    reason of its failure itself, unless a signal ended it.
     """
     codes = [process.poll() for process in job.ranks]
     ended = [code for code in codes if code is not None]
@@ -72,35 +72,35 @@ def poll(job: Job) -> None:
         if time.monotonic() - job.ended_at > grace:
             kill(job)
     elif has_failed:
-        # A rank's refusal is the run's.
+        # If a rank refuses the config, the run does.
         job.exit_code = EXIT_USAGE if EXIT_USAGE in ended else EXIT_FAILED
     else:
         job.exit_code = EXIT_STOPPED if job.was_killed else max(ended)
 
 
 def stop(job: Job) -> None:
-    """Ask every rank to save and leave."""
+    """Ask every rank to save and exit."""
     for process in job.ranks:
         process.terminate()
 
 
 def kill(job: Job) -> None:
-    """End the ranks that have not ended; the run's last checkpoint stands."""
+    """Kill the ranks that are still running; the run's last checkpoint remains."""
     job.was_killed = True
     for process in job.ranks:
         process.kill()
 
 
 class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
-    """Passes a request to stop on to the ranks of every job; a second one ends them at once."""
+    """Passes a stop request on to the ranks of every job; a second request kills them."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        # First: the next line installs handlers, which read it.
+        # Set first: the next line installs handlers, which read it.
         self._jobs = jobs
         super().__init__()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # A handler that is not ours raised: submitit's does, ahead of its job's time limit.
+        # Another package's handler raised: submitit's does, ahead of its job's time limit.
         if error is not None:
             self.requested = True
             self.on_request()
@@ -112,7 +112,7 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
         self.restore()
 
     def start(self, job: Job) -> None:
-        """Start a job's ranks, and stop them at once if we were asked to meanwhile."""
+        """Start a job's ranks, and stop them at once if a stop was requested meanwhile."""
         start(job)
         if self.requested:
             stop(job)
@@ -123,7 +123,7 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
             stop(job)
 
     def on_repeat(self) -> None:
-        """End every rank: one inside a long operation does not hear a second signal."""
+        """Kill every rank: inside a long operation it does not notice a second signal."""
         for job in self._jobs:
             kill(job)
 
@@ -134,7 +134,7 @@ def _signal_name(number: int) -> str:
 
 
 def _environment(job: Job, num_ranks: int) -> dict[str, str]:
-    """Return what all ranks of a run are told."""
+    """Return the environment variables shared by all ranks of a run."""
     launch = job.config.launch
     environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})
 

@@ -1,9 +1,9 @@
 """The dispatcher: admits every run, then starts each one's ranks in fresh processes and waits.
 
-A sweep is the same with more runs. Each leases its GPUs and acquires its folder's lock, which its
-ranks hold, too. A failed run never stops the others, a run that is done is not started again, one
-that another dispatcher is running is waited for, and a rerun goes on where each run stopped. No
-torch in this process.
+It handles a single run and a sweep. Each run leases its GPUs and acquires its folder's lock, which
+its ranks hold, too. A failed run never stops the others. A run that is done is not started again,
+and a rerun resumes where each run stopped. A sweep waits for a run that another dispatcher is
+running. Importing this module loads no torch; counting parameters and launch=inline do load it.
 """
 
 import contextlib
@@ -30,18 +30,18 @@ from rope_exp.system.errors import (
 from rope_exp.system.files import disk_full, free_bytes
 
 WITHOUT_FRESH = "leave out run.fresh=true to go on: with it, the same command begins anew"
-WAIT_SECONDS = 1.0  # between two looks at GPUs or at a run that others hold
+WAIT_SECONDS = 1.0  # between two checks of GPUs or of a run that others hold
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
-    """Bring every run to its end.
+    """Admit and complete every run.
 
     Args:
         configs: of the runs, resolved for this machine.
-        titles: what a person calls each.
+        titles: of the runs, shown to users.
     Returns:
-        The exit code of the one run; of several, 0 if all are done, 75 if stopped, 1 if any failed.
-        And the jobs.
+        The exit code and the jobs. The code is that of a single run; for several runs, 0 if all
+        are done, 75 if stopped, 1 if any failed.
     Raises:
         ConfigError, DataError, DiskError: before anything is written.
     """
@@ -54,7 +54,7 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, 
 
 
 def _run_one(job: Job) -> int:
-    """Run the one run of a command, whose ranks write to the terminal."""
+    """Run the only run of a command; its ranks write to the terminal."""
     if job.exit_code is None:
         acquire_or_refuse(job)
     if job.exit_code is not None:
@@ -80,7 +80,7 @@ def run_all(
     on_poll: Callable[[], None] = lambda: None,
     deadline: float | None = None,
 ) -> int:
-    """Run a sweep, whose ranks write to a log in each run's folder, and return its exit code.
+    """Run a sweep and return its exit code; ranks write to a log in each run's folder.
 
     Args:
         on_poll, deadline: see bring_to_end.
@@ -102,11 +102,11 @@ def bring_to_end(
     on_poll: Callable[[], None] = lambda: None,
     deadline: float | None = None,
 ) -> None:
-    """Start runs, in their order, and see how they end.
+    """Start runs in their order, and poll them until all have ended.
 
     Args:
-        on_poll: called after every look at them.
-        deadline: by the monotonic clock; what runs then is asked to stop, with a checkpoint.
+        on_poll: called after every poll of the runs.
+        deadline: by the monotonic clock; then all ranks are asked to stop, with a checkpoint.
     """
     with SignalRelay(jobs) as relay:
         while any(job.exit_code is None for job in jobs):
@@ -127,7 +127,7 @@ def bring_to_end(
 
 
 def _has_place(job: Job, jobs: Sequence[Job]) -> bool:
-    """Whether a run may start beside those that are running: so many at a time as each allows."""
+    """Return whether a run may start: its max_parallel and those of running runs must allow it."""
     running = [each for each in jobs if each.status == "running"]
     return len(running) < min(int(each.config.launch.max_parallel) for each in [job, *running])
 
@@ -141,21 +141,21 @@ def _try_to_start(job: Job, relay: SignalRelay) -> None:
             relay.start(job)
             return
     except (ConfigError, RecordError, OSError) as error:
-        # Of this run alone; the others go on.
+        # Only this run fails; the others continue.
         job.fail(error)
         ranks.kill(job)
     job.release()
 
 
 def _lease(job: Job) -> bool:
-    """Whether the run holds the GPUs that it needs, which it leases if they are free."""
+    """Lease the run's GPUs if they are free; return whether the run holds them."""
     leases = job.leases or lease_gpus(job.config)
     job.leases = leases or {}
     return leases is not None
 
 
 def _collect(job: Job) -> None:
-    """See whether a run has ended; if so, give back what it held."""
+    """Check whether a run has ended; if so, release its lock and GPUs."""
     ranks.poll(job)
     if job.exit_code is None:
         return
@@ -163,7 +163,7 @@ def _collect(job: Job) -> None:
     if job.log and job.status == "failed":
         if not job.reason and free_bytes(job.folder) < job.checkpoint_bytes:
             job.reason = str(disk_full(job.folder, job.checkpoint_bytes, "its checkpoint"))
-        # The log may stand on that very disk.
+        # The log may lie on the full disk.
         with contextlib.suppress(OSError), job.log.open("a", encoding="utf-8") as file:
             if job.reason:
                 file.write(f"error: {job.reason}\n")
@@ -171,7 +171,7 @@ def _collect(job: Job) -> None:
 
 
 def _sum_up(jobs: Sequence[Job]) -> int:
-    """Say what a person does next, and return the sweep's exit code."""
+    """Log failures and next steps for the user, and return the sweep's exit code."""
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:
         why = f": {job.reason.splitlines()[-1]}" if job.reason else ""

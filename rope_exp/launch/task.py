@@ -1,7 +1,7 @@
-"""What Hydra calls: the task function of one job, and the sweep of our launcher.
+"""Functions that Hydra calls: the task function of one job, and the sweep of our launcher.
 
-Another launcher (joblib, submitit) calls the task function in a process of its own, which then
-dispatches its one run.
+Another launcher (joblib, submitit) calls the task function in its own process, which then
+dispatches its single run.
 """
 
 import atexit
@@ -28,9 +28,9 @@ exit_codes: list[int] = []
 
 
 def _sweep_dir(launcher: str, sweeper: str) -> str:
-    """Return where plugins write of a sweep: their logs, and what optuna found to be best.
+    """Return the folder where plugins write about a sweep: their logs, and optuna's best result.
 
-    Our launcher writes nothing, and of the basic sweeper nothing is kept: its folder is removed.
+    Our launcher writes nothing: with it and the basic sweeper the folder is removed at exit.
     """
     if not ("rope_exp" in launcher and "basic_sweeper" in sweeper):
         return "results/launcher"
@@ -47,12 +47,12 @@ def run_job(values: DictConfig) -> float:
     """Run one job, and return its `val/loss`.
 
     Raises:
-        SystemExit: the one run of a command was not finished; its exit code.
+        SystemExit: the only run of a command did not finish; with its exit code.
         ConfigError, ChildProcessError: the same for a job that another launcher started.
     """
     hydra = HydraConfig.get()
     if hydra.mode == RunMode.RUN:
-        # Hydra would put a line of its own before an exception.
+        # Hydra would print its own line before an exception.
         if code := explained(lambda: _run_one(values)):
             raise SystemExit(code)
     elif (code := _run_one(values)) not in (EXIT_DONE, EXIT_DIVERGED):
@@ -61,15 +61,15 @@ def run_job(values: DictConfig) -> float:
 
 
 def _run_one(values: DictConfig) -> int:
-    """Dispatch one run, or run it as the rank that this process is; return its exit code."""
+    """Dispatch one run, or train it if this process is a rank; return the exit code."""
     check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
     config = to_run_config(values)
 
-    # Not above: they take half a second to import, which a mistake need not wait for.
+    # Imported late: they take half a second, which a mistake need not wait for.
     from rope_exp.launch import sweep
     from rope_exp.launch.admit import resolved
 
-    # Until the dispatcher or the worker takes over, a signal unwinds what prepares data.
+    # Until the dispatcher or the worker takes over, a signal interrupts data preparation.
     on_signal(interrupt)
     if is_rank():
         return run_as_rank(config)
@@ -77,13 +77,13 @@ def _run_one(values: DictConfig) -> int:
 
 
 def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """Check every job of a sweep, then run them; a failed run does not stop the others.
+    """Check all jobs of a sweep, then run them; a failed run does not stop the others.
 
     Args:
-        trees: the composed config of each, with Hydra's node.
-        words: the overrides of each.
+        trees: the composed config of each job, with Hydra's node.
+        words: the overrides of each job.
     Returns:
-        The `val/loss` of each; inf for a run that diverged.
+        The result of each job, with its `val/loss`; inf for a run that diverged.
     Raises:
         ConfigError, DataError, DiskError: before any run starts.
         SystemExit: the sweep was stopped.
@@ -117,7 +117,7 @@ def _of_job(tree: DictConfig) -> RunConfig:
 
 
 def _outcome(tree: DictConfig, words: Sequence[str], job: Job) -> JobReturn:
-    """Return what a sweeper learns of a job."""
+    """Return a job's result for the sweeper."""
     returned = JobReturn(overrides=words, cfg=without_hydra(tree), task_name="train")
     if job.status in ("finished", "diverged"):
         returned.status = JobStatus.COMPLETED
@@ -129,7 +129,7 @@ def _outcome(tree: DictConfig, words: Sequence[str], job: Job) -> JobReturn:
 
 
 def _loss(config: RunConfig) -> float:
-    """Return the loss of a run that is done; of one that diverged, more than any loss."""
+    """Return the loss of a run that is done, or infinity if it diverged."""
     from rope_exp.run.folder import read_result
 
     result = read_result(config.folder)

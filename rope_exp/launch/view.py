@@ -1,4 +1,4 @@
-"""One view of a whole sweep: a bar for each run on a terminal, plain lines otherwise."""
+"""Progress display of a whole sweep: a bar for each run on a terminal, plain lines otherwise."""
 
 import contextlib
 import time
@@ -10,14 +10,14 @@ from rope_exp.run.metrics import newest_values
 from rope_exp.system.console import Bars, describe_row, log, time_left
 
 REFRESH_SECONDS = 1.0
-LINE_SECONDS = 30.0  # between plain lines about all that runs
+LINE_SECONDS = 30.0  # between plain lines about all running jobs
 
-# A run that was stopped has not ended: the same command goes on.
+# A stopped run has not ended: the same command resumes it.
 ENDED = ("finished", "diverged", "failed")
 
 
 class SweepView(contextlib.AbstractContextManager["SweepView"]):
-    """Follows the runs' own metrics."""
+    """Displays the progress of runs, read from their metrics."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = jobs
@@ -32,7 +32,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         self._said = ["waiting"] * len(jobs)
 
         self._bars = Bars()
-        # First, where a terminal that is too low for all of them shows it.
+        # First, so that a terminal too short for all bars shows it.
         self._sweep = self._bars.add_task("sweep", total=self._num_steps, words="")
         self._tasks = [
             self._bars.add_task(job.name, total=job.config.train.num_steps, words="")
@@ -46,13 +46,13 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         self._bars.close()
 
     def refresh(self) -> None:
-        """Show how the runs stand now, at most once a second."""
+        """Show the current state of the runs, at most once a second."""
         now = time.monotonic()
         if now - self._refreshed < REFRESH_SECONDS:
             return
         self._refreshed = now
 
-        # The steps that need not be waited for, and the runs that are going through theirs.
+        # The steps that are done or no longer due, and the runs in progress.
         done = 0
         running = []
         for number, job in enumerate(self._jobs):

@@ -1,6 +1,7 @@
-"""Our dispatcher as a launcher of Hydra, which looks for plugins in this package alone.
+"""Hydra launcher plugin that runs sweeps with our dispatcher.
 
-Every program with Hydra in this environment imports this file: it loads nothing of ours.
+Hydra searches only the package `hydra_plugins`. Every program with Hydra in this environment
+imports this file, so it loads nothing of ours.
 """
 
 import functools
@@ -20,7 +21,7 @@ class RopeExpLauncher(Launcher):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Keep what `launch` needs; the task function is for other launchers."""
+        """Store the state that `launch` needs; only other launchers use the task function."""
         loader: Any = hydra_context.config_loader
         compose = loader.load_sweep_config
 
@@ -32,7 +33,7 @@ class RopeExpLauncher(Launcher):
         def compose_once(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
             return composed(*sweep_overrides)
 
-        # A sweeper has composed each job to check it, which takes longer than all else here.
+        # A sweeper composes each job to check it, the slowest part here, so the result is cached.
         loader.load_sweep_config = compose_once
         self.composed = composed
         self.sweep_dir = str(config.hydra.sweep.dir)
@@ -40,7 +41,7 @@ class RopeExpLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run the jobs, and return each one's `val/loss`."""
+        """Run the jobs, and return the `val/loss` of each."""
         from rope_exp.launch.task import launch
 
         trees = []
@@ -51,6 +52,6 @@ class RopeExpLauncher(Launcher):
                 tree.hydra.job.id = str(number)
             trees.append(tree)
         returned = launch(trees, job_overrides)
-        # A sweeper may write there what it has found, and expects the folder of its launcher.
+        # A sweeper may write its results there, and expects its launcher to make the folder.
         Path(self.sweep_dir).mkdir(parents=True, exist_ok=True)
         return returned

@@ -22,8 +22,8 @@ class Part(NamedTuple):
 
     side: str
     text: str
-    starts: bool  # its document
-    ends: bool
+    starts: bool  # true for the first part of its document
+    ends: bool  # true for the last one
 
 
 def write_tokens(

@@ -31,7 +31,7 @@ OF_MASKS = 2
 # The seed and the step of held-out rows: training has no step 0.
 HELD_OUT = (0, 0)
 
-# Out of ten places, so many are read as the mask and so many as a random token; the rest unchanged.
+# Out of ten places, MASKED are read as the mask and RANDOM as a random token; the rest unchanged.
 MASKED = 8
 RANDOM = 1
 

@@ -178,7 +178,7 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers of other types, or whose digest is not the result's; older results have none.
+    """Refuse answers of other types, or with another digest than the result's, if it has one.
 
     Raises:
         RecordError: the content of `path` was changed since the run wrote it.

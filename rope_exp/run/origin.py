@@ -1,4 +1,4 @@
-"""A run's origin: the finished run from whose weights it starts (run.init_from).
+"""A run's origin: the finished run that its initial weights come from (run.init_from).
 
 Runs are distinguished by their initial weights, not by the path of the origin: `init_weights` is
 the SHA-256 of the weights file in the origin's last checkpoint, taken from its manifest. So runs
@@ -140,7 +140,7 @@ def _begun_with(config: RunConfig) -> str | None:
 
 
 def _check_meaning(config: RunConfig, origin: Origin) -> None:
-    """Refuse weights whose shapes may fit, but whose meaning differs in this model."""
+    """Refuse weights that may fit by shape but have another meaning in this model."""
     theirs = origin.config
     whose = f"run.init_from={config.run.init_from}"
     for key in _SAME:

@@ -23,7 +23,7 @@ PACKAGES = (
     "wandb",
 )
 
-# A run that resumes with another value of these says so; so does a table of runs that differ.
+# A run that resumes with another of these values notes it, as does a table of differing runs.
 MARKED = ("world_size", "device", "cpu", "torch", "num_threads", "git")
 
 # Paths of a checkout that can change a number, without the results that a run writes beside them.

@@ -29,7 +29,7 @@ VOCABULARY = "0123456789+=" + END + PAD
 # The fewest and the most digits of an operand.
 DIGITS = {TRAIN: (1, 6), TEST: (1, 6), LONGER: (7, 10)}
 
-HELD_OUT = 8  # one pair in so many
+HELD_OUT = 8  # one pair in this many
 
 Order = Literal["plain", "reversed"]
 

@@ -5,8 +5,8 @@ between the two K, here 5. Distances are uniform over octaves from 4 on, and wit
 longest are just below half a row.
 
 A row has eight needles with different keys and a question for each: eight examples with answers of
-one token, which distract from one another. A needle and its question, at a given distance, lie
-anywhere in the row where the places are free.
+one token, which distract from one another. A needle and its question, at a given distance, take
+any free places of the row.
 
 Training and test use separate random streams. To test longer distances than were trained, use a
 larger seq_len; the tokens are the same.

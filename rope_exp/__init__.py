@@ -1,7 +1,7 @@
-"""Where in attention should a rotation go? See README.md.
+"""A research harness that compares where in attention a rotary embedding should act.
 
-`load_run` opens a run's model; `load_runs`, `load_metrics`, `load_probes` and `load_table` give
-frames.
+See README.md. `load_run` opens a run's model; `load_runs`, `load_metrics`, `load_probes` and
+`load_table` return data frames.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ __all__ = ["__version__", "load_metrics", "load_probes", "load_run", "load_runs"
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: the dispatcher imports this package, and must never import torch.
+    # Import lazily: the dispatcher imports this package and must never import torch.
     if name == "load_run":
         from rope_exp.evaluation.load import load_run
 

@@ -1,4 +1,4 @@
-"""`python -m rope_exp`: see rope_exp/cli.py."""
+"""Entry point of `python -m rope_exp`; see rope_exp/cli.py."""
 
 import sys
 

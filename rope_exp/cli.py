@@ -1,12 +1,13 @@
-"""The commands: `rope-exp train ...` and the others below, or `python -m rope_exp train ...`.
+"""The command line: `rope-exp COMMAND ...`, or `python -m rope_exp COMMAND ...`.
 
-`train.py` and `scripts/report.py` are doors to the same. Each command's own logic is in its
-package; here it is composed, dispatched, printed, and its mistakes become one sentence and an
-exit code: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the
-same command goes on). Unless it is itself a rank, this process imports torch only to count a model.
+`train.py` and `scripts/report.py` are entry points to the same commands. Each command's logic is
+in its package; this module dispatches it and turns its errors into one sentence and an exit code:
+0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the same command
+resumes). Unless it is a rank, this process imports torch only to count a model, to generate text,
+or to read a pretrained tokenizer.
 """
 
-# Nothing slow may be imported here: a signal in the first second meets `leave` only after this.
+# Import nothing slow here: signals reach `leave` only after these imports.
 import argparse
 import logging
 import os
@@ -34,10 +35,10 @@ OTHERS = ("campaign", "report", "plan", "prepare", "mirror", "generate")
 
 
 def main(command: str | None = None) -> int:
-    """Run one command of this process's command line, and return its exit code.
+    """Run the command that this process's command line names, and return its exit code.
 
     Args:
-        command: train, or one of `OTHERS`; None: the first word says it.
+        command: train, or one of `OTHERS`; None: the first word of the command line.
     """
     _open_closed_streams()
     words = sys.argv[1:]
@@ -50,11 +51,12 @@ def main(command: str | None = None) -> int:
 def _open_closed_streams() -> None:
     """Open /dev/null as each standard stream that is closed.
 
-    Else the next file that is opened, such as a lock, takes its number, and ranks write there.
+    Otherwise the next file to be opened, such as a lock, gets the stream's number, and ranks write
+    to it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # It is given the lowest number that is free, and ranks inherit it.
+            # It gets the lowest free number, and ranks inherit it.
             descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, "w" if number else "r", closefd=False))
@@ -90,21 +92,21 @@ def _other(command: str, words: list[str]) -> int:
 
 
 def train(words: list[str]) -> int:
-    """Have Hydra compose and run what a command line asks for, or print what its flags ask for.
+    """Let Hydra compose and run the jobs of a command line, or print the output of its flags.
 
     Raises:
-        ConfigError: Hydra refuses the command line or a file, in our words.
+        ConfigError: Hydra refuses the command line or a file; the message is ours.
     """
     from rope_exp.launch.as_rank import check_ranks
 
     check_ranks()
     _add_plugin()
-    # Hydra's parser wants its flags first.
+    # Hydra's parser expects its flags first.
     sys.argv[1:] = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))
-    # So that Hydra raises what it would print otherwise.
+    # Make Hydra raise errors instead of printing them.
     shows_all = os.environ.setdefault("HYDRA_FULL_ERROR", "0") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Hydra prints through logging, which would show a traceback a line once nobody reads.
+    # Hydra prints through logging, which would show a traceback per line to a closed pipe.
     logging.raiseExceptions = False
 
     import hydra
@@ -116,7 +118,7 @@ def train(words: list[str]) -> int:
     from rope_exp.config.mistakes import explain
     from rope_exp.launch.task import exit_codes, run_job
 
-    # A run looks into every folder that Hydra reads; this one shows in what --cfg prints, too.
+    # Runs check every folder that Hydra reads; checking --config-dir here covers --cfg, too.
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd", type=Path, nargs="?")
     if (folder := parser.parse_known_args(words)[0].config_dir) is not None:
@@ -127,7 +129,7 @@ def train(words: list[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     except ChildProcessError:
-        # The sweep has said which runs failed.
+        # The sweep has already reported the failed runs.
         if not exit_codes:
             raise
     except (ConfigError, RecordError):
@@ -146,10 +148,10 @@ def train(words: list[str]) -> int:
 
 
 def _add_plugin() -> None:
-    """Let Hydra find our launcher, and take it where no other is named.
+    """Register our launcher with Hydra, and make it the default.
 
-    Hydra finds plugins in the package hydra_plugins alone. An installed copy of this package has a
-    part in it; a checkout shows Hydra the folder, and those processes that a launcher starts.
+    Hydra finds plugins only in the package hydra_plugins. An installed copy of this package adds to
+    it; a checkout adds its folder to the paths of this process and of those that a launcher starts.
     """
     from rope_exp.system.processes import PACKAGE, child_environment
 
@@ -164,7 +166,7 @@ def _add_plugin() -> None:
 
     from rope_exp.launch.others import telling
 
-    # Plugins store their own configs when they are found.
+    # Discovery stores the plugins' own configs, so it must precede ours.
     Plugins.instance()
     Plugins.instantiate_launcher = telling(Plugins.instantiate_launcher)  # type: ignore[method-assign]
     launcher = {"_target_": "hydra_plugins.rope_exp_launcher.RopeExpLauncher"}

@@ -1,4 +1,4 @@
-"""The commands beside `train`: each parses its words, asks its package, and prints."""
+"""The commands other than `train`: each parses its arguments, calls its package, and prints."""
 
 import argparse
 import os
@@ -18,25 +18,25 @@ from rope_exp.system.errors import (
 from rope_exp.system.files import try_lock
 from rope_exp.system.signals import interrupt, on_signal
 
-# What prepare says of each side, by its name in the corpus's record.
+# The counts that `prepare` prints for each side: key in the corpus's record, and label.
 COUNTED = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "tokens"}
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's for one command, with complaints of one sentence."""
+    """The argument parser of one command, with one-sentence errors."""
 
     def __init__(self, command: str, description: str) -> None:
         super().__init__(prog=f"rope-exp {command}", description=description)
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line."""
+        """Raise a ConfigError for a bad command line."""
         raise ConfigError("usage", ..., f"{message}; see `{self.prog} --help`")
 
 
 def report(words: list[str]) -> int:
     """Compile run folders into the table and its figures.
 
-    Nothing is written unless every run may share the table; the same runs give the same bytes.
+    Nothing is written unless all runs may share one table. The same runs give the same bytes.
     """
     from rope_exp.evidence.published import REFERENCE
     from rope_exp.evidence.records import DEFAULT_RECORDS
@@ -73,7 +73,7 @@ def report(words: list[str]) -> int:
                 allowed = "is for the tables of runs, and --campaign takes records; leave one out"
                 raise ConfigError(f"--{flag}", ..., allowed)
 
-    # Not before: figures take a second to import.
+    # Imported late, because figures take a second to import.
     from rope_exp.report.command import write, write_campaigns
 
     if asked.campaign is not None:
@@ -88,10 +88,10 @@ def report(words: list[str]) -> int:
 
 
 def campaign(words: list[str]) -> int:
-    """Run the cells of a campaign that have no record yet; each that ends leaves one.
+    """Run the cells of a campaign that have no record yet, and write a record of each that ends.
 
-    The campaigns are configs/campaign/*.yaml. Commit the records: a cell that has one is done on
-    every machine.
+    Campaigns are defined in configs/campaign/*.yaml. Commit the records: a cell with a record is
+    done on every machine.
     """
     started = time.monotonic()
     from rope_exp.config.campaign import load_campaign
@@ -134,14 +134,14 @@ def campaign(words: list[str]) -> int:
         print("\n".join(progress.lines()))
         return 0
 
-    # Until its runs are started, what prepares data is unwound.
+    # Until the runs start, a signal unwinds the preparation of data.
     on_signal(interrupt)
     deadline = None if asked.hours is None else started + 3600 * asked.hours
     return run_campaign(progress, deadline, asked.archive)
 
 
 def plan(words: list[str]) -> int:
-    """Print what a config costs before it runs."""
+    """Print the cost of a config before it runs."""
     from rope_exp.config.plan import cost_lines, sweep_lines
     from rope_exp.config.resolve import resolve
     from rope_exp.data.prepare import num_prepared_tokens
@@ -153,7 +153,7 @@ def plan(words: list[str]) -> int:
     folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
     rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
     measured = statistics.median(filter(None, rates)) if any(rates) else None
-    # Generated data have no end.
+    # Generated data is endless.
     epoch = None if config.data.task else num_prepared_tokens(config.data, config.tokenizer)
     print("\n".join(cost_lines(config, measured, epoch)))
     if len(configs) > 1:
@@ -208,7 +208,7 @@ def _configs(
 
 
 def _check_is_run(folder: Path) -> None:
-    """Refuse a folder that is no run's, before anything of it is read."""
+    """Refuse a folder that holds no run, before anything in it is read."""
     from rope_exp.run.folder import CONFIG
 
     if not (folder / CONFIG).exists():
@@ -218,8 +218,8 @@ def _check_is_run(folder: Path) -> None:
 def mirror(words: list[str]) -> int:
     """Send runs to their tracker again, from their files, each as a new run.
 
-    They go where the config's tracker keys and wandb's environment say. A run that is started
-    again later resumes the new one.
+    The config's tracker keys and wandb's environment variables choose the destination. A run that
+    is started again later resumes the new one.
     """
     from rope_exp.run.folder import LOCK, read_config
     from rope_exp.run.tracker import rebuild
@@ -227,7 +227,7 @@ def mirror(words: list[str]) -> int:
     parser = Parser("mirror", "Send runs to their tracker again, from their files.")
     parser.add_argument("folders", metavar="RUN_FOLDER", type=Path, nargs="+")
     for folder in parser.parse_args(words).folders:
-        # Before the lock, which makes a file.
+        # Check before locking, which creates a file.
         _check_is_run(folder)
         read_config(folder)
         lock = try_lock(folder / LOCK)
@@ -245,7 +245,7 @@ def mirror(words: list[str]) -> int:
 
 
 def generate(words: list[str]) -> int:
-    """Print what a run's model says after each text."""
+    """Print a completion of each text by a run's model."""
     parser = Parser("generate", "Print what a run's model says after each text.")
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="each begins a document")
@@ -276,7 +276,7 @@ def generate(words: list[str]) -> int:
 
     _check_is_run(asked.folder)
 
-    # Not before: torch takes a second to import.
+    # Imported late, because torch takes a second to import.
     from rope_exp.evaluation.generate import Sampling, complete
 
     sampling = Sampling(asked.tokens, asked.temperature, asked.top_p, asked.seed, asked.stop)

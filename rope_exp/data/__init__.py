@@ -1,1 +1,1 @@
-"""From a corpus and a tokenizer to token blocks, and from these to the batch of a step."""
+"""Data: corpora and tokenizers, prepared token files, generated tasks, and batches."""

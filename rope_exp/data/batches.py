@@ -1,13 +1,13 @@
-"""What a step sees: a pure function of (tokens, seed, step), whatever the ranks.
+"""The batch of each step: a pure function of (tokens, seed, step), for any number of ranks.
 
 Training windows are T + 1 tokens long and start every T tokens, so that each token is predicted
-once an epoch (the last fewer than T are left out). Sample n of a run, counted from 0 over all
-steps and rows, is window n mod N of epoch n div N. An epoch's order sorts the windows by the raw
-words of a Philox counter generator keyed by (seed, epoch): raw bit streams are what numpy keeps
+once an epoch (a remainder of fewer than T tokens is left out). Sample n of a run, counted from 0
+over all steps and rows, is window n mod N of epoch n div N. An epoch's order sorts the windows by
+the raw words of a Philox counter generator keyed by (seed, epoch): numpy keeps raw bit streams
 stable over its versions, unlike `Generator.permutation`.
 
-Each stage of a run has windows of its own T, and the number of samples goes on from stage to stage:
-what two stages of one length read differs, as if nothing stood between them.
+Each stage of a run cuts windows of its own length T. Sample numbers continue from stage to stage,
+so stages of the same length read different samples.
 
 Shapes: B global batch, T positions, N windows.
 """
@@ -25,20 +25,20 @@ from numpy.typing import NDArray
 IdSource = NDArray[np.unsignedinteger]  # 1-D
 Ids = NDArray[np.int64]
 
-# In place of a target: there is nothing to predict.
+# Replaces a target where nothing is to be predicted.
 NO_TARGET = -1
 
 
 class Batch(NamedTuple):
-    """Rows that a model reads, and what it is to predict of them.
+    """The rows that a model reads, and their targets.
 
     Attributes:
-        ids_BT: what it reads.
-        target_BP: what is to be predicted at each place, or NO_TARGET. Or real numbers, [B, P, D].
-        hashed_BS: what order_sha256 covers of each row.
-        place_BP: the places that targets are of; None: every one, so that P = T.
-        position_BT: where the tokens stand; None: 0, 1, 2, ...
-        document_BT: a number a document, within which attention stays; None: it meets all.
+        ids_BT: the input tokens.
+        target_BP: the target token at each place, or NO_TARGET; or real numbers, [B, P, D].
+        hashed_BS: the columns of each row that order_sha256 covers.
+        place_BP: the places of the targets in the row; None: all places, so that P = T.
+        position_BT: the positions of the tokens; None: 0, 1, 2, ...
+        document_BT: the document number of each token, which limits attention; None: no limit.
     """
 
     ids_BT: Ids
@@ -55,37 +55,37 @@ class Batch(NamedTuple):
 
     @property
     def num_targets(self) -> int:
-        """How many tokens are to be predicted, or at how many places real numbers are."""
+        """The number of tokens to predict, or of places at which real numbers are predicted."""
         if self.target_BP.ndim == 3:
             return math.prod(self.target_BP.shape[:2])
         return int((self.target_BP != NO_TARGET).sum())
 
 
 class Source(Protocol):
-    """Where a run's batches come from."""
+    """A source of a run's batches."""
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
         """Return the batch of an optimizer step, counted from 1, or some of its rows."""
 
     def num_targets(self, step: int) -> int:
-        """Return how much is to be predicted in all rows of a step's batch, as a batch has it."""
+        """Return the number of targets in all rows of a step's batch, as `Batch` counts them."""
 
 
 def next_tokens(windows_BS: Ids) -> Batch:
-    """Return the batch in which every token but the first of windows of T + 1 is predicted."""
+    """Return the batch that predicts every token but the first of windows of T + 1 tokens."""
     return Batch(windows_BS[:, :-1], windows_BS[:, 1:], windows_BS)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The global batch of each step, of a stream of training tokens that is cut into windows.
+    """The global batch of each step, from a stream of training tokens cut into windows.
 
     Attributes:
         tokens: 1-D.
         seed: of the order of windows.
         batch_size: B, of all ranks together.
         seq_len: T.
-        steps_before, samples_before: of earlier stages.
+        steps_before, samples_before: totals of the earlier stages.
 
     Raises:
         ValueError: there is no whole window.
@@ -102,7 +102,7 @@ class Batches:
         num_windows(self.tokens, self.seq_len)
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the batch of a step, in which each token is predicted from those before it."""
+        """Return the batch of a step, which predicts each token from those before it."""
         return next_tokens(self.ids(step, rows))
 
     def num_targets(self, step: int) -> int:
@@ -114,9 +114,9 @@ class Batches:
 
         Args:
             step: counted from 1; any order of calls gives the same ids.
-            rows: which rows of the global batch; a rank reads only its own.
+            rows: the rows of the global batch to return; a rank reads only its own.
         Returns:
-            [B, T + 1], or as many rows as asked for, contiguous; inputs are [:, :-1], targets
+            [B, T + 1], or only the requested rows, contiguous; inputs are [:, :-1], targets
             [:, 1:].
         """
         number = step - self.steps_before
@@ -138,17 +138,17 @@ class Staged:
     """The batches of a run's stages, one after another.
 
     Attributes:
-        sources: those of each stage, by its last step, ascending.
+        sources: the source of each stage, keyed by its last step, ascending.
     """
 
     sources: Mapping[int, Source]
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the batch of a step, by its stage."""
+        """Return the batch of a step from its stage's source."""
         return self._of(step).batch(step, rows)
 
     def num_targets(self, step: int) -> int:
-        """Return how many tokens are to be predicted in it."""
+        """Return the number of targets in all rows of a step's batch."""
         return self._of(step).num_targets(step)
 
     def _of(self, step: int) -> Source:
@@ -178,10 +178,11 @@ def num_windows(tokens: IdSource, seq_len: int) -> int:
 def validation_ids(tokens: IdSource, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
     """Return fixed windows of the held-out set.
 
-    They are the same for every run, do not overlap, and are evenly spread; the first stands at 0.
+    They are the same for every run and evenly spread, and the first starts at 0. No token is
+    predicted twice.
 
     Returns:
-        [N, T + 1], where N is `num_sequences`, or all the windows there are if the set holds fewer.
+        [N, T + 1], where N is `num_sequences`, or the number of windows if the set holds fewer.
     Raises:
         ValueError: there is no whole window.
     """
@@ -191,7 +192,7 @@ def validation_ids(tokens: IdSource, num_sequences: int, seq_len: int) -> NDArra
 
 
 def chain_sha256(previous: str, ids: NDArray[np.integer]) -> str:
-    """Extend the hash of the order of batches by one batch; resuming needs the last digest only.
+    """Extend the hash of the order of batches by one batch; resuming needs only the last digest.
 
     Equation: h_s = sha256(h_{s-1} || x_s), where h_0 is empty and x_s are the ids of step s's
     global batch, row by row, as 32-bit little-endian words.

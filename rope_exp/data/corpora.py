@@ -1,6 +1,6 @@
-"""Corpora that the user names: files, folders and datasets of the hub, read by `datasets`.
+"""Corpora from files, folders and datasets of the hub, read by `datasets`.
 
-Only its readers of Parquet, JSON, CSV and text are used; none runs code of a dataset. Local Parquet
+Only its readers for Parquet, JSON, CSV and text are used; none runs a dataset's code. Local Parquet
 files are read by pyarrow, whose memory grows less (docs/decisions/020).
 """
 
@@ -19,7 +19,7 @@ from rope_exp.system.errors import ConfigError, DataError, first_line, show
 from rope_exp.system.files import json_sha256
 
 READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".txt": "text"}
-# Documents can be long, so few are taken at once.
+# Documents can be long, so only a few are read at once.
 ROWS = 64
 
 
@@ -54,7 +54,7 @@ def open_dataset(data: DataConfig) -> Corpus:
 
 
 def files_fingerprint(data: DataConfig) -> str:
-    """Return a digest of each file's name, size and time; their content is not read.
+    """Return a digest of each file's name, size and time; contents are not read.
 
     Raises:
         ConfigError: data.path does not exist, or cannot be read.
@@ -71,9 +71,9 @@ def files_fingerprint(data: DataConfig) -> str:
 
 @functools.cache
 def newest_commit(path: str, revision: str | None, repo_type: str = "dataset") -> str:
-    """Ask the hub which commit a branch or a tag (None: the main branch) of a repository names.
+    """Return the commit that a branch or tag (None: the main branch) names on the hub.
 
-    A process asks once, so all runs of a sweep read the same commit.
+    A process asks the hub once, so all runs of a sweep read the same commit.
     """
     from huggingface_hub import HfApi
 
@@ -82,10 +82,10 @@ def newest_commit(path: str, revision: str | None, repo_type: str = "dataset") -
 
 @contextmanager
 def explaining(data: DataConfig, path: str | None = None) -> Iterator[None]:
-    """Say in one sentence whatever a library raises while it reads the corpus.
+    """Turn any error of a library that reads the corpus into one sentence.
 
     Args:
-        path: of the file that is read; None: data.path.
+        path: the file being read; None: data.path.
     Raises:
         ConfigError: the files cannot be read, or the hub has no such dataset for this user.
         DataError: the hub did not answer.
@@ -95,7 +95,7 @@ def explaining(data: DataConfig, path: str | None = None) -> Iterator[None]:
     except (ConfigError, MemoryError):
         raise
     except Exception as error:
-        # datasets looks for the first row of a JSON file, and there is none.
+        # datasets reads the first row of a JSON file, which an empty file lacks.
         said = "it is empty" if isinstance(error, StopIteration) else first_line(error)
         if data.kind == "files" or _is_mistake(error):
             raise path_error(data, f"cannot be read: {said}", path) from None
@@ -109,12 +109,12 @@ def path_error(data: DataConfig, allowed: str, path: str | None = None) -> Confi
 
 
 def _is_mistake(error: Exception) -> bool:
-    """Whether the hub answered that there is no such thing, or data in it cannot be read."""
+    """Return whether the hub answered that the data does not exist, or the data is unreadable."""
     from datasets.exceptions import DatasetNotFoundError
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     absent = (DatasetNotFoundError, RepositoryNotFoundError, RevisionNotFoundError)
-    # A subset that does not exist, or a file that is no Parquet, is a ValueError.
+    # A missing subset or an invalid Parquet file raises a ValueError.
     return isinstance(error, (ValueError, *absent))
 
 
@@ -122,12 +122,12 @@ def _root(data: DataConfig) -> Path:
     path = Path(str(data.path)).expanduser().absolute()
     if not path.exists():
         raise path_error(data, "there is no such file or folder")
-    # datasets names the files of a folder by where links to the folder lead.
+    # datasets resolves links to a folder when it names the folder's files.
     return path.resolve() if path.is_dir() else path
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """Yield the files at or below a path; hidden ones, which datasets passes over, left out."""
+    """Yield the files at or below a path, except hidden ones, which datasets skips."""
     for path in [root] if root.is_file() else sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
         if path.is_file() and not any(part.startswith((".", "__")) for part in parts):
@@ -154,11 +154,11 @@ def _local_builder(data: DataConfig) -> Any:
 def _hub_builder(data: DataConfig) -> Any:
     """Let datasets find the reader and the splits of a dataset of the hub."""
     datasets = load_datasets()
-    # Hints of another server and a count of downloads are no part of the data, and could fail.
+    # Hints from another server and a download count are not part of the data, and could fail.
     datasets.config.USE_PARQUET_EXPORT = False
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
 
-    # Where the hub refuses, the library reads its cache, of any revision: it gets an empty one.
+    # If the hub refuses, the library would read any revision in its cache: give it an empty one.
     with TemporaryDirectory(prefix="rope_exp-") as empty:
         return datasets.load_dataset_builder(
             data.path, data.subset, revision=data.revision, cache_dir=empty
@@ -166,18 +166,18 @@ def _hub_builder(data: DataConfig) -> Any:
 
 
 def load_datasets() -> Any:
-    """Import `datasets` such that it neither loads torch nor draws bars and logs of its own."""
+    """Import `datasets` without torch, progress bars and logs."""
     import datasets
     import pyarrow
     from fsspec.compression import compr, register_compression
 
     if "zstd" not in compr:
-        # Arrow knows it, and datasets would ask for one more package.
+        # Arrow supports zstd; datasets would require one more package.
         register_compression(
             "zstd", lambda file, **_: pyarrow.CompressedInputStream(file, "zstd"), "zst"
         )
 
-    # Or the first batch would import torch.
+    # Otherwise the first batch would import torch.
     datasets.config.TORCH_AVAILABLE = False
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -185,7 +185,7 @@ def load_datasets() -> Any:
 
 
 def _reader(path: Path) -> str | None:
-    """Return the reader of a file, by its name, which may also end in .gz or .zst."""
+    """Return the reader for a file's name, which may also end in .gz or .zst."""
     return next((READERS[suffix] for suffix in path.suffixes if suffix in READERS), None)
 
 
@@ -194,10 +194,10 @@ def _names() -> str:
 
 
 def _refuse_left_out(data: DataConfig, root: Path, splits: Mapping[Any, Iterable[str]]) -> None:
-    """Refuse a folder of which datasets would quietly read only a part.
+    """Refuse a folder that datasets would silently read only in part.
 
-    It reads the commonest format, and where some names say a split, these files alone. A README.md
-    may say which files are meant, so a folder that has one is taken as it is.
+    datasets reads only the most common format and, if some file names contain a split, only those
+    files. A README.md may list the intended files, so a folder with one is accepted as it is.
     """
     listed = {path for paths in splits.values() for path in paths}
     left = [path for path in _files(root) if _reader(path) and str(path) not in listed]
@@ -220,7 +220,7 @@ def _choose_sides(data: DataConfig, splits: Mapping[Any, Any]) -> dict[str, Any]
 
 
 def _rows(stream: Any, data: DataConfig) -> Iterator[str]:
-    """Yield the texts of a stream of datasets."""
+    """Yield the texts of a `datasets` stream."""
     with explaining(data):
         # A column of mixed types is declared "Json" and arrives as strings of JSON.
         kind = (stream.features or {}).get(data.text_column)
@@ -242,14 +242,14 @@ def _parquet_texts(paths: Iterable[str], data: DataConfig) -> Iterator[str]:
 
 
 def _texts(table: Any, data: DataConfig) -> Iterator[str]:
-    """Yield the text column of an Arrow table; rows without text are left out."""
+    """Yield the text column of an Arrow table, without empty rows."""
     import pyarrow
 
     _check_column(data, table.schema.names)
     column = table.column(data.text_column)
     kind = column.type
     if pyarrow.types.is_dictionary(kind):
-        # pandas' categories: numbers for texts.
+        # pandas' categories store texts as numbers.
         kind = kind.value_type
     if kind not in (pyarrow.string(), pyarrow.large_string(), pyarrow.null()):
         raise _no_text(data, column.type)

@@ -1,4 +1,4 @@
-"""Streams of documents, and the side of the split that each belongs to."""
+"""Streams of documents, and their assignment to training or validation."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ TRAIN = "train"
 VALIDATION = "validation"
 SIDES = (TRAIN, VALIDATION)
 
-# A longer document is encoded in pieces, for flat memory and even work.
+# Longer documents are encoded in pieces, for constant memory and balanced work.
 PIECE_CHARS = 1 << 16
 # The byte-level pre-tokenizer always cuts here.
 CUT = re.compile(r"(?<=\S)(?=[ \n])")
@@ -24,10 +24,10 @@ class Corpus:
 
     Attributes:
         data: the config that named the corpus.
-        splits: "train", and "validation" where the corpus has its own; `read` takes one of them.
-        read: yields the documents of a split, each time from the first one on.
-        text_bytes: about how many bytes of text all splits hold; 0 if unknown.
-        facts: further entries of the record; complete once all has been read.
+        splits: "train", and "validation" if the corpus has its own; `read` takes one of the values.
+        read: yields the documents of a split, starting at the first one on each call.
+        text_bytes: approximate bytes of text in all splits; 0 if unknown.
+        facts: further entries of the record; complete once all documents have been read.
     """
 
     data: DataConfig
@@ -37,10 +37,10 @@ class Corpus:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def documents(self, split: str) -> Generator[tuple[str, str]]:
-        """Yield (side, text) of each document of a split that is not empty.
+        """Yield (side, text) of each non-empty document of a split.
 
-        Where the corpus has no validation split of its own, a hash of the text decides the side,
-        so equal documents are never on both.
+        If the corpus has no validation split of its own, a hash of the text decides the side, so
+        equal documents are never on both sides.
         """
         is_split = VALIDATION in self.splits
 
@@ -51,21 +51,21 @@ class Corpus:
                 yield VALIDATION, text
 
     def train_texts(self) -> Iterator[str]:
-        """Yield the training documents alone, for a tokenizer to learn from."""
+        """Yield only the training documents, to train a tokenizer."""
         return (text for side, text in self.documents(TRAIN) if side == TRAIN)
 
 
 def is_held_out(text: str, fraction: float) -> bool:
-    """Whether a document belongs to validation: its hash, as a share of all, is below that."""
+    """Return whether a document is held out: its hash, scaled to [0, 1), is below `fraction`."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest) < fraction * 2**64
 
 
 def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
-    """Cut a text where the byte-level pre-tokenizer cuts anyway.
+    """Cut a text where the byte-level pre-tokenizer also cuts it.
 
-    The pieces then encode to the ids of the whole. The pre-tokenizer's pattern (GPT-2's) has no
-    token in which a space or newline follows anything but space, so each piece begins with the
+    The pieces then encode to the same ids as the whole text. In a token of the pre-tokenizer's
+    pattern (GPT-2's), a space or newline follows only whitespace. So each piece begins with the
     first space or newline that follows other text after `limit` characters.
     """
     start = 0

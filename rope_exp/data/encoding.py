@@ -1,4 +1,4 @@
-"""Documents to token files, in batches that keep all cores busy."""
+"""Encoding of documents into token files, in batches that keep all cores busy."""
 
 import sys
 import time
@@ -13,23 +13,23 @@ from rope_exp.data.meta import token_dtype
 from rope_exp.data.tokenizer import cuts_at_spaces, encode, vocab_size
 from rope_exp.system.console import Progress
 
-# Text encoded at once: enough for all cores. An encoding takes about 100 bytes a token.
+# Characters encoded at once, enough for all cores. Encoding takes about 100 bytes a token.
 BATCH_CHARS = 1 << 20
 
 
 class Part(NamedTuple):
-    """A document, or a part of a long one, so that encoding takes no more memory for it."""
+    """A document, or a part of a long one, which bounds the memory that encoding takes."""
 
     side: str
     text: str
-    starts: bool  # its document
-    ends: bool
+    starts: bool  # true for the first part of its document
+    ends: bool  # true for the last one
 
 
 def write_tokens(
     corpus: Corpus, tokenizer: Tokenizer, end_id: int, files: Mapping[str, BinaryIO]
 ) -> dict[str, dict[str, int]]:
-    """Encode every document into the file of its side, at most data.max_tokens a side.
+    """Encode every document into the file of its side, at most data.max_tokens per side.
 
     A split is read until its own side is full.
 
@@ -73,7 +73,7 @@ def write_tokens(
 
 
 def describe(totals: Mapping[str, int], seconds: float) -> str:
-    """Return how much text was encoded in so many seconds, for a person."""
+    """Return a summary of the text encoded in `seconds`, with its speed."""
     megabytes = totals["text_bytes"] / 1e6
     rate = megabytes / max(seconds, 1e-3)
     words = f"{totals['documents']:,} documents, {megabytes:,.0f} MB, {totals['tokens']:,} tokens"
@@ -81,7 +81,7 @@ def describe(totals: Mapping[str, int], seconds: float) -> str:
 
 
 def _batches(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[list[Part]]:
-    """Put documents together to batches, long ones cut where the tokenizer cuts them anyway."""
+    """Collect documents into batches; long ones are cut where the tokenizer also cuts them."""
     can_cut = cuts_at_spaces(tokenizer)
     batch: list[Part] = []
     num_chars = 0

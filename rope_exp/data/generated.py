@@ -1,8 +1,8 @@
-"""Generated data as a run reads it: what `meta.Prepared` is of a corpus on the disk.
+"""Generated data sets and their batches; the counterpart of `meta.Prepared` for generated tasks.
 
-Nothing is written and nothing is tokenised. Training rows are the generator's under the data seed,
-in their order: step s reads rows (s - 1) B to s B - 1 of split "train", so that no row comes twice.
-Held-out rows are those of one seed, the same for every run.
+Nothing is written and nothing is tokenised. Training rows come in the generator's order under the
+data seed: step s reads rows (s - 1) B to s B - 1 of split "train", so no row is repeated. Held-out
+rows have one fixed seed, so they are the same for every run.
 
 Shapes as in `batches`; D numbers to be predicted at a place.
 """
@@ -29,7 +29,7 @@ from rope_exp.data.tasks.spikes import SpikeRows, Spikes
 from rope_exp.system.files import json_sha256
 
 HELD_OUT_SEED = 0
-# Of times under the hash of the order of batches: their last bits may differ between machines.
+# Resolution at which times are hashed: their last bits may differ between machines.
 HASHED_PER_S = 10**6
 
 
@@ -45,7 +45,7 @@ class Generated:
     seq_len: int
 
     def task(self, seed: int) -> Task | Spikes:
-        """Return the generator of the rows of one seed."""
+        """Return the generator of one seed's rows."""
         match self.data.kind:
             case "addition":
                 return Addition(seed, self.data.order, self.seq_len)
@@ -74,30 +74,30 @@ class Generated:
 
     @property
     def data_sha256(self) -> str:
-        """Of all that decides what rows hold, but for their seed and their length."""
+        """The SHA-256 of everything that determines the rows, except their seed and length."""
         version = self.task(HELD_OUT_SEED).version
         return json_sha256([self.data.kind, self.data.order, version, self.tokens])
 
     @property
     def corpus(self) -> dict[str, Any]:
-        """What the record says of it."""
+        """The facts about this data set in the record."""
         facts = {
             "name": self.data.name,
             "kind": self.data.kind,
             "version": self.task(HELD_OUT_SEED).version,
             "vocabulary": self.tokens,
         }
-        # What ends an answer ends a completion, and begins the next example.
+        # The token that ends an answer ends a completion, and precedes the next example.
         return facts | {"end_id": self.tokens.index(END)} if END in self.tokens else facts
 
     @property
     def num_train_tokens(self) -> None:
-        """There is no end of them."""
+        """None: the data is endless."""
         return None
 
     @property
     def tokenizer_json(self) -> str:
-        """The content of tokenizer.json: a token a character, or a word."""
+        """The content of tokenizer.json, with one token per character or per word."""
         vocabulary = {token: number for number, token in enumerate(self.tokens)}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
         is_words = max(map(len, vocabulary)) > 1
@@ -115,7 +115,7 @@ class Generated:
         return self.task(seed).rows(split, indices)
 
     def batch(self, rows: Rows | SpikeRows) -> Batch:
-        """Return rows as a model reads them."""
+        """Return the batch of some rows."""
         return answers(rows) if isinstance(rows, Rows) else queries(rows, self.data.period_s)
 
 
@@ -123,7 +123,7 @@ DataSet = Prepared | Generated
 
 
 def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> DataSet:
-    """Find or make what a run reads.
+    """Open the data set of a run, and prepare its corpus if necessary.
 
     Raises:
         ConfigError, DataError, DiskError: see `prepare`.
@@ -135,7 +135,7 @@ def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> 
 
 @dataclass(frozen=True)
 class GeneratedBatches:
-    """The global batch of each step, of rows that no other step has.
+    """The global batch of each step; no two steps share a row.
 
     Attributes:
         seed: of the rows.
@@ -151,11 +151,11 @@ class GeneratedBatches:
         return _whole_batch(self, step).rows(rows)
 
     def num_targets(self, step: int) -> int:
-        """Return how many tokens are to be predicted in all rows of a step's batch."""
+        """Return the number of targets in all rows of a step's batch."""
         return _whole_batch(self, step).num_targets
 
 
-# Every rank makes all rows of a step: how much there is to be predicted is known of no part.
+# Every rank generates all rows of a step: a part of them does not tell the number of targets.
 @functools.lru_cache(maxsize=1)
 def _whole_batch(batches: GeneratedBatches, step: int) -> Batch:
     if step < 1:
@@ -167,9 +167,9 @@ def _whole_batch(batches: GeneratedBatches, step: int) -> Batch:
 
 
 def answers(rows: Rows) -> Batch:
-    """Return the batch in which the tokens of answers are predicted, each from those before it.
+    """Return the batch that predicts each token of an answer from the tokens before it.
 
-    Its hash covers the tokens, and which of them are predicted.
+    Its hash covers the tokens and the mask of predicted ones.
     """
     target_BT = np.where(rows.mask_NT, rows.ids_NS[:, 1:], NO_TARGET)
     hashed_BS = np.concatenate([rows.ids_NS, rows.mask_NT], axis=1)
@@ -177,13 +177,13 @@ def answers(rows: Rows) -> Batch:
 
 
 def queries(rows: SpikeRows, period_s: float) -> Batch:
-    """Return the batch in which the latent is predicted at the queries, from all events.
+    """Return the batch that predicts the latent at the queries from all events.
 
-    Padding is a document of its own, which no other token meets.
+    Padding is a document of its own, to which no other token attends.
 
     Args:
-        period_s: a position is a time times 2 pi / period_s, so that the fastest pair of features,
-            which turns by 1 a position, turns once in it.
+        period_s: a position is a time times 2 pi / period_s. So the fastest pair of features, which
+            rotates by 1 radian per position, rotates once per period.
     """
     num_slots = rows.ids_NT.shape[1]
     place_P = np.arange(num_slots - NUM_QUERIES, num_slots)

@@ -1,9 +1,9 @@
-"""A prepared corpus: the folder that a preparation left, and how it is read.
+"""A prepared corpus: its folder on disk, and functions that write, open and verify it.
 
     tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest, and facts
 
 `data_sha256` covers the tokenizer and every token. It is computed from the files when a folder is
-opened, once a process unless a file has changed since; then the tokens are mapped into memory.
+opened, once per process unless a file has changed since; then the tokens are mapped into memory.
 """
 
 import functools
@@ -24,7 +24,7 @@ FORMAT = 3  # of the folder
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
 
-# data_sha256 is a digest of digests, each of so many bytes of a .bin file.
+# data_sha256 is a digest of digests, one for each block of this size of a .bin file.
 BLOCK_BYTES = 64 << 10
 
 TokenType = np.dtype[np.unsignedinteger]
@@ -36,7 +36,7 @@ class Prepared:
     """A prepared corpus.
 
     Attributes:
-        folder: where its files are.
+        folder: the folder of its files.
         vocab_size: one more than the largest id.
         data_sha256: of the tokenizer and of every token.
         corpus: its record (source, fingerprint; documents, bytes and tokens).
@@ -54,7 +54,7 @@ class Prepared:
 
     @property
     def num_train_tokens(self) -> int:
-        """How many tokens one epoch has."""
+        """The number of tokens of one epoch."""
         return len(self.tokens[TRAIN])
 
     @property
@@ -73,7 +73,7 @@ class Prepared:
         }
 
     def verify(self) -> None:
-        """Compare the files with their digest again, where one has changed since.
+        """Compare the files with their digest again, if one has changed since.
 
         Raises:
             DataError: they differ.
@@ -83,7 +83,7 @@ class Prepared:
 
 
 def write_meta(folder: Path, vocab_size: int, corpus: dict[str, Any]) -> None:
-    """Write meta.json beside the tokenizer and the token files, which are whole."""
+    """Write meta.json beside the complete tokenizer and token files."""
     values = {
         "format": FORMAT,
         "vocab_size": vocab_size,
@@ -112,12 +112,12 @@ def open_prepared(folder: Path, data: DataConfig) -> Prepared:
     """Open a prepared folder and compare its files with their digest.
 
     Raises:
-        DataError: a file is damaged; the message names the folder and says what to do.
+        DataError: a file is damaged; the message names the folder and the remedy.
     """
     meta = read_meta(folder)
     corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
     if "path" in corpus:
-        # Who prepared it may have found the same content elsewhere.
+        # The same content may have been prepared from another path.
         corpus["path"] = data.path
 
     prepared = Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus)
@@ -143,7 +143,7 @@ def data_sha256(folder: Path, vocab_size: int) -> str:
 
 @functools.cache
 def _digests(paths: tuple[Path, ...], times: tuple[tuple[int, int], ...]) -> list[str]:
-    """Hash the first file whole and the others by blocks, once a process while `times` stay."""
+    """Hash the first file whole and the others by blocks, once per process for the same `times`."""
     tokenizer, *sides = paths
     digests = [hashlib.sha256(tokenizer.read_bytes()).hexdigest()]
     for path in sides:
@@ -154,7 +154,7 @@ def _digests(paths: tuple[Path, ...], times: tuple[tuple[int, int], ...]) -> lis
 
 
 def token_dtype(vocab_size: int) -> TokenType:
-    """Return the narrowest type that holds every id of a vocabulary, as it lies in a file.
+    """Return the narrowest type that holds every id of a vocabulary, as stored in a file.
 
     Raises:
         ConfigError: 32 bits are too few.

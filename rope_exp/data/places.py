@@ -1,9 +1,9 @@
-"""Where the tokens of a row stand, and which of its documents each is of.
+"""Positions and documents of the tokens in a row.
 
-A document begins at the end-of-text token: the token that ends one document begins the next, as it
-begins every text that a trained model goes on from (evaluation/generate.py). What stands in a row
-before the first of them is the end of a document that began elsewhere; it counts as one document,
-which begins with the row.
+A document begins at an end-of-text token. The token that ends one document begins the next, and
+also begins every prompt of a trained model (evaluation/generate.py). The tokens before the first
+end-of-text token of a row end a document that began elsewhere; they count as one document, which
+begins with the row.
 
 Shapes: B rows, T positions, S columns under the hash of the order of batches.
 """
@@ -14,8 +14,8 @@ import numpy as np
 
 from rope_exp.data.batches import Batch, Ids, Source
 
-# Philox counts in four words: the order of an epoch and hidden tokens (masking.py) have other last
-# ones.
+# Philox counts in four words. The order of an epoch and hidden tokens (masking.py) use other values
+# of the last one.
 _COUNTER = (0, 0, 0, 1)
 
 
@@ -47,10 +47,10 @@ def random_starts(seed: int, step: int, num_rows: int, most: int) -> Ids:
 
 @dataclass(frozen=True)
 class Places:
-    """What a run makes of documents, in training and in evaluation alike.
+    """A run's treatment of documents, the same in training and in evaluation.
 
     Attributes:
-        end_id: of the token that ends a document.
+        end_id: the id of the token that ends a document.
         resets: whether positions begin at 0 at each document (data.reset_positions).
         masks: whether attention stays within a document (data.document_mask).
     """
@@ -60,10 +60,10 @@ class Places:
     masks: bool = False
 
     def placed(self, batch: Batch, start_B: Ids | None = None) -> Batch:
-        """Return a batch whose rows are told where their tokens stand, and of what documents.
+        """Return a batch with the positions and documents of its tokens, where these are needed.
 
         Args:
-            batch: of which nothing is said yet.
+            batch: has no positions or documents yet.
             start_B: added to all positions of a row; None: 0.
         """
         assert batch.position_BT is None
@@ -85,13 +85,13 @@ class Places:
 
 @dataclass(frozen=True)
 class PlacedBatches:
-    """The batches of another source, whose rows are told where their tokens stand.
+    """The batches of another source, with positions and documents added.
 
     Attributes:
-        source: says nothing of positions and documents.
-        seed: of the order of batches, and of where rows begin.
+        source: its batches have no positions or documents.
+        seed: of the order of batches, and of the first positions of rows.
         batch_size: B, of all ranks together.
-        random_start: the last position at which a row may begin; 0: all begin there.
+        random_start: the largest first position of a row; 0: all rows begin at 0.
     """
 
     source: Source
@@ -101,7 +101,7 @@ class PlacedBatches:
     random_start: int = 0
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the batch of a step; order_sha256 covers where its rows begin, if not all at 0."""
+        """Return the batch of a step; order_sha256 also covers random first positions."""
         batch = self.source.batch(step, rows)
         if self.random_start == 0:
             return self.places.placed(batch)
@@ -111,5 +111,5 @@ class PlacedBatches:
         return self.places.placed(batch._replace(hashed_BS=hashed_BS), start_B)
 
     def num_targets(self, step: int) -> int:
-        """Return how many tokens are to be predicted in all rows of a step's batch."""
+        """Return the number of targets in all rows of a step's batch."""
         return self.source.num_targets(step)

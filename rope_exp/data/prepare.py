@@ -1,11 +1,11 @@
-"""Preparation: a corpus and a tokenizer become two files of token ids, made once, then only read.
+"""Preparation of a corpus: its documents are tokenised once, into files that are then only read.
 
     <cache>/<key>/tokenizer.json  train.bin  validation.bin  meta.json
 
-A document's ids are followed by the end-of-text id, and documents by each other; ids are 16 bits
-wide where the vocabulary allows. The key hashes all that the tokens depend on. A folder is made
-under a hidden name, under a lock, and renamed when it is whole and on the disk: whoever finds
-`<key>` finds all of it, and a preparation that dies leaves nothing that is read.
+The end-of-text id follows each document's ids. Ids are 16 bits wide if the vocabulary allows. The
+key hashes everything that the tokens depend on. A folder is made under a hidden name, under a lock,
+and renamed once it is complete and on the disk. So `<key>` is always complete, and an interrupted
+preparation leaves nothing that is read.
 """
 
 import os
@@ -58,7 +58,7 @@ from rope_exp.system.files import (
 
 LOCKS = "locks"
 
-# Keys of data that decide which tokens there are; the content of a path is in the fingerprint.
+# Keys of data that determine the tokens; the fingerprint covers the content of a path.
 OF_TOKENS = (
     "kind",
     "subset",
@@ -72,9 +72,9 @@ OF_TOKENS = (
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
-    """Find the token blocks of a config, or make them.
+    """Open the prepared corpus of a config, and make it first if necessary.
 
-    Of several processes one makes them and the others wait.
+    One of several processes makes it, and the others wait.
 
     Args:
         seq_len: refuse a corpus without a whole window of seq_len + 1 tokens on each side.
@@ -97,9 +97,9 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
 
 
 def num_prepared_tokens(data: DataConfig, tokenizer: TokenizerConfig) -> int | None:
-    """Return how many tokens one epoch has; None where the corpus is not prepared, or not here.
+    """Return the number of tokens of one epoch; None if the corpus is not prepared, or not here.
 
-    Nothing is asked of the network: what is on the hub must name its commit.
+    The network is not used: data and tokenizers of the hub must be given by commit.
     """
     with suppress(ConfigError, DataError):
         return int(read_meta(_folder(data, tokenizer))["corpus"]["tokens"][TRAIN])
@@ -109,8 +109,8 @@ def num_prepared_tokens(data: DataConfig, tokenizer: TokenizerConfig) -> int | N
 def pin_revision(data: DataConfig) -> DataConfig:
     """Return the config with the commit that data.revision names now.
 
-    A dataset of the hub whose data.revision is a branch, a tag or null is another corpus when
-    that moves, so it is asked for before anything depends on it. A commit is not asked for.
+    A branch, a tag or null may name another corpus later, so the hub is asked for its commit before
+    anything depends on it. A revision that is a commit needs no request.
 
     Raises:
         ConfigError: there is no such dataset or revision.
@@ -124,10 +124,10 @@ def pin_revision(data: DataConfig) -> DataConfig:
 
 
 def corpus_fingerprint(data: DataConfig) -> str:
-    """Return 64 hexadecimal digits that change with the corpus, without network.
+    """Return 64 hexadecimal digits that change with the corpus, without network access.
 
-    They hash the name and content of each file of the library; the name, size and time of each
-    local file; the path, subset and commit of a dataset of the hub.
+    They hash the name and content of each file of the stdlib corpus; the name, size and time of
+    each local file; the path, subset and commit of a dataset of the hub.
 
     Raises:
         ConfigError: data.path is missing or holds no file that could be read.
@@ -143,7 +143,7 @@ def open_corpus(data: DataConfig) -> Corpus:
     """Open the streams of a config.
 
     Raises:
-        ConfigError: data.path, data.text_column or data.validation_split cannot be.
+        ConfigError: data.path, data.text_column or data.validation_split cannot be used.
         DataError: the hub did not answer.
     """
     if data.kind == "stdlib":
@@ -155,7 +155,7 @@ def open_corpus(data: DataConfig) -> Corpus:
 
 
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
-    """Return the folder of a config's token blocks, which may not exist yet."""
+    """Return the folder of a config's prepared corpus, which may not exist yet."""
     values = {
         "format": FORMAT,
         "corpus": corpus_fingerprint(data),
@@ -168,7 +168,7 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of one preparation; whoever waits for it says so."""
+    """Hold the lock of one preparation; log a line before waiting for it."""
     cache = folder.parent
     path = cache / LOCKS / folder.name
     try:
@@ -193,7 +193,7 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int)
     """Prepare into a hidden sibling of `folder`, then rename it. The caller holds the lock."""
     cache = folder.parent
     temporary = cache / f".{folder.name}"
-    # A preparation that died has left it.
+    # An interrupted preparation may have left it.
     shutil.rmtree(temporary, ignore_errors=True)
 
     corpus = open_corpus(data)
@@ -201,7 +201,7 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int)
     what = f"preparing data={data.name}"
     check_space(cache, needed_bytes, what)
 
-    # The size of a stream is unknown; where the disk fills up, it is more than was free.
+    # The size of a stream is unknown; if the disk fills up, it exceeds the free space.
     with explaining_full_disk(cache, needed_bytes or free_bytes(cache), what):
         try:
             temporary.mkdir()
@@ -246,8 +246,8 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
 
 
 def _estimate_bytes(corpus: Corpus, config: TokenizerConfig) -> int:
-    """Return about how much disk space the tokens need at most; 0 where nothing is known of it."""
-    # On the safe side: text of all languages has 2.5 to 5 bytes a token.
+    """Return an upper estimate of the bytes that the tokens take on disk; 0 if it is unknown."""
+    # Conservative: text of all languages has 2.5 to 5 bytes a token.
     bytes_per_token = 1 if config.kind == "bytes" else 2
     bounds = (corpus.text_bytes // bytes_per_token, 2 * (corpus.data.max_tokens or 0))
 
@@ -256,7 +256,7 @@ def _estimate_bytes(corpus: Corpus, config: TokenizerConfig) -> int:
 
 
 def _check_held_out(corpus: Corpus) -> None:
-    """Refuse a share that holds no document out, or all, before a tokenizer is trained."""
+    """Refuse a share that holds out no document, or all, before a tokenizer is trained."""
     if VALIDATION in corpus.splits:
         return
 

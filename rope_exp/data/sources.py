@@ -1,4 +1,4 @@
-"""What a run reads, by its config: in training, and of the held-out set."""
+"""Build the training batches and held-out rows of a config."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ from rope_exp.data.tasks.rows import TEST
 
 
 def training_source(config: RunConfig, found: DataSet) -> Source:
-    """Return where a run's batches come from, whatever its variant.
+    """Return the source of a run's batches, which is the same for every variant.
 
     Raises:
         ValueError: there is no whole window of some stage's length.
@@ -37,7 +37,7 @@ def training_source(config: RunConfig, found: DataSet) -> Source:
 
 
 def _of_stage(config: RunConfig, stage: Stage, found: Prepared) -> Source:
-    """Return the batches of one stage: windows, where they stand, and what is hidden of them."""
+    """Return the batches of one stage: windows with positions, documents and hidden tokens."""
     batches = Batches(
         found.tokens[TRAIN],
         seed=config.order_seed,
@@ -65,7 +65,7 @@ def _of_stage(config: RunConfig, stage: Stage, found: Prepared) -> Source:
 
 
 def held_out_rows(config: RunConfig, found: DataSet) -> Batch:
-    """Return what is read of the held-out set, and predicted: the same in every run."""
+    """Return the rows of the held-out set with their targets, the same in every run."""
     train = config.train
     if isinstance(found, Generated):
         return found.batch(found.rows(TEST, range(train.eval_sequences)))
@@ -74,7 +74,7 @@ def held_out_rows(config: RunConfig, found: DataSet) -> Batch:
 
 
 def reading(config: RunConfig, found: Prepared) -> Callable[[Ids], Batch]:
-    """Return how a run reads held-out windows of text, of any length: what it is to predict."""
+    """Return a function that turns held-out windows of text, of any length, into a batch."""
     train = config.train
     places = places_of(config, found)
 
@@ -88,6 +88,6 @@ def reading(config: RunConfig, found: Prepared) -> Callable[[Ids], Batch]:
 
 
 def places_of(config: RunConfig, found: Prepared) -> Places:
-    """Return what a run makes of documents."""
+    """Return a run's treatment of documents."""
     data = config.data
     return Places(found.corpus["end_id"], resets=data.reset_positions, masks=data.document_mask)

@@ -1,4 +1,4 @@
-"""The embedded corpus: the source of Python's own library, which every machine has."""
+"""The stdlib corpus: the source of Python's standard library, which every machine has."""
 
 import platform
 import sysconfig
@@ -14,9 +14,9 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 
 def library_files() -> dict[str, Path]:
-    """Find the library's modules, in order of the names by which they are returned.
+    """Return the library's modules by name, in the order of their paths.
 
-    Left out are tests, installed packages, and files that Python's build wrote.
+    Tests, installed packages and files that Python's build wrote are left out.
     """
     root = Path(sysconfig.get_path("stdlib"))
     found = {}
@@ -31,7 +31,7 @@ def library_files() -> dict[str, Path]:
 
 
 def open_library(data: DataConfig) -> Corpus:
-    """Open the embedded corpus: a document a module."""
+    """Open the stdlib corpus, with one document per module."""
     files = library_files().values()
     facts: dict[str, Any] = {"python": platform.python_version()}
 

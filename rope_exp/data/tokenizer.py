@@ -1,7 +1,7 @@
-"""Text to token ids. Whatever its origin, a tokenizer ends as a file of the `tokenizers` library.
+"""Tokenizers (bytes, BPE or pretrained), all stored as a file of the `tokenizers` library.
 
-Every document is encoded as plain text, without special tokens: not even the text "<|endoftext|>"
-in a document gives the end-of-text id, which follows each document.
+Every document is encoded as plain text, without special tokens. The end-of-text id follows each
+document; not even the text "<|endoftext|>" inside a document gives it.
 """
 
 import itertools
@@ -28,8 +28,8 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
     """Make the tokenizer of a config.
 
     Args:
-        texts: the training documents; bpe reads as many as tokenizer.train_bytes asks for, the
-            others none.
+        texts: the training documents; bpe reads the first tokenizer.train_bytes bytes, the other
+            kinds none.
     Returns:
         The tokenizer, and the id that ends a document.
     Raises:
@@ -43,9 +43,9 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Read a tokenizer.json such that it encodes any text as plain text.
+    """Read a tokenizer.json, set to encode any text as plain text.
 
-    That is a setting which the file does not keep.
+    The file does not store this setting.
 
     Raises:
         DataError: it is no tokenizer.
@@ -55,17 +55,17 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        # The library's plain Exception, or its panic, which is no Exception.
+        # The library raises a plain Exception, or a panic, which is no Exception.
         raise DataError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from None
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Make the tokenizer whose id is the byte of UTF-8; 256 ends a text.
+    """Make the tokenizer whose ids are the bytes of UTF-8; 256 ends a text.
 
-    In byte-level BPE a printable byte stands for itself; the others have characters past all
-    bytes, in order.
+    Byte-level BPE writes a printable byte as its own character, and the others as characters past
+    all bytes, in order.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     stand_ins = map(chr, itertools.count(256))
@@ -82,7 +82,7 @@ def byte_tokenizer() -> Tokenizer:
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Learn a byte-level BPE from the first tokenizer.train_bytes bytes of `texts`.
 
-    The document in which they end is read to its end.
+    The document that reaches this number is read to its end.
 
     Raises:
         ConfigError: the text has too few different pairs for tokenizer.vocab_size tokens.
@@ -90,8 +90,8 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     size = config.vocab_size or 0
     num_bytes = config.train_bytes or 0
 
-    # Every merge needs a pair of neighbours, so more tokens are out of reach, and the trainer
-    # would reserve memory for them.
+    # Every merge needs a pair of neighbours, so more tokens are unreachable, and the trainer would
+    # reserve memory for them.
     if size > num_bytes + 257:
         reason = f"cannot be reached with tokenizer.train_bytes={num_bytes}"
         raise ConfigError("tokenizer.vocab_size", size, reason)
@@ -114,12 +114,12 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
-    """Read a tokenizer of transformers' kind, from a folder or the hub, to encode bare text.
+    """Read a transformers tokenizer from a folder or the hub, set to encode plain text.
 
     transformers imports torch.
 
     Raises:
-        ConfigError: tokenizer.path holds none that could be used.
+        ConfigError: tokenizer.path holds no usable tokenizer.
         DataError: the hub did not answer.
     """
     from transformers import AutoTokenizer
@@ -138,7 +138,7 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     if found.eos_token_id is None:
         raise _unusable(config, "has no end-of-text token, which must end each document")
 
-    # The file then means bare text, as the model was trained on.
+    # The tokenizer then encodes plain text, which the model was trained on.
     tokenizer.encode_special_tokens = True
     tokenizer.post_processor = None
     tokenizer.no_truncation()
@@ -152,7 +152,7 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
 
 
 def pin_tokenizer(config: TokenizerConfig) -> TokenizerConfig:
-    """Return the config with the commit that tokenizer.revision names now, where it is on the hub.
+    """Return the config with the commit that tokenizer.revision names now, if it is on the hub.
 
     Raises:
         ConfigError: there is no such tokenizer or revision.
@@ -172,13 +172,13 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Return the ids of each text, made on all cores (unless TOKENIZERS_PARALLELISM=false)."""
+    """Return the ids of each text, computed on all cores (unless TOKENIZERS_PARALLELISM=false)."""
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
 
 
 def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
-    """Return all that the tokens depend on: the config without its name, a local folder's files."""
+    """Return all that tokens depend on: the config without its name, and a local folder's files."""
     values: dict[str, object] = {
         "kind": config.kind,
         "vocab_size": config.vocab_size,
@@ -199,7 +199,7 @@ def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether `pieces` cuts a text where this tokenizer does anyway."""
+    """Return whether this tokenizer cuts a text wherever `pieces` does."""
     first = tokenizer.pre_tokenizer
     return (
         isinstance(first, pre_tokenizers.ByteLevel)
@@ -231,7 +231,7 @@ def _limited(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
 def _fetched(config: TokenizerConfig) -> Path:
     """Fetch a tokenizer's files from the hub.
 
-    transformers itself passes over a file that it could not get, and would make another tokenizer.
+    transformers itself skips a file that it cannot fetch, and would build another tokenizer.
     """
     from huggingface_hub import snapshot_download
 
@@ -244,7 +244,7 @@ def _fetched(config: TokenizerConfig) -> Path:
 
 @contextmanager
 def _fetching(config: TokenizerConfig) -> Iterator[None]:
-    """Say in one sentence why a tokenizer did not come from the hub."""
+    """Turn an error while fetching a tokenizer from the hub into one sentence."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     try:

@@ -1,1 +1,1 @@
-"""The run folder: what a run says of itself."""
+"""The run folder: a run's config, metrics, checkpoints, results, origin and provenance."""

@@ -1,7 +1,7 @@
-"""What stands in probes.json: of each probe that a finished model was asked, the types.
+"""Types of probes.json, which holds the answers of a finished model to each probe.
 
-They say what is read back, of a run's folder and of its record alike; evaluation/probes.py says
-what the numbers mean. Numbers are bounded, so that nothing that is summed or squared overflows.
+They check the answers that are read from a run's folder or its record; evaluation/probes.py
+explains the numbers. Numbers are bounded, so that no sum or square overflows.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ Rows = Annotated[list[Losses], Field(min_length=1)]
 Natural = Annotated[int, Field(ge=0, le=2**53)]
 Naturals = Annotated[list[Natural], Field(min_length=1)]
 
-# The default of a key that may be left out, and may not be null.
+# The default of a key that may be missing but not null.
 _LEFT_OUT: Any = None
 
 
 class _Types(BaseModel, strict=True, extra="forbid"):
-    """Values as they are: no text is a number, and nothing is there that is not said here."""
+    """Strict types: no text is converted to a number, and unknown keys are refused."""
 
 
 class _Table(_Types):
-    """An answer whose lists, the innermost ones, are the columns of one table."""
+    """An answer whose innermost lists are the columns of one table."""
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
@@ -81,7 +81,7 @@ class _Distance(_Table):
     m: Naturals
     attention: Annotated[dict[str, Losses], Field(min_length=1)]
     uniform: Losses
-    # Where q and k both rotate in a layer.
+    # Present if q and k both rotate in a layer.
     bound: Losses = _LEFT_OUT
     kappa: dict[str, Rows] = _LEFT_OUT
 
@@ -130,7 +130,7 @@ class _Fit(_Types):
 
 
 class Answers(_Types):
-    """probes.json: an answer of each probe that was asked."""
+    """The content of probes.json: one answer for each probe that was run."""
 
     windows: _Windows = _LEFT_OUT
     positions: _Positions = _LEFT_OUT

@@ -1,10 +1,10 @@
-"""Checkpoints: saved whole or not at all, loaded verified or not at all.
+"""Checkpoints, which are saved atomically and verified when loaded.
 
 checkpoints/step_XXXXXXXX/ holds model.safetensors, optimizer.safetensors, state.json and
 manifest.json, which has the SHA-256 of the other three. A save writes into a temporary folder,
-syncs every file and renames the folder; a checkpoint that is dropped is renamed before it is
-deleted. So whatever interrupts a save, the newest checkpoint is the old or the new one, and it is
-whole. Pickle is never read or written.
+syncs every file and renames the folder; a checkpoint is renamed before it is deleted. So after any
+interruption of a save, the newest checkpoint is the old or the new one, and it is complete. Pickle
+is never read or written.
 """
 
 import errno
@@ -34,14 +34,14 @@ from rope_exp.system.files import (
     write_json,
 )
 
-# The beginnings of the names of folders that an interruption may leave behind.
+# Name prefixes of folders that an interruption may leave behind.
 _SAVING = ".saving-"
 _DROPPED = ".dropped-"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a step left behind."""
+    """The contents of a checkpoint."""
 
     step: int
     model: dict[str, Tensor]
@@ -63,8 +63,8 @@ def save(
 
     Raises:
         DiskError: the disk is full.
-        OSError: the disk is broken. In both cases the temporary folder is gone, and older
-            checkpoints stand.
+        OSError: the disk is broken. In both cases the temporary folder is deleted, and older
+            checkpoints are kept.
     """
     final = step_folder(folder, step)
     temporary = folder / f"{_SAVING}{step:08d}"
@@ -72,7 +72,7 @@ def save(
     with explaining_full_disk(folder, needed_bytes, f"the checkpoint of step {step}"):
         try:
             temporary.mkdir(parents=True)
-            # The first save makes `folder` itself, whose name must last, too.
+            # The first save creates `folder` itself, so its name must be made durable, too.
             sync_folder(folder.parent)
 
             write_json(temporary / STATE, {"step": step, **state})
@@ -82,7 +82,7 @@ def save(
             manifest = {name: {"sha256": _sha256(temporary / name)} for name in names}
             write_json(temporary / MANIFEST, manifest)
 
-            # One that stands there already did not verify: the run went on from an older one.
+            # An existing one did not verify: the run resumed from an older one.
             if final.exists():
                 _drop(final)
             temporary.rename(final)
@@ -95,7 +95,7 @@ def save(
 def prune(folder: Path, keep: int, newest: int) -> None:
     """Keep the last `keep` checkpoints up to step `newest`, which was just saved.
 
-    Those after it did not verify: the run went on from an older one.
+    Later ones did not verify: the run resumed from an older one.
     """
     steps = list_steps(folder)
     kept = [step for step in steps if step <= newest][-keep:]
@@ -105,32 +105,32 @@ def prune(folder: Path, keep: int, newest: int) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Delete what interrupted saves and deletions left."""
+    """Delete the leftovers of interrupted saves and deletions."""
     for start in (_SAVING, _DROPPED):
         for leftover in folder.glob(f"{start}*"):
             shutil.rmtree(leftover)
 
 
 def _drop(path: Path) -> None:
-    """Delete a checkpoint, which until then is whole or, under its name, not there at all."""
+    """Delete a checkpoint; at any moment, its folder is complete or does not exist."""
     aside = path.with_name(_DROPPED + path.name)
     path.rename(aside)
     shutil.rmtree(aside)
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    # Copied each: safetensors refuses tensors that share memory, as a tied head does.
+    # Copy each tensor: safetensors refuses tensors that share memory, as a tied head does.
     copies = {name: tensor.contiguous().to("cpu", copy=True) for name, tensor in tensors.items()}
     try:
         save_file(copies, path)
     except SafetensorError as error:
-        # It says an error of the system as text.
+        # safetensors reports a system error only as text.
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
-    # safetensors would let nobody else read them.
+    # safetensors creates files that only their owner can read.
     shutil.copymode(path.with_name(STATE), path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -145,7 +145,7 @@ def _sha256(path: Path) -> str:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """Load the newest checkpoint that verifies; broken ones are passed over with a warning.
+    """Load the newest checkpoint that verifies; broken ones are skipped with a warning.
 
     Returns:
         None if there is no checkpoint at all.
@@ -168,10 +168,10 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def load(folder: Path, step: int) -> Checkpoint:
-    """Load the checkpoint of `step`, every byte verified first.
+    """Load the checkpoint of `step` after verifying every byte.
 
     Raises:
-        CheckpointError: a file is missing, or is not what the manifest says.
+        CheckpointError: a file is missing, or does not match the manifest.
         OSError: a file cannot be read now (permissions, too many open files).
     """
     path = step_folder(folder, step)
@@ -189,7 +189,7 @@ def load(folder: Path, step: int) -> Checkpoint:
 def _load_tensors(path: Path) -> dict[str, Tensor]:
     """Load a file of tensors.
 
-    safetensors says by a RuntimeError that a file is gone meanwhile, and that memory is lacking.
+    safetensors raises a RuntimeError both for a file that has disappeared and for lack of memory.
     """
     with readable(path, SafetensorError, KeyError):
         try:
@@ -203,12 +203,12 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
 def load_weights(
     what: str, model: nn.Module, tensors: Mapping[str, Tensor], *, assign: bool = False
 ) -> None:
-    """Load a checkpoint's weights into a model; every one of both must fit.
+    """Load a checkpoint's weights into a model; their names and shapes must match exactly.
 
     Args:
-        assign: have the model take the tensors themselves, as one on the meta device can.
+        assign: make the tensors themselves the model's, as a model on the meta device allows.
     Raises:
-        CheckpointError: naming those that are missing, unknown or of another shape.
+        CheckpointError: weights are missing, unknown or of another shape; the message names them.
     """
     try:
         model.load_state_dict(tensors, assign=assign)

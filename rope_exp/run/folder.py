@@ -1,9 +1,9 @@
-"""What a run says of itself: config.yaml, env.json, probes.json and result.json in its folder.
+"""The files config.yaml, env.json, probes.json and result.json of a run's folder.
 
 Every file appears whole by an atomic rename. result.json comes last: its presence means that the
-run is done. What is read back is checked, type by type: a folder that was damaged or edited is
-refused by the file's name; of probes.json its digest is checked. metrics.jsonl and checkpoints have
-modules of their own. No torch.
+run is done. Reading checks the type of each value, and the digest of probes.json; the error for a
+damaged or edited folder names the file. metrics.jsonl and checkpoints have modules of their own. No
+torch.
 """
 
 from collections.abc import Mapping
@@ -40,8 +40,8 @@ OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
 
-# The first key of config.yaml. Later versions of the program give new keys their defaults, and so
-# read this format; only a change that defaults cannot bridge takes another.
+# The first key of config.yaml. Later versions of the program read this format by giving new keys
+# their defaults; only a change that defaults cannot bridge needs another number.
 FORMAT = 2
 
 _Losses = TypedDict(
@@ -53,7 +53,7 @@ _LOSS = {"finished": _FinishedLoss, "diverged": _DivergedLoss}
 
 
 class Result(_Losses):
-    """result.json. Losses are in the unit of the data (DataConfig.unit), times in seconds."""
+    """The content of result.json. Losses are in DataConfig.unit, times in seconds."""
 
     status: Literal["finished", "diverged"]
     pe: str
@@ -63,17 +63,17 @@ class Result(_Losses):
     tokens: Natural
     steps: Natural
     init_sha256: Sha256
-    # Of what was drawn for the parameters that every variant has; older runs had no others.
+    # SHA-256 of the initial parameters that every variant has; older runs had no others.
     shared_init_sha256: NotRequired[Sha256]
     data_sha256: Sha256
     order_sha256: OrderSha256
     config_sha256: Sha256
     group_sha256: Sha256
-    # Of probes.json; of a run that was asked nothing there is none, nor of older ones.
+    # SHA-256 of probes.json; missing for a run without probes, and for older runs.
     probes_sha256: NotRequired[Sha256]
     tokens_per_s: NonNegative | None
     mfu: NonNegative | None
-    # Bounded, so that a campaign's sum is still a time.
+    # Bounded, so that a campaign's sum is still a valid time.
     wall_s: Annotated[float, Field(ge=0, le=1e8)]
 
 
@@ -82,7 +82,7 @@ class _Answered(TypedDict):
 
 
 class Env(TypedDict):
-    """Of env.json, what is read back: what changed when the run went on, and when it started."""
+    """The keys of env.json that are read back: changes upon resuming, start times, and hardware."""
 
     marks: tuple[str, ...]
     started: tuple[str, ...]
@@ -94,7 +94,7 @@ class Env(TypedDict):
 
 
 class File(TypedDict):
-    """Of a file of a checkpoint, what its manifest says. Older ones have the size, too."""
+    """A manifest's entry for one file of a checkpoint. Older manifests also have the size."""
 
     sha256: Sha256
 
@@ -111,10 +111,10 @@ def write_config(folder: Path, config: RunConfig) -> None:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read config.yaml; a key that it leaves out, because it is newer, has its default.
+    """Read config.yaml; keys that are newer than the file get their defaults.
 
     Raises:
-        RecordError: it is missing, or is not a config as this version writes it.
+        RecordError: it is missing, or is not a config of this version's format.
     """
     path = folder / CONFIG
     text = read_text(path)
@@ -136,7 +136,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     """Read result.json, a `Result`; None while the run is not done.
 
     Raises:
-        RecordError: it is not what a run writes.
+        RecordError: it is unreadable or invalid.
     """
     path = folder / RESULT
     if not path.exists():
@@ -145,17 +145,17 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def read_env(folder: Path) -> dict[str, Any]:
-    """Read env.json, an `Env` and more; {} before the run's first start.
+    """Read env.json, an `Env` with further keys; {} before the run's first start.
 
     Raises:
-        RecordError: it is not what a run writes.
+        RecordError: it is unreadable or invalid.
     """
     path = folder / ENV
     return read_as(path, Env) if path.exists() else {}
 
 
 def probes_sha256(folder: Path) -> str:
-    """Return the SHA-256 of what probes.json says.
+    """Return the SHA-256 of the values in probes.json.
 
     Raises:
         RecordError: it cannot be read.
@@ -164,10 +164,10 @@ def probes_sha256(folder: Path) -> str:
 
 
 def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Read probes.json; {} of a run whose result does not vouch for one.
+    """Read probes.json; {} if the run's result has no digest of it.
 
     Raises:
-        RecordError: it is not what the run wrote.
+        RecordError: it is unreadable, or was changed since the run wrote it.
     """
     if "probes_sha256" not in result:
         return {}
@@ -178,10 +178,10 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers of other types, or other than a result vouches for; older ones vouch for none.
+    """Refuse answers of other types, or with another digest than the result's, if it has one.
 
     Raises:
-        RecordError: what stands in `path` was changed since the run wrote it.
+        RecordError: the content of `path` was changed since the run wrote it.
     """
     checked(path, {"probes": answers}, _Answered)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
@@ -192,7 +192,7 @@ def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, An
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
-    """Return where the checkpoint of `step` stands below a run's `checkpoints/`."""
+    """Return the folder of the checkpoint of `step` below a run's `checkpoints/`."""
     return checkpoints / f"step_{step:08d}"
 
 
@@ -206,16 +206,16 @@ def read_as(path: Path, hint: Any) -> dict[str, Any]:
     """Read a JSON object as a TypedDict.
 
     Raises:
-        RecordError: naming the file, and the key in it that is at fault.
+        RecordError: the file is unreadable or invalid; the message names it, and the faulty key.
     """
     return checked(path, read_json(path), hint)
 
 
 def checked(path: object, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
-    """Return what stands in `path` as a TypedDict; further keys are left as they are.
+    """Return the content of `path` as a TypedDict; further keys are left as they are.
 
     Raises:
-        RecordError: naming the file, the key, its value and what is allowed.
+        RecordError: it is invalid; the message names file, key, value and the allowed values.
     """
     try:
         found: dict[str, Any] = convert(hint, values)
@@ -225,7 +225,7 @@ def checked(path: object, values: Mapping[str, Any], hint: Any) -> dict[str, Any
 
 
 def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what stands in `path` as a `Result`, whose losses are those of how the run ended.
+    """Return the content of `path` as a `Result`, with the losses that its status requires.
 
     Raises:
         RecordError: see `checked`.
@@ -235,13 +235,13 @@ def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_done(folder: Path) -> str:
-    """Return what is said instead of running a run that is done."""
+    """Return the message that is shown instead of running a run that is done."""
     result = describe(read_json(folder / RESULT))
     return f"{folder} is done: {result}; run.fresh=true runs it anew"
 
 
 def describe(result: Mapping[str, Any]) -> str:
-    """Return a result in a few words."""
+    """Return a short description of a result."""
     if result["status"] == "diverged":
         return f"diverged: after {result['steps']} steps a loss or a gradient was not finite"
     rate = f", {result['tokens_per_s']:,.0f} tokens/s" if result["tokens_per_s"] else ""

@@ -1,7 +1,7 @@
-"""metrics.jsonl, a run's curve: one JSON object a line, in step order, no step twice.
+"""metrics.jsonl, a run's curve: one JSON object per line, in step order, no step twice.
 
 The file grows by whole lines, and is on the disk before any checkpoint that follows. A run that
-goes on drops the rows past its checkpoint, so that no row is missing or stands twice. No torch.
+resumes drops the rows past its checkpoint, so that no row is missing or repeated. No torch.
 """
 
 import errno
@@ -24,15 +24,15 @@ NEWEST_BYTES = 4096  # enough for several rows
 
 
 class Row(TypedDict):
-    """Of a row, what is read back everywhere."""
+    """The keys that every row must have."""
 
     step: Count
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's metrics.jsonl in step order; none before the first.
+    """Return the rows of a run's metrics.jsonl in step order; [] if there are none yet.
 
-    A last line without its newline is a row that is being written, or was when its process died.
+    A last line without a newline is ignored: its process is still writing it, or died doing so.
 
     Raises:
         RecordError: the file cannot be read, a line is no row, or its step does not follow the
@@ -40,7 +40,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / METRICS
     with readable(path):
-        # A run that begins anew removes the old file, perhaps just now.
+        # A run that starts over removes the old file, perhaps just now.
         try:
             lines = path.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -59,7 +59,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def newest_values(folder: Path) -> dict[str, Any]:
-    """Return the newest value of each column of the last rows; {} if there is none to be read."""
+    """Return the newest value of each column in the last rows; {} if no row can be read."""
     values: dict[str, Any] = {}
     with suppress(OSError, RecordError), (folder / METRICS).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -71,7 +71,7 @@ def newest_values(folder: Path) -> dict[str, Any]:
 
 
 def last_step(folder: Path) -> int:
-    """Return the step of the last row; 0 if there is none to be read."""
+    """Return the step of the last row; 0 if no row can be read."""
     return int(newest_values(folder).get("step", 0))
 
 
@@ -83,7 +83,7 @@ class MetricsWriter:
     """
 
     def __init__(self, folder: Path, step: int = 0) -> None:
-        """Drop the rows past `step`, that of the checkpoint from which the run goes on.
+        """Drop the rows past `step`, the step of the checkpoint from which the run resumes.
 
         Raises:
             RecordError: the file is damaged; it is left as it is.
@@ -95,10 +95,10 @@ class MetricsWriter:
         self._file = self._path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one row, whole; steps increase.
+        """Append one whole row; steps increase.
 
         Raises:
-            DiskError: the disk is full; no part of the row stands in the file.
+            DiskError: the disk is full; no part of the row remains in the file.
         """
         line = _to_line(row).encode()
         with explaining_full_disk(self._path.parent, len(line), "a row of metrics"):
@@ -109,10 +109,10 @@ class MetricsWriter:
         self.last = dict(row)
 
     def sync(self) -> None:
-        """Have every row on the disk, before a checkpoint that follows them.
+        """Sync all rows to the disk, before a checkpoint that follows them.
 
         Raises:
-            DiskError: the disk is full; some file systems find that out only here.
+            DiskError: the disk is full; some file systems report it only here.
         """
         with explaining_full_disk(self._path.parent, self._file.tell(), "its metrics"):
             os.fsync(self._file.fileno())

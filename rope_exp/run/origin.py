@@ -1,8 +1,8 @@
-"""A run's origin: the finished run whose weights it begins with (run.init_from).
+"""A run's origin: the finished run that its initial weights come from (run.init_from).
 
-Runs are told apart by what they began with, not by where it lay: `init_weights` is the SHA-256 of
-the file of weights in the origin's last checkpoint, whose manifest says it. So runs that began from
-one origin are one group, and runs that began from two, or from none, are not. No torch.
+Runs are distinguished by their initial weights, not by the path of the origin: `init_weights` is
+the SHA-256 of the weights file in the origin's last checkpoint, taken from its manifest. So runs
+from one origin are one group, and runs from different origins, or from none, are not. No torch.
 """
 
 from dataclasses import dataclass, replace
@@ -26,12 +26,12 @@ from rope_exp.run.folder import (
 )
 from rope_exp.system.errors import ConfigError, RecordError
 
-# Keys of the model that no shape of a weight tells, and that say what its features are.
+# Keys of the model that determine the meaning of its features, but do not show in weight shapes.
 _SAME = ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings")
 
 
 class OriginFacts(TypedDict):
-    """What env.json says of a run's origin, under `init_from`."""
+    """The facts about a run's origin in env.json, under `init_from`."""
 
     pe: str
     seed: Seed
@@ -46,7 +46,7 @@ class Origin:
 
     Attributes:
         step: of its last checkpoint.
-        weights_sha256: of the weights in it, by its manifest.
+        weights_sha256: of the weights in that checkpoint, by its manifest.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Origin:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What stays of it in the record of a run that began with it: `OriginFacts`."""
+        """The `OriginFacts` for the record of a run that starts from it."""
         return {
             "pe": self.config.pe.label,
             "seed": self.config.seed,
@@ -67,14 +67,14 @@ class Origin:
 
 
 def with_origin(config: RunConfig) -> RunConfig:
-    """Return a config with the hash of the weights that run.init_from has, if it names a run.
+    """Return a config with the hash of the weights of run.init_from, if it names a run.
 
-    A run that has checkpoints of its own goes on from these, and its origin may be gone.
+    A run with checkpoints of its own resumes from these, and its origin may be gone.
 
     Raises:
-        ConfigError: there is no such run, it has not finished, or its weights are of a model that
-            means something else by them.
-        RecordError: a file of it is damaged.
+        ConfigError: there is no such run, it has not finished, or its weights have another meaning
+            in this model.
+        RecordError: one of its files is damaged.
     """
     path = config.run.init_from
     if path is None:
@@ -107,7 +107,7 @@ def find_origin(path: str) -> Origin:
 
     Raises:
         ConfigError: there is no such run, or it has not finished, or its weights are gone.
-        RecordError: a file of it is damaged.
+        RecordError: one of its files is damaged.
     """
 
     def unusable(reason: str) -> ConfigError:
@@ -132,7 +132,7 @@ def find_origin(path: str) -> Origin:
 
 
 def _begun_with(config: RunConfig) -> str | None:
-    """Return the hash of what a run began with that goes on from its own checkpoints."""
+    """Return the hash of the initial weights of a run that resumes from its own checkpoints."""
     if config.run.fresh or not list_steps(config.folder / "checkpoints"):
         return None
     before = read_config(config.folder)
@@ -140,7 +140,7 @@ def _begun_with(config: RunConfig) -> str | None:
 
 
 def _check_meaning(config: RunConfig, origin: Origin) -> None:
-    """Refuse weights that would fit by their shapes, and mean something else here."""
+    """Refuse weights that may fit by shape but have another meaning in this model."""
     theirs = origin.config
     whose = f"run.init_from={config.run.init_from}"
     for key in _SAME:

@@ -1,4 +1,4 @@
-"""What a measurement was made on: device, versions, and the commit or release of this package."""
+"""Provenance of a measurement: device, versions, and the commit or release of this package."""
 
 import os
 import platform
@@ -23,18 +23,18 @@ PACKAGES = (
     "wandb",
 )
 
-# A run that goes on with another of these says so, and a table of runs that differ in one.
+# A run that resumes with another of these values notes it, as does a table of differing runs.
 MARKED = ("world_size", "device", "cpu", "torch", "num_threads", "git")
 
-# What can change a number, of a checkout: not the results that a run writes beside them.
+# Paths of a checkout that can change a number, without the results that a run writes beside them.
 CODE = ("rope_exp", "configs", "train.py", "scripts", "pyproject.toml", "constraints.txt")
 
 
 def machine_facts(device: str) -> dict[str, Any]:
-    """Return what anything that is measured here is measured on."""
+    """Return the hardware, versions and commit behind any measurement in this process."""
     import torch
 
-    # A run is trained where git cannot answer, too.
+    # Runs are also trained where git fails.
     git = None
     with suppress(ConfigError):
         git = git_state()
@@ -53,10 +53,10 @@ def machine_facts(device: str) -> dict[str, Any]:
 
 
 def own_version() -> str:
-    """Return this package's version, which pyproject.toml alone says, or "unknown"."""
+    """Return this package's version, defined only in pyproject.toml, or "unknown"."""
     pyproject = ROOT / "pyproject.toml"
     if pyproject.is_file():
-        # A checkout, perhaps one that nobody installed.
+        # A checkout, perhaps not an installed one.
         import tomllib
 
         project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
@@ -66,7 +66,7 @@ def own_version() -> str:
 
 
 def _version(package: str) -> str | None:
-    """Return the version of a package, or None where it is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -74,7 +74,7 @@ def _version(package: str) -> str | None:
 
 
 def spelled(fact: Any) -> str:
-    """Return a fact for a person: a commit by its first digits, with + where code was changed."""
+    """Return a fact as readable text: a commit by its first digits, with + if code was changed."""
     if isinstance(fact, dict):
         return f"{fact.get('commit')!s:.10}{'+' if fact.get('dirty') else ''}"
     return str(fact)
@@ -83,27 +83,27 @@ def spelled(fact: Any) -> str:
 def git_state() -> dict[str, Any] | None:
     """Return the commit of this checkout and whether its code was changed since.
 
-    None where this package is no checkout of its own: an installed copy may lie within somebody
+    None if this package is no checkout of its own: an installed copy may lie within somebody
     else's repository.
 
     Raises:
-        ConfigError: it is a checkout, and git does not say at which commit.
+        ConfigError: it is a checkout, and git cannot name its commit.
     """
     if not os.path.lexists(ROOT / ".git"):
         return None
-    # New files count, whatever the user's own settings show.
+    # Count new files, regardless of the user's own settings.
     status = _git("status", "--porcelain", "--untracked-files=normal", "--", *CODE)
     return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(status)}
 
 
 def _git(*words: str) -> str:
-    """Return what git says of this checkout, whichever repository the environment names.
+    """Return git's output for this checkout, regardless of a repository in the environment.
 
     Raises:
-        ConfigError: it says nothing, and why.
+        ConfigError: git fails; the message gives the reason.
     """
     environment = {key: os.environ[key] for key in os.environ if not key.startswith("GIT_")}
-    # Nor a repository further up.
+    # Ignore repositories further up, too.
     environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
     try:
         done = subprocess.run(

@@ -1,8 +1,8 @@
 """Curves in wandb or trackio, beside metrics.jsonl, which stays the source of truth.
 
-The main process calls the tracker as any script does. An exception there is one warning, and the
-run goes on without it. wandb's environment variables count wherever the config keeps a default.
-No torch.
+The main process calls the tracker as any script does. An exception there becomes one warning, and
+the run continues without it. wandb's environment variables apply wherever the config keeps a
+default. No torch.
 """
 
 import importlib
@@ -21,8 +21,8 @@ from rope_exp.run.metrics import read_metrics
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, ConfigError, first_line
 
-# wandb's settings, unless the environment sets them: bounds in seconds on what a broken network
-# may cost, and nothing of the terminal, the command line or the checkout.
+# wandb's settings, unless the environment sets them: timeouts in seconds for a broken network, and
+# no upload of the terminal, the command line or the checkout.
 SETTINGS = {
     "WANDB_LOGIN_TIMEOUT": "10",
     "WANDB_INIT_TIMEOUT": "10",
@@ -39,14 +39,14 @@ SETTINGS = {
 
 
 class Tracker:
-    """A run at wandb or trackio, until the end of a block. Nothing here raises.
+    """A run at wandb or trackio, as a context manager. Its methods never raise.
 
     Attributes:
-        run: the tracker's own; None without a tracker, and after its first failure.
+        run: the tracker's run object; None without a tracker, and after its first failure.
     """
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
-        """Begin or resume the run, and send those rows of metrics.jsonl that it lacks."""
+        """Begin or resume the run, and send the rows of metrics.jsonl that it lacks."""
         self.run: Any = None
         self.name = config.tracker.name
         self.folder = folder
@@ -65,7 +65,7 @@ class Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Say how the run ended: as result.json says, which a stopped or failed run has not."""
+        """Report the end of the run: the status in result.json, else "stopped" or "failed"."""
         if self.run is not None:
             with self._guarded():
                 _end(self.run, self.folder, "failed" if kind else "stopped")
@@ -84,7 +84,7 @@ class Tracker:
 
 
 def rebuild(folder: Path) -> str:
-    """Send a run that is not running from its files alone, as a new run of the tracker's.
+    """Send a run that is not in progress to its tracker again, from its files, as a new run.
 
     A run without a tracker goes to wandb. Later starts of the run resume the new one.
 
@@ -93,7 +93,7 @@ def rebuild(folder: Path) -> str:
     Raises:
         ConfigError: the tracker is not installed.
         RecordError: the run's files cannot be read.
-        Exception: whatever the tracker raises.
+        Exception: any error of the tracker.
     """
     rows = read_metrics(folder)
     config = read_config(folder)
@@ -109,10 +109,10 @@ def rebuild(folder: Path) -> str:
 
 
 def check_trackers(configs: Iterable[RunConfig]) -> None:
-    """Refuse a tracker that is not installed; without a key, say so and have wandb work offline.
+    """Refuse a tracker that is not installed; without a key, log it and switch wandb offline.
 
     Raises:
-        ConfigError: naming the package.
+        ConfigError: a tracker is not installed; the message names its package.
     """
     for tracker in {config.tracker for config in configs}:
         name = tracker.name
@@ -127,7 +127,7 @@ def check_trackers(configs: Iterable[RunConfig]) -> None:
 
 
 def _key_fault() -> str:
-    """Return why wandb would ask for a key, which nobody may be there to type; "" if it has one."""
+    """Return why wandb would prompt for a key, which a job cannot answer; "" if it would not."""
     # Another version of wandb may look for its key elsewhere. Its init raises if there is none.
     with suppress(ImportError, AttributeError, TypeError):
         from wandb.errors import AuthenticationError
@@ -182,7 +182,7 @@ def _begin(config: RunConfig, folder: Path) -> Any:
 
 
 def _wandb_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Return the arguments of wandb.init, without those that the environment sets."""
+    """Return the arguments of wandb.init, except those that the environment sets."""
     tracker = config.tracker
     mode = os.environ.get("WANDB_MODE")
     if tracker.mode != TrackerConfig.mode:
@@ -216,7 +216,7 @@ def _wandb_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 def _send(run: Any, rows: Iterable[Mapping[str, Any]]) -> None:
     """Send the rows that the run does not hold yet."""
-    # trackio keeps the first step of a resumed run to itself.
+    # trackio keeps the first step of a resumed run in a private attribute.
     first = getattr(run, "starting_step", getattr(run, "_next_step", 0))
     for row in rows:
         values = _known(row)
@@ -226,9 +226,9 @@ def _send(run: Any, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _end(run: Any, folder: Path, status: str) -> None:
-    """Say how the run ended: as result.json says, else with `status` ("stopped" or "failed")."""
+    """Report the end of the run: the status in result.json, else `status`."""
     result = read_result(folder) or {"status": status}
-    # trackio keeps no more than rows.
+    # trackio stores only rows.
     if not hasattr(run, "summary"):
         run.finish()
         return
@@ -261,5 +261,5 @@ def _sites(config: RunConfig) -> str:
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is null, of which wandb would make an empty panel."""
+    """Leave out null values, for which wandb would show an empty panel."""
     return {key: value for key, value in values.items() if value is not None}

@@ -1,1 +1,4 @@
-"""Files, processes, signals, the console and the machine; nothing of the project."""
+"""Utilities for files, processes, signals, the console, errors and the machine.
+
+They import no other package of the project.
+"""

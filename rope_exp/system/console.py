@@ -1,4 +1,4 @@
-"""Words for a person, on standard error: sentences, and how far a long piece of work has come."""
+"""Console output on standard error: log lines and progress bars."""
 
 import contextlib
 import os
@@ -12,9 +12,9 @@ from typing import Any
 from rich import progress
 from rich.console import Console
 
-BAR_SECONDS = 0.2  # between two pictures of a bar
+BAR_SECONDS = 0.2  # between two updates of a bar
 LINE_SECONDS = 10.0  # between plain lines
-# The columns of a run's metrics that are shown, and how.
+# The columns of a run's metrics that are shown, with their formats.
 COLUMNS = {
     "train/loss": ", loss {:.4f}",
     "val/loss": ", val {:.4f}",
@@ -24,20 +24,20 @@ COLUMNS = {
 
 @contextlib.contextmanager
 def ignoring_output_errors() -> Iterator[None]:
-    """Let words that cannot be said end nothing: standard error may be closed, or a full disk."""
+    """Ignore output errors in the block: standard error may be closed, or on a full disk."""
     try:
         yield
     except OSError:
-        # What is left in its buffer would fail once more when Python ends, with another exit code.
+        # Its buffer would fail again when Python exits, and change the exit code.
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
 
 
-# Where else `log` writes: the log of a run, one at the most.
+# Further files that `log` writes to: the log of a run, one at most.
 _copies: list[Path] = []
 
 
 def keep_log(path: Path) -> None:
-    """Write every line of `log` to a file as well, unless standard error is that file."""
+    """Write every line of `log` also to a file, unless standard error is that file."""
     _copies.clear()
     with contextlib.suppress(OSError):
         path.touch()
@@ -46,23 +46,23 @@ def keep_log(path: Path) -> None:
 
 
 def keep(text: str) -> None:
-    """Write to the file of `keep_log` alone, if there is one and that can be."""
+    """Write only to the file of `keep_log`, if there is one and it is writable."""
     for path in _copies:
         with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
             file.write(text)
 
 
 def log(line: str) -> None:
-    """Print a line to standard error, if that can be."""
+    """Print a line to standard error if possible, and to the file of `keep_log`."""
     keep(f"{line}\n")
     with ignoring_output_errors():
-        # In one piece: print writes the newline apart, and other processes' words between.
+        # Write once: print writes the newline separately, and other processes may write in between.
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """Return how long the rest takes, if `done` of `total` took `seconds`."""
+    """Return the estimated time left, if `done` of `total` took `seconds`."""
     if done <= 0:
         return "no estimate yet"
     left = timedelta(seconds=round(seconds / done * max(total - done, 0)))
@@ -70,7 +70,7 @@ def time_left(seconds: float, done: int, total: int) -> str:
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
-    """Return the numbers of a row of metrics that a person looks at, each after a comma."""
+    """Return the numbers of a row of metrics that are shown, each after a comma."""
     words = ""
     for column, form in COLUMNS.items():
         value = row.get(column)
@@ -80,10 +80,10 @@ def describe_row(row: Mapping[str, Any]) -> str:
 
 
 class Bars(progress.Progress):
-    """Bars with words behind them, where standard error is a terminal; `disable` elsewhere."""
+    """Progress bars with text, if standard error is a terminal; otherwise `disable` is true."""
 
     def __init__(self, *, shown: bool = True) -> None:
-        """Begin to draw; `shown` is false in processes that leave it to another one."""
+        """Begin to draw; `shown` is false in processes that leave drawing to another one."""
         console = Console(stderr=True)
         super().__init__(
             "{task.description}",
@@ -94,7 +94,7 @@ class Bars(progress.Progress):
             disable=not (shown and sys.stderr.isatty() and console.is_interactive),
         )
         self.start()
-        # rich hides the cursor until the bars end, which a second signal does not wait for.
+        # rich hides the cursor until the bars end, but a second signal exits before that.
         if not self.disable:
             console.show_cursor()
 
@@ -111,10 +111,10 @@ class Bars(progress.Progress):
 
 
 class Progress(Bars):
-    """How far a long piece of work is: a bar on a terminal, elsewhere a line every so often."""
+    """The progress of a long task: a bar on a terminal, otherwise a line every few seconds."""
 
     def __init__(self, name: str, total: int | None, done: int = 0, *, shown: bool = True) -> None:
-        """Begin with `done` of `total` (None: nobody knows); say nothing unless `shown`."""
+        """Begin with `done` of `total` (None: unknown); print nothing unless `shown`."""
         super().__init__(shown=shown)
         self._name = name
         self._total = total
@@ -127,16 +127,16 @@ class Progress(Bars):
         self._bar = self.add_task(name, total=total, completed=done, words="")
 
     def compiling(self) -> None:
-        """Say that a run compiles, until its first step is done."""
+        """Show that a run is compiling, until its first step is done."""
         self.update(self._bar, words="compiling")
         self.draw()
         if self.disable and self._shown:
             log(f"{self._name}: compiling")
 
     def step(self, step: int, loss: float) -> None:
-        """Move a run's bar, where there is one: a step is done.
+        """Advance a run's bar, if there is one, after a step.
 
-        The estimate of the end leaves out the first step, which compiles.
+        The estimate of the time left excludes the first step, which compiles.
         """
         now = time.monotonic()
         if not self._stepped:
@@ -147,9 +147,9 @@ class Progress(Bars):
             self.show(step, f"step {step}/{self._total}, loss {loss:.3f}{self._validation}")
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Print a run's row: at evaluations, and where there is no bar every few seconds.
+        """Print a run's row: at evaluations, and without a bar also every few seconds.
 
-        The estimate of the end leaves out the first evaluation, which compiles.
+        The estimate of the time left excludes the first evaluation, which compiles.
         """
         is_evaluated = "val/loss" in row
         if is_evaluated:
@@ -164,7 +164,7 @@ class Progress(Bars):
             log(f"{self._name}: {words}")
 
     def show(self, done: int, words: str, *, at_once: bool = False) -> None:
-        """Show how much is done, unless something was shown a moment ago."""
+        """Show the progress, unless something was shown a moment ago."""
         now = time.monotonic()
         if self._total:
             seconds = now - self._began

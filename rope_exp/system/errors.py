@@ -1,4 +1,4 @@
-"""What can go wrong, each in one sentence for the user, and the exit codes that tell scripts."""
+"""Exceptions with one-sentence messages for the user, and the exit codes of commands."""
 
 import json
 import os
@@ -11,16 +11,16 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 3
-EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to go on
+EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to resume
 
-# How a run ends that did not fail.
+# The exit codes of runs that did not fail, by status.
 EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_STOPPED}
 
 
 class ConfigError(Exception):
-    """A user's mistake: the key, its value (... where none is to be shown), and what is allowed."""
+    """A user's mistake: the key, its value (... to show none), and the allowed values."""
 
-    # The three are its `args`, so that it can be pickled: a job of a scheduler's sends it home.
+    # The three are its `args`, so that it can be pickled: a scheduler's job sends it back.
     def __init__(self, key: str, value: Any, allowed: str) -> None:
         super().__init__(key, value, allowed)
 
@@ -31,7 +31,7 @@ class ConfigError(Exception):
 
 
 class RecordError(ValueError):
-    """A run folder that cannot be read as one; the message names the file."""
+    """A run folder that cannot be read; the message names the file."""
 
 
 class CheckpointError(RuntimeError):
@@ -39,11 +39,11 @@ class CheckpointError(RuntimeError):
 
 
 class LawError(RuntimeError):
-    """A rotation that breaks its own mathematics: a fault of ours, and no run may start."""
+    """A rotation that violates its own mathematics: a bug of ours, and no run may start."""
 
 
 class DataError(RuntimeError):
-    """The corpus or tokenizer cannot be had now, and the config is not at fault."""
+    """The corpus or tokenizer is unavailable now, and the config is not at fault."""
 
 
 class DiskError(OSError):
@@ -51,10 +51,10 @@ class DiskError(OSError):
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Return what is said of an error that is a lack of memory; None of another one.
+    """Return the message for an out-of-memory error; None for any other error.
 
-    Python and a GPU have types of their own for it, the rest (torch on a CPU, C++, the system and
-    what wraps these) words alone.
+    Python and a GPU have their own error types for it. Torch on a CPU, C++, the system and their
+    wrappers are recognised only by their messages.
     """
     words = "allocate memory|out of memory|enough memory|bad_alloc|ALLOC_FAILED|DefaultCPUAllocator"
     is_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
@@ -65,7 +65,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def sentence(error: Exception) -> str:
-    """Return what is said of an error; one that is neither ours nor a lack of memory is raised."""
+    """Return the message for an error; raise it if it is neither ours nor a lack of memory."""
     told = out_of_memory(error)
     ours = (ConfigError, RecordError, DataError, LawError, OSError)
     if told is None and not isinstance(error, ours):
@@ -74,13 +74,13 @@ def sentence(error: Exception) -> str:
 
 
 def explained(command: Callable[[], int]) -> int:
-    """Return the exit code of a command, whose mistakes become one sentence on standard error."""
+    """Run a command and return its exit code; errors become one sentence on standard error."""
     try:
         code = command()
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever was reading has seen enough. What is left would fail again when Python ends.
+        # The reader has closed the pipe. The buffered rest would fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except (ConfigError, RecordError, DataError, OSError, MemoryError, RuntimeError) as error:
@@ -91,19 +91,19 @@ def explained(command: Callable[[], int]) -> int:
 
 
 def show(value: Any) -> str:
-    """Return a value as the command line would spell it, on one line, without a long middle."""
+    """Return a value as on the command line, in one line, with a long middle cut out."""
     if isinstance(value, str) and value.isprintable():
         return _shortened(value)
 
     try:
         return _shortened(json.dumps(value, default=repr))
     except (TypeError, ValueError, RecursionError):
-        # A key that is no text, a number past Python's limit, a mapping that holds itself.
+        # A key that is not text, a number past Python's limit, or a mapping that contains itself.
         return f"<{type(value).__name__}>"
 
 
 def first_line(error: BaseException | str) -> str:
-    """Return an error's message in one line, without a long middle."""
+    """Return an error's message in one line, with a long middle cut out."""
     return _shortened(" ".join(str(error).split()) or type(error).__name__)
 
 

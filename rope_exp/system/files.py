@@ -1,4 +1,4 @@
-"""What the disk promises: whole files, names that last, locks that end with their processes, room.
+"""Atomic and durable writes, locks that end with their processes, free disk space, and JSON.
 
 No torch, and nothing of the project.
 """
@@ -18,17 +18,17 @@ from rope_exp.system.errors import DiskError, RecordError, first_line
 
 
 def check_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Refuse to start where `needed_bytes` for `what` are not free in `folder`.
+    """Refuse to start if `folder` has fewer than `needed_bytes` free for `what`.
 
     Raises:
-        DiskError: naming the folder and both numbers.
+        DiskError: there is too little space; the message names the folder and both numbers.
     """
     if free_bytes(folder) < needed_bytes:
         raise disk_full(folder, needed_bytes, what)
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the space left where `folder` is, or will be."""
+    """Return the free bytes on the disk of `folder`, which may not exist yet."""
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
@@ -36,7 +36,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def disk_full(folder: Path, needed_bytes: int, what: str) -> DiskError:
-    """Return the error of a disk that has no room for `what`."""
+    """Return the error of a disk without space for `what`."""
     return DiskError(
         f"no space left in {folder}: {what} needs {needed_bytes:,} bytes "
         f"and {free_bytes(folder):,} are free; make room, or choose another folder"
@@ -44,13 +44,13 @@ def disk_full(folder: Path, needed_bytes: int, what: str) -> DiskError:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk, or the user's share of it, is full."""
+    """Return whether an error means that the disk, or the user's quota, is full."""
     return isinstance(error, DiskError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator[None]:
-    """Raise `disk_full` in the place of the system's error where the block meets a full disk."""
+    """Raise `disk_full` in place of the system's error if the block meets a full disk."""
     try:
         yield
     except OSError as error:
@@ -60,15 +60,15 @@ def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator
 
 
 def write_atomically(path: Path, content: str | bytes, *, replace: bool = True) -> None:
-    """Replace `path` by a file of this content, whole or not at all, and on the disk at the end.
+    """Replace `path` atomically by a file of this content, and sync it to the disk.
 
-    Whoever else writes the same file waits for its turn. What a kill leaves (`.<name>.new`) is
-    overwritten by the next write.
+    Other writers of the same file wait for their turn. After a kill, the next write overwrites the
+    leftover (`.<name>.new`).
 
     Args:
-        replace: false leaves a file alone that is there already.
+        replace: false keeps an existing file as it is.
     Raises:
-        DiskError: the disk is full. The old file stands, or the new one whole.
+        DiskError: the disk is full. The old file remains, or the complete new one.
         OSError: the disk is broken; the same holds.
     """
     temporary = path.with_name(f".{path.name}.new")
@@ -93,7 +93,7 @@ def write_atomically(path: Path, content: str | bytes, *, replace: bool = True) 
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable (a rename is only that once the folder is synced)."""
+    """Make the names in a folder durable (a rename is durable only once the folder is synced)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -102,10 +102,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def try_lock(path: Path) -> int | None:
-    """Acquire the lock of `path`, unless another one holds it.
+    """Acquire the lock of `path`, unless it is held already.
 
-    The lock lives as long as any process has the descriptor open, children that it was passed to
-    included; the kernel gives it back when the last one ends, however it ends.
+    The lock is held as long as any process has the descriptor open, including children that
+    received it. The kernel releases it when the last one ends, however it ends.
 
     Returns:
         A descriptor that holds the lock, or None.
@@ -117,10 +117,10 @@ def try_lock(path: Path) -> int | None:
 
 
 def lock(path: Path, flags: int = 0) -> int:
-    """Acquire the lock of `path` as soon as nobody else holds it; else as `try_lock`.
+    """Acquire the lock of `path`, and wait until it is free; otherwise like `try_lock`.
 
     Args:
-        flags: further ones of flock(2).
+        flags: further flags of flock(2).
     """
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
@@ -131,7 +131,7 @@ def lock(path: Path, flags: int = 0) -> int:
             os.close(descriptor)
             raise
 
-        # Meanwhile its folder may have been moved aside, and another file locked in its place.
+        # Meanwhile its folder may have been moved aside, with another file now at this path.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
@@ -140,10 +140,10 @@ def lock(path: Path, flags: int = 0) -> int:
 
 @contextmanager
 def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
-    """Refuse `what` by name where the block cannot read it, or not as what it should be.
+    """Refuse `what` by name if the block cannot read or parse it.
 
     Raises:
-        RecordError: in the place of an error of the system's, of a value's, or one of `errors`.
+        RecordError: the block raised a system error, a value error, or one of `errors`.
     """
     refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
     try:
@@ -168,7 +168,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """Spell a JSON object in the one way in which they are spelled here."""
+    """Return a JSON object as text, in the format of all our JSON files."""
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
 
@@ -184,7 +184,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(what: object, content: bytes) -> dict[str, Any]:
-    """Return the JSON object that `what` holds.
+    """Return the JSON object in `content`; `what` names its source in errors.
 
     Raises:
         RecordError: it is no JSON, or holds no object.
@@ -209,9 +209,9 @@ def files_sha256(files: Mapping[str, Path]) -> str:
 
 
 def json_sha256(values: Any) -> str:
-    """Return the SHA-256 of plain values as JSON with its keys in order.
+    """Return the SHA-256 of plain values as JSON with sorted keys.
 
-    Configs, corpora and prepared folders are told apart by it.
+    It identifies configs, corpora and prepared folders.
     """
     text = json.dumps(values, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

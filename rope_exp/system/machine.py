@@ -1,4 +1,4 @@
-"""What this machine has, read without torch."""
+"""The hardware of this machine (GPUs, cores, memory, compiler), detected without torch."""
 
 import functools
 import os
@@ -20,9 +20,9 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 def gpus() -> list[str]:
     """Return the GPUs that runs may use; [] on a machine without a driver.
 
-    By UUID where they are numbered: an index is another card in another container.
-    CUDA_VISIBLE_DEVICES limits them, and as CUDA reads it: what follows a number that no GPU has
-    is hidden, too.
+    Indices become UUIDs, because an index may be another card in another container.
+    CUDA_VISIBLE_DEVICES limits the GPUs as it does in CUDA: entries after an unknown index are
+    hidden, too.
     """
     uuid_by_index = {index: uuid for index, uuid in _nvidia_smi("index", "uuid")}  # noqa: C416
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -38,19 +38,19 @@ def gpus() -> list[str]:
 
 
 def gpus_have_bf16() -> bool:
-    """Whether every GPU multiplies bfloat16 in hardware (compute capability 8.0, or newer)."""
+    """Return whether every GPU multiplies bfloat16 in hardware (compute capability 8.0 or up)."""
     return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
 
 
 def gpu_memory_size() -> int | None:
-    """Return the bytes of the smallest GPU's memory; None where the driver does not tell."""
+    """Return the bytes of the smallest GPU's memory; None if the driver does not report it."""
     sizes = [int(size) for (size,) in _nvidia_smi("memory.total") if size.isdecimal()]
     return min(sizes) * 2**20 if sizes else None
 
 
 @functools.cache
 def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
-    """Return one row a GPU, in the order of the PCI bus; [] where there is no driver.
+    """Return one row per GPU, in the order of the PCI bus; [] if there is no driver.
 
     Memory is in MiB.
     """
@@ -70,18 +70,18 @@ def num_cores() -> int:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bfloat16 in hardware; else bf16 is tens of times slower."""
+    """Return whether the CPU multiplies bfloat16 in hardware; else bf16 is tens of times slower."""
     return re.search("amx_bf16|avx512_bf16", _cpu_info()) is not None
 
 
 def cpu_name() -> str:
-    """Return the CPU's name, as the kernel calls it."""
+    """Return the CPU's name, as the kernel reports it."""
     name = re.search(r"^model name\s*:\s*(.*)$", _cpu_info(), re.MULTILINE)
     return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def cpu_kind() -> str:
-    """Return the CPU's family and model: names are shared by kinds that round differently."""
+    """Return the CPU's vendor, family and model: CPUs of one name may round differently."""
     keys = ("vendor_id", "cpu family", "model")
     found = [re.search(rf"^{key}\s*:\s*(.*)$", _cpu_info(), re.MULTILINE) for key in keys]
     return " ".join(match[1].strip() for match in found if match) or platform.machine()
@@ -94,16 +94,16 @@ def _cpu_info() -> str:
 
 
 def memory_size() -> int:
-    """Return the bytes of memory that this machine, or the container that we are in, has."""
+    """Return the bytes of memory of this machine, or of the container if it has fewer."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = CGROUP_LIMIT.read_text(encoding="ascii").strip() if CGROUP_LIMIT.exists() else "max"
     return installed if limit == "max" else min(installed, int(limit))
 
 
 def has_compiler(device: str) -> bool:
-    """Whether torch.compile has what it needs: a compiler and Python's headers.
+    """Return whether torch.compile finds a compiler and Python's headers.
 
-    A compiler of C for a GPU, of C++ for a CPU.
+    It needs a C compiler for a GPU, and a C++ compiler for a CPU.
     """
     compilers = ("gcc", "clang", "cc") if device == "cuda" else ("g++", "clang++", "c++")
     headers = Path(sysconfig.get_path("include"), "Python.h")

@@ -1,4 +1,4 @@
-"""Children of this process: how they find this package, and what they say."""
+"""Child processes: an environment in which they find this package, and their output."""
 
 import os
 import subprocess
@@ -7,17 +7,17 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
-ROOT = PACKAGE.parent  # of the checkout; of site-packages where the package is installed
+ROOT = PACKAGE.parent  # the checkout; site-packages if the package is installed
 
-# The dispatcher's process id, which it tells its ranks in their environment.
+# The environment variable by which a dispatcher passes its process id to its ranks.
 DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
 
 
 def child_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with `changes`, so that a child imports this very package.
 
-    PYTHONPATH is set only where a fresh interpreter would not find the package: in a checkout
-    that nobody installed.
+    PYTHONPATH is set only if a fresh interpreter would not find the package: in a checkout that is
+    not installed.
     """
     environment = os.environ | changes
     if not _is_importable():
@@ -27,7 +27,7 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 def output_of(*command: str) -> str | None:
-    """Return what a program prints, or None where there is no such program, or it fails."""
+    """Return a program's output, or None if there is no such program or it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -36,9 +36,9 @@ def output_of(*command: str) -> str | None:
 
 
 def _is_importable() -> bool:
-    """Whether a fresh interpreter finds this very package, and no other copy of it.
+    """Return whether a fresh interpreter finds this very package, and no other copy of it.
 
-    The first entry of sys.path is this process's own: the folder of its script, or where it stands.
+    The first entry of sys.path is this process's own: its script's folder or the working directory.
     """
     for finder in sys.meta_path:
         path = sys.path[1:] if finder is PathFinder else None

@@ -1,7 +1,7 @@
-"""Being asked to stop: SIGTERM, SIGINT, SIGUSR1 or SIGHUP is a request, a second leaves at once.
+"""Stop signals: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a stop; a second one exits at once.
 
-SIGUSR1 is what `sbatch --signal=USR1@120` sends ahead of a job's limit, SIGHUP what a terminal
-sends when it closes. nohup has a process ignore that, and so do we then.
+`sbatch --signal=USR1@120` sends SIGUSR1 before a job's time limit, and a terminal sends SIGHUP when
+it closes. nohup makes a process ignore SIGHUP, and then we ignore it, too.
 """
 
 import contextlib
@@ -18,29 +18,29 @@ from rope_exp.system.errors import EXIT_STOPPED
 
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
-# Signals closer together are one: a scheduler sends its own to every process of a job.
+# Signals closer together count as one: a scheduler sends its own to every process of a job.
 REPEAT_SECONDS = 2.0
 BEFORE_ANY_RUN = b"stopped before any run was started\n"
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel end this process when `parent`, which started it, dies, even by kill -9.
+    """Make the kernel kill this process when its parent, `parent`, dies, even by kill -9.
 
-    So the same command can go on at once: no rank lives on, holding the run's lock and its GPU.
-    Linux alone can do this; elsewhere nothing happens.
+    So the same command can resume at once: no rank survives that holds the run's lock and its GPU.
+    Only Linux supports this; elsewhere nothing happens.
     """
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
-        # It died before we asked.
+        # The parent died before the call.
         if os.getppid() != parent:
             os._exit(EXIT_STOPPED)
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Start the block's processes with the stop signals held back, until they listen to them."""
+    """Start the block's processes with the stop signals blocked, until they install handlers."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -49,10 +49,10 @@ def held_back() -> Iterator[None]:
 
 
 class StopSignal:
-    """Hears that this process is to stop, from its construction on.
+    """Records requests to stop this process, from its construction on.
 
     Attributes:
-        requested: turns true with the first signal.
+        requested: becomes true with the first signal.
     """
 
     def __init__(self) -> None:
@@ -60,27 +60,27 @@ class StopSignal:
         self._requested_at = 0.0
         self._handlers = {each: signal.signal(each, self._handle) for each in STOP_SIGNALS}
 
-        # A dispatcher starts its ranks with these held back.
+        # A dispatcher starts its ranks with these signals blocked.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def restore(self) -> None:
-        """Let those hear the signals who heard them before."""
+        """Restore the previous signal handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     def on_request(self) -> None:
-        """Answer the first signal; somebody looks at `requested` soon."""
+        """Acknowledge the first signal; the program checks `requested` soon."""
         with contextlib.suppress(OSError):  # nobody may be reading
             line = b"asked to stop: saving after this micro-batch; a second signal leaves at once\n"
             os.write(2, line)
 
     def on_repeat(self) -> None:
-        """Answer a second signal, which no longer waits for anything."""
+        """Exit at a second signal, without waiting for anything."""
         os._exit(EXIT_STOPPED)
 
     def request(self) -> None:
-        """Ask to stop, as a first signal does."""
-        # The time first: a signal between the two would count as a second one.
+        """Request a stop, as a first signal does."""
+        # Set the time first: a signal between the two lines would count as a second one.
         self._requested_at = time.monotonic()
         self.requested = True
         self.on_request()
@@ -96,13 +96,13 @@ class StopSignal:
 
 
 def on_signal(handler: Any) -> None:
-    """Have `handler` hear every signal that asks to stop."""
+    """Install `handler` for every stop signal."""
     for number in STOP_SIGNALS:
         signal.signal(number, handler)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """Leave before there is anything to save: an exception could be lost inside an import."""
+    """Exit before there is anything to save; an exception could get lost inside an import."""
     # Nobody may be reading.
     with contextlib.suppress(OSError):
         os.write(2, BEFORE_ANY_RUN)
@@ -110,15 +110,15 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Unwind what prepares data; asked again, perhaps by one burst of signals, leave at once."""
+    """Unwind the preparation of data; a further signal, even of one burst, exits at once."""
     on_signal(leave)
     raise KeyboardInterrupt
 
 
 def starting_runs(command: Callable[[], int]) -> int:
-    """Return the exit code of a command that starts runs, which a signal may meet at any moment.
+    """Return the exit code of a command that starts runs; a signal may arrive at any moment.
 
-    Until it has `interrupt` hear the signals, they end it at once.
+    Until the command installs `interrupt` as the handler, signals end it at once.
     """
     on_signal(leave)
     try:
@@ -128,5 +128,5 @@ def starting_runs(command: Callable[[], int]) -> int:
             os.write(2, BEFORE_ANY_RUN)
         return EXIT_STOPPED
     finally:
-        # The rest is Python's own end, which a signal would only garble.
+        # Only Python's exit is left, which a signal would garble.
         on_signal(signal.SIG_IGN)

@@ -1,5 +1,5 @@
-"""Generated data, for questions in which position is all there is: no text, no files, no torch.
+"""Generated tasks that isolate the role of position, without text, files or torch.
 
-Addition, copying and retrieval are rows of tokens for a decoder (`rows`); spikes are events at real
-times. Row n of a split is a pure function of (seed, n), whatever was asked for before or beside it.
+Addition, copying, repeats and retrieval are rows of tokens for a decoder (`rows`); spikes are
+events at real times. Row n of a split is a pure function of (seed, n), independent of other calls.
 """

@@ -1,20 +1,19 @@
-"""Addition: two numbers, and their sum to be predicted, as "123+4567=4690;".
+"""Addition: predict the sum of two numbers, as in "123+4567=4690;".
 
-It is the task on which RoPER, which rotates values too, was tried (Harik and labml.ai). Several
-sums are packed into a row, as there, so that they begin anywhere; each is written in sight of those
-before it.
+RoPER, which also rotates values, was tested on this task (Harik and labml.ai). As there, several
+sums are packed into a row, so that they begin anywhere; each can attend to those before it.
 
 In the order "reversed", both operands and the sum are written from the least significant digit on:
-"321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs no carry
-but that of the digit before, and the two digits that it adds stand at distances which are the same
-all along the sum. Were the sum alone reversed (Lee et al. 2023), these distances would grow by two
-from one digit to the next.
+"321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs only the
+carry of the digit before, and the distances to the two digits that it adds are constant along the
+sum. If only the sum were reversed (Lee et al. 2023), these distances would grow by two from one
+digit to the next.
 
-Operands have 1 to 6 digits in training and in the test, 7 to 10 in the longer test; the lengths of
-the two are drawn independently and uniformly. No pair of numbers is both trained and tested, in
-either order of the two: of the pairs up to 6 digits a hash holds out one in eight, whatever the
-seed. But the hundred pairs of one-digit numbers are on both sides: an eighth of them would measure
-little, and all longer sums are made of them. So a test's matches at one digit are of trained sums.
+Operands have 1 to 6 digits in training and in the test, 7 to 10 in the longer test; their lengths
+are drawn independently and uniformly. No pair of numbers, in either order, is both trained and
+tested: a hash holds out one in eight of the pairs up to 6 digits, for every seed. The exception is
+the hundred pairs of one-digit numbers, which are on both sides: an eighth of them would measure
+little, and all longer sums consist of them. So a test's matches at one digit are of trained sums.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ VOCABULARY = "0123456789+=" + END + PAD
 # The fewest and the most digits of an operand.
 DIGITS = {TRAIN: (1, 6), TEST: (1, 6), LONGER: (7, 10)}
 
-HELD_OUT = 8  # one pair in so many
+HELD_OUT = 8  # one pair in this many
 
 Order = Literal["plain", "reversed"]
 
@@ -40,7 +39,7 @@ class Addition:
     """Rows of sums; an example's span is the number of digits of its longer operand.
 
     Attributes:
-        seed: of the examples; the same for both orders gives the same sums.
+        seed: of the examples; one seed gives the same sums in both orders.
         order: "plain", the most significant digit first, or "reversed".
         seq_len: T.
 
@@ -62,7 +61,7 @@ class Addition:
             raise ValueError(f"{self.seq_len + 1} tokens hold no sum of {needed}")
 
     def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of these numbers, counted from 0, of "train", "test" or "longer"."""
+        """Return the rows of "train", "test" or "longer" with these indices, counted from 0."""
         assert split in self.splits, split
         return stack([self._row(split, index) for index in indices], VOCABULARY)
 
@@ -81,7 +80,7 @@ def longest(split: str) -> int:
 
 
 def draw_pair(draws: Draws, split: str) -> tuple[int, int]:
-    """Draw two numbers of the split: their lengths once, their digits until they belong to it."""
+    """Draw two numbers: their lengths once, their digits until the pair belongs to the split."""
     fewest, most = DIGITS[split]
     digits_a = fewest + draws.below(most - fewest + 1)
     digits_b = fewest + draws.below(most - fewest + 1)
@@ -94,19 +93,19 @@ def draw_pair(draws: Draws, split: str) -> tuple[int, int]:
 
 
 def is_shared(a: int, b: int) -> bool:
-    """Whether a pair is both trained and tested: two numbers of one digit."""
+    """Return whether a pair is both trained and tested: two numbers of one digit."""
     return max(a, b) < 10
 
 
 def is_held_out(a: int, b: int) -> bool:
-    """Whether a pair, unless it is shared, belongs to the test; its order does not matter."""
+    """Return whether a pair, unless it is shared, belongs to the test, in either order."""
     pair = f"{min(a, b)}+{max(a, b)}"
     digest = hashlib.blake2b(pair.encode(), digest_size=8).digest()
     return int.from_bytes(digest) % HELD_OUT == 0
 
 
 def write(a: int, b: int, order: Order) -> Example:
-    """Write a sum."""
+    """Write a sum as an example."""
     step = 1 if order == "plain" else -1
     question = f"{str(a)[::step]}+{str(b)[::step]}="
     answer = str(a + b)[::step] + END
@@ -114,7 +113,7 @@ def write(a: int, b: int, order: Order) -> Example:
 
 
 def _number(draws: Draws, digits: int) -> int:
-    """Draw a number of so many digits; the first is not 0, unless it is the only one."""
+    """Draw a number of `digits` digits; the first is not 0, unless it is the only one."""
     if digits == 1:
         return draws.below(10)
     least: int = 10 ** (digits - 1)

@@ -1,14 +1,14 @@
-"""Copying: a random string, a separator, and the same string again to be predicted: "bca|bca;".
+"""Copying: predict a random string again after a separator, as in "bca|bca;".
 
-There are few letters on purpose. A string whose letters all differ can be copied by looking for the
-letter written last and taking the one behind it, without knowing where it stands. Where letters
-repeat this does not do, and strings longer than the trained ones become hard (H. Zhou et al. 2023).
-RoPER was tried on such a task, too (Harik and labml.ai): there stretches of 16 letters, of four
-kinds, are repeated from anywhere in a string that grows; here what is copied has all lengths.
+The alphabet is small on purpose. A string of distinct letters can be copied by finding the letter
+written last and taking the next one, without knowing its position. With repeated letters this
+fails, and strings longer than the trained ones become hard (H. Zhou et al. 2023). RoPER was tested
+on a similar task (Harik and labml.ai): there, stretches of 16 letters from an alphabet of four are
+repeated from anywhere in a growing string; here, the copied strings have all lengths.
 
 Strings have 1 to 32 letters in training and in the test, 33 to 64 in the longer test, uniformly.
-Several are packed into a row, so that they begin anywhere. Training and test have streams of their
-own; short strings are on both sides, since there are only 4^L of length L.
+Several are packed into a row, so that they begin anywhere. Training and test use separate random
+streams; short strings are on both sides, since there are only 4^L of length L.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ class Copying:
             raise ValueError(f"{self.seq_len + 1} tokens hold no string and copy of {needed}")
 
     def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of these numbers, counted from 0, of "train", "test" or "longer"."""
+        """Return the rows of "train", "test" or "longer" with these indices, counted from 0."""
         assert split in self.splits, split
         return stack([self._row(split, index) for index in indices], VOCABULARY)
 

@@ -1,9 +1,9 @@
 """Random numbers of generated data: a pure function of (seed, stream, index).
 
-They are made of the raw words of a Philox counter generator (Salmon et al. 2011), which numpy keeps
-stable over its versions, unlike what `Generator` makes of them. The key is (seed, stream) and the
-counter's second word the index, so that each index has 2^66 words of its own. Whole numbers are
-the same on every machine; normals are so to the last bits of its logarithm and cosine.
+They are computed from the raw words of a Philox counter generator (Salmon et al. 2011), which numpy
+keeps stable over its versions, unlike the distributions of `Generator`. The key is (seed, stream)
+and the counter's second word is the index, so each index has 2^66 words of its own. Whole numbers
+are the same on every machine; normals are too, up to the last bits of its logarithm and cosine.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 
 class Draws:
-    """The numbers of one index, in the order in which they are asked for.
+    """The random numbers of one index, in the order of the calls.
 
     Args:
         seed: of the data set, 0 to 2^64 - 1.
-        stream: a name, such as "copying train"; different names have independent numbers.
+        stream: a name, such as "copying train"; different names give independent numbers.
         index: of the row, 0 to 2^64 - 1.
     """
 
@@ -40,7 +40,7 @@ class Draws:
         return (self._bits.random_raw(count) % np.uint64(bound)).astype(np.int64)
 
     def order(self, count: int) -> NDArray[np.int64]:
-        """Return a permutation of 0..count-1: that which sorts as many words."""
+        """Return a permutation of 0..count-1, the one that sorts `count` words."""
         return np.argsort(self._bits.random_raw(count), kind="stable")
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
@@ -49,7 +49,7 @@ class Draws:
         return whole.astype(np.float64) * 2.0**-53
 
     def exponentials(self, count: int) -> NDArray[np.float64]:
-        """Return `count` numbers whose density is exp(-x): the inverse of 1 - exp(-x)."""
+        """Return `count` numbers of density exp(-x), by the inverse of 1 - exp(-x)."""
         return -np.log1p(-self.uniforms(count))
 
     def normals(self, count: int) -> NDArray[np.float64]:

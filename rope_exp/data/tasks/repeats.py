@@ -1,14 +1,14 @@
-"""Repeats: a string that grows by random letters and by stretches of itself; RoPER's own task.
+"""Repeats, RoPER's own task: a string grows by random letters and by stretches of itself.
 
-In "acgt...ca>gtac..." the letters behind ">" repeat a stretch that began anywhere earlier, where
-letters are counted without the marks. The stretch's first letter is given; the others are to be
-predicted. Whoever finds the stretch need only read on in it, but at first several fit: with L
-letters before and k read, about L / 4^k. So no model expects less than a loss that is known here as
-what somebody pays who weighs alike all stretches that still fit (`least_nats`).
+In "acgt...ca>gtac..." the letters after ">" repeat a stretch that began anywhere earlier; marks do
+not count as letters. The stretch's first letter is given, and the others are predicted. A model
+that finds the stretch only needs to read on in it, but at first several fit: about L / 4^k, with L
+letters before and k read. So the least expected loss is known: the loss of a predictor that gives
+equal weight to all stretches that still fit (`least_nats`).
 
-As its authors had it (Harik and labml.ai, `copy_repeat` of their public code): four letters, 16 of
-them at first, then in turn 1 to 11 random ones, a mark, and a stretch of 16. A row ends where it
-is full.
+The format is the authors' (Harik and labml.ai, `copy_repeat` of their public code): four letters,
+16 of them at first, then in turn 1 to 11 random ones, a mark, and a stretch of 16. A row is cut off
+when it is full.
 """
 
 from collections.abc import Iterable
@@ -27,13 +27,13 @@ VOCABULARY = LETTERS + MARK
 
 STRETCH = 16
 MOST_BETWEEN = 11
-# The fewest tokens in which the first repeat always ends.
+# The fewest tokens that always contain the whole first repeat.
 FEWEST = STRETCH + MOST_BETWEEN + len(MARK) + STRETCH
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Rows of one growing string each; an example's span is how many letters back it repeats.
+    """Rows of one growing string each; an example's span is its distance in letters.
 
     Attributes:
         seed: of the rows.
@@ -55,7 +55,7 @@ class Repeats:
             raise ValueError(f"{self.seq_len + 1} tokens hold no repeat, which needs {FEWEST}")
 
     def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of these numbers, counted from 0, of "train" or "test"."""
+        """Return the rows of "train" or "test" with these indices, counted from 0."""
         assert split in self.splits, split
         return stack([self._row(split, index) for index in indices], VOCABULARY)
 
@@ -74,7 +74,7 @@ class Repeats:
             text += between + MARK
 
             start = draws.below(len(letters) - STRETCH)
-            # All of its letters but the first.
+            # All letters of the stretch but the first.
             predicted = slice(len(text) + 1, len(text) + STRETCH)
             answer_S[predicted] = number
             span_S[predicted] = len(letters) - start
@@ -83,15 +83,15 @@ class Repeats:
             text += repeat
             number += 1
 
-        # Prediction t is that of token t + 1.
+        # Prediction t is for token t + 1.
         return Row(text[:width], answer_S[1:width], span_S[1:width])
 
 
 def least_nats(rows: Rows) -> NDArray[np.float64]:
-    """Return what each predicted letter costs who weighs alike all stretches that still fit.
+    """Return the loss of each predicted letter with equal weights on all stretches that still fit.
 
-    p(letter | read) = the share, among the starts at which the letters that were read stand, of
-    those where this letter follows; the generator draws each start as often.
+    p(letter | read) = the share of starts at which this letter follows, among the starts that match
+    the letters read so far; the generator draws each start equally often.
 
     Returns:
         [A], in nats, in the order of the mask's tokens.
@@ -100,7 +100,7 @@ def least_nats(rows: Rows) -> NDArray[np.float64]:
     for ids_S, answer_T in zip(rows.ids_NS, rows.answer_NT, strict=True):
         text = spell(ids_S, VOCABULARY)
         for number in range(answer_T.max() + 1):
-            # The tokens that are predicted are one run, behind the one that is given.
+            # The predicted tokens are contiguous, and follow the one that is given.
             places = 1 + np.flatnonzero(answer_T == number)
             before = text[: places[0] - 1].replace(MARK, "")
             repeat = text[places[0] - 1 : places[-1] + 1]

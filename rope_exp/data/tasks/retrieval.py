@@ -1,15 +1,15 @@
-"""Retrieval: keys and their values in random filler; later a key is asked, its value predicted.
+"""Retrieval: predict the values of keys that occurred earlier in random filler.
 
-In "abK7cd?K7ef" the pair K7 is the needle and ?K the question, whose answer is 7. Its distance is
-that between the two K, here 5. Distances are uniform over octaves from 4 on, and within an octave;
-the longest are just below half a row.
+In "abK7cd?K7ef" the pair K7 is the needle, ?K is the question, and 7 is the answer. The distance is
+between the two K, here 5. Distances are uniform over octaves from 4 on, and within an octave; the
+longest are just below half a row.
 
-A row has eight needles of different keys and a question for each: eight examples, whose answers are
-one token each, and which distract from one another. Given its distance, a needle and its question
-stand anywhere in the row where nothing else does.
+A row has eight needles with different keys and a question for each: eight examples with answers of
+one token, which distract from one another. A needle and its question, at a given distance, take
+any free places of the row.
 
-Training and test have streams of their own. To ask over longer distances than were trained, test
-with a larger seq_len; the tokens are the same.
+Training and test use separate random streams. To test longer distances than were trained, use a
+larger seq_len; the tokens are the same.
 """
 
 import string
@@ -31,8 +31,8 @@ VOCABULARY = FILLER + KEYS + VALUES + QUESTION
 
 NUM_PAIRS = 8
 NEAREST = 4  # the least distance: a needle, one token of filler, and a question
-# Of the places of a needle and its question, another pair's needle and question take so many at
-# most: 3 for needle and needle, twice 4 for needle and question, 5 for question and question.
+# Another pair's needle and question rule out at most this many places of a needle and its question:
+# 3 for needle and needle, twice 4 for needle and question, 5 for question and question.
 TAKEN = 16
 
 
@@ -45,7 +45,7 @@ class Retrieval:
         seq_len: T.
 
     Raises:
-        ValueError: so short a row might have no place for all needles and questions.
+        ValueError: the row may be too short for all needles and questions.
     """
 
     version: ClassVar[int] = 1
@@ -63,11 +63,11 @@ class Retrieval:
 
     @property
     def num_octaves(self) -> int:
-        """How many octaves of distances there are: o has those from 4 * 2^o to below twice that."""
+        """The number of octaves of distances; octave o is from 4 * 2^o to below twice that."""
         return (self.seq_len // (2 * NEAREST)).bit_length() - 1
 
     def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of these numbers, counted from 0, of "train" or "test"."""
+        """Return the rows of "train" or "test" with these indices, counted from 0."""
         assert split in self.splits, split
         return stack([self._row(split, index) for index in indices], VOCABULARY)
 
@@ -91,7 +91,7 @@ class Retrieval:
 
             text[needle : needle + 2] = pair
             text[asked - 1 : asked + 2] = QUESTION + pair
-            # The prediction of the value is made at the key.
+            # The value is predicted at the question's key.
             answer_T[asked] = number
             span_T[asked] = distance
 
@@ -103,7 +103,7 @@ class Retrieval:
 
 
 def _place(draws: Draws, distance: int, is_taken_S: NDArray[np.bool_]) -> int:
-    """Draw where a needle's key stands, until nothing is in its way, and take the places."""
+    """Draw the place of a needle's key until all its places are free, and mark them as taken."""
     while True:
         needle = draws.below(len(is_taken_S) - distance - 1)
         asked = needle + distance

@@ -1,12 +1,12 @@
-"""Rows of tokens whose answers are to be predicted, and how examples are packed into them.
+"""Rows of tokens with answers to predict, and the packing of examples into rows.
 
-A token is a character of the task's vocabulary, and its id the character's place there. A decoder
-is trained on ids[:, :-1] with targets ids[:, 1:], where the mask says so: at answers alone. Where
-answers differ in length their last token is END, so that where one ends is to be predicted, too.
+A token is a character of the task's vocabulary, and its id is the character's index there. A
+decoder is trained on ids[:, :-1] with targets ids[:, 1:], masked to the answers. If answers differ
+in length, their last token is END, so that the end of an answer is predicted, too.
 
-Whether an answer is right is asked with the true tokens before each (teacher forcing). If all of
-an answer's tokens are the most likely ones then, greedy decoding would have written it, and if one
-is not, it would not have: the exact match is the same, from a single pass.
+Answers are checked with the true tokens before each prediction (teacher forcing). Greedy decoding
+writes an answer exactly if all of its tokens are then the most likely ones, so the exact match is
+the same, from a single pass.
 
 Shapes: N rows, S = T + 1 tokens of a row, T predictions of a row; of all rows together, E examples
 and A tokens of answers.
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from rope_exp.data.tasks.draws import Draws
 
-# The splits of a task. All have streams of their own.
+# The splits of a task, each with its own random stream.
 TRAIN = "train"
 TEST = "test"  # examples like those of training
-LONGER = "longer"  # longer than any of training, in rows that are no longer
+LONGER = "longer"  # examples longer than any of training, in rows of the same length
 
 END = ";"
 PAD = "_"
@@ -37,9 +37,9 @@ class Example:
     """A question and its answer.
 
     Attributes:
-        question: what is given.
-        answer: what is to be predicted, END with it.
-        span: how long or how far it is; exact matches are reported by it.
+        question: the given text.
+        answer: the text to predict, including END.
+        span: the length or distance of the example, by which exact matches are reported.
     """
 
     question: str
@@ -53,8 +53,8 @@ class Row:
 
     Attributes:
         text: S characters.
-        answer_T: of each prediction, which of the row's examples it answers, from 0; or NO_ANSWER.
-        span_T: that example's span; 0 where there is no answer.
+        answer_T: for each prediction, the number of its example in the row, from 0; or NO_ANSWER.
+        span_T: the span of that example; 0 where there is no answer.
     """
 
     text: str
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as a decoder reads them; the other attributes are those of Row, stacked."""
+    """Rows as token ids; the other attributes are those of `Row`, stacked."""
 
     ids_NS: NDArray[np.int64]
     answer_NT: NDArray[np.int64]
@@ -72,18 +72,18 @@ class Rows:
 
     @property
     def mask_NT(self) -> NDArray[np.bool_]:
-        """Which of ids_NS[:, 1:] are to be predicted."""
+        """True for the tokens of ids_NS[:, 1:] that are to be predicted."""
         return np.not_equal(self.answer_NT, NO_ANSWER)
 
     def exact_matches(
         self, is_right_NT: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return span_E, and whether every token of the answer is right, of each example.
+        """Return the span of each example, and whether every token of its answer is right.
 
         Args:
             is_right_NT: whether the prediction is the token of ids_NS[:, 1:].
         Returns:
-            In the order of the rows, and of the examples in each.
+            Two arrays of shape [E], in the order of the rows, and of the examples in each.
         """
         row_A, place_A = np.nonzero(self.mask_NT)
         example_A = row_A * self.mask_NT.shape[1] + self.answer_NT[row_A, place_A]
@@ -94,12 +94,12 @@ class Rows:
 
 
 class Task(Protocol):
-    """What the tasks of a decoder have in common.
+    """The common interface of a decoder's tasks.
 
     Attributes:
-        version: of the generator; other rows have another.
-        vocabulary: a character a token.
-        splits: those that the task has.
+        version: of the generator; it changes when the rows change.
+        vocabulary: one character per token.
+        splits: the splits that the task has.
     """
 
     version: ClassVar[int]
@@ -108,18 +108,18 @@ class Task(Protocol):
 
     @property
     def seq_len(self) -> int:
-        """T, of every split."""
+        """T, the same in every split."""
 
     def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of these numbers, counted from 0."""
+        """Return the rows with these indices, counted from 0."""
 
 
 def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: int) -> Row:
-    """Fill a row of `width` characters with examples, one behind the other.
+    """Fill a row of `width` characters with consecutive examples.
 
-    Another is added while the longest possible would fit: were it added if it fits itself, long
-    ones would be rarer than they were drawn. The pads that are left stand before and behind, in a
-    share that is drawn, so that the first example begins anywhere, too.
+    Another example is added as long as the longest possible one would fit. If examples were added
+    whenever they fit, long ones would be rarer than they were drawn. The remaining width is padded
+    before and after, in a random proportion, so that the first example also begins anywhere.
     """
     examples = []
     left = width
@@ -135,7 +135,7 @@ def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: in
 
     for number, example in enumerate(examples):
         text += example.question
-        # Prediction t is that of character t + 1.
+        # Prediction t is for character t + 1.
         places = slice(len(text) - 1, len(text) - 1 + len(example.answer))
         answer_T[places] = number
         span_T[places] = example.span
@@ -145,7 +145,7 @@ def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: in
 
 
 def stack(rows: Sequence[Row], vocabulary: str) -> Rows:
-    """Return the rows with their ids."""
+    """Stack rows, and convert their text to ids."""
     place = {token: id_ for id_, token in enumerate(vocabulary)}
     return Rows(
         ids_NS=np.array([[place[token] for token in row.text] for row in rows], dtype=np.int64),

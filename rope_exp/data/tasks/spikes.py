@@ -1,8 +1,8 @@
-"""Spikes: what drove a population of units is to be read from when each of them fired.
+"""Spikes: decode the latent that drove a population of units from the times at which they fired.
 
-The task is that of POYO (Azabou et al. 2023), with data whose law is known: events of several
-units over one second, and a smooth latent in two dimensions whose value at 16 times is to be
-predicted. An event is a token whose position is a time in seconds, a real number.
+The task follows POYO (Azabou et al. 2023), with data of a known law: events of several units over
+one second, and a smooth latent in two dimensions, to be predicted at 16 times. An event is a token
+whose position is a time in seconds, a real number.
 
 The law. Each dimension of the latent is a stationary Gaussian process of mean 0 and variance 1,
 made of a few Fourier components below 3 Hz:
@@ -13,11 +13,11 @@ Unit u fires as an inhomogeneous Poisson process, independent of the others give
 
     r_u(z) = peak_u / (1 + exp(-gain_u * (direction_u . z)))   in Hz.
 
-The directions, gains and peaks are the population's: they depend on its number alone, so that rows
-of all seeds, in training and in the test, are of the same units. The best decoder that there can be
-knows them and v_f, and answers with the mean of z given the events. It is not without error, as a
-unit fires but ten times a second: at the defaults its R^2 is about 0.83. That of ridge regression
-on binned counts, which learns all that it knows from 2,000 rows, is about 0.75.
+The directions, gains and peaks depend only on the population's number, so rows of all seeds, in
+training and in the test, have the same units. The best possible decoder knows them and v_f, and
+returns the mean of z given the events. It has errors, because a unit fires only ten times a second:
+at the defaults its R^2 is about 0.83. Ridge regression on binned counts, trained on 2,000 rows,
+reaches about 0.75.
 
 Shapes: N rows, T slots (events, padding, queries), Q queries, U units, D dimensions of the latent,
 F frequencies, E events of one row.
@@ -49,14 +49,14 @@ GAPS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Units:
-    """What a population's rates follow from: the preferred directions, gains and peaks (Hz)."""
+    """The preferred directions, gains and peaks (Hz) that determine a population's rates."""
 
     direction_UD: NDArray[np.float64]
     gain_U: NDArray[np.float64]
     peak_U: NDArray[np.float64]
 
     def rates(self, latent_ED: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return rate_EU in Hz, for each of a few values of the latent."""
+        """Return rate_EU in Hz, for each value of the latent."""
         drive_EU = latent_ED @ self.direction_UD.T * self.gain_U
         rate_EU: NDArray[np.float64] = self.peak_U / (1 + np.exp(-drive_EU))
         return rate_EU
@@ -69,8 +69,8 @@ class SpikeRows:
     Attributes:
         ids_NT: the unit of an event, `query_id` or `pad_id`.
         times_NT: in seconds, within [0, 1); 0 where there is padding.
-        is_pad_NT: which slots are padding.
-        latent_NQD: what is to be predicted at the last Q slots.
+        is_pad_NT: true for slots of padding.
+        latent_NQD: the targets at the last Q slots.
     """
 
     ids_NT: NDArray[np.int64]
@@ -85,10 +85,11 @@ class Spikes:
 
     Attributes:
         seed: of the rows.
-        population: which units there are.
+        population: its number, which determines the units.
         num_units: U.
-        num_slots: for events; a row keeps the first so many. Of 16 units it has 145 to 180 on
-            average, by the population, with a standard deviation of 13: next to none is lost.
+        num_slots: for events; a row keeps this many, the first ones. 16 units have 145 to 180 on
+            average, depending on the population, with a standard deviation of 13: almost none are
+            lost.
     """
 
     version: ClassVar[int] = 1
@@ -101,7 +102,7 @@ class Spikes:
 
     @property
     def query_id(self) -> int:
-        """The id of a query; those below are units."""
+        """The id of a query; lower ids are units."""
         return self.num_units
 
     @property
@@ -111,14 +112,14 @@ class Spikes:
 
     @property
     def vocab_size(self) -> int:
-        """Units, the query and padding."""
+        """The number of ids: units, the query and padding."""
         return self.num_units + 2
 
     @cached_property
     def units(self) -> Units:
-        """The population."""
+        """The units of the population."""
         draws = Draws(self.population, "spikes units", 0)
-        # One in each of U sectors, so that no population is blind to a direction.
+        # One direction in each of U sectors, so that every population covers all directions.
         sector_U = np.arange(self.num_units) + draws.uniforms(self.num_units)
         angle_U = 2 * np.pi * sector_U / self.num_units
         gain_U = LEAST_GAIN + (MOST_GAIN - LEAST_GAIN) * draws.uniforms(self.num_units)
@@ -126,7 +127,7 @@ class Spikes:
         return Units(np.stack([np.cos(angle_U), np.sin(angle_U)], axis=1), gain_U, peak_U)
 
     def rows(self, split: str, indices: Iterable[int]) -> SpikeRows:
-        """Return the rows of these numbers, counted from 0, of "train" or "test"."""
+        """Return the rows of "train" or "test" with these indices, counted from 0."""
         assert split in self.splits, split
         num_slots = self.num_slots + NUM_QUERIES
 
@@ -157,10 +158,11 @@ class Spikes:
     def _events(
         self, draws: Draws, amplitude_2DF: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return unit_E and time_E, by time, of at most so many events as there are slots.
+        """Return unit_E and time_E of at most `num_slots` events, ordered by time.
 
-        By thinning (Lewis and Shedler 1979): candidates of all units come at the sum of the peaks,
-        one is unit u's with probability peak_u over that sum, and stays with r_u(z(t)) / peak_u.
+        By thinning (Lewis and Shedler 1979): candidates of all units arrive at the sum of the
+        peaks. A candidate belongs to unit u with probability peak_u over that sum, and is kept with
+        probability r_u(z(t)) / peak_u.
         """
         until_U = np.cumsum(self.units.peak_U)
         total = until_U[-1]
@@ -189,7 +191,7 @@ def latent(amplitude_2DF: NDArray[np.float64], time_E: NDArray[np.float64]) -> N
 
 
 def _arrivals(draws: Draws, rate: float) -> NDArray[np.float64]:
-    """Draw the times within the second of a Poisson process of `rate` Hz."""
+    """Draw the times of a Poisson process of `rate` Hz within the second."""
     time_E = np.zeros(1)
     while time_E[-1] < 1:
         gap_E = draws.exponentials(GAPS_AT_ONCE) / rate

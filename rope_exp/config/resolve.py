@@ -72,14 +72,8 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     return replace(config, launch=launch, train=replace(train, **chosen))
 
 
-<<<<<<< HEAD
 def _placed(launch: LaunchConfig, world_size: int | None) -> LaunchConfig:
-    """Return `launch` with its device, its processes and the runs at a time resolved."""
-=======
-def _placed(config: RunConfig, world_size: int | None) -> RunConfig:
-    """Return `config` with its device, processes and concurrent runs resolved."""
-    launch = config.launch
->>>>>>> speech-a
+    """Return `launch` with its device, processes and concurrent runs resolved."""
     num_gpus = len(gpus())
 
     device = launch.device

@@ -1,1 +1,1 @@
-"""What a trained model is asked."""
+"""Evaluation of trained models: held-out loss, probes and text generation."""

@@ -1,13 +1,13 @@
-"""What a finished model is asked of generated data: whether its answers are right.
+"""Probes of a finished model on generated data: the correctness of its answers.
 
-- answers: of each split but the trained one, how many examples of each span are answered, and how
-  many of them without a wrong token; and the loss. With the true tokens before each, which gives
-  the same exact matches as greedy decoding (data/tasks/rows.py);
-- fit: how much of the variance of real numbers is explained, R^2 = 1 - sum of squared errors / sum
-  of squared deviations from their mean, over all queries of all rows: the mean over dimensions,
-  each dimension, and the mean squared error at each query.
+- answers: for each split but the trained one, the number of examples of each span, the number
+  answered without a wrong token, and the loss. Each token is predicted from the true tokens before
+  it, which gives the same exact matches as greedy decoding (data/tasks/rows.py);
+- fit: the explained variance of real numbers, R^2 = 1 - sum of squared errors / sum of squared
+  deviations from their mean, over all queries of all rows: the mean over dimensions, each
+  dimension, and the mean squared error at each query.
 
-As many rows of a split as there are held-out rows, in the precision that the run trained in.
+Each split is read in as many rows as there are held-out rows, in the run's training precision.
 
 Shapes: N rows, B of a micro-batch, T positions, V vocabulary, Q queries, D dimensions.
 """
@@ -33,18 +33,18 @@ from rope_exp.evaluation.values import Probes, rounded
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.decoder import Decoder
 
-# What is made of a micro-batch.
+# Computes one tensor from a micro-batch.
 Of = Callable[[Decoder, Inputs], Tensor]
 
 
 class TaskQuestions:
-    """The probes of one model of generated data; each method is one, and returns plain values.
+    """The probes of one model of generated data, each a method that returns plain values.
 
     Args:
         decoder: trained, on its device.
-        data: what it was trained on.
-        micro_batch_size: how many rows at a time.
-        should_stop: asked before every micro-batch.
+        data: the data on which it was trained.
+        micro_batch_size: the number of rows at a time.
+        should_stop: called before every micro-batch.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class TaskQuestions:
         self.should_stop = should_stop
 
     def ask(self, names: Sequence[str]) -> Probes | None:
-        """Return the answer of each probe by its name; None if asked to stop."""
+        """Return each probe's result by its name; None if asked to stop."""
         found: Probes = {}
-        # Eager: a few batches do not pay for compiling another graph.
+        # Eager: compiling another graph does not pay off for a few batches.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for name in names:
                 answer = getattr(self, name)()
@@ -74,7 +74,7 @@ class TaskQuestions:
         return found
 
     def answers(self) -> Probes | None:
-        """Return the exact matches by span, and the loss, of each split but the trained one."""
+        """Return exact matches by span, and the loss, for each split but the trained one."""
         found = {}
         splits = self.data.task(0).splits
         for split in (each for each in splits if each != TRAIN):
@@ -114,7 +114,7 @@ class TaskQuestions:
         }
 
     def _outputs(self, batch: Batch, of: Of) -> NDArray[np.float64] | None:
-        """Return what `of` makes of all rows, a micro-batch at a time; None if asked to stop."""
+        """Return `of` applied to all rows, by micro-batches; None if asked to stop."""
         inputs = on_device(batch, self.decoder.lm_head.weight.device)
         parts = []
         for micro_batch in inputs.split(self.micro_batch_size):
@@ -132,7 +132,7 @@ def make_questions(
     should_stop: Callable[[], bool],
     crossings: Mapping[str, Tensor],
 ) -> Questions | TaskQuestions:
-    """Return what a model can be asked, by what it was trained on."""
+    """Return the probes of a model that suit its training data."""
     train = config.train
     if isinstance(data, Generated):
         return TaskQuestions(decoder, data, train, micro_batch_size, should_stop)
@@ -148,7 +148,7 @@ def make_questions(
 
 
 def _right_and_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
-    """Return, as [B, 2 T], whether each prediction is right, and -log p; 0 where there is none."""
+    """Return, as [B, 2 T], whether each prediction is right, and -log p; 0 without a target."""
     logits_BTV = wide(decoder(inputs.ids_BT, **inputs.further))
     right_BT = logits_BTV.argmax(dim=-1) == inputs.target_BP
     nats_BT = F.cross_entropy(
@@ -158,6 +158,6 @@ def _right_and_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
 
 
 def _predicted(decoder: Decoder, inputs: Inputs) -> Tensor:
-    """Return the numbers that are predicted, [B, Q, D]."""
+    """Return the predicted numbers, [B, Q, D]."""
     found: Tensor = decoder(inputs.ids_BT, **inputs.further)
     return found

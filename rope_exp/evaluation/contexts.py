@@ -1,4 +1,4 @@
-"""What is watched in a finished decoder, or changed in it, while a context lasts.
+"""Context managers that observe or change a finished decoder.
 
 Shapes: B rows, T positions, H query heads, G key/value heads, K features of a head, V of a value.
 """
@@ -17,19 +17,19 @@ from rope_exp.model.cache import LayerCache
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.positions import Positions
 
-# Is shown weights_BHTT, and q_BTHK and k_BTGK before they turned.
+# Receives weights_BHTT, and q_BTHK and k_BTGK before rotation.
 See = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def attentions(decoder: Decoder) -> list[Attention]:
-    """Return the attention of each layer, first to last."""
+    """Return the attention module of each layer, first to last."""
     return [module for module in decoder.modules() if isinstance(module, Attention)]
 
 
 @contextmanager
 def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Have a module call a function in the place of one of its methods."""
-    # Within another such context it is that one's function which comes back.
+    """Replace one of a module's methods by a function while the context lasts."""
+    # Inside another such context, restore that context's function.
     earlier = vars(module).get(name)
     setattr(module, name, function)
     try:
@@ -40,12 +40,12 @@ def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iter
             setattr(module, name, earlier)
 
 
-# -- what is watched -------------------------------------------------------------------------------
+# -- observing -------------------------------------------------------------------------------------
 
 
 @contextmanager
 def floored(layer: LinearAttention) -> Iterator[list[Tensor]]:
-    """Note of each division in a layer, while the context lasts, whether eps stands below it."""
+    """Record, for each division in a layer, whether eps replaces its denominator."""
     seen: list[Tensor] = []
     below = layer.below
 
@@ -60,11 +60,11 @@ def floored(layer: LinearAttention) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def weighed(layer: Attention, see: See) -> Iterator[None]:
-    """Show how a layer's softmax weighs keys, in float32 at least, while the context lasts.
+    """Pass a layer's softmax weights to `see`, in float32 at least, while the context lasts.
 
-    Attention is linear in its values. Where value j is the j-th unit vector, its output is the
-    weights themselves: the layer's own attention computes them, with its mask, its window and its
-    bias, and no second formula of it could say something else.
+    Attention is linear in its values. If value j is the j-th unit vector, its output is the weights
+    themselves. So the layer's own attention computes them, with its mask, window and bias, and no
+    second formula can disagree with it.
     """
     attend = layer.attend
 
@@ -85,18 +85,18 @@ def weighed(layer: Attention, see: See) -> Iterator[None]:
 
 
 def _unturned(layer: Attention, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
-    """Return x as it was before its site turned it."""
+    """Return x as it was before its site's rotation."""
     if site not in layer.sites:
         return x_BTHK
     return turned(x_BTHK, at.tables(site), layer.rotary_dim, inverse=True)
 
 
-# -- what is changed -------------------------------------------------------------------------------
+# -- changing --------------------------------------------------------------------------------------
 
 
 @contextmanager
 def switched_off(decoder: Decoder, site: str) -> Iterator[None]:
-    """Leave out one site's rotation, in every layer, while the context lasts."""
+    """Disable one site's rotation in every layer while the context lasts."""
     usual = [attention.sites for attention in attentions(decoder)]
     try:
         for attention in attentions(decoder):
@@ -109,10 +109,10 @@ def switched_off(decoder: Decoder, site: str) -> Iterator[None]:
 
 @contextmanager
 def turning_by(decoder: Decoder, theta: Mapping[str, Tensor]) -> Iterator[None]:
-    """Turn pairs of sites by other frequencies, in every layer, while the context lasts.
+    """Rotate pairs of sites by other frequencies in every layer while the context lasts.
 
     Args:
-        theta: by pair, qk or vo, in the shape that the rotation has it; another pair turns as ever.
+        theta: frequencies by pair, qk or vo, in the decoder's shape; missing pairs keep their own.
     """
     rotary = decoder.model.rotary_emb
     usual = rotary.theta
@@ -126,10 +126,10 @@ def turning_by(decoder: Decoder, theta: Mapping[str, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def scores_times(decoder: Decoder, factor: float) -> Iterator[None]:
-    """Multiply the scale of all layers' scores, while the context lasts.
+    """Multiply the scale of all layers' scores while the context lasts.
 
-    It is the queries of a softmax that are multiplied, so that a bias, v and o are as they were. A
-    kind that keeps a state has no softmax, and stays as it is.
+    The factor multiplies the queries of a softmax, so a bias, v and o do not change. Kinds with a
+    state have no softmax and are not changed.
     """
     with ExitStack() as stack:
         for layer in attentions(decoder):
@@ -138,7 +138,7 @@ def scores_times(decoder: Decoder, factor: float) -> Iterator[None]:
 
 
 def _scaled(layer: Attention, factor: float) -> Callable[..., Tensor]:
-    """Return a layer's attention to queries that are multiplied."""
+    """Return a layer's `attend` with its queries multiplied by a factor."""
     attend = layer.attend
 
     def scaled(q_BTHK: Tensor, *others: Any) -> Tensor:

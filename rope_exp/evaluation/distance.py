@@ -1,4 +1,4 @@
-"""What trained attention does with distance: its weights, a bound beside them, and heads' kappa.
+"""Trained attention by distance: mean weights, the decay bound, and each head's kappa.
 
 Shapes: B rows, T positions, H query heads, G key/value heads, K features of a head, M distances.
 """
@@ -20,21 +20,21 @@ from rope_exp.model.distance import attention_by_distance, decay_bound, kappa, u
 
 
 class _Seen(NamedTuple):
-    """What a layer's attention did in one window, as means in float64."""
+    """Statistics of a layer's attention in one window, as means in float64."""
 
     attention_M: Tensor  # A(m), at every distance below T/2
-    q_HK: Tensor  # before it turned, likewise k
+    q_HK: Tensor  # before rotation, likewise k
     k_GK: Tensor
 
 
 def by_distance(decoder: Decoder, windows: Iterable[Inputs], distances: Sequence[int]) -> Probes:
-    """Return A(m) of each layer, and what belongs beside it: uniform weights, f(m), kappa(m).
+    """Return A(m) of each layer, beside that of uniform weights, f(m) and kappa(m).
 
-    f(m) and kappa(m) are of layers in which q and k both rotate: f is the mean over these layers,
-    and over their heads where those have frequencies of their own; kappa is of each query head.
+    f(m) and kappa(m) cover layers in which q and k both rotate: f is the mean over these layers,
+    and over their heads if those have their own frequencies; kappa is given for each query head.
 
     Args:
-        windows: one a batch, and at least one; all of one length.
+        windows: batches of one window each, at least one; all of one length.
         distances: m, below T/2.
     """
     layers = attentions(decoder)
@@ -72,12 +72,12 @@ def _see(seen: list[_Seen], weights_BHTT: Tensor, q_BTHK: Tensor, k_BTGK: Tensor
 
 
 def _mean(seen: Sequence[_Seen]) -> _Seen:
-    """Return the mean over windows, which are of one length."""
+    """Return the mean over windows, which have one length."""
     return _Seen(*(torch.stack(each).mean(dim=0) for each in zip(*seen, strict=True)))
 
 
 def _of_rotation(decoder: Decoder, means: Sequence[_Seen], distance_M: Tensor) -> Probes:
-    """Return f(m) and kappa(m); nothing where q and k rotate together in no layer."""
+    """Return f(m) and kappa(m); {} if q and k rotate together in no layer."""
     theta = decoder.model.rotary_emb.theta("qk").double().cpu()
     bounds = []
     of_heads = {}

@@ -1,6 +1,6 @@
-"""How far learned frequencies have come from where they began.
+"""Drift of learned frequencies from their initial values.
 
-Shapes: F frequencies; N rows of them, one of the model, one a layer, or one a layer and head.
+Shapes: F frequencies; N rows of them: one per model, per layer, or per layer and head.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from rope_exp.model.decoder import Decoder
 
 
 def drifted(decoder: Decoder, crossings: Mapping[str, Tensor]) -> Probes:
-    """Return of each pair of sites that learns its frequencies what they are, and what they were.
+    """Return the learned and the initial frequencies of each pair of sites that learns them.
 
     Args:
-        crossings: how often each number that is learned has passed 0, by pair, where that can be.
+        crossings: how often each learned frequency has crossed 0, for each pair that is counted.
     Returns:
-        By pair: `theta0`, by frequency; `theta` as it turns, of the layers in which the pair
-        rotates; the median of |ln(theta/theta0)| over all of these; the sum of its `crossings`.
+        By pair: the initial `theta0`; `theta` as used in rotation, for the layers in which the
+        pair rotates; the median of |ln(theta/theta0)| over all of these; the sum of `crossings`.
     """
     pe = decoder.architecture.pe
     rotary = decoder.model.rotary_emb
@@ -43,7 +43,7 @@ def drifted(decoder: Decoder, crossings: Mapping[str, Tensor]) -> Probes:
 
 
 def _rotating(theta: Tensor, pe: PeConfig, pair: str) -> Tensor:
-    """Leave out the frequencies of layers in which nothing turns by them, and nothing learns."""
+    """Drop layers in which the pair does not rotate: their frequencies learn nothing."""
     if theta.ndim == 1:
         return theta
     return theta[[layer for layer in range(len(theta)) if {*pair} & {*pe.sites_of(layer)}]]

@@ -1,4 +1,4 @@
-"""A finished decoder at lengths that it was not trained at, with frequencies for them."""
+"""Loss of a finished decoder at lengths beyond its training, with frequencies adapted to them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ def by_length(
     """Return the loss at several lengths, as trained and by each method.
 
     Args:
-        factors: the lengths in trained ones, from 1 on. There nothing is extended, so that all
-            methods have the trained decoder's loss.
-        loss: of windows of so many trained lengths.
+        factors: the lengths as multiples of the trained length, starting at 1. At 1 nothing is
+            extended, so all methods have the trained decoder's loss.
+        loss: returns the loss of windows of `factor` trained lengths.
     """
     as_trained = [loss(factor) for factor in factors]
     answer: Probes = {
@@ -41,7 +41,7 @@ def by_length(
 
 
 def chosen_pairs(pe: PeConfig) -> list[tuple[str, ...]]:
-    """Return what is extended, one after another: each pair that rotates, and then both."""
+    """Return the sets of pairs to extend in turn: each pair that rotates, then both."""
     rotating = tuple(pair for pair in PAIRS if {*pair} & {*pe.rotate})
     alone: list[tuple[str, ...]] = [(pair,) for pair in rotating]
     return [*alone, rotating] if len(rotating) > 1 else alone
@@ -51,16 +51,16 @@ def chosen_pairs(pe: PeConfig) -> list[tuple[str, ...]]:
 def extended(
     decoder: Decoder, method: str, pairs: Sequence[str], factor: float, trained_length: int
 ) -> Iterator[None]:
-    """Turn by the frequencies that a method gives for a longer context, while the context lasts.
+    """Rotate by a method's frequencies for longer sequences while the context lasts.
 
-    Those that the decoder has are extended, learned ones too: each method goes by a pair's place,
-    which learning does not change. YaRN's scale of the scores belongs to q and k: it is multiplied
-    where these are extended.
+    The decoder's own frequencies are extended, including learned ones: each method depends on a
+    feature pair's index, which learning does not change. YaRN's scale of the scores belongs to q
+    and k, so it applies only if these are extended.
 
     Args:
         method: one of `METHODS`.
-        pairs: those to be extended, of qk and vo; another turns as ever.
-        factor: how many times as long as in training.
+        pairs: the pairs of sites to extend, of qk and vo; the others keep their frequencies.
+        factor: the length as a multiple of the trained length.
         trained_length: in positions.
     """
     rotary = decoder.model.rotary_emb
@@ -75,7 +75,7 @@ def extended(
         assert method == "yarn"
         return yarn(trained, factor, trained_length, base_of(pair))
 
-    # It multiplies q and k both.
+    # Squared, because the scale multiplies both q and k.
     scale = yarn_scale(factor) ** 2 if method == "yarn" and "qk" in pairs else 1.0
     with turning_by(decoder, {pair: theta(pair) for pair in pairs}), scores_times(decoder, scale):
         yield

@@ -1,4 +1,4 @@
-"""Text from a trained decoder, one token at a time from its cache.
+"""Text generation from a trained decoder, one token at a time from its cache.
 
 Shapes: B texts, T positions, V vocabulary.
 """
@@ -16,20 +16,20 @@ from rope_exp.model.decoder import Decoder
 from rope_exp.run.folder import ENV, read_env
 from rope_exp.system.errors import ConfigError, RecordError
 
-# Of padded prompts, how many tokens are read at once.
+# Number of tokens of padded prompts that are read at once.
 PART = 512
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """Settings for sampling the next token.
 
     Attributes:
-        num_tokens: how many at most.
-        temperature: what logits are divided by; 0: the likeliest token always.
-        top_p: the next token is one of the likeliest that together have this probability.
-        seed: of the draws; each text has a stream of its own, whatever stands beside it.
-        stop: a text at which a completion ends; None: only the end of a document does.
+        num_tokens: the maximum number of new tokens.
+        temperature: divides the logits; 0: always take the likeliest token.
+        top_p: sample among the likeliest tokens that together have this probability.
+        seed: seed of the draws; each text has its own stream, whatever its neighbours.
+        stop: a text at which a completion ends; None: it ends only with a document.
     """
 
     num_tokens: int = 64
@@ -42,15 +42,15 @@ class Sampling:
 def complete(
     run_dir: Path, texts: Sequence[str], sampling: Sampling, step: int | None = None
 ) -> list[str]:
-    """Return what a run's model says after each text.
+    """Return the completion of each text by a run's model.
 
     Args:
-        step: of the checkpoint; None: the newest.
+        step: step of the checkpoint; None: the newest.
     Raises:
-        RecordError: the folder is no run, or is of a form that does not say how documents end.
+        RecordError: the folder is not a run, or does not record which token ends a document.
         CheckpointError: there is no such checkpoint.
-        ConfigError: the run was trained on hidden tokens, and predicts no next one; or a text holds
-            what is no token of generated data.
+        ConfigError: the run was trained on hidden tokens, and predicts no next one; or a text
+            cannot be encoded in the tokens of generated data.
     """
     decoder, tokenizer = load_run(run_dir, step)
     end_id = read_env(run_dir).get("corpus", {}).get("end_id")
@@ -63,13 +63,13 @@ def complete(
 def generate(
     decoder: Decoder, tokenizer: Tokenizer, texts: Sequence[str], end_id: int, sampling: Sampling
 ) -> list[str]:
-    """Return what follows each text, without it.
+    """Return the completion of each text, without the text itself.
 
     Args:
         texts: of any lengths; shorter ones are padded on the left. Each begins a document.
-        end_id: of the token that ends a document.
+        end_id: id of the token that ends a document.
     Raises:
-        ConfigError: a text holds what is no token of generated data.
+        ConfigError: a text cannot be encoded in the tokens of generated data.
     """
     device = decoder.lm_head.weight.device
     prompts = [[end_id, *ids] for ids in _encoded(tokenizer, texts)]
@@ -81,7 +81,7 @@ def generate(
     streams = [torch.Generator().manual_seed(sampling.seed) for _ in prompts]
     cache = decoder.new_cache(pads_B)
     ids_BT = torch.tensor(padded, device=device)
-    # What goes on from a cache has scores of all pairs: those of a part at a time.
+    # Attention with padding holds the scores of all pairs, so padded prompts are read in parts.
     *before, ids_BT = torch.split(ids_BT, PART if any(pads) else longest, dim=1)
     for part_BT in before:
         decoder(part_BT, cache=cache)
@@ -105,15 +105,15 @@ def generate(
 
 
 def distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Return the probabilities that the next token is drawn from."""
+    """Return the probabilities from which the next token is drawn."""
     if sampling.temperature == 0:
         return torch.nn.functional.one_hot(logits_BV.argmax(-1), logits_BV.shape[-1]).float()
 
-    # Below the largest, and in float64, so that no temperature makes two of them infinite.
+    # Subtract the largest, in float64, so that no temperature makes two logits infinite.
     below_BV = (logits_BV - logits_BV.max(-1, keepdim=True).values).double()
     probability_BV = (below_BV / sampling.temperature).softmax(-1)
     sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
-    # The likeliest always stays: what comes before it has probability 0.
+    # The likeliest token always stays: the probability before it is 0.
     before_BV = sorted_BV.cumsum(-1) - sorted_BV
     kept_BV = torch.where(before_BV < sampling.top_p, sorted_BV, 0.0)
     nucleus_BV = torch.zeros_like(probability_BV).scatter(-1, order_BV, kept_BV)
@@ -124,7 +124,7 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     try:
         return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
     except Exception as error:
-        # The library's plain Exception: a vocabulary of a few characters has none for all others.
+        # The library raises a plain Exception if a small vocabulary has no token for a character.
         known = "".join(sorted(tokenizer.get_vocab()))
         raise ConfigError("TEXT", ..., f"must be of the run's tokens alone: {known}") from error
 

@@ -1,4 +1,4 @@
-"""The loss on the held-out rows, which is what runs are compared by."""
+"""The loss on the held-out rows, by which runs are compared."""
 
 import math
 from collections.abc import Callable
@@ -22,18 +22,18 @@ def held_out_loss(
     should_stop: Callable[[], bool] = lambda: False,
     sum_over_ranks: Callable[[Tensor], Tensor] = lambda total: total,
 ) -> float | None:
-    """Return the mean nats of a token that is to be predicted, the same on every rank.
+    """Return the mean nats per predicted token, the same on every rank.
 
-    Of real numbers that are to be predicted, the mean squared error.
+    For real numbers, return the mean squared error.
 
     Args:
-        model: gives the summed nats of `model(ids, targets, ...)`.
+        model: `model(ids, targets, ...)` returns summed nats.
         held_out: all rows; the ranks share them.
-        micro_batch_size: how many rows at a time.
-        should_stop: asked before every micro-batch, and equally often on every rank.
-        sum_over_ranks: given this rank's nats, the sum of all ranks' nats.
+        micro_batch_size: the number of rows at a time.
+        should_stop: called before every micro-batch, and equally often on every rank.
+        sum_over_ranks: returns the sum of all ranks' nats, given this rank's.
     Returns:
-        The loss; None where `should_stop` said so.
+        The loss; None if `should_stop` returned true.
     """
     mine = on_device(held_out.rows(slice(rank, None, world_size)), device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
@@ -43,7 +43,7 @@ def held_out_loss(
     largest_share = math.ceil(len(held_out.ids_BT) / world_size)
     micro_batches = mine.split(micro_batch_size)
 
-    # Eager: a few batches do not pay for compiling a second graph.
+    # Eager: compiling a second graph does not pay off for a few batches.
     with torch.compiler.set_stance("force_eager"):
         for _ in range(0, largest_share, micro_batch_size):
             if should_stop():

@@ -1,4 +1,4 @@
-"""A batch on the device, in micro-batches, and the loss that a model has on it.
+"""A batch on the device: its micro-batches, and a model's loss on it.
 
 Shapes as in `data.batches`.
 """
@@ -14,7 +14,7 @@ from rope_exp.model.decoder import Decoder
 
 
 class Inputs(NamedTuple):
-    """The tensors of a batch, as the decoder takes them."""
+    """The tensors of a batch, in the form that the decoder takes."""
 
     ids_BT: Tensor
     target_BP: Tensor
@@ -23,7 +23,7 @@ class Inputs(NamedTuple):
     document_BT: Tensor | None
 
     def split(self, size: int) -> Iterator["Inputs"]:
-        """Yield micro-batches of `size` rows, the last perhaps of fewer."""
+        """Yield micro-batches of `size` rows; the last may have fewer."""
         for start in range(0, len(self.ids_BT), size):
             part = slice(start, start + size)
             given = {name: each for name, each in self._asdict().items() if each is not None}
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
     @property
     def further(self) -> dict[str, Tensor]:
-        """What the decoder is told beside ids and targets, by its keywords."""
+        """The decoder's keyword arguments besides ids and targets."""
         keywords = {
             "predicted_BP": self.place_BP,
             "positions_BT": self.position_BT,
@@ -47,13 +47,13 @@ class Inputs(NamedTuple):
         return {name: tensor for name, tensor in keywords.items() if tensor is not None}
 
     def nats(self, model: nn.Module) -> Tensor:
-        """Return the summed nats of what is to be predicted, or the summed squares of errors."""
+        """Return the summed nats over the targets, or the summed squared errors."""
         found: Tensor = model(self.ids_BT, self.target_BP, **self.further)
         return found
 
 
 def on_device(batch: Batch, device: torch.device) -> Inputs:
-    """Copy a batch to a device, without waiting for it."""
+    """Copy a batch to a device without waiting for the copy."""
 
     def copied(array: object) -> Tensor | None:
         if array is None:

@@ -1,4 +1,4 @@
-"""Open a run: its model at a checkpoint, and its tokenizer."""
+"""Load a run's model, from a checkpoint, and its tokenizer."""
 
 from os import PathLike
 from pathlib import Path
@@ -23,7 +23,7 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
         The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV) and its tokenizer.
         Under train.objective=mlm the model's last id is the mask, one past the tokenizer's.
     Raises:
-        RecordError: the folder is no run.
+        RecordError: the folder is not a run.
         CheckpointError: there is no such checkpoint, or it does not verify.
     """
     folder = Path(run_dir)
@@ -33,12 +33,12 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     saved = _load_checkpoint(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
 
-    # The weights say how large the vocabulary was; that they are embeddings is checked below.
+    # The vocabulary's size comes from the weights; that they are embeddings is checked below.
     table = saved.model.get("model.embed_tokens.weight", torch.empty(1, 1))
     num_rows = len(table) if table.ndim else 1
     architecture = config.architecture(num_rows - config.num_own_ids)
 
-    # First without memory: config.yaml may claim any sizes.
+    # Check the sizes without allocating memory first: config.yaml may claim any.
     where = f"the checkpoint of step {saved.step} in {folder}"
     with torch.device("meta"):
         checkpoint.load_weights(where, Decoder(architecture), saved.model, assign=True)
@@ -58,7 +58,7 @@ def _load_checkpoint(checkpoints: Path, step: int | None) -> checkpoint.Checkpoi
     try:
         saved = checkpoint.load_newest(checkpoints)
     except CheckpointError:
-        # A run in progress may have dropped what was listed while it was read.
+        # A run in progress may have dropped a listed checkpoint while it was being read.
         if checkpoint.list_steps(checkpoints) == steps:
             raise
         return _load_checkpoint(checkpoints, step)

@@ -1,27 +1,27 @@
-"""What a finished model is asked beside its held-out loss: no training, a minute or so.
+"""Probes of a finished model beyond its held-out loss, without training, in about a minute.
 
-Each probe tells something that the mean over the held-out windows does not:
+Each probe shows something that the mean over the held-out windows does not:
 
-- windows: the loss of every held-out window, for the share of noise that the windows have in a
+- windows: the loss of every held-out window, to estimate the windows' share of the noise in a
   difference (a paired bootstrap over windows);
 - positions: the loss by position, up to eight times the training length;
-- shift: the held-out loss where positions begin at `start` instead of 0, each document's where
-  they begin anew: a relative variant cannot tell, an absolute one can, and pays if it has learned
-  to;
-- ablation: the loss where one site's rotation is switched off: what the model has come to need;
-- floors: how often linear attention divides by its eps, as the sum below the fraction is less;
-- distance: what attention weighs at each distance, beside the bound of the scores, and what each
-  head makes of distance alone;
-- drift: learned frequencies, and how far they have come from where they began;
-- token_shift: how much of the token before goes into keys and values, layer by layer;
-- extension: the loss by length, where pairs of sites turn by frequencies for that length.
+- shift: the held-out loss with all positions raised by `start`, including those that begin again at
+  documents. A relative variant's loss does not change; an absolute one's rises if it has learned to
+  use absolute positions;
+- ablation: the loss without one site's rotation, which shows how far the model depends on it;
+- floors: how often eps replaces linear attention's denominator, because the sum there is smaller;
+- distance: mean attention weights at each distance, beside the bound of the scores, and each
+  head's score by distance alone;
+- drift: learned frequencies, and their distance from their initial values;
+- token_shift: the share of the previous token in keys and values, layer by layer;
+- extension: the loss by length, with pairs of sites rotating by frequencies for that length.
 
-Losses are mean nats per token that is predicted, in the precision that the run trained in; null
-where one is not finite. Under train.objective=mlm the windows have the masks of every evaluation,
-and a bin of positions in which no token is hidden is null.
+Losses are mean nats per predicted token, in the run's training precision; null if not finite. Under
+train.objective=mlm the windows have the masks of every evaluation, and a bin of positions without
+hidden tokens is null.
 
-Shapes: N windows, B of a micro-batch, S = T + 1 tokens, T positions, P places that are predicted, D
-model width, C tokens of a chunk.
+Shapes: N windows, B of a micro-batch, S = T + 1 tokens, T positions, P predicted places, D model
+width, C tokens of a chunk.
 """
 
 import itertools
@@ -48,29 +48,28 @@ from rope_exp.model.attention.softmax import SoftmaxAttention
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.loss import at_places
 
-LONGEST = 8  # of the windows by position, in training lengths
-# Of positions, in training lengths: from within the first window to far outside.
+LONGEST = 8  # longest window of the loss by position, in training lengths
+# Shifts of positions, in training lengths: from within the first window to far outside.
 SHIFTS = (0.25, 1, 4, 16)
-# What asks several times asks a share of the windows.
+# Probes other than windows and positions read 1/SHARE of the windows.
 SHARE = 4
 
 
 class _Stopped(Exception):  # noqa: N818
-    """The run was asked to stop; the same command asks anew."""
+    """The run was asked to stop; the same command starts the probes again."""
 
 
 class Questions:
-    """The probes of one model; each method is one, and returns plain values.
+    """The probes of one model, each a method of its name that returns plain values.
 
     Args:
         decoder: trained, on its device.
         held_out: the validation side's tokens.
-        micro_batch_size: how many windows of the training length at a time.
-        should_stop: asked before every micro-batch.
-        read: how the run reads windows of any length: where their tokens stand, and what is to be
-            predicted.
-        crossings: how often each learned frequency has passed 0 in training, by pair of sites,
-            where that can be.
+        micro_batch_size: the number of windows of the training length at a time.
+        should_stop: called before every micro-batch.
+        read: makes the run's batch of windows of any length, with positions and targets.
+        crossings: how often each learned frequency has crossed 0 in training, for each pair of
+            sites that is counted.
     """
 
     def __init__(
@@ -92,8 +91,8 @@ class Questions:
         self.crossings = crossings or {}
 
     def ask(self, names: Sequence[str]) -> Probes | None:
-        """Return the answer of each probe by its name; None if asked to stop."""
-        # Eager: a few batches do not pay for compiling another graph.
+        """Return each probe's result by its name; None if asked to stop."""
+        # Eager: compiling another graph does not pay off for a few batches.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), suppress(_Stopped):
             return {name: getattr(self, name)() for name in names}
         return None
@@ -106,10 +105,10 @@ class Questions:
     def positions(self) -> Probes:
         """Return the loss by position, in bins that grow by half an octave, and by length.
 
-        A position is a place in the window, also where positions begin anew at documents. Windows
-        are as long as the held-out set allows, up to 8 training lengths, or 1 where positions are
-        learned; no token is read more than once. A window's loss at a length is that of its
-        beginning, read alone.
+        Here a position is a place in the window, even if positions begin again at documents.
+        Windows are as long as the held-out set allows, up to 8 training lengths, or 1 if positions
+        are learned; windows do not overlap. The loss at a length is that of the windows' first
+        tokens, read alone.
         """
         factors = self._factors()
         lengths = [self.train.seq_len * factor for factor in factors]
@@ -122,7 +121,7 @@ class Questions:
         if self.train.objective == "causal":
             at_length = [nats_NP[:, :length].mean() for length in lengths]
         else:
-            # A token meets those after it, so that a beginning is not what it is alone.
+            # Tokens attend to later tokens, so a window's beginning must be read alone.
             beginnings = [self.read(windows_NS[:, : length + 1]) for length in lengths]
             at_length = [self._nats(each).mean() for each in beginnings]
         return {
@@ -134,12 +133,12 @@ class Questions:
         }
 
     def shift(self) -> Probes:
-        """Return the loss where every position is `start` higher than in training."""
+        """Return the loss with every position `start` higher than in training."""
         trunk = self.decoder.model
         usual = trunk.start
         starts = [0, *(int(shift * self.train.seq_len) for shift in SHIFTS)]
         if trunk.num_positions is not None:
-            # What was learned ends there.
+            # Learned positions end there.
             room = trunk.num_positions - usual - self.train.seq_len
             starts = [start for start in starts if start <= room]
 
@@ -154,7 +153,7 @@ class Questions:
 
     def ablation(self) -> Probes:
         """Return the loss as trained, and without each site's rotation."""
-        # Not all may rotate in the same layers.
+        # Sites may rotate in different layers.
         sites = sorted({site for layer in attentions(self.decoder) for site in layer.sites})
         losses = {"": self._loss()}
         for site in sites:
@@ -163,9 +162,9 @@ class Questions:
         return {"without": list(losses), "loss": rounded(list(losses.values()))}
 
     def floors(self) -> Probes:
-        """Return the share of the sums below linear attention's fraction that eps floors, by layer.
+        """Return the share of linear attention's denominators that eps floors, by layer.
 
-        Of all positions and heads of the windows that shift and ablation read.
+        The share is over all positions and heads of the windows that shift and ablation read.
         """
         with ExitStack() as stack:
             layers = [
@@ -177,9 +176,9 @@ class Questions:
         return {"share": rounded(shares)}
 
     def distance(self) -> Probes:
-        """Return what attention does at distances below half a window, half an octave apart.
+        """Return `by_distance` at distances below half a window, half an octave apart.
 
-        Of the windows that shift and ablation read.
+        It reads the same windows as shift and ablation.
         """
         length = self.train.seq_len
         rows = self.read(self._windows(self._share, length))
@@ -187,7 +186,7 @@ class Questions:
         return by_distance(self.decoder, batches, bin_edges((length + 1) // 2)[:-1])
 
     def drift(self) -> Probes:
-        """Return learned frequencies, beside those at the start."""
+        """Return learned frequencies beside the initial ones."""
         return drifted(self.decoder, self.crossings)
 
     def token_shift(self) -> Probes:
@@ -204,7 +203,7 @@ class Questions:
     def extension(self) -> Probes:
         """Return the loss by length, as trained and with frequencies for that length.
 
-        Of a share of the windows that are read by position.
+        It reads a share of the windows that are read by position.
         """
         factors = self._factors()
         trained = self.train.seq_len
@@ -221,11 +220,11 @@ class Questions:
 
     @property
     def _share(self) -> int:
-        """How many windows are read by what asks several times."""
+        """The number of windows for probes other than windows and positions."""
         return max(1, self.train.eval_sequences // SHARE)
 
     def _factors(self) -> list[int]:
-        """Return the lengths that windows by length have, in training lengths."""
+        """Return the lengths at which windows are evaluated, in training lengths."""
         longest = LONGEST
         while longest > 1 and longest * self.train.seq_len >= len(self.held_out):
             longest //= 2
@@ -234,15 +233,15 @@ class Questions:
         return [2**power for power in range(longest.bit_length())]
 
     def _long_windows(self, count: int, factors: Sequence[int]) -> Ids:
-        """Return windows of the longest length, of as many tokens as `count` of the trained."""
+        """Return windows of the longest length, with the tokens of `count` training lengths."""
         return self._windows(max(1, count // factors[-1]), factors[-1] * self.train.seq_len)
 
     def _windows(self, count: int, length: int) -> Ids:
-        """Return fixed held-out windows, of which there may be fewer."""
+        """Return `count` fixed held-out windows, or fewer if the held-out set is smaller."""
         return validation_ids(self.held_out, count, length)
 
     def _batches(self, rows: Batch, at_once: int) -> Iterator[Inputs]:
-        """Yield the rows on the device, so many at a time."""
+        """Yield the rows on the device, `at_once` at a time."""
         device = self.decoder.lm_head.weight.device
         for start in range(0, len(rows.ids_BT), at_once):
             if self.should_stop():
@@ -253,7 +252,7 @@ class Questions:
         return self._nats(self.read(self._windows(self._share, self.train.seq_len))).mean()
 
     def _nats(self, rows: Batch) -> Tensor:
-        """Return nats_NP: -log p of each token that is to be predicted."""
+        """Return nats_NP: -log p of each target token."""
         at_once = max(1, self.tokens_at_once // rows.ids_BT.shape[1])
         batches = self._batches(rows, at_once)
         return torch.cat([token_nats(self.decoder, inputs).double().cpu() for inputs in batches])
@@ -264,7 +263,7 @@ def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
     x_ND = at_places(inputs.features(decoder), inputs.place_BP).flatten(0, 1)
     target_N = inputs.target_BP.flatten()
 
-    # The logits of a whole batch would be its largest tensor by far.
+    # In chunks, because the logits of a whole batch would be its largest tensor by far.
     count = math.ceil(len(x_ND) / TOKENS_OF_A_CHUNK[x_ND.device.type])
     chunks = zip(x_ND.tensor_split(count), target_N.tensor_split(count), strict=True)
     nats = [
@@ -275,7 +274,7 @@ def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
 
 
 def _between(nats_NP: Tensor, rows: Batch, first: int, last: int) -> Tensor:
-    """Return the nats of what is predicted at positions from `first` up to `last`."""
+    """Return the nats of the targets at places from `first` up to, but not including, `last`."""
     if rows.place_BP is None:
         return nats_NP[:, first:last]
     place_NP = torch.from_numpy(rows.place_BP)

@@ -1,1 +1,1 @@
-"""The decoder, its rotation, and the laws that both must obey."""
+"""The decoder, its rotary position embedding, and the laws that both must obey."""

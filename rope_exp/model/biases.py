@@ -1,4 +1,4 @@
-"""Positions that do not rotate: biases of the scores by distance, and sinusoids for the input.
+"""Position encodings without rotation: score biases by distance, and sinusoids for the input.
 
 Shapes: H query heads, T positions, D model width.
 """
@@ -10,25 +10,25 @@ from torch import Tensor
 
 from rope_exp.model.rope import angles, frequencies
 
-# Of T5 (Raffel et al. 2020). Buckets of a table of biases; all distances from the largest on, and
-# some before it, share the last.
+# T5's table of biases (Raffel et al. 2020). All distances from the largest on, and some before it,
+# share the last bucket.
 NUM_BUCKETS = 32
 LARGEST_DISTANCE = 128
 
-# Of sinusoids (Vaswani et al. 2017, section 3.5).
+# The base of sinusoids (Vaswani et al. 2017, section 3.5).
 SINUSOID_BASE = 10000.0
 
 
 def alibi_slopes(num_heads: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return m_h = 2^(-8(h+1)/H): head h adds -m_h |i - j| to its scores (Press et al. 2022).
 
-    Where H is no power of two, as BLOOM does it: the slopes of the power P below it, and then
-    every second one of those of 2P, from the first on, which lie between.
+    If H is not a power of two, follow BLOOM: take the slopes of the power P below it, then every
+    second slope of 2P heads, starting with the first; these lie between the others.
 
     Args:
         num_heads: H.
     Returns:
-        slope_H, from the steepest; of the heads past P, from the steepest again.
+        slope_H, steepest first; the heads past P start from the steepest again.
     """
     power = 2 ** (num_heads.bit_length() - 1)
     exponents = [8 * (head + 1) / power for head in range(power)]
@@ -37,19 +37,17 @@ def alibi_slopes(num_heads: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
-    """Return which of 32 learned biases a key has by its place, as T5 (Raffel et al. 2020).
+    """Return T5's bucket, one of 32 learned biases, for each key offset (Raffel et al. 2020).
 
-    Distances below half of a side's buckets have one each. Further ones share, by their logarithm,
-    up to distance 128.
+    Distances below half of a side's buckets have one bucket each. Larger distances share buckets
+    logarithmically, up to distance 128.
 
     Args:
-        offset: j - i, of the key from the query, which is T5's own sign. A distance between two
-            whole ones counts as the lower.
-        bidirectional: 16 buckets are for keys up to the query and 16 for those after it; else all
-            32 are for the first, and keys after the query, which no weight reaches, fall into
-            bucket 0.
+        offset: j - i from query i to key j, as in T5. Fractional distances are rounded down.
+        bidirectional: 16 buckets are for keys up to the query and 16 for keys after it. Otherwise
+            all 32 are for keys up to the query; later keys, which are masked, get bucket 0.
     Returns:
-        Buckets of offset's shape, int64.
+        Buckets in offset's shape, int64.
     """
     if bidirectional:
         num_buckets = NUM_BUCKETS // 2
@@ -61,7 +59,7 @@ def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
         distance = (-offset).clamp(min=0)
     distance = distance.long()
 
-    # By log2, which is exact where a bucket begins at a power of two.
+    # log2 is exact at buckets that begin at a power of two.
     exact = num_buckets // 2
     octaves = torch.log2(distance.clamp(min=exact).double() / exact)
     shared = exact + octaves * (num_buckets - exact) / math.log2(LARGEST_DISTANCE / exact)
@@ -70,17 +68,17 @@ def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
 
 
 def sinusoids(position_T: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return sin(p / 10000^(2f/D)), and then the cosines of the same (Vaswani et al. 2017).
+    """Return sin(p / 10000^(2f/D)), then the cosines of the same angles (Vaswani et al. 2017).
 
-    Each pair of a sine and a cosine has sin^2 + cos^2 = 1. So the mean square over the D features
-    is 1/2 at every position, and the root mean square sqrt(1/2), whatever D.
+    Each sine and its cosine satisfy sin^2 + cos^2 = 1. So the mean square over the D features is
+    1/2 at every position, and the root mean square sqrt(1/2), for any D.
 
     Args:
         position_T: any real numbers, of any shape.
         dim: D, even.
-        dtype: of the result. Angles are float64, so that large positions keep their fractions.
+        dtype: dtype of the result. Angles are float64, so large positions keep their fractions.
     Returns:
-        [..., D]: all sines and then all cosines.
+        [..., D]: all sines, then all cosines.
     Raises:
         ValueError: `dim` is odd or below 2.
     """

@@ -1,10 +1,10 @@
-"""What a decoder keeps of earlier tokens, so that the next ones cost no more than themselves.
+"""The decoder's cache of earlier tokens, so that decoding computes new tokens only.
 
-Keys and values, or the latent that they come from, or a state: each stored as its kind reads it,
-turned at its own position. With model.token_shift the newest input of a layer's attention is kept
-too. A layer's attention appends to its part; prefill is an append of many. Under autocast keys and
-values are kept as narrow as they are read. States stay float32 at least: into a narrow sum of many
-tokens, what one more adds would vanish.
+It holds keys and values, or their latent, or a state, as the kind of attention reads them: already
+rotated at their own positions. With model.token_shift it also holds the newest input of each
+layer's attention. Each layer's attention appends to its part; prefill appends many tokens at once.
+Under autocast keys and values keep the narrow dtype in which they are read. States are float32 at
+least: in a narrow sum over many tokens, the contribution of one more would vanish.
 
 Shapes: B batch, T new tokens, E entries kept, F frequencies.
 """
@@ -18,13 +18,13 @@ from torch import Tensor
 
 @dataclass
 class LayerCache:
-    """One layer's part. It holds numbers, no gradients.
+    """One layer's part of the cache, without gradients.
 
     Attributes:
-        window: how many keys a query meets, its own among them; None: all.
-        pads_B: how many tokens at a row's beginning are padding; None: none.
-        num_seen: tokens so far, padding among them.
-        states: what does not grow, by name.
+        window: the number of keys that a query attends to, including its own; None: all.
+        pads_B: the number of padding tokens at the start of each row; None: none.
+        num_seen: tokens so far, including padding.
+        states: tensors that do not grow with the tokens, by name.
     """
 
     window: int | None = None
@@ -32,19 +32,19 @@ class LayerCache:
     num_seen: int = 0
     states: dict[str, Tensor] = field(default_factory=dict)
     _buffers: dict[str, Tensor] = field(default_factory=dict)
-    # Of the rows in the buffers, which are kept.
+    # The rows of the buffers from _first up to _end are kept.
     _first: int = 0
     _end: int = 0
 
     def append(self, **new: Tensor) -> dict[str, Tensor]:
-        """Keep these after what there is, and return all that is kept, [B, E, ...] each.
+        """Append new rows, and return all rows that are kept, [B, E, ...] each.
 
         Args:
-            new: by name, [B, T, ...] each; the same names each time.
+            new: tensors by name, [B, T, ...] each; the same names each time.
         """
         num_new = next(iter(new.values())).shape[1]
         if self.window is not None:
-            # The first of the new queries meets the last window - 1.
+            # The first new query attends to the last window - 1 earlier keys.
             self._first = max(self._first, self._end - (self.window - 1))
         self._make_room(new)
         for name, x in new.items():
@@ -54,31 +54,31 @@ class LayerCache:
         return self.rows
 
     def replace(self, num_new: int, states: Mapping[str, Tensor]) -> None:
-        """Keep these states, after so many new tokens."""
+        """Replace the states, after `num_new` more tokens."""
         self.num_seen += num_new
         self.states = {name: state.detach() for name, state in states.items()}
 
     @property
     def rows(self) -> dict[str, Tensor]:
-        """What is kept of each token, [B, E, ...] each, by name."""
+        """The rows kept for each token, [B, E, ...] each, by name."""
         return {name: buffer[:, self._first : self._end] for name, buffer in self._buffers.items()}
 
     def is_prefill(self, num_new: int) -> bool:
-        """Whether the newest tokens are all there is, none of them padding."""
+        """Return whether the newest tokens are the only ones kept, none of them padding."""
         return self.pads_B is None and self._end - self._first == num_new
 
     @property
     def num_pads(self) -> Tensor | None:
-        """How many of the entries kept are padding; None: none."""
+        """The number of padding tokens among the entries kept; None: no row is padded."""
         if self.pads_B is None:
             return None
         return self.pads_B - (self.num_seen - (self._end - self._first))
 
     def is_real(self, num_new: int, *, before: int = 0) -> Tensor | None:
-        """Return 1 for each of the next tokens that is no padding, [B, T, 1, 1]; None: all are.
+        """Return whether each of the next tokens is not padding, [B, T, 1, 1]; None: all are real.
 
         Args:
-            before: ask it of the tokens that come so many places before these.
+            before: test the tokens this many places before them instead.
         """
         if self.pads_B is None:
             return None
@@ -87,10 +87,10 @@ class LayerCache:
         return (place_T >= self.pads_B[:, None])[:, :, None, None]
 
     def _make_room(self, new: Mapping[str, Tensor]) -> None:
-        """Have room for these rows after those that are kept.
+        """Make room for new rows after those that are kept.
 
-        What is made anew has twice the room that is needed, so that a token is rarely copied; the
-        room of a long prompt is given back once a window has gone past it.
+        A buffer that is enlarged gets twice the room needed, so that tokens are rarely copied. Once
+        a window has moved past a long prompt, the prompt's room is released.
         """
         num_new = next(iter(new.values())).shape[1]
         num_kept = self._end - self._first
@@ -107,11 +107,11 @@ class LayerCache:
 
 
 class Cache:
-    """What a decoder keeps, of all layers. `model(ids_BT, cache=cache)` goes on from it.
+    """The cache of all layers. `model(ids_BT, cache=cache)` continues from it.
 
     Attributes:
-        length: the tokens so far, padding among them.
-        origin: what is taken off a token's place to give its position: 0 until renumbered.
+        length: the tokens so far, including padding.
+        origin: subtracted from a token's place to give its position; 0 until renumbered.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class Cache:
         self.origin = 0
 
     def positions(self, num_new: int, device: torch.device) -> Tensor:
-        """Return the positions of the next tokens, [T], or [B, T] where rows are padded.
+        """Return the positions of the next tokens, [T], or [B, T] if rows are padded.
 
-        A padded row begins at 0 where its padding ends; padding itself has position 0.
+        A padded row's positions begin at 0 after its padding; padding itself has position 0.
         """
         place_T = torch.arange(self.length, self.length + num_new, device=device)
         if self.pads_B is not None:
@@ -133,6 +133,6 @@ class Cache:
         return place_T - self.origin
 
     def num_numbers(self) -> int:
-        """Return how many numbers are kept, of all rows and layers."""
+        """Return the number of elements kept, over all rows and layers."""
         kept = [[*layer.rows.values(), *layer.states.values()] for layer in self.layers]
         return sum(tensor.numel() for layer in kept for tensor in layer)

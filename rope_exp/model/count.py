@@ -1,4 +1,4 @@
-"""Counting by building: the real decoder without numbers, on torch's meta device.
+"""Counts of parameters and cache elements, from the decoder built on torch's meta device.
 
 A tied head is counted once.
 """
@@ -15,7 +15,7 @@ from rope_exp.config.variants import PeConfig
 from rope_exp.model.decoder import on_meta
 from rope_exp.system.errors import ConfigError
 
-# Of model.match_params: how far the nearest whole width of an MLP may leave it.
+# Largest relative deviation from model.match_params at the nearest whole width of the MLP.
 NEAR = 1e-3
 
 
@@ -25,18 +25,18 @@ def num_parameters(architecture: Architecture) -> int:
 
 
 def layer_weights(architecture: Architecture) -> int:
-    """Return the number of weights of a layer that multiply a token: those of its matrices."""
+    """Return the number of weights in a layer's matrices, each of which multiplies every token."""
     parameters = on_meta(architecture).model.layers[0].parameters()
     return sum(parameter.numel() for parameter in parameters if parameter.ndim == 2)
 
 
 @functools.cache
 def kept(attn: AttnConfig, model: ModelConfig, pe: PeConfig) -> tuple[int, int]:
-    """Return how many numbers a layer caches of each token, and how many however many there were.
+    """Return a layer's cached elements per token, and the elements of its fixed-size states.
 
-    Where layers differ in what rotates, of the layer that keeps the most.
+    If the rotating sites differ between layers, each count is the largest over layers.
     """
-    # What is added to the embeddings changes nothing here, and its range is checked by numbers.
+    # Added positions change nothing here, and checking their range needs a tensor with data.
     rotating = replace(pe, input="none", input_scale=None)
     decoder = on_meta(Architecture(model, rotating, vocab_size=1, attn=attn))
     cache = decoder.new_cache()
@@ -49,10 +49,10 @@ def kept(attn: AttnConfig, model: ModelConfig, pe: PeConfig) -> tuple[int, int]:
 
 
 def matched(architecture: Architecture) -> ModelConfig:
-    """Return the model with the width of its MLP at which it has `match_params` parameters.
+    """Return the model with its MLP's width set so that it has `match_params` parameters.
 
     Raises:
-        ConfigError: no width comes within a thousandth.
+        ConfigError: no width comes within a thousandth of that.
     """
     model = architecture.model
     wanted = model.match_params
@@ -62,7 +62,7 @@ def matched(architecture: Architecture) -> ModelConfig:
         sized = replace(model, intermediate_size=width)
         return num_parameters(replace(architecture, model=sized))
 
-    # Parameters are a straight line over the width.
+    # The number of parameters is linear in the width.
     of_one = count(1)
     width = max(1, 1 + round((wanted - of_one) / (count(2) - of_one)))
     if abs(count(width) - wanted) > NEAR * wanted:

@@ -1,8 +1,8 @@
 """The decoder: LLaMA's architecture with a rotation on any subset of the sites q, k, v, o.
 
-Parameter names and the half-split layout are those of transformers' LlamaForCausalLM, so that a
-QK checkpoint loads there unchanged. One function draws the initial weights; a variant adds no
-parameter and draws no random number, so all variants of a seed share them bit for bit.
+Parameter names and the half-split layout are those of transformers' LlamaForCausalLM, so a QK
+checkpoint loads there unchanged. One function draws the initial weights. Parameters that only some
+variants have never change LLaMA's own, so all variants of a seed share these bit for bit.
 
 Shapes: B batch, T position, D model width, V vocabulary.
 """
@@ -24,7 +24,7 @@ from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy
 from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
 from rope_exp.system.errors import ConfigError
 
-# The beginning of the names of learned frequencies, which no draw decides.
+# Name prefix of learned frequencies, which are not drawn at random.
 FREQUENCIES = "model.rotary_emb."
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 LLAMA_NORMS = (
@@ -35,7 +35,7 @@ LLAMA_NORMS = (
 
 
 class Trunk(nn.Module):
-    """Embedding, blocks and the last norm; apart because transformers' names say `model.`."""
+    """Embedding, blocks and last norm; separate because transformers' names begin with `model.`."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Trunk(nn.Module):
         self.pe = pe
         blocks = [Block(architecture, number) for number in range(config.num_hidden_layers)]
 
-        # Not drawn here: on the meta device that would import torch's compiler, in over a second.
+        # nn.Embedding() would draw: on the meta device that imports torch's compiler, for a second.
         undrawn_VD = torch.empty(architecture.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)
         self.layers = nn.ModuleList(blocks)
@@ -98,7 +98,7 @@ class Trunk(nn.Module):
 
     @property
     def num_positions(self) -> int | None:
-        """How many positions there are, where each is learned; None: any number."""
+        """The number of learned positions; None: positions are unlimited."""
         return self.added_positions.num_positions
 
     @property
@@ -112,14 +112,14 @@ class Trunk(nn.Module):
         self.added_positions.start = position
 
     def renumber(self, cache: Cache, by: int) -> None:
-        """Lower the positions of all that is kept, so that they need not grow without end.
+        """Lower the positions of everything in the cache, so that they need not grow forever.
 
-        One uniform shift, which changes no later output.
+        This is one uniform shift, which changes no later output.
 
         Args:
-            by: how far.
+            by: the number of positions.
         Raises:
-            ConfigError: positions themselves, not their differences alone, enter this variant.
+            ConfigError: this variant depends on positions, not only on their differences.
         """
         if self.pe.input != "none":
             raise ConfigError(
@@ -148,9 +148,9 @@ class Trunk(nn.Module):
         cache.origin += by
 
     def last_norm(self, x_BTD: Tensor) -> Tensor:
-        """Norm the last layer's output.
+        """Normalise the last layer's output.
 
-        A method, because torch.compile passes over torch's own modules.
+        It is a method because torch.compile skips torch's own modules.
         """
         return self.norm(x_BTD)
 
@@ -158,7 +158,7 @@ class Trunk(nn.Module):
 class Decoder(nn.Module):
     """A language model: ids in, logits out; with targets, the summed cross-entropy.
 
-    Where real numbers are predicted, these instead of logits, and the summed squares of errors.
+    A model of real numbers returns predictions instead of logits, and the summed squared errors.
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -183,18 +183,18 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return logits_BTV of `ids_BT`, or the loss of predicting `target_BT`.
 
-        The loss is the sum over B and T of -log p(target), in nats and float32; of real numbers,
-        of the mean square of their errors.
+        The loss is the sum over B and T of -log p(target), in nats and float32; for real numbers,
+        the sum of their mean squared errors.
 
         Args:
-            target_BT: or [B, T, O], of O real numbers each.
-            cache: what earlier ids left; these ids go on from them, and are added to it.
-            positions_BT: any real numbers; None: 0, 1, 2, ..., or what follows the cache.
-            document_BT: attention stays within tokens of the same number; None: it meets all. Not
-                beside a cache.
-            predicted_BP: the P places of a row that targets are of, [B, P] like them; None: all.
+            target_BT: or [B, T, O], O real numbers each.
+            cache: earlier tokens, from which these ids continue; they are added to it.
+            positions_BT: any real numbers; None: 0, 1, 2, ..., or those after the cache.
+            document_BT: tokens attend to tokens of the same number only; None: to all. Not
+                allowed with a cache.
+            predicted_BP: the P places of each row that have targets, [B, P] like them; None: all.
         Raises:
-            ValueError: documents are given beside a cache.
+            ValueError: both documents and a cache are given.
         """
         x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
         x_BTD = at_places(x_BTD, predicted_BP)
@@ -208,9 +208,9 @@ class Decoder(nn.Module):
         return summed_cross_entropy(x_ND, self.lm_head.weight, target_N, self.chunk_gradients)
 
     def compile_parts(self) -> None:
-        """Compile one block, for every layer, the last norm and a chunk of the loss.
+        """Compile one block, used by every layer, the last norm and a chunk of the loss.
 
-        Three graphs for each length, at any depth.
+        This makes three graphs per sequence length, at any depth.
         """
         for layer in self.model.layers:
             layer.compile(dynamic=False)
@@ -219,10 +219,10 @@ class Decoder(nn.Module):
         self.chunk_gradients = torch.compile(chunk_gradients, dynamic=False)
 
     def new_cache(self, pads_B: Tensor | None = None) -> Cache:
-        """Return an empty cache; what looks both ways has none, and a ConfigError says so.
+        """Return an empty cache; raise ConfigError if attention is bidirectional.
 
         Args:
-            pads_B: how many ids at the beginning of each row are padding; None: none.
+            pads_B: the number of padding ids at the start of each row; None: none.
         """
         if not self.architecture.causal:
             allowed = "looks both ways: there is nothing to cache, and no next token to generate"
@@ -232,13 +232,13 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw every matrix from N(0, 0.02^2), those onto the residual by sqrt(2 layers) smaller.
+        """Draw every matrix from N(0, s^2): s = 0.02, or 0.02/sqrt(2 layers) onto the residual.
 
         LLaMA's matrices are drawn on the CPU from one generator, in the order of their names: a
-        pure function of the sizes and the seed, whatever the device, the variant and the kind of
-        attention. A kind takes those whose name and shape it has. Any other matrix draws from a
-        stream of its own, so that it moves none of them. (Of other sizes, another shape moves all
-        that are drawn after it.)
+        pure function of the sizes and the seed, independent of the device, the variant and the
+        kind of attention. A kind takes those that match its names and shapes. Any other matrix
+        draws from its own stream, so that it changes none of LLaMA's. (With other sizes, a changed
+        shape changes every later draw.)
         """
         shared = torch.Generator().manual_seed(seed)
         residual_std = INIT_STD / math.sqrt(2 * len(self.model.layers))
@@ -261,13 +261,13 @@ class Decoder(nn.Module):
 
 @functools.cache
 def on_meta(architecture: Architecture) -> Decoder:
-    """Return a decoder whose tensors have shapes and no numbers: of any size, at once."""
+    """Return a decoder on the meta device, with shapes but no data: instant at any size."""
     with torch.device("meta"):
         return Decoder(architecture)
 
 
 def llama_matrices(architecture: Architecture) -> dict[str, torch.Size]:
-    """Return the shapes of the matrices that a decoder of these sizes has in transformers."""
+    """Return the shapes of LLaMA's matrices, as transformers names them, at these sizes."""
     llama = Architecture(architecture.model, PeConfig(rotate=()), architecture.vocab_size)
     named = on_meta(llama).named_parameters()
     return {name: matrix.shape for name, matrix in named if matrix.ndim == 2}
@@ -280,18 +280,18 @@ def own_stream(seed: int, name: str) -> torch.Generator:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters by name: what a checkpoint stores and what a hash of weights covers.
+    """Return the parameters by name, as checkpoints store them and as hashes cover them.
 
-    A tied head stands under both its names, as transformers' load_state_dict wants it.
+    A tied head appears under both its names, as transformers' load_state_dict expects.
     """
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter.detach() for name, parameter in named}
 
 
 def llama_weights(decoder: Decoder) -> dict[str, Tensor]:
-    """Return those that stand under a name, and in a shape, of transformers' LLaMA.
+    """Return the weights whose names and shapes match transformers' LLaMA.
 
-    Every variant has them, whatever else it learns of positions.
+    Every variant has them, whatever other position parameters it learns.
     """
     shapes = llama_matrices(decoder.architecture)
     return {

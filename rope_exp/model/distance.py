@@ -1,7 +1,7 @@
-"""What distance does to attention: a bound of its scores, its weights, what a head alone makes.
+"""Effects of distance on attention: a bound on scores, mean weights, and each head's kappa.
 
-Functions of plain tensors, in float64, for what a finished model is asked. A distance m is that of
-query i from key i - m, so it is 0 at the query's own token.
+Functions of plain tensors, in float64, for the probes of a finished model. Distance m lies between
+query i and key i - m, so it is 0 at the query's own token.
 
 Shapes: B rows, T positions, H query heads, G key/value heads, K features of a head, F frequencies,
 M distances.
@@ -21,11 +21,11 @@ def decay_bound(theta_F: Tensor, distance_M: Tensor) -> Tensor:
 
         |sum_f h_f e^{I m theta_f}| <= F f(m) max_f |h_{f+1} - h_f|.
 
-    It says what distance could do at most, and is far from tight.
+    This is the largest possible effect of distance; the bound is far from tight.
 
     Args:
         theta_F: in radians a position and in the order of the pairs, on which f depends; or
-            [..., F], where layers or heads have their own.
+            [..., F], if layers or heads have their own.
         distance_M: any real numbers.
     Returns:
         f_M, from 0 to f(0) = (F + 1)/2; or [..., M].
@@ -38,15 +38,15 @@ def decay_bound(theta_F: Tensor, distance_M: Tensor) -> Tensor:
 def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
     """Return A(m), the mean weight on the key m before the query, for m = 0, 1, ... below T/2.
 
-    The mean is over rows, heads and the queries i >= T/2. Each of these has a key at every such
-    distance, so all distances are means over the same queries.
+    The mean is over rows, heads and the queries i >= T/2. Each such query has a key at every such
+    distance, so all distances average over the same queries.
 
     Args:
-        weights_BHTT: of query i on key j at [..., i, j], causal; or any [..., T, T].
+        weights_BHTT: weight of query i on key j at [..., i, j], causal; or any [..., T, T].
     Returns:
-        A_M in float64, where M is T/2, rounded up.
+        A_M in float64; M is T/2, rounded up.
     Raises:
-        ValueError: queries are not as many as keys, or fewer than two.
+        ValueError: the numbers of queries and keys differ, or are below two.
     """
     num_queries, num_keys = weights_BHTT.shape[-2:]
     if num_queries != num_keys or num_queries < 2:
@@ -58,7 +58,7 @@ def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
     first = _first_query(num_queries)
     means = []
     for distance in range(first):
-        # Its n-th weight is that of query n + distance.
+        # The n-th weight of this diagonal belongs to query n + distance.
         weights_BHN = weights_BHTT.diagonal(-distance, dim1=-2, dim2=-1)
         means.append(weights_BHN[..., first - distance :].double().mean())
     return torch.stack(means)
@@ -67,15 +67,15 @@ def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
 def uniform_by_distance(
     num_positions: int, window: int | None = None, *, causal: bool = True
 ) -> Tensor:
-    """Return what `attention_by_distance` gives where every query weighs all its keys alike.
+    """Return `attention_by_distance` of queries that weigh all their keys equally.
 
-    Query i has i + 1 keys, which gives the same number at every distance, about 2 ln(2)/T; the
-    last w of these in a window, and none at distances from w on; or all T.
+    Query i has i + 1 keys, which gives the same number at every distance, about 2 ln(2)/T. In a
+    window it has the last w of them, and none from distance w on. If not causal, it has all T.
 
     Args:
         num_positions: T, at least 2.
-        window: w; None: there is none.
-        causal: whether a query meets no later key.
+        window: w; None: no window.
+        causal: whether queries attend to no later key.
     """
     first = _first_query(num_positions)
     reach = window or num_positions
@@ -86,25 +86,25 @@ def uniform_by_distance(
 
 
 def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Tensor:
-    """Return kappa(m) = q^T R_{-m} k / sqrt(K): what distance is to a head, whatever the content.
+    """Return kappa(m) = q^T R_{-m} k / sqrt(K), a head's score by distance, whatever the content.
 
-    q and k are a head's means before rotation, over rows and positions. A query at i and its key at
-    i - m meet as (R_i q)^T (R_{i-m} k) = q^T R_{-m} k, so R_{-m} turns the key clockwise, by as
-    much as it stands before the query. A score is linear in q and in k: kappa(m) is the mean score
-    at distance m over all pairs of a query and a key of the rows, wherever they came from. What the
-    tokens that do stand m apart have in common comes on top of it.
+    q and k are a head's means before rotation, over rows and positions. A query at i and a key at
+    i - m give (R_i q)^T (R_{i-m} k) = q^T R_{-m} k, so R_{-m} rotates the key clockwise by its
+    distance before the query. A score is linear in q and in k, so kappa(m) is the mean score at
+    distance m over all pairs of a query and a key of the rows, wherever they come from. The common
+    content of tokens that really are m apart adds to it.
 
-    It is of attention in which both q and k rotate.
+    It applies to attention in which both q and k rotate.
 
     Args:
         q_HK: the mean query of each head.
         k_GK: the mean key of each key/value head, which serves H/G query heads in order.
-        theta_F: in radians a position; or [G, F], where key/value heads have their own. The first
-            2F features rotate, in half-split pairs. Of a kind whose last ones do, put these first:
-            an inner product has no order.
+        theta_F: in radians a position; or [G, F], if key/value heads have their own. The first
+            2F features rotate, in half-split pairs. For a kind that rotates its last features, put
+            these first: an inner product has no order.
         distance_M: any real numbers, positive where the key comes before the query.
     Returns:
-        kappa_HM in float64: what is added to a logit.
+        kappa_HM in float64, a term of the logit.
     """
     num_heads, num_features = q_HK.shape
     of_heads = zip(k_GK.double(), theta_F.double().expand(len(k_GK), -1), strict=True)

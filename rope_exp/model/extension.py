@@ -1,16 +1,16 @@
 """Frequencies for contexts longer than a trained model's: interpolation, NTK-aware, YaRN.
 
-Each takes the frequencies that a model was trained with, and turns pairs more slowly: slow ones by
-the factor s by which the context grows, fast ones perhaps by less. Nothing is trained. The factor
-holds for a whole evaluation: keys and values in a cache are turned already, so one that grew with
-the text would have to turn them again.
+Each method takes a model's trained frequencies and slows feature pairs down: slow pairs by the
+factor s by which the context grows, fast pairs perhaps by less. Nothing is trained. The factor is
+fixed for a whole evaluation: keys and values in a cache are already rotated, and a factor that grew
+with the text would have to rotate them again.
 
-What must turn together is one pair of sites. q and k meet in scores, and v and o in outputs, by
-R_i^T R_j, which is R_{j-i} if both sides have the same frequencies. So q and k go by one function
-of these, and v and o by one, perhaps another. Where v turns by theta and o by theta', positions
-shifted by c turn the output by c (theta - theta'), as they do where one of the two rotates alone.
+The two sites of a pair must rotate together. q and k combine in scores, and v and o in outputs, by
+R_i^T R_j, which is R_{j-i} if both sides have the same frequencies. So one method applies to q and
+k, and one, perhaps another, to v and o. If v rotates by theta and o by theta', shifting positions
+by c rotates the output by c (theta - theta'), as it does if only one of the two rotates.
 
-Shapes: F frequencies, of n = 2F rotating features; [..., F] where layers or heads have their own.
+Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads have their own.
 """
 
 import math
@@ -18,8 +18,8 @@ import math
 import torch
 from torch import Tensor
 
-# How often a pair turns within the trained length: from this on it is left alone, and up to that
-# it is interpolated (beta and alpha of Peng et al. 2023).
+# Turns of a pair within the trained length: pairs with FAST_TURNS or more are left unchanged, and
+# pairs with SLOW_TURNS or fewer are interpolated (beta and alpha of Peng et al. 2023).
 FAST_TURNS = 32
 SLOW_TURNS = 1
 
@@ -27,8 +27,8 @@ SLOW_TURNS = 1
 def interpolated(theta_F: Tensor, factor: float) -> Tensor:
     """Return theta / s: position interpolation, which divides every position by s.
 
-    Position m turns as m/s did in training (Chen et al. 2023). Within s trained lengths no angle is
-    larger than in training, and neighbours differ by less.
+    Position m rotates as m/s did in training (Chen et al. 2023). Within s trained lengths no angle
+    is larger than in training, and neighbours differ by less.
 
     Args:
         theta_F: as trained, in radians a position.
@@ -41,15 +41,15 @@ def interpolated(theta_F: Tensor, factor: float) -> Tensor:
 
 
 def ntk_aware(theta_F: Tensor, factor: float) -> Tensor:
-    """Return theta_f s^(-2f/(n - 2)): what the base times s^(n/(n-2)) gives (bloc97 2023).
+    """Return theta_f s^(-2f/(n - 2)), as from the base times s^(n/(n-2)) (bloc97 2023).
 
-    The first pair turns as in training and the last as if interpolated.
+    The first pair rotates as in training, and the last as if interpolated.
 
     Args:
         theta_F: as trained, in radians a position and in the order of the pairs.
         factor: s.
     Raises:
-        ValueError: s is below 1, or there is one pair, which cannot be first and last.
+        ValueError: s is below 1, or there is only one pair, which cannot be first and last.
     """
     _check_factor(factor)
     num_pairs = theta_F.shape[-1]
@@ -63,15 +63,15 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
 
     Pairs that turn 32 times or more within the trained length stay, those that turn once or less
     are interpolated, and those between are mixed. The mixture follows the authors' code, as
-    transformers does: linear in the pair's place f, between limits that are rounded outwards to
-    whole pairs and lie within 0 and n - 1. (The article prints another, linear in the number of
-    turns, without rounding.)
+    transformers does: linear in the pair's index f, between limits that are rounded outwards to
+    whole pairs and clipped to 0 and n - 1. (The article prints another mixture, linear in the
+    number of turns, without rounding.)
 
     Args:
         theta_F: as trained, in radians a position and in the order of the pairs.
         factor: s.
         trained_length: in positions.
-        base: of the frequencies with which training began; it says how often each pair turns.
+        base: the base of the initial frequencies; it determines how often each pair turns.
     Raises:
         ValueError: s is below 1, or no pair turns once within the trained length.
     """
@@ -80,12 +80,12 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
         raise ValueError(f"no pair turns once within {trained_length} positions")
 
     def place(turns: int) -> float:
-        """Return f, perhaps between two pairs, where L theta_f = 2 pi turns."""
+        """Return f, possibly fractional, at which L theta_f = 2 pi turns."""
         return theta_F.shape[-1] * math.log(trained_length / (math.tau * turns)) / math.log(base)
 
     first = max(math.floor(place(FAST_TURNS)), 0)
     last = min(math.ceil(place(SLOW_TURNS)), 2 * theta_F.shape[-1] - 1)
-    # Where even the last pair turns often, first is past it: no pair is slowed.
+    # If even the last pair turns often, first lies past it, and no pair is slowed.
     share_F = ((_places(theta_F) - first) / max(last - first, 1)).clamp(0, 1)
     return theta_F * (1 - share_F + share_F / factor)
 
@@ -93,9 +93,9 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
 def yarn_scale(factor: float) -> float:
     """Return 0.1 ln(s) + 1, by which YaRN multiplies q and k (Peng et al. 2023).
 
-    Logits grow by its square, which sharpens the softmax of a longer context. It is the scale's,
-    not the rotation's: tables that carried it would scale v and o as well, and an output by its
-    square, and would miss the features that do not rotate.
+    Logits grow by its square, which sharpens the softmax of a longer context. It belongs to the
+    scores' scale, not to the rotation's tables: there it would also scale v and o, and an output by
+    its square, and would miss the features that do not rotate.
 
     Args:
         factor: s.

@@ -1,15 +1,15 @@
-"""Before a run trains, its own attention is measured in float64 against the laws it must obey.
+"""Laws of attention under a shift of positions, measured in float64 before a run trains.
 
-Shift every position by c. The attention weights stay the same when both or neither of q and k
+Shift every position by c. The attention weights stay the same if both or neither of q and k
 rotate; then the heads' outputs are unchanged if both or neither of v and o rotate (relative),
-turned by R_c if v alone does, by R_{-c} if o alone does. If just one of q and k rotates, the
+rotated by R_c if only v does, and by R_{-c} if only o does. If just one of q and k rotates, the
 weights themselves change, and none of the three holds.
 
 The logits of a whole decoder are unchanged if both or neither of q and k rotate, both or neither of
-v and o do, and no position is added to the embeddings; else they change.
+v and o do, and no position is added to the embeddings; otherwise they change.
 
-Whatever the kind, what is computed from a cache, a few tokens at a time, is what the whole gives;
-and where a kind has other formulas for the same (absorbed, parallel), they give the same.
+For every kind, decoding from a cache, a few tokens at a time, gives the outputs of the whole
+sequence; and a kind's other formulas (absorbed, parallel) give the same outputs.
 """
 
 from dataclasses import replace
@@ -33,15 +33,15 @@ from rope_exp.system.errors import LawError
 
 SHIFT = 5
 NUM_POSITIONS = 7
-# A position. Float64 holds an angle of m radians to m 2^-53. Where a law holds, outputs deviate by
-# some 4e-16 m, measured for heads of 2 to 512 features up to m = 2^24; where it does not, by 0.9.
+# Tolerance per position. Float64 holds an angle of m radians to m 2^-53. If a law holds, outputs
+# deviate by about 4e-16 m, measured for heads of 2 to 512 features up to m = 2^24; if not, by 0.9.
 TOLERANCE = 1e-11
 
-# How many tokens at a time the cache is fed.
+# Numbers of tokens that are fed to the cache at a time.
 PARTS = [3, 1, 1, 2]
-MOVED = 1.25  # of learned frequencies
-WINDOW = 4  # of a kind that has one
-CHUNK = 3  # of a kind with a state
+MOVED = 1.25  # factor on learned frequencies
+WINDOW = 4  # for models with a window
+CHUNK = 3  # for kinds with a state
 
 INVARIANT = "invariant"
 TURNED = "turned by R_c"
@@ -49,11 +49,11 @@ TURNED_BACK = "turned by R_-c"
 NEITHER = "neither"
 CHANGED = "changed"
 
-VOCAB = 5  # of the decoder whose logits are measured
+VOCAB = 5  # vocabulary of the measured decoder
 
 
 def expected_class(rotate: tuple[str, ...]) -> str:
-    """Return how a subset's outputs answer a shift, by the mathematics above."""
+    """Return how the outputs respond to a shift if these sites rotate, by the laws above."""
     q, k, v, o = (site in rotate for site in "qkvo")
     if q != k:
         return NEITHER
@@ -68,13 +68,14 @@ def certificate(
 ) -> dict[str, Any]:
     """Measure the laws of this run's attention on a small random instance in float64.
 
-    Two query heads over one shared key/value head, of the run's own kind, head dimension,
+    It has two query heads over one shared key/value head, and the run's own kind, head dimension,
     fractions, bases and start. Learned frequencies are moved apart.
 
     Returns:
-        The expected and the measured answer to a shift, the shift, the largest deviation from each
-        such law, and of each other formula from the first; how the logits of a decoder of one such
-        layer answer; and, where layers differ in what rotates, the same of each such layer.
+        The expected and the measured response to a shift, the shift, the largest deviation from
+        each law, and of each other formula from the first; the response of the logits of a decoder
+        with one such layer; and, if the rotating sites differ between layers, the same for each
+        other set of sites.
     Raises:
         LawError: a law does not hold; the run must not start.
     """
@@ -93,7 +94,7 @@ def certificate(
 def _measured(
     model: ModelConfig, pe: PeConfig, attn: AttnConfig, sites: tuple[str, ...], *, causal: bool
 ) -> dict[str, Any]:
-    """Measure the laws of one layer of attention, in which these sites rotate."""
+    """Measure the laws of one attention layer in which these sites rotate."""
     tolerance = TOLERANCE * (100 + pe.start)
     attention, x_BTD = _instance(model, attn, sites, causal=causal)
 
@@ -108,7 +109,7 @@ def _measured(
         by_shift = _positions(attention, pe, torch.full((NUM_POSITIONS,), SHIFT)).tables("o")
         laws[TURNED] = turned(here_BTHV, by_shift, attention.rotary_dim)
         laws[TURNED_BACK] = turned(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
-    # Relative to what is large: a linear kind may divide by next to nothing.
+    # Relative to the largest output: a linear kind may divide by a tiny number.
     size = float(here_BTHV.abs().max().clamp(min=1))
     errors = {law: _deviation(shifted_BTHV, other) / size for law, other in laws.items()}
 
@@ -143,8 +144,8 @@ def _measured(
 def _measured_decoder(
     model: ModelConfig, pe: PeConfig, attn: AttnConfig, *, causal: bool
 ) -> dict[str, Any]:
-    """Measure how the logits of a decoder of one layer answer to a shift of all positions."""
-    # Learned frequencies and rounded ones are measured where they begin, and exactly.
+    """Measure the response of a one-layer decoder's logits to a shift of all positions."""
+    # Learned frequencies keep their initial values, and rounded ones are taken exactly.
     exact = replace(pe, trainable=False, trainable_scope="model", trainable_lr=1.0, layers=None)
     exact = replace(exact, layers_vo=None, precision="float32", name="test")
     small = replace(_small(model, attn), num_hidden_layers=1, intermediate_size=1)
@@ -171,7 +172,7 @@ def _measured_decoder(
 
 
 def _cached(attention: Attention, x_BTD: Tensor, at: Positions) -> Tensor:
-    """Return the outputs of tokens that come a few at a time."""
+    """Return the outputs of tokens that are fed to a cache a few at a time."""
     cache = LayerCache(attention.config.window)
     tensors = (x_BTD, *at.qk, *(at.vo or ()))
     parts = zip(*(torch.split(each, PARTS, dim=-2) for each in tensors), strict=True)
@@ -187,8 +188,8 @@ def _cached(attention: Attention, x_BTD: Tensor, at: Positions) -> Tensor:
 def _positions(attention: Attention, pe: PeConfig, position_T: Tensor) -> Positions:
     """Return the tables of both pairs of sites, in float64.
 
-    Learned frequencies are moved apart from where they begin, as training will: v and o's turn
-    faster by `MOVED`.
+    Learned frequencies of the two pairs are moved apart, as training will: those of v and o are
+    multiplied by `MOVED`.
     """
 
     def tables(pair: str) -> Tables:
@@ -207,8 +208,8 @@ def _deviation(one: Tensor, other: Tensor) -> float:
 
 
 def _small(model: ModelConfig, attn: AttnConfig) -> ModelConfig:
-    """Return the sizes of two query heads over one shared key/value head."""
-    # A kind with sizes of its own takes none from the model.
+    """Return the model's sizes with two query heads over one shared key/value head."""
+    # A kind with its own sizes takes none from the model.
     features = max(model.features_per_head, 1)
     return replace(
         model,
@@ -224,7 +225,7 @@ def _small(model: ModelConfig, attn: AttnConfig) -> ModelConfig:
 def _instance(
     model: ModelConfig, attn: AttnConfig, sites: tuple[str, ...], *, causal: bool
 ) -> tuple[Attention, Tensor]:
-    """Return a small attention and its input, both random."""
+    """Return a small attention layer and its input, both random."""
     small = _small(model, attn)
     attention = make_attention(small, attn.small(), sites).double()
     attention.causal = causal
@@ -239,7 +240,7 @@ def _instance(
 
 
 def _draw(module: nn.Module) -> None:
-    """Draw matrices of a size at which a softmax is neither flat nor sharp."""
+    """Draw matrices with a scale at which a softmax is neither flat nor sharp."""
     generator = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
         if parameter.ndim == 2:

@@ -1,4 +1,4 @@
-"""The decoder's layers beside attention: SwiGLU and the block.
+"""The decoder's layers besides attention: SwiGLU and the block.
 
 Decisions: pre-norm RMSNorm, no biases.
 
@@ -37,7 +37,7 @@ class Block(nn.Module):
         """Build one layer.
 
         Args:
-            number: its place, from 0: a variant may rotate in some layers only.
+            number: the layer's index, from 0: a variant may rotate in some layers only.
         """
         super().__init__()
         config = architecture.model

@@ -1,8 +1,8 @@
 """The loss head: the product with the vocabulary and its cross-entropy, in chunks of tokens.
 
 The logits of a whole batch are the largest tensor of a step (in float32, at V = 128k, 512 KB a
-token). Here a chunk's logits live until its loss and its gradients are known, both in the forward
-pass, so that memory does not grow with tokens times vocabulary, and on a CPU a chunk stays in its
+token). Here each chunk's logits live only until its loss and gradients are computed, both in the
+forward pass, so memory does not grow with tokens times vocabulary, and a CPU keeps a chunk in its
 cache.
 
 Shapes: N tokens, C of a chunk, D model width, V vocabulary.
@@ -20,14 +20,14 @@ from torch.autograd.function import once_differentiable
 from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.model.attention.kernel import wide
 
-# In place of a target: there is nothing to predict.
+# In place of a target: nothing is predicted here.
 NOTHING = -1
 
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def at_places(x_BTD: Tensor, place_BP: Tensor | None) -> Tensor:
-    """Return x_BPD, of the places of each row that are predicted; None: of all."""
+    """Return x_BPD at the predicted places of each row; None: at all places."""
     if place_BP is None:
         return x_BTD
     return x_BTD.gather(1, place_BP[:, :, None].expand(-1, -1, x_BTD.shape[-1]))
@@ -40,8 +40,8 @@ def summed_cross_entropy(
 
     Args:
         x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
-        target_N: NOTHING where there is nothing to predict.
-        gradients: `chunk_gradients`, perhaps compiled.
+        target_N: NOTHING where nothing is predicted.
+        gradients: `chunk_gradients`, possibly compiled.
     """
     if torch.is_grad_enabled():
         return _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
@@ -60,7 +60,7 @@ def summed_squares(x_ND: Tensor, head_OD: Tensor, target_NO: Tensor) -> Tensor:
 
     Args:
         x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
-        target_NO: O real numbers to be predicted for each.
+        target_NO: O real numbers to predict at each place.
     """
     error_NO = wide(F.linear(x_ND, head_OD)) - target_NO
     return error_NO.square().mean(dim=-1).sum()
@@ -69,10 +69,10 @@ def summed_squares(x_ND: Tensor, head_OD: Tensor, target_NO: Tensor) -> Tensor:
 def chunk_gradients(
     x_CD: Tensor, head_VD: Tensor, target_C: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a chunk's summed loss, and its gradients by x_CD and by head_VD.
+    """Return a chunk's summed loss, and its gradients with respect to x_CD and head_VD.
 
-    With z = softmax(logits) - onehot(target), and 0 where there is nothing to predict: dx = z head
-    and dhead = z^T x.
+    With z = softmax(logits) - onehot(target), and 0 where nothing is predicted: dx = z head and
+    dhead = z^T x.
     """
     logits_CV = wide(x_CD @ head_VD.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)
@@ -84,17 +84,17 @@ def chunk_gradients(
     token_V = torch.arange(head_VD.shape[0], dtype=torch.int32, device=head_VD.device)
     is_target_CV = token_V == target_C[:, None].int()
 
-    # A second exponential is cheaper than to keep the first in float32.
+    # A second exponential is cheaper than keeping the first in float32.
     z_CV = (logits_CV - logsumexp_C1).exp() - is_target_CV.to(logits_CV.dtype)
     z_CV = z_CV.to(x_CD.dtype)
 
-    # Narrower than z by far: what does not count is dropped on this side of the products.
+    # Masking here is cheap: these tensors are far narrower than z.
     counts_C1 = counts_C1.to(x_CD.dtype)
     return nats, counts_C1 * (z_CV @ head_VD), z_CV.T @ (counts_C1 * x_CD)
 
 
 class _Summed(torch.autograd.Function):
-    """Has its gradients before they are asked for; they only wait for the factor."""
+    """The summed loss; forward computes its gradients, and backward only scales them."""
 
     @staticmethod
     def forward(
@@ -122,12 +122,12 @@ class _Summed(torch.autograd.Function):
 
 
 def _chunks(*of_tokens: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return each tensor's parts, as few as may be, of sizes that differ by one at most."""
+    """Return each tensor's chunks, as few as possible, with sizes that differ by at most one."""
     most = TOKENS_OF_A_CHUNK[of_tokens[0].device.type]
     return [tensor.tensor_split(math.ceil(len(tensor) / most)) for tensor in of_tokens]
 
 
 def _narrow(x: Tensor) -> Tensor:
-    """Return x in the dtype that autocast takes products in, if it is on."""
+    """Return x in autocast's dtype for products, if autocast is on."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

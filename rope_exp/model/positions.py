@@ -1,7 +1,7 @@
-"""How position enters: the rotation's tables, what is added to embeddings, and to scores.
+"""Position inputs of the decoder: rotation tables, added embeddings, and score biases.
 
 q and k share their tables, and so do v and o: a relative rotation needs no more. All four share
-them where nothing can move the two pairs apart.
+them if nothing can move the two pairs apart.
 
 Shapes: B batch, T position, F frequencies, L layers, G key/value heads, H query heads, E keys.
 """
@@ -18,19 +18,19 @@ from rope_exp.model.biases import alibi_slopes, sinusoids, t5_buckets
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import ConfigError
 
-# cos_TF and sin_TF; or [B, T, F], where rows of a batch stand at other positions; or [B, G, T, F],
-# B perhaps 1, where heads have frequencies of their own.
+# cos_TF and sin_TF; or [B, T, F], if rows of a batch have different positions; or [B, G, T, F],
+# B possibly 1, if heads have their own frequencies.
 Tables = tuple[Tensor, Tensor]
 
 
 class Positions(NamedTuple):
-    """What one layer is told of where its tokens stand.
+    """Position inputs of one layer.
 
     Attributes:
         qk: the tables of q and k.
         vo: the tables of v and o; None: those of q and k.
-        bias_HTE: added to the scores, of the last T of E places; None: nothing.
-        document_BT: which document each token is of; a query meets keys of its own. None: all.
+        bias_HTE: added to the scores of queries at the last T of E places; None: nothing.
+        document_BT: the document of each token; a query attends to its own only. None: to all.
     """
 
     qk: Tables
@@ -39,15 +39,15 @@ class Positions(NamedTuple):
     document_BT: Tensor | None = None
 
     def tables(self, site: str) -> Tables:
-        """Return the tables that a site turns by."""
+        """Return the rotation tables of a site."""
         return self.qk if site in PAIRS[0] or self.vo is None else self.vo
 
 
 class Rotary(nn.Module):
-    """The tables of every layer and site; their frequencies may be trained.
+    """The rotation tables of every layer and site; their frequencies may be trained.
 
-    What is trained is theta itself, whose absolute value turns, or the logarithm s of
-    theta = theta0 e^s; of the model, of each layer, or of each key/value head of each layer.
+    The trained parameter is theta itself, used by its absolute value, or the logarithm s in
+    theta = theta0 e^s; one per model, per layer, or per key/value head of each layer.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Rotary(nn.Module):
         """Make the frequencies of both pairs of sites.
 
         Args:
-            rotary_dim: how many features of a head could rotate.
-            num_heads: of keys.
+            rotary_dim: the number of a head's features that could rotate.
+            num_heads: the number of key/value heads.
         """
         super().__init__()
         self.start = pe.start
@@ -70,9 +70,9 @@ class Rotary(nn.Module):
         shape = pe.trained_shape(num_layers, num_heads)
         for pair in PAIRS:
             theta_F = frequencies(pe.num_features(rotary_dim, pair), pe.base_of(pair))
-            # Not computed there: on the meta device that would import torch's compiler.
+            # Computed on the CPU: on the meta device this would import torch's compiler.
             theta_F = theta_F.to(torch.get_default_device())
-            # Rebuilt from the config, never stored: a checkpoint holds what was learned.
+            # Rebuilt from the config, never stored: a checkpoint holds learned values only.
             self.register_buffer(f"theta0_{pair}", theta_F, persistent=False)
             if pair in self.learned:
                 begin_F = theta_F * 0 if self.in_log else theta_F
@@ -88,12 +88,12 @@ class Rotary(nn.Module):
         return theta0_F * learned.exp() if self.in_log else learned.abs()
 
     def forward(self, position_T: Tensor) -> list[Positions]:
-        """Return what each layer is told of positions, [T] or [B, T], counted from `start`."""
+        """Return each layer's inputs for positions, [T] or [B, T], counted from `start`."""
         position_T = self.start + position_T
         theta_qk = self.theta("qk")
         theta_vo = self.theta("vo")
         qk = self._of_layers(theta_qk, position_T)
-        # One and the same tensor, not one of equal numbers: a probe may extend either pair alone.
+        # Compare identity, not values: a probe may extend either pair alone.
         if theta_vo is theta_qk:
             return [Positions(tables) for tables in qk]
         vo = self._of_layers(theta_vo, position_T)
@@ -111,14 +111,14 @@ class Rotary(nn.Module):
         """Return the tables of one layer's frequencies, [F] or [G, F]."""
         angle = angles(theta, position_T)
         if theta.ndim == 2:
-            # From [T, G, F] or [B, T, G, F]: heads before positions, and a batch before both.
+            # From [T, G, F] or [B, T, G, F] to [B, G, T, F].
             angle = angle.transpose(-3, -2)
             angle = angle if angle.ndim == 4 else angle[None]
         return angle.cos(), angle.sin()
 
 
 class AddedPositions(nn.Module):
-    """What is added to the embeddings: nothing, sines and cosines, or a learned row a position."""
+    """Adds to the embeddings: nothing, sines and cosines, or a learned row per position."""
 
     def __init__(self, pe: PeConfig, width: int, num_positions: int) -> None:
         super().__init__()
@@ -133,10 +133,10 @@ class AddedPositions(nn.Module):
             self.weight = nn.Parameter(torch.empty(num_positions, width))
 
     def forward(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
-        """Return x with what its positions, [T] or [B, T] from `start`, add to it.
+        """Return x plus the encoding of its positions, [T] or [B, T], counted from `start`.
 
         Raises:
-            ConfigError: a position that was not learned.
+            ConfigError: a position was not learned.
         """
         position_T = self.start + position_T
         if self.kind == "sinusoidal":
@@ -160,7 +160,7 @@ class AddedPositions(nn.Module):
 
 
 class ScoreBias(nn.Module):
-    """What is added to the scores, by the distance of two places in the sequence."""
+    """Bias added to the scores, by the offset of two places in the sequence."""
 
     def __init__(self, pe: PeConfig, num_heads: int, *, bidirectional: bool) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class ScoreBias(nn.Module):
             self.weight = nn.Parameter(torch.empty(T5_BUCKETS, num_heads))
 
     def forward(self, num_queries: int, num_keys: int) -> Tensor | None:
-        """Return bias_HTE of queries that are the last of the keys; None: nothing is added."""
+        """Return bias_HTE of queries at the last places of the keys; None: nothing is added."""
         if self.kind == "none":
             return None
         own = self.get_buffer("slopes_H") if self.kind == "alibi" else self.weight

@@ -1,10 +1,10 @@
-"""Rotary position embedding: angles, and the one sign convention of the project.
+"""Rotary position embedding: angles, and the project's one sign convention.
 
-Position m turns the feature pair (x_f, x_{f+F}) counter-clockwise by m * theta_f, where
-theta_f = base^(-2f/K) and F = K/2 (half-split pairs, as LLaMA in transformers). The inverse turns
+Position m rotates the feature pair (x_f, x_{f+F}) counter-clockwise by m * theta_f, where
+theta_f = base^(-2f/K) and F = K/2 (half-split pairs, as LLaMA in transformers). The inverse rotates
 by the same angle clockwise: (cos, -sin). Negating the cosine as well gives -R_m, which undoes
-nothing. For Q and K only the difference of angles matters; for V and O the sign itself does, which
-is why it is fixed here and nowhere else.
+nothing. For Q and K only the difference of angles matters; for V and O the sign itself does, so it
+is fixed here and nowhere else.
 
 Shapes: B batch, T position, H heads (or G key/value heads), K head dimension, F frequencies.
 """
@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-# From this position on, float32 angles are computed in float64. Below it their products are off by
-# at most 2^-9 of a radian, as a bfloat16 number near 1 is.
+# From this position on, angles of float32 frequencies are computed in float64. Below it, float32
+# products are off by at most 2^-9 of a radian, like a bfloat16 number near 1.
 FAR = 2**16
 
 
@@ -25,11 +25,11 @@ def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Te
     Args:
         dim: number of features that rotate, even.
         base: 10000 in the article.
-        dtype: float32 in training; float64 where a law is checked. bfloat16 cannot hold positions
-            above 256.
+        dtype: float32 in training; float64 to check a law. bfloat16 cannot hold positions above
+            256.
     Returns:
-        theta_F in radians a position, on the CPU, in the order of operations of transformers'
-        LLaMA, so that it is the same to the last bit.
+        theta_F in radians a position, on the CPU, with the order of operations of transformers'
+        LLaMA, so that it matches to the last bit.
     Raises:
         ValueError: `dim` is odd or below 2.
     """
@@ -43,11 +43,11 @@ def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Te
 def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
     """Return angle_TF[t, f] = position_t * theta_f in radians, in theta's dtype.
 
-    A float32 product holds an angle of m radians to m 2^-24: half a radian at position 2^24. Far
-    positions therefore have their whole turns taken off in float64, before they are rounded.
+    A float32 product holds an angle of m radians to m 2^-24: half a radian at position 2^24. So
+    whole turns are removed from far angles in float64, before rounding.
 
     Args:
-        theta_F: or [G, F], where each of G heads has its own; then angle_TGF.
+        theta_F: or [G, F], if each of G heads has its own; then angle_TGF.
         position_T: any real numbers; or [B, T], which gives [B, T, F].
     """
     position_T = position_T[(..., *[None] * theta_F.ndim)]
@@ -66,10 +66,10 @@ def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = Fa
 
     Args:
         x_BTHK: any floating dtype; the products are taken in the tables' dtype.
-        cos_TF, sin_TF: of the angles t * theta_f, in float32; all layers and sites share them. Or
-            [B, T, F], where rows of a batch stand at other positions.
+        cos_TF, sin_TF: of the angles t * theta_f. Or [B, T, F], if rows of a batch have different
+            positions.
     Returns:
-        A tensor of x's shape and dtype. Features past 2F are passed through.
+        A tensor of x's shape and dtype. Features past 2F are unchanged.
     Raises:
         ValueError: K is odd or below 2F, or T differs between the arguments.
     """
@@ -87,7 +87,7 @@ def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = Fa
     if inverse:
         sin_T1F = -sin_T1F
 
-    # One split, whose gradient is one concatenation; that of slices is a sum of padded tensors.
+    # The gradient of one split is one concatenation; slices would sum padded tensors.
     x1, x2, rest = torch.split(x_BTHK, [num_pairs, num_pairs, num_left], dim=-1)
     x1 = x1.to(cos_TF.dtype)
     x2 = x2.to(cos_TF.dtype)

@@ -1,1 +1,1 @@
-"""One run on one rank: the step, the loop, and what goes on after an interruption."""
+"""Training of one run on one rank: the step, the loop, and resuming from a checkpoint."""

@@ -1,8 +1,8 @@
-"""The weights that a run begins with: drawn from its seed, or those of a finished run.
+"""Initial weights of a run: drawn from its seed, or copied from a finished run.
 
-A parameter that the finished run has not (a table of positions, learned frequencies, norms of
-queries and keys) begins as it always does. One that is not had here is refused, unless it is of
-positions alone: leaving these out is what going on as another variant means.
+A parameter that the finished run lacks (a table of positions, learned frequencies, query and key
+norms) keeps its usual initialisation. A parameter that this run lacks is an error, unless it
+encodes positions alone: continuing as another variant means leaving those out.
 """
 
 from collections.abc import Mapping
@@ -28,18 +28,18 @@ OF_POSITIONS = (ROTARY, "model.added_positions.", "model.score_bias.")
 def begin(
     decoder: Decoder, config: RunConfig, folder: Path, tokenizer_json: str, *, is_main: bool
 ) -> dict[str, str]:
-    """Give a decoder, whose weights were drawn, those that its run begins with.
+    """Set the initial weights of a decoder that was drawn from its seed.
 
     Args:
-        folder: of the run.
-        tokenizer_json: of what the run reads.
-        is_main: whether to say what was taken.
+        folder: the run's folder.
+        tokenizer_json: the tokenizer of the run's data.
+        is_main: whether to log which weights were copied.
     Returns:
-        Their init_sha256, and shared_init_sha256, of those that every variant has. {} where the
-        run goes on from its own checkpoints, which hold both: its origin may be gone.
+        init_sha256 of all weights, and shared_init_sha256 of those that every variant has. {} if
+        the run resumes from its own checkpoints, which hold both: its origin may be gone.
     Raises:
-        ConfigError: run.init_from has weights that do not fit.
-        RecordError, CheckpointError: its folder is damaged.
+        ConfigError: the weights or the tokenizer of run.init_from do not fit.
+        RecordError, CheckpointError: the folder of run.init_from is damaged.
     """
     if config.init_weights is None:
         return _hashes(decoder)
@@ -68,9 +68,9 @@ def begin(
 def named_here(
     tensors: Mapping[str, Tensor], theirs: PeConfig, ours: PeConfig
 ) -> dict[str, Tensor]:
-    """Return a run's tensors by the names that they have in another variant.
+    """Return a run's tensors under the names that another variant gives them.
 
-    Learned frequencies are those of a pair of sites, and the first pair that learns has the first
+    Learned frequencies belong to a pair of sites, and the first pair that learns takes the first
     name.
     """
     found = dict(tensors)
@@ -87,15 +87,15 @@ def named_here(
 def take_over(
     own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str
 ) -> tuple[list[str], list[str]]:
-    """Copy what was found into parameters of the same names.
+    """Copy the tensors that were found into the parameters of the same names.
 
     Args:
-        path: of the run that it was found in.
+        path: the run in which they were found.
     Returns:
-        The names of what was left out, and of what there was nothing for.
+        The names of tensors that were left out, and of parameters that found no tensor.
     Raises:
-        ConfigError: naming the first parameter of another shape, or that is not had here though it
-            is not of positions; nothing was copied.
+        ConfigError: a parameter has another shape, or is missing here though it does not encode
+            positions. The first such is named; nothing was copied.
     """
     for name in sorted(found):
         theirs = list(found[name].shape)

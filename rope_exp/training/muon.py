@@ -1,7 +1,8 @@
-"""Muon: momentum made orthogonal, so that all directions of a matrix move alike.
+"""The Muon optimizer: orthogonalised momentum, so that all directions of a matrix move alike.
 
-torch's own arithmetic (torch.optim.Muon), but a head at a time where a matrix of attention is one a
-head, with AdamW for what is no matrix of a layer, and a bad step skipped on the device.
+The arithmetic is that of torch.optim.Muon, with three differences. Attention matrices that hold
+one matrix per head are updated head by head. AdamW updates everything but the layers' matrices.
+A bad step is skipped on the device.
 
 Shapes: N heads, or 1; O outputs, I inputs.
 """
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-# Of the quintic iteration: the steepest at 0 that brings singular values to about 1 (Jordan 2024).
+# Coefficients of the quintic iteration: steepest at 0 among those that bring singular values to
+# about 1 (Jordan 2024).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
 SMALLEST_NORM = 1e-7
@@ -23,10 +25,10 @@ RMS = 0.2
 
 
 class Muon(Optimizer):
-    """Muon for some parameters, AdamW for others, under one step.
+    """Muon for some parameters and AdamW for the others, in one step.
 
     Attributes:
-        found_inf: set before a step; 1: that leaves everything as it was. None: it does not.
+        found_inf: set before a step; 1: the step changes nothing. None: it always updates.
     """
 
     found_inf: Tensor | None = None
@@ -42,20 +44,21 @@ class Muon(Optimizer):
         weight_decay: float,
         **adamw: Any,
     ) -> None:
-        """Prepare both.
+        """Prepare both optimizers.
 
         Args:
-            matrices: those that Muon moves.
-            splits: of a matrix that is one a head: the dimension of heads, and their number.
-            others: AdamW's groups of parameters.
-            adamw: AdamW's further options.
+            matrices: the parameters that Muon updates.
+            splits: the heads' dimension and their number, for each matrix with one part per head.
+            others: AdamW's parameter groups.
+            adamw: further options of AdamW.
         """
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(list(matrices), defaults)
         self.splits = splits
         self.adamw = AdamW(others, lr=lr, fused=True, **adamw)
 
-        # One list of groups, whose rates the loop sets, and one state, which checkpoints keep.
+        # Both share one list of groups, so that the loop sets every learning rate, and one state,
+        # which checkpoints save.
         self.adamw.state = self.state
         self.param_groups += self.adamw.param_groups
 
@@ -85,7 +88,7 @@ class Muon(Optimizer):
             moved = parameter * (1 - group["lr"] * group["weight_decay"])
             moved -= whole(step_NOI, self.splits.get(parameter))
 
-            # A gradient that is not finite spoils both, and neither is taken.
+            # A gradient that is not finite spoils both, so neither is written back.
             if self.found_inf is not None:
                 momentum = torch.where(self.found_inf > 0, buffer, momentum)
                 moved = torch.where(self.found_inf > 0, parameter, moved)
@@ -94,7 +97,7 @@ class Muon(Optimizer):
 
 
 def orthogonalised(g_NOI: Tensor) -> Tensor:
-    """Return g with its singular values near 1, by a Newton-Schulz iteration in bfloat16."""
+    """Return g with singular values near 1, by a Newton-Schulz iteration in bfloat16."""
     x = g_NOI.bfloat16()
     is_tall = x.shape[1] > x.shape[2]
     if is_tall:
@@ -118,5 +121,5 @@ def by_head(matrix: Tensor, split: tuple[int, int] | None) -> Tensor:
 
 
 def whole(heads_NOI: Tensor, split: tuple[int, int] | None) -> Tensor:
-    """Return the matrix that `by_head` split."""
+    """Join the matrices of the heads that `by_head` split."""
     return heads_NOI[0] if split is None else torch.cat(list(heads_NOI), dim=split[0])

@@ -1,4 +1,4 @@
-"""The optimizer of a run, and its state as tensors by name."""
+"""Construction of a run's optimizer, and its state as named tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,18 +12,18 @@ from rope_exp.model.attention.base import HeadLinear
 from rope_exp.model.decoder import FREQUENCIES, Decoder
 from rope_exp.training.muon import Muon
 
-# The beginnings of the names of what is learned of positions.
+# Name prefixes of the parameters that encode positions.
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
-# Beside a parameter's moments: how often each of its numbers has passed 0.
+# Stored beside a parameter's moments: how often each of its elements has crossed 0.
 CROSSINGS = "crossings"
 
 
 def build_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optimizer:
     """Return fused AdamW, or Muon with AdamW for embeddings, head, norms and other vectors.
 
-    Matrices decay; vectors (norms, decays) and what is learned of positions do not. Frequencies
-    have a rate of their own: a multiple of the others'. Where they are learned as they are, the
-    optimizer counts how often each passes 0.
+    Weight decay applies to matrices, but not to vectors (norms, decays) or position parameters.
+    Frequencies have their own learning rate, a multiple of the others'. If they are learned
+    directly and not as logarithms, the optimizer counts how often each crosses 0.
     """
     optimizer = _make_optimizer(decoder, config)
     rotary = decoder.model.rotary_emb
@@ -71,9 +71,10 @@ def _make_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optim
 
 
 def _count_crossings(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-    """Have an optimizer count, of each number, the updates that take it past 0; 0 is no less.
+    """Make an optimizer count the sign changes of each element; 0 counts as positive.
 
-    On the device, and in its state, so that a checkpoint holds the counts with the moments.
+    The counts are on the device and in the optimizer's state, so that a checkpoint holds them with
+    the moments.
     """
     were_below: list[Tensor] = []
 
@@ -92,7 +93,7 @@ def _count_crossings(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -
 
 
 def crossings(optimizer: Optimizer, decoder: Decoder) -> dict[str, Tensor]:
-    """Return how often each learned frequency has passed 0, by pair of sites, where it can."""
+    """Return how often each learned frequency has crossed 0, for each pair that is counted."""
     rotary = decoder.model.rotary_emb
     states = {
         pair: optimizer.state[rotary.get_parameter(name)] for pair, name in rotary.learned.items()
@@ -101,7 +102,7 @@ def crossings(optimizer: Optimizer, decoder: Decoder) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state as `<parameter>.<moment>`; {} before the first update."""
+    """Return the optimizer's state as `<parameter>.<moment>`; {} before the first step."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         for moment, tensor in optimizer.state[parameter].items():
@@ -110,7 +111,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def make_state(optimizer: Any, model: nn.Module) -> None:
-    """Have an optimizer make its state, to be loaded, by an update that it skips itself."""
+    """Create an optimizer's state, so that it can be loaded, by a step that updates nothing."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.found_inf = torch.ones((), device=parameter.device)

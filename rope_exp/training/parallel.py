@@ -1,7 +1,7 @@
-"""The ranks of one run: the only module that meets accelerate and torch.distributed.
+"""The ranks of one run: the only module that uses accelerate and torch.distributed.
 
-Launchers have started one process where two were asked for, and another strategy than the one
-that was asked for. So the world is compared with the run's config before anything is trained.
+Launchers have started one process when two were requested, and have chosen another strategy than
+the one requested. So the world is compared with the run's config before training.
 """
 
 import gc
@@ -21,16 +21,16 @@ class Parallel:
 
     Attributes:
         rank: from 0 to world_size - 1.
-        world_size: how many processes train the run together.
+        world_size: the number of processes that train the run together.
         is_main: whether this is rank 0, which writes the run's record.
-        device: where this rank computes.
+        device: the device of this rank.
 
     Args:
         device: launch.device, "cpu" or "cuda".
         precision: train.precision, "bf16" or "fp32".
         num_processes: launch.num_processes.
     Raises:
-        ConfigError: the launcher or the machine gives another world than these ask for.
+        ConfigError: the launcher or the machine provides another world than requested.
     """
 
     def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
@@ -45,16 +45,16 @@ class Parallel:
         self.device: torch.device = self._accelerator.device
         self._check(device, precision, num_processes)
 
-        # On the host whatever the device is: to ask the others must not wait for the device.
+        # Always on the host: a question to the other ranks must not wait for the device.
         self._hosts = distributed.new_group(backend="gloo") if self.world_size > 1 else None
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Move `model` to the device; return it with precision and averaged gradients."""
+        """Move `model` to the device; return it wrapped for precision and averaged gradients."""
         prepared: nn.Module = self._accelerator.prepare_model(model)
         return prepared
 
     def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        """Average the gradients of a backward pass over the ranks in the `last` one alone."""
+        """Average gradients over the ranks in the `last` backward pass only."""
         return nullcontext() if last else self._accelerator.no_sync(model)
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -66,7 +66,7 @@ class Parallel:
         return self._accelerator.reduce(tensor, reduction="sum")
 
     def any(self, flag: bool) -> bool:
-        """Return whether `flag` is true on any rank; every rank must ask at the same places."""
+        """Return whether `flag` is true on any rank; all ranks must call it at the same places."""
         if self._hosts is None:
             return flag
         flags = torch.tensor(float(flag))
@@ -82,19 +82,19 @@ class Parallel:
         self._accelerator.wait_for_everyone()
 
     def end(self) -> None:
-        """Leave the other ranks; nothing may hold a prepared model any more."""
+        """Leave the process group; nothing may still hold a prepared model."""
         if not distributed.is_initialized():
             return
 
-        # Before the process group ends: wrapped training holds it, and a group that is freed
-        # last can wait for its own thread for ever.
+        # Free the wrapped model, which holds the process group, before the group ends: a group
+        # that is freed last can wait for its own thread forever.
         self._accelerator.free_memory()
         gc.unfreeze()
         gc.collect()
         self._accelerator.end_training()
 
     def facts(self) -> dict[str, Any]:
-        """Return what accelerate made of the config and its environment, for env.json."""
+        """Return accelerate's resolved settings, for env.json."""
         return {
             "distributed_type": self._accelerator.distributed_type.name,
             "mixed_precision": self._accelerator.mixed_precision,
@@ -122,7 +122,7 @@ class Parallel:
                 "must be unset: train.compile decides what is compiled",
             )
 
-        # torchrun may start one process, too.
+        # torchrun may also start one process.
         strategy = self._accelerator.distributed_type.name
         plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
         if strategy != plain and (strategy != "NO" or self.world_size > 1):
@@ -132,7 +132,7 @@ class Parallel:
                 f"must be {plain}: the weights are held whole by every rank",
             )
 
-        # Emulated, it is slower than fp32.
+        # Emulated bf16 is slower than fp32.
         has_bf16 = device == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
         if precision == "bf16" and not has_bf16:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a run writes of itself: where it is trained, its rows while it trains, and its result."""
+"""The record of a run in training: its environment, its metrics rows and its result."""
 
 import time
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ class Record(ExitStack):
     """The rows and the result of a run in training; ranks other than 0 write nothing.
 
     Attributes:
-        began: when the run would have begun, had it trained without a break.
-        writer: of metrics.jsonl; None on ranks other than 0.
-        tracker: beside it; None on ranks other than 0.
-        progress: what a person sees.
+        began: the time at which the run would have begun without interruptions.
+        writer: writes metrics.jsonl; None on ranks other than 0.
+        tracker: an experiment tracker beside it; None on ranks other than 0.
+        progress: the progress display.
 
     Args:
-        start: where the run begins.
+        start: the state from which the run begins.
     Raises:
-        RecordError: metrics.jsonl is damaged; it is left as it is.
+        RecordError: metrics.jsonl is damaged; it is not changed.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Record(ExitStack):
         self.tracker: Tracker | None = None
         if is_main:
             checkpoint.clear_leftovers(folder / "checkpoints")
-            # A step whose evaluation was broken off gets its row when it is evaluated anew.
+            # A step whose evaluation was interrupted gets its row when it is evaluated again.
             num_recorded = start["step"] - (start["unrecorded"] is not None)
             self.writer = MetricsWriter(folder, num_recorded)
             self.tracker = self.enter_context(Tracker(config, folder))
@@ -59,17 +59,17 @@ class Record(ExitStack):
             progress.compiling()
 
     def elapsed_s(self) -> float:
-        """Return the time that the run has taken, earlier starts included."""
+        """Return the run's training time so far, including earlier starts."""
         return round(time.perf_counter() - self.began, 3)
 
     def step(self, outcome: Outcome) -> None:
-        """Note that a step has ended."""
+        """Count a finished step."""
         stage = self.config.train.stage_at(outcome.step)
         self.throughput.step(stage.tokens_per_step, stage.seq_len)
         self.progress.step(outcome.step, outcome.loss)
 
     def row(self, outcome: Outcome, validation: Mapping[str, float]) -> None:
-        """Write the row of a step to metrics.jsonl."""
+        """Write a step's row to metrics.jsonl."""
         if self.writer is None or self.tracker is None:
             return
 
@@ -91,12 +91,12 @@ class Record(ExitStack):
         self.progress.row(row)
 
     def end(self, status: str, steps: int, facts: Mapping[str, Any]) -> None:
-        """Close metrics.jsonl, and write result.json unless the run was stopped and is to go on.
+        """Close metrics.jsonl, and write result.json unless the run was stopped and may resume.
 
         Args:
             status: "finished", "diverged" or "stopped".
-            steps: the updates that the run's weights were made by.
-            facts: what else stands in result.json.
+            steps: the number of steps that produced the run's weights.
+            facts: further entries of result.json.
         """
         if self.writer is None:
             return
@@ -135,11 +135,11 @@ class Record(ExitStack):
 def environment(
     config: RunConfig, parallel: Parallel, old: Mapping[str, Any], **facts: Any
 ) -> dict[str, Any]:
-    """Return env.json: what this run is trained on, and further `facts`.
+    """Return env.json: the machine and software that train this run, and further `facts`.
 
     Args:
-        old: env.json of the run's start before this one, {} at the first. What has changed since
-            is noted in `marks`; what the run began with stays.
+        old: env.json of the run's previous start, {} at the first. Changes since then are noted
+            in `marks`; the origin of the initial weights is kept.
     """
     here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
     changed = [

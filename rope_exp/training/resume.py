@@ -1,4 +1,4 @@
-"""Resuming: where a run begins, what a checkpoint keeps of that, and that all ranks agree on it."""
+"""Resuming: the state from which a run begins, its checkpoints, and the agreement of all ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from rope_exp.training.optim import make_state, optimizer_tensors
 
 
 class Start(TypedDict):
-    """Where a run begins or goes on.
+    """The state from which a run begins or resumes.
 
     Attributes:
-        step: the last that was made.
-        order_sha256: of all batches up to there.
-        elapsed_s: the time that the run has taken so far.
-        unrecorded: the loss and the gradient's norm of this step, where its row waits for an
-            evaluation that was broken off.
+        step: the last completed step.
+        order_sha256: hash of all batches up to it.
+        elapsed_s: the run's training time so far.
+        unrecorded: the loss and the gradient norm of this step, if its row waits for an
+            evaluation that was interrupted.
     """
 
     step: Natural
@@ -36,12 +36,12 @@ class Start(TypedDict):
 
 
 class State(Start):
-    """state.json: that, and what tells this run from others."""
+    """Contents of state.json: the start, and the hashes that identify the run."""
 
     config_sha256: Sha256
     data_sha256: Sha256
     init_sha256: Sha256
-    # Those of an older version have none.
+    # Absent in checkpoints of older versions.
     shared_init_sha256: NotRequired[Sha256]
 
 
@@ -55,8 +55,8 @@ class Checkpoints:
 
     Attributes:
         folder: the run's `checkpoints/`.
-        identity: the hashes of config, data and initial weights that tell this run from others;
-            a run whose initial weights are known by its checkpoints alone has theirs from `load`.
+        identity: the hashes of config, data and initial weights that identify this run. If only
+            the checkpoints know the initial weights, `load` adds their hashes.
         model: the unwrapped model.
     """
 
@@ -69,10 +69,11 @@ class Checkpoints:
         """Load the newest checkpoint into the model and the optimizer.
 
         Returns:
-            Where the run goes on, or where a new run begins if there is no checkpoint.
+            The state from which the run resumes, or the start of a new run if there is no
+            checkpoint.
         Raises:
-            CheckpointError, RecordError: what is there is no beginning of this run; nothing was
-                changed.
+            CheckpointError, RecordError: no checkpoint verifies, or it does not belong to this
+                run; the weights were not changed.
         """
         saved = checkpoint.load_newest(self.folder)
         if saved is None:
@@ -99,7 +100,7 @@ class Checkpoints:
         return state
 
     def save(self, start: Start, keep: int) -> None:
-        """Save all that `load` takes to go on from `start`, and keep the newest `keep` checkpoints.
+        """Save a checkpoint at `start` for `load`, and keep only the newest `keep` checkpoints.
 
         Raises:
             DiskError: the disk is full. OSError: it is broken.
@@ -112,12 +113,12 @@ class Checkpoints:
 
 
 def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Refuse ranks that begin differently, as hosts that have disks of their own would.
+    """Refuse ranks that begin differently, as happens when hosts do not share a disk.
 
     Args:
-        beginnings: the step and the hashes that each rank begins at, by rank.
+        beginnings: the step and the hashes at which each rank begins, by rank.
     Raises:
-        CheckpointError: naming the first rank that differs from rank 0.
+        CheckpointError: a rank differs from rank 0; the first is named.
     """
     for rank, theirs in enumerate(beginnings):
         keys = differing_keys(beginnings[0], theirs)

@@ -6,12 +6,12 @@ from rope_exp.config.run import RunConfig
 
 
 def learning_rate(step: int, config: RunConfig) -> float:
-    """Return the rate of update `step`.
+    """Return the learning rate of `step`.
 
     It rises linearly over the warm-up to its peak, optim.lr. Then
     cosine: it falls along half a cosine to final_fraction * peak, reached at the last step;
-    wsd: it stays, and falls linearly to final_fraction * peak over the last decay_fraction of
-    the run.
+    wsd: it stays constant, then falls linearly to final_fraction * peak over the last
+    decay_fraction of the run.
 
     Args:
         step: counted from 1 to train.num_steps.

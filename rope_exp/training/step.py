@@ -1,11 +1,11 @@
 """One training step, from top to bottom: get the batch, forward, backward, update.
 
-Everything that decides a number is a pure function of the step (its batch, its learning rate) or
-stands in the checkpoint, so that resuming takes one whole number.
+Everything that affects a number is a pure function of the step (its batch, its learning rate) or
+is stored in the checkpoint, so resuming takes one integer.
 
-The step never waits for the device: what came of it (loss, gradient norm, first bad step) is read
-later, from `Started`. An update whose loss or gradient is not finite is skipped on the device, as
-is every update after it, so that reading late cannot let a bad update through.
+The step never waits for the device: its outcome (loss, gradient norm, first bad step) is read
+later, from `Started`. An update with a non-finite loss or gradient is skipped on the device, as is
+every update after it, so reading late cannot let a bad update through.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,10 @@ from rope_exp.training.schedule import learning_rate
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a step, the same on every rank."""
+    """The outcome of a step, the same on every rank."""
 
     step: int
-    loss: float  # the mean over what is predicted in the global batch, in the data's unit
+    loss: float  # the mean over the targets of the global batch, in the data's unit
     grad_norm: float
     first_bad_step: int  # 0: none so far
     order_before: str  # order_sha256 without this step
@@ -36,11 +36,11 @@ class Outcome:
 
 @dataclass
 class Started:
-    """A step that was started, whose outcome the device copies to the host as soon as it has it.
+    """A started step; the device copies its outcome to the host once it is computed.
 
     Attributes:
         step: its number.
-        outcome: [loss, grad_norm, first_bad_step], on the device; on the host once it is copied.
+        outcome: [loss, grad_norm, first_bad_step], on the host once the copy has ended.
         order_before: order_sha256 without this step.
     """
 
@@ -51,12 +51,12 @@ class Started:
 
     def __post_init__(self) -> None:
         if self.outcome.device.type == "cuda":
-            # Into pinned memory, by torch's own rule.
+            # torch allocates pinned memory for this copy.
             self.outcome = self.outcome.to("cpu", non_blocking=True)
             self._copied = torch.cuda.current_stream().record_event()
 
     def read(self) -> Outcome:
-        """Wait for the device to end the step, and return what came of it."""
+        """Wait for the device to finish the step, and return its outcome."""
         if self._copied is not None:
             self._copied.synchronize()
         loss, grad_norm, first_bad_step = self.outcome.tolist()
@@ -69,8 +69,8 @@ class TrainingStep:
 
     Attributes:
         decoder: initialised; it is moved to the device and prepared for training here.
-        should_stop: asked before every micro-batch, and equally often on every rank.
-        order_sha256: of all batches that the updates so far were made from; on rank 0 alone.
+        should_stop: called before every micro-batch, and equally often on every rank.
+        order_sha256: hash of the batches of all steps so far; on rank 0 only.
         first_bad_step: on the device; 0: none so far.
     """
 
@@ -87,15 +87,15 @@ class TrainingStep:
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=self.parallel.device)
 
     def __call__(self, step: int) -> Started | None:
-        """Make one update from the global batch of `step`.
+        """Update the model once from the global batch of `step`.
 
-        The gradient is that of the mean over what is to be predicted in the global batch: each
-        micro-batch gives summed nats, divided by the global count; wrapped training averages
-        gradients over the ranks, hence the factor `world_size`.
+        The loss is the mean over the targets of the global batch: each micro-batch gives summed
+        nats, divided by the global count. The wrapped model averages gradients over the ranks,
+        hence the factor `world_size`.
 
         Returns:
-            The step, its outcome still on the device; or None if a rank was asked to stop before
-            the last micro-batch, with nothing updated.
+            The started step; or None, with nothing updated, if a rank was asked to stop before the
+            last micro-batch.
         """
         inputs, order_sha256 = self._get_batch(step)
 
@@ -120,7 +120,7 @@ class TrainingStep:
         first = is_bad & (self.first_bad_step == 0)
         self.first_bad_step = torch.where(first, step, self.first_bad_step)
 
-        # Of a bad step, the fused kernel leaves weights, moments and its own count as they were.
+        # In a bad step, the fused kernel leaves weights, moments and its step count unchanged.
         self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.config) * group.get("rate", 1.0)
@@ -133,13 +133,13 @@ class TrainingStep:
         return started
 
     def _get_batch(self, step: int) -> tuple[Inputs, str]:
-        """Return this rank's rows of the global batch, and order_sha256 with it."""
+        """Return this rank's rows of the global batch, and order_sha256 including the batch."""
         share = self.config.train.stage_at(step).batch_size // self.parallel.world_size
         rows = slice(self.parallel.rank * share, (self.parallel.rank + 1) * share)
 
         order_sha256 = ""
         if self.parallel.is_main:
-            # The hash covers every rank's tokens, so that rank 0 reads them all.
+            # The hash covers every rank's tokens, so rank 0 reads them all.
             batch = self.batches.batch(step)
             order_sha256 = chain_sha256(self.order_sha256, batch.hashed_BS)
             batch = batch.rows(rows)

@@ -1,4 +1,4 @@
-"""How fast training goes: tokens per second and MFU, without compiling, evaluation and saving."""
+"""Training speed: tokens per second and MFU, excluding compilation, evaluation and saving."""
 
 import statistics
 import time
@@ -11,11 +11,11 @@ import torch
 from rope_exp.config.costs import peak_flops_per_s as listed_peak_flops_per_s
 from rope_exp.system.console import log
 
-WARMUP_STEPS = 10  # left out of a run's rate: compiling, first touches
+WARMUP_STEPS = 10  # excluded from a run's speed: compilation, first memory accesses
 
 
 class Speed(NamedTuple):
-    """How fast steps were; None before any was timed, and MFU where nobody knows the peak."""
+    """Speed of some steps; None before any was timed. MFU is None if the peak is unknown."""
 
     tokens_per_s: float | None
     mfu: float | None
@@ -23,15 +23,15 @@ class Speed(NamedTuple):
 
 @dataclass
 class Throughput:
-    """Times steps from the end of one to the end of the next; a pause leaves the step after it out.
+    """Times steps from the end of one to the end of the next, except the step after a pause.
 
-    Steps of several lengths count alike: a median is over the seconds that a token took, and over
-    those that an operation took.
+    Steps of all sequence lengths count equally: medians are over seconds per token and seconds per
+    operation.
 
     Attributes:
-        flops_per_token: the numerator of MFU (rope_exp.config.costs), by length.
-        peak_flops_per_s: of all ranks' devices; None: MFU is None. None also from the time when
-            it has proved to be wrong.
+        flops_per_token: the numerator of MFU (rope_exp.config.costs), by sequence length.
+        peak_flops_per_s: of all ranks' devices together; None: MFU is None. It becomes None once
+            it proves wrong.
     """
 
     flops_per_token: Mapping[int, int]
@@ -41,7 +41,7 @@ class Throughput:
     _last_end: float | None = None
 
     def step(self, num_tokens: int, seq_len: int) -> None:
-        """Note that a step has ended: its tokens, of all ranks, and the length of its sequences."""
+        """Record the end of a step, with its tokens over all ranks and its sequence length."""
         now = time.perf_counter()
         if self._last_end is not None:
             seconds = now - self._last_end
@@ -50,18 +50,15 @@ class Throughput:
         self._last_end = now
 
     def pause(self) -> None:
-        """Note that something follows which is no training."""
+        """Exclude the time until the next step ends."""
         self._last_end = None
 
     def recent(self, num_steps: int) -> Speed:
-        """Return the median over the last steps."""
+        """Return the median over the last `num_steps` timed steps."""
         return self._speed(slice(-num_steps, None))
 
     def overall(self) -> Speed:
-        """Return the median over all steps after warm-up.
-
-        Of a run shorter than the warm-up, the median over the steps that there are.
-        """
+        """Return the median over all steps after warm-up, or over all steps of a shorter run."""
         is_long = len(self._of_tokens) > WARMUP_STEPS
         return self._speed(slice(WARMUP_STEPS if is_long else 0, None))
 
@@ -77,8 +74,8 @@ class Throughput:
     def _mfu(self, flops_per_s: float) -> float | None:
         """Return the share of the devices' dense bf16 peak that is used.
 
-        A share above 1 shows that the peak or the count of operations is wrong: a warning says
-        so once, and MFU is None from then on.
+        A share above 1 shows that the peak or the count of operations is wrong. A warning is
+        logged once, and MFU is None from then on.
         """
         if self.peak_flops_per_s is None:
             return None
@@ -95,11 +92,11 @@ class Throughput:
 
 
 def peak_flops_per_s(device: torch.device, count: int, given_tflops: float | None) -> float | None:
-    """Return the dense bf16 peak of a run's devices; None where nobody knows it, and on a CPU.
+    """Return the dense bf16 peak of a run's devices; None if unknown, and on a CPU.
 
     Args:
-        device: one of `count` alike.
-        given_tflops: what the config says of one; 0: nothing; None: what the table of peaks says.
+        device: one of `count` identical devices.
+        given_tflops: the config's peak of one device; 0: unknown; None: use the table of peaks.
     """
     if device.type != "cuda":
         return None

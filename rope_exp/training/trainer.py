@@ -1,8 +1,8 @@
-"""The loop: step, log a row, evaluate, save.
+"""The training loop: step, log a row, evaluate, save.
 
-A step's outcome is read one step late on a GPU, so that the device is never waited for, and at
-once on a CPU. Between micro-batches, in training and in evaluation, the ranks agree on whether any
-was asked to stop: all save the same step, and leave.
+On a GPU, a step's outcome is read one step late, so that the host never waits for the device; on a
+CPU, at once. Before each micro-batch of training and evaluation, the ranks agree on whether any
+was asked to stop. Then all save the same step and leave.
 """
 
 import math
@@ -31,15 +31,15 @@ from rope_exp.training.throughput import Throughput, peak_flops_per_s
 
 
 class Trainer:
-    """One run on this rank, from its newest checkpoint or from step 0, to its end or to a stop.
+    """One run on this rank, from its newest checkpoint or step 0 to its end or a stop.
 
     Attributes:
-        step: the last that was made; its outcome may not have been read.
+        step: the last step made; its outcome may not have been read.
 
     Raises:
-        CheckpointError, RecordError: the folder holds what is no beginning of this run; nothing
-            was changed.
-        ConfigError: the run that it is to begin with has other weights.
+        CheckpointError, RecordError: the folder's checkpoint or the folder of run.init_from is
+            damaged or does not belong to this run; nothing on disk was changed.
+        ConfigError: the weights or the tokenizer of run.init_from do not fit.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Trainer:
         self.stop = stop
         self.reads_late = parallel.device.type == "cuda"
 
-        # The model, its initial weights, and what updates them.
+        # The model, its initial weights, and the training step.
         self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
         initial = begin(self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main)
@@ -82,7 +82,7 @@ class Trainer:
             peak_flops_per_s(parallel.device, parallel.world_size, train.peak_tflops),
         )
 
-        # Where the run begins.
+        # The state from which the run begins.
         self.checkpoints = Checkpoints(
             folder / "checkpoints",
             self.identity,
@@ -97,10 +97,11 @@ class Trainer:
         agree(parallel.gather(mine), folder)
 
     def train(self) -> str:
-        """Train to the end.
+        """Train to the end or to a stop.
 
         Returns:
-            "finished", "diverged", or "stopped": a checkpoint stands, and the same command goes on.
+            "finished", "diverged", or "stopped": the last step is saved, and the same command
+            resumes from it.
         """
         record = Record(
             self.config, self.folder, self.start, self.throughput, self.parallel.is_main
@@ -118,7 +119,7 @@ class Trainer:
         return self.parallel.any(self.stop.requested)
 
     def evaluate(self) -> float | None:
-        """Return the mean over what is predicted in the held-out rows; None if asked to stop."""
+        """Return the mean loss over the targets of the held-out rows; None if asked to stop."""
         with self.parallel.autocast():
             return held_out_loss(
                 self.decoder,
@@ -132,7 +133,7 @@ class Trainer:
             )
 
     def _ask_probes(self) -> str:
-        """Write probes.json, by rank 0, and return how the run ends."""
+        """Write probes.json on rank 0, and return the run's status."""
         answers: Probes | None = {}
         if self.parallel.is_main:
             questions = make_questions(
@@ -148,14 +149,14 @@ class Trainer:
             if answers is not None:
                 write_json(self.folder / PROBES, answers)
 
-        # The others wait here until rank 0 has its answers, or was asked to stop.
+        # The other ranks wait here until rank 0 has its answers or was asked to stop.
         return "stopped" if self.parallel.any(answers is None) else "finished"
 
     def _loop(self, record: Record) -> str:
         for outcome in self._outcomes():
             record.step(outcome)
             if outcome.first_bad_step:
-                # The weights are still those before it, even if a later step was started.
+                # The weights are still those before the bad step, even if a later one was started.
                 self.step = outcome.first_bad_step - 1
                 self.train_step.order_sha256 = outcome.order_before
                 return "diverged"
@@ -167,14 +168,14 @@ class Trainer:
                 if loss is None:
                     self._save(record, unrecorded=(outcome.loss, outcome.grad_norm))
                     return "stopped"
-                # The last update may have spoilt the weights; the step's own loss is from before.
+                # The update may have spoilt the weights; the step's own loss is from before it.
                 if not math.isfinite(loss):
                     return "diverged"
                 validation = {"val/loss": loss}
 
             if due & {"row", "eval", "end"}:
                 record.row(outcome, validation)
-            # What follows an evaluation is not timed, nor the step in which a stage compiles.
+            # Do not time the step after an evaluation, nor the step in which a stage compiles.
             if validation or "stage" in due:
                 self.throughput.pause()
 
@@ -187,9 +188,9 @@ class Trainer:
         return "stopped"
 
     def _outcomes(self) -> Iterator[Outcome]:
-        """Make one step after another, to the end or to a stop, and yield what came of each.
+        """Make steps until the end or a stop, and yield the outcome of each.
 
-        Nothing later has begun when anything is due at a step.
+        If anything is due at a step, no later step has started when its outcome is yielded.
         """
         if self.start["unrecorded"] is not None:
             yield Outcome(self.step, *self.start["unrecorded"], 0, self.start["order_sha256"])
@@ -210,7 +211,7 @@ class Trainer:
             yield started.read()
 
     def _save(self, record: Record, unrecorded: tuple[float, float] | None = None) -> None:
-        """Save this step, once, by rank 0; the rows up to here are on the disk before it."""
+        """Save this step once, on rank 0, after the rows up to it are on the disk."""
         if self.step == self.saved_step:
             return
 
@@ -230,7 +231,7 @@ class Trainer:
 
 
 def _due(train: TrainConfig, step: int) -> set[str]:
-    """Return what follows a step: a row, an evaluation, a save, another stage, the end."""
+    """Return the actions due after a step: row, eval, save, end, or stage (another begins)."""
     every = {
         "row": train.log_every,
         "eval": train.eval_every,

@@ -1,7 +1,7 @@
 """One rank of one run: set up the process, prepare the data, train, and end.
 
-Started by the launcher as `python -m rope_exp.training.worker RUN_FOLDER`, or entered from the
-command line where that process is a rank of `accelerate launch` or torchrun already.
+The launcher starts it as `python -m rope_exp.training.worker RUN_FOLDER`. The command line calls it
+directly if its process is already a rank of `accelerate launch` or torchrun.
 """
 
 import ctypes
@@ -35,17 +35,17 @@ from rope_exp.system.signals import StopSignal, end_with_parent
 
 FAILURES = (EXIT_FAILED, EXIT_USAGE)
 
-# What torch compiles of one function at the most, before it goes on eagerly: its own limit.
+# torch's own limit on the compilations of one function, past which it runs eagerly.
 GRAPHS_OF_A_LENGTH = 8
 
-# glibc's malloc.h.
+# Constants of glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
 
 def main() -> int:
-    """Train the run of the folder that the command line names; return the exit code."""
-    # Before anything slow, so that a signal during imports is heard.
+    """Train the run in the folder named on the command line; return the exit code."""
+    # Before anything slow, so that a signal during imports is caught.
     stop = StopSignal()
     end_with_parent(int(os.environ[DISPATCHER_ID]))
 
@@ -62,10 +62,9 @@ def main() -> int:
 
 
 def end_process(code: int) -> int:
-    """Return `code`; but end this process at once where it is one of several ranks that fail.
+    """Return `code`; but if one of several ranks fails, exit its process at once.
 
-    Python's own end would meet threads of torch that wait for ranks which are gone, and be
-    aborted by them.
+    Python's normal shutdown would be aborted by torch threads that wait for ranks that are gone.
     """
     if code in FAILURES and _world_size() > 1:
         with ignoring_output_errors():
@@ -76,9 +75,9 @@ def end_process(code: int) -> int:
 
 
 def explain_errors(action: Callable[[], int]) -> int:
-    """Return the exit code of `action`, and say in one sentence what was no bug of ours.
+    """Return the exit code of `action`, and log in one sentence any error that is not a bug.
 
-    A user's mistake ends in exit code 2; a broken network, a full disk or memory in 1.
+    A user's mistake gives exit code 2; a broken network, full disk or full memory gives 1.
     """
     try:
         return action()
@@ -86,7 +85,7 @@ def explain_errors(action: Callable[[], int]) -> int:
         log(f"error: {error}")
         return EXIT_USAGE
     except (DataError, LawError, OSError, MemoryError, RuntimeError) as error:
-        # Where one rank fails, the others lose their connection to it.
+        # If one rank fails, the others lose their connection to it.
         if _world_size() > 1 and ("gloo" in str(error) or type(error).__name__.startswith("Dist")):
             log(f"error: lost the other processes of this run ({first_line(error)})")
         else:
@@ -95,22 +94,22 @@ def explain_errors(action: Callable[[], int]) -> int:
 
 
 def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
-    """Train one run in this process, as the rank that the environment says it is.
+    """Train one run in this process, as the rank given by the environment.
 
-    Whoever calls this holds the run's lock.
+    The caller holds the run's lock.
 
     Returns:
         The exit code.
     """
-    # Several ranks leave together, from the loop.
+    # Several ranks stop together, in the loop.
     if stop.requested and _world_size() == 1:
         return EXIT_STOPPED
 
     if os.environ.get("RANK", "0") == "0":
         keep_log(folder / LOG)
 
-    # What is imported stays. For Python's collector to look for garbage in it costs a second of
-    # the start, and a step or two in training.
+    # Imported objects stay alive. Letting Python's collector search them for garbage costs a
+    # second at the start, and a step or two in training.
     gc.disable()
     set_up_process(config)
 
@@ -164,20 +163,19 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
 
 def set_up_process(config: RunConfig) -> None:
-    """Decide for the whole process what is deterministic, compiled and kept in memory."""
+    """Set determinism, compilation and memory options for the whole process."""
     import torch
 
-    # Each length has graphs of its own.
+    # Each sequence length has its own graphs.
     torch._dynamo.config.recompile_limit = GRAPHS_OF_A_LENGTH * len(config.train.staged)
 
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        # Filling costs time and decides no number: nothing reads memory before it is written.
+        # Filling costs time and changes no number: nothing reads memory before it is written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
-    # One compiled block serves every layer; DDP's own splitting of graphs by bucket would undo
-    # that.
+    # One compiled block serves every layer; DDP's splitting of graphs by bucket would undo that.
     torch._dynamo.config.optimize_ddp = False
 
     if config.launch.num_threads != "auto":
@@ -187,23 +185,23 @@ def set_up_process(config: RunConfig) -> None:
 
 
 def keep_memory() -> None:
-    """Have the C library keep what a step frees for the next, where it is glibc.
+    """Make glibc, if that is the C library, keep memory that a step frees for the next step.
 
-    Else it hands every tensor above 32 MiB at the most back to the kernel, which fills each page
-    with zeros again when it is next touched: a sixth of a step (docs/performance.md).
+    Otherwise it returns every tensor above a threshold of at most 32 MiB to the kernel, which
+    zeroes each page again at its next use: a sixth of a step (docs/performance.md).
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return
 
-    # Versions before 2.35 take no threshold above 32 MiB; and to set the other alone would fix
-    # this one at 128 KiB.
+    # Versions before 2.35 accept no threshold above 32 MiB. Setting the trim threshold alone would
+    # fix this one at 128 KiB.
     if any(library.mallopt(M_MMAP_THRESHOLD, most) for most in (2**31 - 1, 2**25)):
         library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def describe_run(config: RunConfig, num_parameters: int) -> str:
-    """Return what is trained on what, for the first line of its log."""
+    """Return the model, data and size of a run, for the first line of its log."""
     return (
         f"{config.pe.label} {config.model.name}, {num_parameters:,} parameters, on "
         f"{config.data.name}, {config.train.num_steps:,} steps, on {config.launch.device}"
@@ -211,10 +209,10 @@ def describe_run(config: RunConfig, num_parameters: int) -> str:
 
 
 def describe_start(config: RunConfig, num_tokens: int | None) -> str:
-    """Return how the run trains, for its log.
+    """Return the epochs, precision and compilation of a run, for its log.
 
     Args:
-        num_tokens: of the corpus's training side; None: they are generated.
+        num_tokens: tokens in the corpus's training side; None: the data is generated.
     """
     train = config.train
     what = "generated data"
@@ -229,14 +227,14 @@ def describe_start(config: RunConfig, num_tokens: int | None) -> str:
 
 
 def _describe_end(status: str, folder: Path) -> str:
-    """Return how the run ended, for a person."""
+    """Return a readable summary of the run's end."""
     if status == "stopped":
         return f"stopped; its last checkpoint is in {folder}, and the same command goes on"
     return f"{describe(read_json(folder / RESULT))}, in {folder}"
 
 
 def _world_size() -> int:
-    """Return how many ranks the launcher says that it has started."""
+    """Return the number of ranks that the launcher reports."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

@@ -1,1 +1,1 @@
-"""Kinds of attention: a module each, under the interface of `base`, built by `build`."""
+"""Kinds of attention, one module each, with the interface of `base`; `build` constructs them."""

@@ -1,7 +1,7 @@
-"""What every kind of attention shares: its sites, the turn of each, and how a layer calls it.
+"""Base class of all kinds of attention: the sites, their rotation, and the layer's interface.
 
-q, k and v turn by R at their own position; o turns back by R^T at the query's position, for each
-query head and before the output projection. Values turn once, before heads are repeated.
+q, k and v are rotated by R at their own position; o is rotated back by R^T at the query's position,
+for each query head and before the output projection. Values rotate once, before heads are repeated.
 
 Shapes: B batch, T position, D model width, H query heads, G key/value heads, K features of a key,
 V of a value and of an output.
@@ -22,12 +22,12 @@ from rope_exp.model.rope import rotate
 
 
 class Attention(nn.Module):
-    """Self-attention; `sites` says which of q, k, v, o rotate.
+    """Self-attention; `sites` are those of q, k, v, o that rotate.
 
-    A kind gives its projections their shapes, and its heads' outputs their mathematics.
+    Each kind defines its projections and computes its heads' outputs.
 
     Attributes:
-        causal: whether a query meets no later key; those that keep a state always are.
+        causal: whether queries attend to no later key; kinds with a state are always causal.
     """
 
     o_proj: nn.Linear
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.scale = attn.widths(config)[0] ** -0.5
 
     def project_as_llama(self) -> None:
-        """Make the projections of LLaMA's attention."""
+        """Create the projections of LLaMA's attention."""
         config = self.config
         groups = config.num_key_value_heads
         features = config.features_per_head
@@ -51,17 +51,17 @@ class Attention(nn.Module):
         self.o_proj = from_heads(config.num_attention_heads, features, config.hidden_size)
 
     def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-        """Return what is added to the residual stream.
+        """Return the output to be added to the residual stream.
 
         Args:
-            x_BTD: normed.
-            at: where the tokens of x stand.
-            cache: of this layer: what earlier tokens left, to which these are added.
+            x_BTD: the normed input.
+            at: the positions of x's tokens.
+            cache: this layer's cache of earlier tokens, to which these are added.
         """
         return self.o_proj(self.heads(x_BTD, at, cache).flatten(2))
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        """Return o_BTHV, turned back where O rotates, before heads are mixed."""
+        """Return o_BTHV, rotated back if O rotates, before the output projection."""
         raise NotImplementedError
 
     def attend(
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         at: Positions,
         cache: LayerCache | None,
     ) -> Tensor:
-        """Return softmax attention of queries that stand at the last T of E positions."""
+        """Return softmax attention of queries at the last T of E positions."""
         if cache is not None and not cache.is_prefill(q_BTHK.shape[1]):
             return self.attend_after(q_BTHK, k_BEGK, [v_BEGV], at, cache)
         return attention(
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         at: Positions,
         cache: LayerCache,
     ) -> Tensor:
-        """Return the same by what decoding takes; values may stand in parts, [B, E, G, ...]."""
+        """Return the same by the decoding kernel; values may come in parts, [B, E, G, ...]."""
         return attention_after(
             q_BTHK,
             k_BEGK,
@@ -105,28 +105,28 @@ class Attention(nn.Module):
         )
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
-        """Return o_BTHV by other formulas that must give the same; their names say which."""
+        """Return o_BTHV by equivalent formulas, by the names of these."""
         return {}
 
     def has_values_in_keys(self, at: Positions) -> bool:
-        """Return whether features that keys and values share turn alike, so that one row serves."""
+        """Return whether features shared by keys and values rotate alike: one row serves both."""
         if {"k", "v"} <= self.sites:
             return at.vo is None
         return "k" not in self.sites and "v" not in self.sites
 
     def shift_back(self, cache: LayerCache, at: Positions) -> None:
-        """Turn all that is kept back by one angle, as if every position were lower by as much.
+        """Rotate the cache back by one angle, as if every position were lower by as much.
 
         Args:
-            at: the one position that is taken off.
+            at: the one position to subtract.
         """
         for name, x_BEGK in cache.rows.items():
             x_BEGK.copy_(self.shifted(name, x_BEGK, at))
 
     def shifted(self, site: str, x_BEGK: Tensor, at: Positions) -> Tensor:
-        """Return x, of any positions, turned back by one angle where the site rotates.
+        """Return x, of any positions, rotated back by one angle if the site rotates.
 
-        What is kept of k and v bears their names.
+        Cached rows of k and v have the names of their sites.
         """
         if site not in self.sites:
             return x_BEGK
@@ -136,14 +136,14 @@ class Attention(nn.Module):
         return turned(x_BEGK, tables, self.rotary_dim, inverse=True)
 
     def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
-        """Return x turned by its position, or back for o, where the site rotates."""
+        """Return x rotated by its position, or back for o, if the site rotates."""
         if site not in self.sites:
             return x_BTHK
         return turned(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
 
 
 class HeadLinear(nn.Linear):
-    """A matrix that is one a head, in its rows or in its columns.
+    """A linear layer with one matrix per head, stacked in its rows or its columns.
 
     Attributes:
         split: the dimension of heads, 0 or 1, and their number.
@@ -167,7 +167,7 @@ def from_heads(num_heads: int, features: int, width: int) -> HeadLinear:
 def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = False) -> Tensor:
     """Return x with its last `rotary_dim` features rotated.
 
-    An output turns back: R_i^T undoes the query's position and leaves R_{j-i} on each value
+    Outputs are rotated back: R_i^T undoes the query's position and leaves R_{j-i} on each value
     (Su 2025, eq. 5).
     """
     num_left = x_BTHK.shape[-1] - rotary_dim
@@ -181,7 +181,7 @@ def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = F
 def _rotated_by_head(
     x_BTHK: Tensor, cos_BGTF: Tensor, sin_BGTF: Tensor, *, inverse: bool = False
 ) -> Tensor:
-    """Return x rotated by tables that each of G heads has for itself and the H/G that it serves."""
+    """Return x rotated by tables of G heads, each shared by the H/G query heads that it serves."""
     num_shared = x_BTHK.shape[2] // cos_BGTF.shape[1]
     cos_BHTF, sin_BHTF = (
         table.repeat_interleave(num_shared, dim=1) for table in (cos_BGTF, sin_BGTF)
@@ -191,13 +191,13 @@ def _rotated_by_head(
 
 
 def linears(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """Return what each layer, without bias, makes of x, by one product with all their weights."""
+    """Return the outputs of several layers without bias, by one product with all their weights."""
     packed = F.linear(x_BTD, torch.cat([layer.weight for layer in layers]))
     return torch.split(packed, [layer.out_features for layer in layers], dim=-1)
 
 
 def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """Return x normed in float32 at least, in its own dtype."""
+    """Return x normalised in float32 at least, cast back to its own dtype."""
     found: Tensor = norm(wide(x))
     return found.to(x.dtype)
 

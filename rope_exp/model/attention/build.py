@@ -1,4 +1,4 @@
-"""Which module computes a kind."""
+"""Construction of the attention module that implements a config's kind."""
 
 from collections.abc import Collection
 from typing import assert_never
@@ -16,10 +16,10 @@ from rope_exp.model.attention.softmax import SoftmaxAttention
 
 
 def make_attention(config: ModelConfig, attn: AttnConfig, sites: Collection[str]) -> Attention:
-    """Return one layer's attention.
+    """Return the attention module of one layer.
 
     Args:
-        sites: of q, k, v, o: which rotate.
+        sites: those of q, k, v, o that rotate.
     """
     match attn:
         case SoftmaxConfig():

@@ -1,7 +1,7 @@
-"""Decay alone: no queries, no keys, the past forgotten at a constant rate.
+"""Decay attention: no queries, no keys, the past forgotten at a constant rate.
 
-With V and O rotating, h_i = gamma e^(-I theta) h_{i-1} + v_i and o_i = h_i: what the second
-rotation makes of attention whose weights are a decay (Su 2025, related work), and LRU's core.
+With V and O rotating, h_i = gamma e^(-I theta) h_{i-1} + v_i and o_i = h_i. This is the second
+rotation applied to attention weights that are a pure decay (Su 2025, related work), and LRU's core.
 
 Shapes as in `base`.
 """
@@ -21,8 +21,8 @@ from rope_exp.model.attention.state import StateAttention, Sums
 from rope_exp.model.positions import Positions
 
 STATE = "state"
-# Of nu = log(-log gamma), where it is learned: from gamma = 1 - 2^-64, next to no decay and past
-# where the last head begins, down to gamma = 0.05.
+# Range of a learned nu = log(-log gamma): from gamma = 1 - 2^-64, almost no decay and beyond the
+# last head's initial value, down to gamma = 0.05.
 NU_RANGE = (-(5 + MAX_LEARNED_HEADS) * math.log(2), math.log(3.0))
 
 
@@ -47,7 +47,7 @@ class DecayAttention(StateAttention):
             self.register_buffer("log_gamma_H", log_gamma_H, persistent=False)
 
     def log_gamma(self) -> Tensor:
-        """Return log gamma of each head; learned, it is -exp(nu)."""
+        """Return log gamma of each head; if learned, it is -exp(nu)."""
         if self.attn.gamma == "learned":
             return -wide(self.nu).clamp(*NU_RANGE).exp()
         return self.get_buffer("log_gamma_H")

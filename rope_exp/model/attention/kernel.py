@@ -1,12 +1,12 @@
-"""Softmax attention. Device and length decide which kernel computes it, to one result.
+"""Softmax attention; the device and the length select one of two equivalent kernels.
 
-On a GPU, and on a CPU for long sequences, torch's fused kernel. At the lengths that a CPU trains,
-that kernel is two to three times slower than plain products of matrices around one pass over the
-scores (docs/performance.md): those are written out below, with the gradient, for blocks of queries
-that, where attention is causal, meet no key past their own last position.
+A GPU, and a CPU for long sequences, use torch's fused kernel. At the lengths trained on a CPU, that
+kernel is two to three times slower than plain matrix products around one pass over the scores
+(docs/performance.md). These are written out below, with the gradient, for blocks of queries. If
+attention is causal, a block uses no key past its own last position.
 
 Shapes: B batch, T position, H query heads, G key/value heads, K features of a key, V of a value;
-N = B * H; C queries of a block, which meet E keys.
+N = B * H; C queries of a block, which attend to E keys.
 """
 
 import math
@@ -41,10 +41,10 @@ def attention(
     query heads, in order.
 
     Args:
-        window: how many keys a query meets, the last of which is its own; None: all.
-        causal: j <= i; else over all j, and there is no window.
-        bias_HTT: added to the scores, of query i and key j; it may have a gradient.
-        document_BT: a query meets keys of the same number alone; None: all.
+        window: the number of keys that a query attends to, its own being the last; None: all.
+        causal: the sum is over j <= i; otherwise over all j, without a window.
+        bias_HTT: added to the score of query i and key j; it may have a gradient.
+        document_BT: a query attends only to keys of the same number; None: to all.
     """
     assert causal or window is None
     num_heads = q_BTHK.shape[2]
@@ -76,8 +76,9 @@ def _fused(
 ) -> Tensor:
     """Return the same by torch's kernel.
 
-    Its fast forms know one width, which features of zero make, and beside grouped heads neither a
-    mask nor a width past `MAX_FLASH`; on a CPU they take up to twice as long as repeated heads do.
+    Its fast forms need queries, keys and values of one width, so narrower ones are padded with
+    zeros. With grouped heads they support neither a mask nor a width past `MAX_FLASH`; on a CPU,
+    grouped heads take up to twice as long as repeated heads.
     """
     key_dim = q_BTHK.shape[3]
     out_dim = v_BTGV.shape[3]
@@ -116,13 +117,13 @@ def attention_after(
     num_pads_B: Tensor | None = None,
     bias_HTE: Tensor | None = None,
 ) -> Tensor:
-    """Return o_BTHV of queries that are the last T of E positions: what decoding takes.
+    """Return o_BTHV of queries at the last T of E positions, as decoding needs it.
 
     Args:
-        values: [B, E, G, ...] each; the output has their features one after the other.
-        scale: of the scores.
-        num_pads_B: how many of a row's first keys nobody meets; None: none.
-        bias_HTE: added to the scores; of more keys, of which these are the last, if there are.
+        values: [B, E, G, ...] each; the output concatenates their features.
+        scale: factor on the scores.
+        num_pads_B: the number of a row's first keys that are padding; None: none.
+        bias_HTE: added to the scores; it may cover more keys, of which these are the last.
     """
     num_keys, num_groups = k_BEGK.shape[1:3]
     meets_1TE = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
@@ -138,7 +139,7 @@ def attention_after(
     score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
     weight_BGSTE = score_BGSTE.softmax(-1).to(q_BTHK.dtype)
     if num_pads_B is not None:
-        # Padding itself meets nothing: 0, and not 0/0.
+        # Padding itself attends to nothing: 0, and not 0/0.
         meets_any_1T1 = meets_1TE.any(-1, keepdim=True)
         weight_BGSTE = torch.where(meets_any_1T1[:, None, None], weight_BGSTE, 0.0)
 
@@ -147,14 +148,14 @@ def attention_after(
 
 
 class _Short(torch.autograd.Function):
-    """Attention written out, with its gradient.
+    """Written-out attention with its gradient.
 
     With w = exp(s - max s), l = sum w and p = w / l: o = (w v) / l, and with g = do / l,
 
         dv = w^T g,  dw = g v^T,  ds = w (dw - g . o),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K):
 
-    the weights are never divided, and one pass makes ds, which summed over the batch is the
-    gradient of a bias. Kept for the gradient: w in the inputs' dtype, and l.
+    the weights are never divided, and one pass computes ds; its sum over the batch is the gradient
+    of a bias. Saved for the gradient: w in the inputs' dtype, and l.
     """
 
     @staticmethod
@@ -178,7 +179,7 @@ class _Short(torch.autograd.Function):
             if bias_HTT is not None:
                 s_NCE = _by_head(s_NCE, bias_HTT).add(bias_HTT[:, queries, keys]).flatten(0, 1)
 
-            # As wide as the scores: the mask then vectorises.
+            # int32 is as wide as the scores, so the mask vectorises.
             key_E = torch.arange(keys.start, keys.stop, dtype=torch.int32)
             query_C1 = torch.arange(queries.start, queries.stop, dtype=torch.int32)[:, None]
             if causal:
@@ -244,9 +245,9 @@ class _Short(torch.autograd.Function):
 
 
 def _blocks(length: int, window: int | None, causal: bool) -> list[tuple[slice, slice]]:
-    """Return the queries of each block, and the keys that they meet.
+    """Return the queries of each block, and the keys that they attend to.
 
-    Four blocks at the most: more would save less in products than they cost in calls.
+    At most four blocks: more would save less in products than they cost in calls.
     """
     block = max(math.ceil(length / 4), MIN_BLOCK)
     reach = length if window is None else window - 1
@@ -264,7 +265,7 @@ def _by_head(x_NCE: Tensor, bias_HTT: Tensor) -> Tensor:
 
 
 def _heads_first(x_BTHK: Tensor) -> Tensor:
-    """Return [N, T, K]: what a batched product of matrices takes."""
+    """Return [N, T, K], for batched matrix products."""
     return x_BTHK.transpose(1, 2).flatten(0, 1)
 
 

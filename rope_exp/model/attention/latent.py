@@ -1,11 +1,11 @@
 """MLA: keys and values of all heads from one latent, and one rotating key that all heads share.
 
-Training expands the latent to keys and values of each head. Decoding absorbs that expansion into
-queries and outputs, q_C' (W_K c) = (W_K' q_C)' c and sum a (W_V c) = W_V sum a c, so that the
-latent c and the rotating key k_R are all that is kept. Parameters bear the names of transformers'
+Training expands the latent to each head's keys and values. Decoding absorbs that expansion into
+queries and outputs, q_C' (W_K c) = (W_K' q_C)' c and sum a (W_V c) = W_V sum a c, so only the
+latent c and the rotating key k_R are cached. Parameters have the names of transformers'
 DeepseekV3Attention.
 
-With `value_rope` the rotating key stands in every head's values too, turned as V and O say:
+With `value_rope` the rotating key is also part of every head's values, rotated if V and O rotate:
 v = [v_C; R_j k_R], o = [o_C; R_i' o_R].
 
 Shapes as in `base`; L features of the latent, C of keys that do not rotate, R that may, E positions
@@ -27,7 +27,7 @@ LATENT_EPS = 1e-6
 
 
 class LatentAttention(Attention):
-    """Softmax attention over keys [W_K c; R k_R] and values W_V c, of scale 1/sqrt(C + R)."""
+    """Softmax attention over keys [W_K c; R k_R] and values W_V c, with scale 1/sqrt(C + R)."""
 
     def __init__(self, config: ModelConfig, attn: LatentConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
@@ -77,7 +77,7 @@ class LatentAttention(Attention):
     def _absorbed(
         self, q_BTHK: Tensor, rows: Mapping[str, Tensor], at: Positions, cache: LayerCache
     ) -> Tensor:
-        """Return the outputs with one head of keys [c; k_R] and values c for all queries."""
+        """Return the outputs from one head of keys [c; k_R] and values c for all queries."""
         num_latent = self.attn.kv_rank
         weight_HOL = torch.unflatten(self.kv_b_proj.weight, 0, (q_BTHK.shape[2], -1))
         of_head = [self.attn.nope_dim, self.attn.value_dim]
@@ -104,7 +104,7 @@ class LatentAttention(Attention):
         return split_heads(self.q_b_proj(q_BTL), self.attn.key_dim)
 
     def _rows(self, x_BTD: Tensor, at: Positions) -> dict[str, Tensor]:
-        """Return what is kept: [c; k_R], of one head, and k_R again where V turns otherwise."""
+        """Return the cached rows: [c; k_R], one head, and k_R again if V rotates it differently."""
         c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.kept, dim=-1)
         both_BT1K = torch.cat([normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
         rows = {"k": self.turn("k", both_BT1K, at)}

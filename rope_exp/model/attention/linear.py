@@ -1,7 +1,7 @@
 """Linear attention: a similarity that factors, so that the past is a sum over keys.
 
-phi = elu + 1 is above 0. Rotated, a product of two such features can be negative; hence the three
-forms, which differ in what rotates (Su 2021, section 3.3).
+phi = elu + 1 is positive, but products of rotated features can be negative. Hence the three forms,
+which differ in their similarity and its rotation (Su 2021, section 3.3).
 
 Shapes as in `base`.
 """
@@ -19,7 +19,8 @@ from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.state import StateAttention, Sums
 from rope_exp.model.positions import Positions
 
-# The sums above and below the fraction; one sum where both have the same queries and keys.
+# Names of the sums above and below the fraction; one sum serves both if they have the same queries
+# and keys.
 NUMERATOR = "numerator"
 DENOMINATOR = "denominator"
 
@@ -67,7 +68,7 @@ class LinearAttention(StateAttention):
         return wide(found[NUMERATOR][..., self.head_dim :])
 
     def shifted_state(self, name: str, state_BHKV: Tensor, at: Positions) -> Tensor:
-        # Below the fraction nothing rotates; and the last value of a joint sum is 1.
+        # A separate denominator does not rotate, and the last value of a joint sum is 1.
         if name == DENOMINATOR:
             return state_BHKV
         values, ones = state_BHKV.tensor_split([self.head_dim], dim=3)
@@ -77,7 +78,7 @@ class LinearAttention(StateAttention):
         return torch.cat(both, dim=3)
 
     def _feature(self, x_BTHK: Tensor) -> Tensor:
-        """Return phi(x), or [1; x/|x|], of which a product is 1 + cos; in x's dtype."""
+        """Return phi(x), or [1; x/|x|] (two of these multiply to 1 + cos), in x's dtype."""
         if self.attn.form == "one_plus_cos":
             feature = F.pad(F.normalize(wide(x_BTHK), dim=-1), (1, 0), value=1.0)
         else:

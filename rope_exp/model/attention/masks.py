@@ -1,4 +1,4 @@
-"""Which keys a query meets.
+"""Attention masks: the keys to which each query attends.
 
 Shapes: B batch, T query, E key, H query heads, K features of a key.
 """
@@ -16,9 +16,9 @@ def mask_of(
     bias_HTT: Tensor | None,
     document_BT: Tensor | None,
 ) -> Tensor | None:
-    """Return what torch's kernel adds to the scores, or whether a query meets a key.
+    """Return a mask for torch's kernel: added to the scores if there is a bias, else boolean.
 
-    None: `causal` alone says it.
+    None: `causal` alone suffices.
     """
     if window is None and bias_HTT is None and document_BT is None:
         return None
@@ -35,12 +35,12 @@ def mask_of(
 
 
 def of_one_document(document_BT: Tensor) -> Tensor:
-    """Return whether two tokens of a row are, [B, T, T]."""
+    """Return whether two tokens of a row belong to one document, [B, T, T]."""
     return document_BT[:, :, None] == document_BT[:, None, :]
 
 
 def meets(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Return whether each of the last queries meets each key, [T, E]."""
+    """Return whether each of the last T queries attends to each key, [T, E]."""
     query_T = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
     key_E = torch.arange(num_keys, device=device)
     meets_TE = key_E <= query_T

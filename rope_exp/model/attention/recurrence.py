@@ -1,12 +1,12 @@
 """Sums over the past with weights that decay: o_i = sum over j <= i of gamma^(i-j) (q_i' k_j) v_j.
 
-Three formulas of one thing. `parallel` holds T x T weights. `chunked` holds them within chunks of
-C tokens, and between chunks the state S = sum_j gamma^(..) k_j v_j', so that time and memory grow
-with T, but for the sums of states over chunks: (T/C)^2 K V operations, an eighth of the rest at
-T = 2,048 and a half at 8,192, for K = V = C. Fed one token at a time with its state, it is the
-recurrence S <- gamma S + k v'.
+There are three equivalent formulas. `parallel` holds T x T weights. `chunked` holds weights within
+chunks of C tokens, and between chunks the state S = sum_j gamma^(..) k_j v_j'. Its time and memory
+grow linearly with T, except for the sums of states over chunks: (T/C)^2 K V operations, an eighth
+of the rest at T = 2,048 and a half at 8,192, for K = V = C. Fed one token at a time with its state,
+it is the recurrence S <- gamma S + k v'.
 
-Without q and k, each is 1: decay alone.
+Without q and k, both are 1, which leaves decay alone.
 
 Shapes: B batch, T position, H heads, K features of a key, V of a value; N chunks of C.
 """
@@ -44,11 +44,11 @@ def chunked(
 
     Args:
         scores: q and k. Products are taken in their dtype, sums over chunks in float32 at least.
-        log_gamma_H: of each head's decay a token; 0: none.
-        state_BHKV: what came before; None: nothing. K is 1 where there are no scores.
-        size: of a chunk.
+        log_gamma_H: log of each head's decay per token; 0: no decay.
+        state_BHKV: the state of earlier tokens; None: there are none. K is 1 without scores.
+        size: tokens per chunk.
     """
-    # What is narrow already are q, k and v; sums over chunks stay wide.
+    # Without autocast: q, k and v are already narrow, and sums over chunks must stay wide.
     # The meta device has no autocast of its own.
     device = "cuda" if v_BTHV.is_cuda else "cpu"
     with torch.autocast(device, enabled=False):
@@ -67,15 +67,15 @@ def _chunked(
     one_BHNC1 = torch.ones_like(v_BHNCV[..., :1])
     q_BHNCK, k_BHNCK = one_BHNC1, one_BHNC1
 
-    # Within a chunk: the triangle of weights.
+    # Within each chunk, the triangle of weights.
     weight_HNCC = _triangle(size, log_gamma_H)[:, None]
     if scores is not None:
         q_BHNCK, k_BHNCK = (_chunks(x, size, count) for x in scores)
         weight_HNCC = wide(q_BHNCK @ k_BHNCK.mT) * weight_HNCC
     within_BHNCV = weight_HNCC.to(dtype) @ v_BHNCV
 
-    # What each chunk adds to the state, as of its last token, and the state after each: what chunk
-    # m added counts gamma^(C (n - m)) after chunk n.
+    # Each chunk's addition to the state, as of its last token, and the state after each chunk: the
+    # addition of chunk m has weight gamma^(C (n - m)) after chunk n.
     to_end_H1C1 = _power(log_gamma_H, size - 1 - place_C)[:, None, :, None].to(dtype)
     added_BHNKV = wide((k_BHNCK * to_end_H1C1).mT @ v_BHNCV)
     after_BHNKV = torch.einsum(
@@ -91,7 +91,7 @@ def _chunked(
     across_BHNCV = (q_BHNCK * from_start_H1C1) @ before_BHNKV.to(dtype)
     o_BHTV = (within_BHNCV + across_BHNCV).flatten(2, 3)[:, :, :length]
 
-    # The last chunk may be short: the state is that of its last token.
+    # The last chunk may be short; the final state is the one after its last token.
     num_last = length - size * (count - 1)
     last_HC1 = _power(log_gamma_H, num_last - 1 - place_C[:num_last])[..., None].to(dtype)
     k_last, v_last = (x[:, :, -1, :num_last] for x in (k_BHNCK, v_BHNCV))
@@ -101,17 +101,17 @@ def _chunked(
 
 
 def _chunks(x_BTHK: Tensor, size: int, count: int) -> Tensor:
-    """Return [B, H, N, C, K], with zeros after the last token."""
+    """Return [B, H, N, C, K], zero-padded after the last token."""
     x_BHTK = x_BTHK.transpose(1, 2)
     padded = F.pad(x_BHTK, (0, 0, 0, size * count - x_BHTK.shape[2]))
     return torch.unflatten(padded, 2, (count, size))
 
 
 def _triangle(length: int, log_gamma_H: Tensor) -> Tensor:
-    """Return gamma^(i - j) for j <= i, and else 0; [H, T, T]."""
+    """Return gamma^(i - j) for j <= i, otherwise 0; [H, T, T]."""
     place_T = torch.arange(length, device=log_gamma_H.device)
     steps_TT = place_T[:, None] - place_T
-    # Clamped before the exponential, which past the triangle would be infinite.
+    # Clamp before the exponential, which would be infinite outside the triangle.
     power_HTT = (log_gamma_H[:, None, None] * steps_TT.clamp(min=0)).exp()
     return torch.where(steps_TT >= 0, power_HTT, 0.0)
 

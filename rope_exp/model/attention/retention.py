@@ -1,4 +1,4 @@
-"""Retention (RetNet): weights that decay with distance in place of a softmax; no gate.
+"""Retention (RetNet): weights that decay with distance instead of a softmax; no gate.
 
 Shapes as in `base`.
 """
@@ -51,7 +51,7 @@ class RetentionAttention(StateAttention):
         return {STATE: ((q_BTHK, k_BTHK), for_queries(v_BTGK, self.num_heads))}
 
     def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
-        """Turn back first: a norm over features does not see a rotation, with weights it would."""
+        """Rotate back, then normalise; the norm has no weights, so the order does not matter."""
         o_BTHK = self.turn("o", found[STATE], at)
         normed = F.rms_norm(wide(o_BTHK), (self.head_dim,), eps=self.config.rms_norm_eps)
         return normed.to(o_BTHK.dtype)

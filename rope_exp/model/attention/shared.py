@@ -1,8 +1,8 @@
-"""Keys and values that share a tensor, rotated on its last features.
+"""Attention with keys and values that share a tensor, rotated on its last features.
 
-The sequel's forms: s1, values share what does not rotate, and have features of their own beside
-it; s2, values are the keys before either rotates; s3, values are what does not rotate. No norm
-stands on the shared tensor, where a latent has one.
+The forms of the sequel: s1, values share the features that do not rotate, and have others of their
+own; s2, values are the keys before rotation; s3, values are the features that do not rotate. Unlike
+MLA's latent, the shared tensor has no norm.
 
 Shapes as in `base`; C features that do not rotate, R that may.
 """
@@ -38,7 +38,7 @@ class SharedAttention(Attention):
         q_BTHK = self.turn("q", split_heads(q, self.attn.key_dim), at)
         k_BTGK = split_heads(k, self.attn.key_dim)
 
-        # Of values, what they have of their own, or the shared features turned otherwise.
+        # Separate rows for values: their own features, or shared ones that rotate differently.
         rows = {"k": self.turn("k", k_BTGK, at)}
         if v:
             rows["v"] = self.turn("v", split_heads(v[0], self.attn.rope_dim), at)

@@ -1,4 +1,4 @@
-"""Softmax attention with grouped queries: the default, and what the published table is of.
+"""Softmax attention with grouped queries: the default, and the kind of the published table.
 
 Shapes as in `base`.
 """
@@ -14,9 +14,9 @@ from rope_exp.model.attention.base import Attention, linears, normed, split_head
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.positions import Positions
 
-# A cache keeps the newest token's input under this name.
+# The cache's name for the newest token's input.
 NEWEST = "newest"
-# mu before training.
+# Initial value of mu.
 BEGINNING = 0.5
 
 
@@ -53,7 +53,7 @@ class SoftmaxAttention(Attention):
     def _projected(
         self, x_BTD: Tensor, at: Positions, cache: LayerCache | None
     ) -> tuple[Tensor, ...]:
-        """Return q, k and v; with model.token_shift k and v see x_t + mu (x_{t-1} - x_t)."""
+        """Return q, k and v; with model.token_shift, k and v project x_t + mu (x_{t-1} - x_t)."""
         if not self.config.token_shift:
             return linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         change_BTD = previous(x_BTD, at, cache) - x_BTD
@@ -62,10 +62,10 @@ class SoftmaxAttention(Attention):
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-    """Return x_{t-1}; the first token of a row, a document or behind padding gives its own x_t.
+    """Return x_{t-1}; the first token of a row, of a document or after padding gives its own x_t.
 
     Args:
-        cache: it remembers the newest x for the next call. Call this before anything is appended.
+        cache: stores the newest x for the next call. Call this before appending to it.
     """
     before_B1D = x_BTD[:, :1]
     if cache is not None:
@@ -87,5 +87,5 @@ def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> T
 
 
 def _one_later(x: Tensor, before: Tensor) -> Tensor:
-    """Return [B, T, ...] moved by one place, `before` in front and the last left out."""
+    """Return [B, T, ...] shifted by one place, with `before` in front and the last dropped."""
     return torch.cat([before, x[:, :-1]], dim=1)

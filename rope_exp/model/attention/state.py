@@ -1,4 +1,4 @@
-"""What the kinds with a state share: sums over the past, by chunks in training, by a state after.
+"""Base class of the kinds with a state: sums over the past, in chunks, continued from a state.
 
 Shapes as in `base`.
 """
@@ -13,16 +13,16 @@ from rope_exp.model.attention.recurrence import Scores, chunked, parallel
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.positions import Positions
 
-# What is summed over the past, by the name of its state: queries and keys, and values.
+# Terms of the sums over the past, by the name of their state: queries and keys, and values.
 Sums = Mapping[str, tuple[Scores, Tensor]]
 
 
 class StateAttention(Attention):
-    """A kind names its sums, and says what becomes of them.
+    """Attention by sums over the past; a kind defines the sums and its outputs from them.
 
     Attributes:
-        chunk_size: of the sums, in tokens.
-        num_copies: how many neighbouring heads have one state, of which one is kept.
+        chunk_size: tokens per chunk of the sums.
+        num_copies: the number of neighbouring heads with the same state; the cache keeps one.
     """
 
     chunk_size = CHUNK
@@ -54,15 +54,15 @@ class StateAttention(Attention):
         return {"parallel": self.outputs(found, at)}
 
     def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
-        """Return what is summed over the past, turned where its sites rotate."""
+        """Return the terms to sum over the past, rotated at the sites that rotate."""
         raise NotImplementedError
 
     def log_gamma(self) -> Tensor:
-        """Return the log of each head's decay a token, [H]."""
+        """Return the log of each head's decay per token, [H]."""
         raise NotImplementedError
 
     def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
-        """Return o_BTHV of the sums, turned back where O rotates."""
+        """Return o_BTHV from the sums, rotated back if O rotates."""
         raise NotImplementedError
 
     def shift_back(self, cache: LayerCache, at: Positions) -> None:
@@ -70,12 +70,12 @@ class StateAttention(Attention):
             cache.states[name] = self.shifted_state(name, state_BHKV, at)
 
     def shifted_state(self, name: str, state_BHKV: Tensor, at: Positions) -> Tensor:
-        """Return a sum of k_j v_j' with both turned back by one angle, where they rotate."""
-        # A column of K, or a row of V, is turned like what is kept of a token.
+        """Return a sum of k_j v_j' with k and v rotated back by one angle, if they rotate."""
+        # A column of K, or a row of V, rotates like a cached key or value of a token.
         if state_BHKV.shape[2] > 1:
             columns_BVHK = state_BHKV.permute(0, 3, 1, 2)
             state_BHKV = self.shifted("k", columns_BVHK, at).permute(0, 2, 3, 1)
-        # One of 1 feature holds ones, which do not turn.
+        # A single feature holds ones, which do not rotate.
         if state_BHKV.shape[3] > 1:
             rows_BKHV = state_BHKV.transpose(1, 2)
             state_BHKV = self.shifted("v", rows_BKHV, at).transpose(1, 2)
@@ -83,6 +83,6 @@ class StateAttention(Attention):
 
 
 def _silenced(cache: LayerCache, scores: Scores, v_BTHV: Tensor) -> tuple[Scores, Tensor]:
-    """Return what padding adds nothing to."""
+    """Zero the values of padding, so that it adds nothing to the sums."""
     is_real_BT11 = cache.is_real(v_BTHV.shape[1])
     return (scores, v_BTHV) if is_real_BT11 is None else (scores, v_BTHV * is_real_BT11)

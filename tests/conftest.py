@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from support.configs import TINY
+from support.configs import TINY, composed
 
-from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 
 # No example has a time limit of its own: a machine that is shared stands still at any moment.
@@ -120,9 +119,11 @@ def tiny_overrides(corpus: Path, cache: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def tiny(tiny_overrides: list[str]) -> Callable[..., RunConfig]:
+def tiny(tiny_overrides: list[str], tmp_path: Path) -> Callable[..., RunConfig]:
     """`tiny("pe=vo_rope")` is the small run's config with more overrides."""
-    return lambda *overrides: run_config([*tiny_overrides, *overrides])
+    *words, _ = tiny_overrides
+    folder = str(tmp_path / "run")
+    return lambda *overrides: composed(*words, *overrides).replace("run", dir=folder)
 
 
 @pytest.fixture(scope="session")

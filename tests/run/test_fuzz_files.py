@@ -143,7 +143,7 @@ def test_a_run_goes_on_from_any_state_or_refuses_it_by_name(
     folder = tmp_path / "run"
     shutil.copytree(finished[0], folder)
     (folder / "result.json").unlink()
-    config = resolve(tiny(f"run.dir={folder}", "launch.device=cpu"))
+    config = resolve(tiny("launch.device=cpu").replace("run", dir=str(folder)))
     prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
     saved = checkpoint.load(folder / "checkpoints", 6)
     stop: Any = SimpleNamespace(requested=False)

@@ -4,13 +4,11 @@ import csv
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.evidence.comparable import Row, comparable
 from rope_exp.evidence.published import TABLE
@@ -19,6 +17,7 @@ from rope_exp.report.content import Report, build
 from rope_exp.run.folder import probes_sha256, write_config
 from rope_exp.run.metrics import MetricsWriter
 from rope_exp.system.files import read_json, write_json
+from support.configs import composed
 
 BUDGET = (
     "train.num_steps=500",
@@ -29,10 +28,9 @@ BUDGET = (
 TOKENS_PER_STEP = 16 * 256
 
 
-@cache
 def config_of(*overrides: str) -> RunConfig:
-    """Compose the config of a run of `BUDGET`, once for all seeds: it takes a tenth of a second."""
-    return run_config([*BUDGET, *overrides])
+    """Return the config of a run of `BUDGET`."""
+    return composed(*BUDGET, *overrides)
 
 
 def sha256_of(text: str) -> str:

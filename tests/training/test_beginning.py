@@ -45,7 +45,7 @@ def go_on(tiny: Tiny, tmp_path: Path) -> GoOn:
 
     def build(name: str, *overrides: str) -> Trainer:
         words = ("launch.device=cpu", f"run.init_from={tmp_path / 'source'}", *overrides)
-        config = with_origin(tiny(f"run.dir={tmp_path / name}", *words))
+        config = with_origin(tiny(*words).replace("run", dir=str(tmp_path / name)))
         return build_trainer(config, tmp_path / name)
 
     return build

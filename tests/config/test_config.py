@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
-from support.configs import NINE
+from support.configs import NINE, composed
 from support.refused import refused
 
 from rope_exp.config.campaign_file import read_campaign
@@ -195,7 +195,7 @@ def test_values_need_a_pair_to_rotate_of_their_own() -> None:
 
 
 def test_a_key_that_is_left_out_has_its_default() -> None:
-    values = run_config([]).to_dict()
+    values = composed().to_dict()
     del values["optim"]["lr"]
     del values["schedule"]
     config = run_config(["schedule.warmup_fraction=0.05"])  # the preset's own departs
@@ -257,7 +257,7 @@ LEAVES = st.one_of(
 
 @st.composite
 def one_key_replaced(draw: st.DrawFn) -> dict[str, Any]:
-    values = run_config([]).to_dict()
+    values = composed().to_dict()
     group = draw(st.sampled_from(sorted(values)))
     if isinstance(values[group], dict):
         values[group][draw(st.sampled_from(sorted(values[group])))] = draw(LEAVES)

@@ -244,7 +244,7 @@ def fuzz(num_examples: int, corpus: Path, cache: Path) -> None:
 
 
 def test_every_command_line_is_refused_or_trains(corpus: Path, cache: Path) -> None:
-    fuzz(60, corpus, cache)
+    fuzz(30, corpus, cache)
 
 
 @pytest.mark.torture

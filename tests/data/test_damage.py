@@ -14,7 +14,7 @@ from rope_exp.data.prepare import prepare
 from rope_exp.run.metrics import read_metrics
 
 
-@pytest.mark.parametrize("side", ["train", "validation"])
+@pytest.mark.parametrize("side", ["train", pytest.param("validation", marks=pytest.mark.torture)])
 def test_a_damaged_corpus_ends_the_run_at_its_start(
     tiny_overrides: list[str], tmp_path: Path, side: str
 ) -> None:

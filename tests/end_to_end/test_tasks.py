@@ -69,6 +69,7 @@ def test_it_learns_and_is_asked(name: str, request: pytest.FixtureRequest) -> No
     assert run.env["certificate"]["measured"] == "invariant"
 
 
+@pytest.mark.torture
 def test_killed_and_started_again_it_is_the_same_run(added: Path, tmp_path: Path) -> None:
     """The rows of a step follow from its number, so that the cursor is an integer."""
     words = [*ADDITION, f"run.dir={tmp_path / 'run'}"]

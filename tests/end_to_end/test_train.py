@@ -128,6 +128,7 @@ def test_a_launchers_rank_says_that_its_run_is_done(whole: tuple[Path, list[str]
     assert f"{folder} is done: finished, val/loss" in done.stdout
 
 
+@pytest.mark.torture
 def test_two_processes_are_one_run_up_to_rounding(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:

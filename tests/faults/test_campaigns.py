@@ -24,6 +24,7 @@ from rope_exp.launch.campaign import run_campaign
 from rope_exp.system.files import read_json
 
 
+@pytest.mark.torture
 def test_a_deadline_stops_it_and_the_same_command_goes_on(
     home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from support.runs import TRAIN, Completed, Trial, assert_same_run
 NO_SPACE = r"error: no space left in .*: .* needs [\d,]+ bytes and [\d,]+ are free"
 HOWS = {"killed before", "killed after", "disk full", "input/output error"}
 # Which file operation of the run folder, and 1 before it or 2 after it.
-KILLS = [(9, 2), (40, 1)]
+KILLS = [(9, 2)]
 MORE_KILLS = [(at, how) for at in range(1, 120, 6) for how in (1, 2)]
 
 

@@ -60,6 +60,7 @@ def test_a_rank_that_is_killed_ends_the_job(trial: Trial, rank: int) -> None:
     assert_ended_by_sigkill(trial, process, rank=rank)
 
 
+@pytest.mark.torture
 def test_a_rank_that_hangs_beside_a_killed_one_is_ended(trial: Trial) -> None:
     process = trial.start(TWO, FOR_EVER, rows=14, **sabotage(rank=1, step=15, vo_rope="hang"))
     time.sleep(0.5)
@@ -80,6 +81,7 @@ def test_what_the_first_rank_refuses_is_one_sentence(trial: Trial) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.torture
 def test_ranks_that_see_different_folders_are_refused(trial: Trial, tmp_path: Path) -> None:
     """Before they train, by both: the checkpoint lies with the first rank alone."""
     hosts = [tmp_path / "host0", tmp_path / "host1"]
@@ -133,6 +135,7 @@ def test_one_bad_number_on_one_rank_stops_both(
     assert checkpoints == ["step_00000006", "step_00000008"]
 
 
+@pytest.mark.torture
 def test_two_ranks_to_one_is_the_same_run_up_to_rounding(trial: Trial) -> None:
     """And it leaves a mark: rounding differs with the number of ranks."""
     process = trial.start(TWO, rows=20)

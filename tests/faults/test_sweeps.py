@@ -101,6 +101,7 @@ def test_two_sweeps_at_once_run_every_run_once(
     assert set(starts(runs).values()) == {1}
 
 
+@pytest.mark.torture
 def test_a_killed_dispatcher_takes_its_runs_along(
     tmp_path: Path, group: Path, sweep: list[str]
 ) -> None:
@@ -126,7 +127,7 @@ def test_a_sweep_that_is_stopped_ends_every_run(
 ) -> None:
     """A rerun finishes them."""
     command = [*sweep, "pe=nope,vo_rope,qk_rope", "launch.max_parallel=2"]
-    command += ["train.num_steps=300", "train.save_every=50"]
+    command += ["train.num_steps=150", "train.save_every=50"]
     runs = tmp_path / group
     process = start(*command, cwd=tmp_path)
     wait_for(

@@ -138,6 +138,7 @@ def test_a_file_that_the_system_refuses_is_a_refusal(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.torture
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     """In whatever order they were made, wherever they lie, and once more."""
     made = [(label, seed) for label in NINE for seed in (0, 1)]

@@ -223,6 +223,7 @@ def test_lines_in_all_three_reach_for_1b(tmp_path: Path) -> None:
     assert "Nothing varied" not in text
 
 
+@pytest.mark.torture
 def test_a_bent_line_says_no_number_of_1b(tmp_path: Path) -> None:
     """Neither of a row nor of a relation; a straight one of the same runs does."""
 

@@ -58,6 +58,7 @@ def test_a_host_that_is_gone_in_the_middle(
     assert_same_run(folder, tmp_path / "run")
 
 
+@pytest.mark.torture
 def test_a_wrong_key(
     untracked: tuple[Path, list[str]], tmp_path: Path, wandb_server: WandbServer
 ) -> None:

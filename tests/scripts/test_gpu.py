@@ -11,6 +11,7 @@ import pytest
 from support.campaigns import records_of
 from support.configs import REPOSITORY
 
+from rope_exp.config.campaign_file import read_campaign
 from rope_exp.system.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
 
 SCRIPT = str(REPOSITORY / "scripts/gpu.py")
@@ -86,9 +87,11 @@ def test_a_part_that_is_killed_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [part.name for part in gpu.parts(gpu.CAMPAIGNS, None, Path())])
 def test_every_part_is_a_command_that_there_is(name: str) -> None:
-    """Asked for its help, or for what it would do."""
+    """Asked for its help; a campaign of that name can be read."""
     [part] = gpu.chosen(gpu.parts(gpu.CAMPAIGNS, None, Path()), [name])
-    look = {"tests": "--collect-only"}.get(name, "--help" if "bench" in name else "--list")
+    if part.is_campaign:
+        assert read_campaign(name, None).cells
+    look = "--collect-only" if name == "tests" else "--help"
     words = [sys.executable, *part.words, look]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

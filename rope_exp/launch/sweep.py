@@ -29,7 +29,7 @@ from rope_exp.system.errors import (
 )
 from rope_exp.system.files import disk_full, free_bytes
 
-WITHOUT_FRESH = "leave out run.fresh=true to go on: with it, the same command begins anew"
+WITHOUT_FRESH = "leave out run.fresh=true to resume: with it, the same command begins anew"
 WAIT_SECONDS = 1.0  # between two checks of GPUs or of a run that others hold
 
 
@@ -178,7 +178,7 @@ def _sum_up(jobs: Sequence[Job]) -> int:
         log(f"{job.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
 
     if any(job.exit_code == EXIT_STOPPED for job in jobs):
-        log("stopped; the same command goes on")
+        log("stopped; the same command resumes")
         if jobs[0].config.run.fresh:
             log(WITHOUT_FRESH)
         return EXIT_STOPPED

@@ -142,7 +142,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         write_json(folder / ENV, env)
         write_atomically(folder / "tokenizer.json", data.tokenizer_json)
         if trainer.step:
-            log(f"{config.name}: goes on from step {trainer.step}")
+            log(f"{config.name}: resumes from step {trainer.step}")
         log(f"{config.name}: {describe_run(config, trainer.num_parameters)}, in {folder}")
         log(f"{config.name}: {describe_start(config, data.num_train_tokens)}")
         if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:
@@ -229,7 +229,7 @@ def describe_start(config: RunConfig, num_tokens: int | None) -> str:
 def _describe_end(status: str, folder: Path) -> str:
     """Return a readable summary of the run's end."""
     if status == "stopped":
-        return f"stopped; its last checkpoint is in {folder}, and the same command goes on"
+        return f"stopped; its last checkpoint is in {folder}, and the same command resumes it"
     return f"{describe(read_json(folder / RESULT))}, in {folder}"
 
 

@@ -40,7 +40,7 @@ def test_a_deadline_stops_it_and_the_same_command_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(sweep, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
         assert run_campaign(progress(home), time.monotonic() + 3600) == 75
-    assert "stopped; the same command goes on" in capsys.readouterr().err
+    assert "stopped; the same command resumes" in capsys.readouterr().err
     assert list((first / "checkpoints").glob("step_*"))
     assert records_of(home) == []
     assert [path.name for path in (home / RUNS).glob("mine/vo*/*") if path.name[0] != "."] == []

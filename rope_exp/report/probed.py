@@ -118,7 +118,7 @@ def extension_part(report: Report) -> list[str]:
 
 
 def drift_notes(report: Report) -> list[str]:
-    """Return a note for each row with learned frequencies: how far they moved, and if it is little."""
+    """Return a note for each row with learned frequencies, on how far they moved."""
     said = []
     for label, answers in report.answers("drift").items():
         parts = []

@@ -68,7 +68,7 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
 def _settings(tables: Mapping[str, Report]) -> dict[str, Report]:
     """Return the tables that compare variants with the reference, those with most runs first.
 
-    A table whose cells all occur in a larger one, run again, is left out.
+    A table whose cells all occur in an earlier one, run again, is left out.
     """
     found = {
         place: report

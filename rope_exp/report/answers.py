@@ -110,7 +110,7 @@ def match_relations(report: Report) -> dict[str, list[Relation]]:
     return found
 
 
-# -- spellings -------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------
 
 
 def task_tables(report: Report) -> list[str]:
@@ -229,7 +229,7 @@ def _table(lines: Sequence[Sequence[str]], *, num_texts: int) -> str:
     return markdown_lines(lines, "<" * num_texts + ">" * (len(lines[0]) - num_texts))
 
 
-# -- of the probes ---------------------------------------------------------------------------------
+# -- probes ----------------------------------------------------------------------------------------
 
 
 def _spans(report: Report, split: str) -> list[int]:

@@ -82,7 +82,7 @@ def find_levels(campaigns: Mapping[str, Sequence[Run]]) -> list[Level]:
         for of_kind in kinds_of(runs).values():
             kind = _attention(of_kind[0].config)
             levels.append(Level({**facets, _ATTENTION: kind}, _report(of_kind, ["pe"])))
-    # Named rows are not joined: those that match another campaign's variants are the same runs.
+    # Skip levels with named rows: rows that match another campaign's variants are the same runs.
     return levels + _joined([level for level in levels if not level.report.runs[0].config.row_name])
 
 

@@ -118,7 +118,7 @@ def _line(label: str, fitted: Fit) -> dict[str, str | None]:
 
 
 def _at_published(fitted: Fit) -> tuple[str, str | None]:
-    """Return a line's prediction at the published setting with its interval; `BENT` if it is bent."""
+    """Return a line's prediction at the published setting with its interval; `BENT` if bent."""
     if fitted.is_bent:
         return BENT, None
     value, low, high = fitted.predict(PUBLISHED_AT)

@@ -202,7 +202,7 @@ def _word(judged: Judged, row: Line) -> str:
     return f"{WORDS[judged.verdict]} {diverged_mark(row)}".rstrip()
 
 
-# -- spellings -------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------
 
 
 def csv_table(report: Report) -> str:

@@ -127,7 +127,7 @@ def _choices(config: RunConfig, section: str) -> str:
     values = {"name": chosen.name, **numeric_values(chosen)}
     departing = numeric_values(chosen, departing=True)
     if section == "data" and config.data.task:
-        # The other keys are of text.
+        # The other keys only concern text.
         own = {"name", "kind", "seed", config.data.task.key}
         values = {key: value for key, value in values.items() if key in own}
     listed = [

@@ -73,7 +73,7 @@ def _facets(levels: Sequence[Level]) -> list[dict[str, Any]]:
 
 
 def _start(levels: Sequence[Level]) -> int:
-    """Return the index of the first level shown: prefer unjoined, then primary, then most losses."""
+    """Return the index of the first level: prefer unjoined, then primary, then most losses."""
 
     def weight(n: int) -> tuple[bool, bool, int]:
         level = levels[n]

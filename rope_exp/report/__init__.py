@@ -1,1 +1,1 @@
-"""Tables, sentences and figures of what the evidence says."""
+"""Tables, sentences, figures and the web page that report the evidence."""

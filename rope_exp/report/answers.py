@@ -1,6 +1,6 @@
-"""What models of generated data were asked: exact matches by span, and R², as tables.
+"""Tables of answers on generated data: exact matches by span, and R².
 
-A share is of a run's examples; a row's is the mean over its seeds.
+A run's share is the fraction of its examples; a row's share is the mean over its seeds.
 """
 
 import statistics
@@ -23,7 +23,7 @@ from rope_exp.report.spelling import NOTHING, markdown_lines
 
 @dataclass(frozen=True)
 class Bin:
-    """The examples of a split whose spans lie from `first` to `last`."""
+    """The examples of a split with spans from `first` to `last`, inclusive."""
 
     split: str
     first: int
@@ -31,30 +31,30 @@ class Bin:
 
     @property
     def name(self) -> str:
-        """The spans, for a reader."""
+        """The spans as text."""
         return f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
 
 
 def with_answers(report: Report) -> list[Line]:
-    """Return the rows that were asked for exact matches."""
+    """Return the rows with exact matches."""
     return [row for row in report.rows.values() if any("answers" in run.probes for run in row.runs)]
 
 
 def splits(report: Report) -> list[str]:
-    """Return the splits that were asked about, those of the shortest examples first."""
+    """Return the splits with answers, those with the shortest examples first."""
     asked = [run.probes["answers"] for run in report.runs if "answers" in run.probes]
     found = {split for answers in asked for split in answers}
     return sorted(found, key=lambda split: _spans(report, split))
 
 
 def whole(report: Report, split: str) -> Bin:
-    """Return all examples of a split."""
+    """Return one bin with all examples of a split."""
     spans = _spans(report, split)
     return Bin(split, spans[0], spans[-1])
 
 
 def bins(report: Report, split: str) -> list[Bin]:
-    """Return the bins by which a split's exact matches are told, where there are examples."""
+    """Return the bins of a split that have examples."""
     assert report.task is not None
     spans = _spans(report, split)
     found = []
@@ -66,7 +66,7 @@ def bins(report: Report, split: str) -> list[Bin]:
 
 
 def shares(row: Row, part: Bin) -> dict[int, float]:
-    """Return by seed which share of a bin's examples is answered without a wrong token."""
+    """Return by seed the share of a bin's examples that were answered without a wrong token."""
     found = {}
     for run in row.runs:
         share = share_right(run, part.split, part.first, part.last)
@@ -76,7 +76,7 @@ def shares(row: Row, part: Bin) -> dict[int, float]:
 
 
 def explained(report: Report) -> dict[str, list[float]]:
-    """Return by label R² of a row's runs, of the rows that were asked for it."""
+    """Return the R² of each row's runs by label, for rows with any."""
     found = {}
     for label, row in report.rows.items():
         values = [run.probes["fit"]["r2"] for run in row.runs if "fit" in run.probes]
@@ -86,9 +86,9 @@ def explained(report: Report) -> dict[str, list[float]]:
 
 
 def match_relations(report: Report) -> dict[str, list[Relation]]:
-    """Return by split what the exact matches say of the published relations.
+    """Return the published relations by split, judged by exact matches.
 
-    As losses do, but by the share of wrong answers; the margin is one in a hundred.
+    The share of wrong answers is tested in the place of the loss; the margin is one in a hundred.
     """
     found = {}
     for split in splits(report):
@@ -110,11 +110,11 @@ def match_relations(report: Report) -> dict[str, list[Relation]]:
     return found
 
 
-# -- spellings -------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------
 
 
 def task_tables(report: Report) -> list[str]:
-    """Return the parts of table.md that say what models of generated data were asked."""
+    """Return the parts of table.md with the answers on generated data."""
     parts = []
     rows = with_answers(report)
     if rows and report.task:
@@ -140,7 +140,7 @@ def task_tables(report: Report) -> list[str]:
 
 
 def answers_csv(report: Report) -> str | None:
-    """Return answers.csv: exact matches by row, split and bin; None where none were asked for."""
+    """Return answers.csv: exact matches by row, split and bin; None if there are none."""
     lines: list[dict[str, Any]] = []
     for row in with_answers(report):
         for split in splits(report):
@@ -207,7 +207,7 @@ def _relations_table(report: Report, of_splits: dict[str, list[Relation]]) -> st
 
 
 def _fits(report: Report) -> list[list[str]]:
-    """Return a line for each row that was asked how much variance it explains."""
+    """Return a line for each row with an R²."""
     lines = []
     for label, found in explained(report).items():
         numbers = (f"{value:.4f}" for value in (statistics.mean(found), min(found), max(found)))
@@ -225,15 +225,15 @@ def _percent(found: dict[int, float], *, spread: bool = False) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]], *, num_texts: int) -> str:
-    """Return a table in Markdown, of so many columns of text before those of numbers."""
+    """Return a Markdown table whose first `num_texts` columns are text, the others numbers."""
     return markdown_lines(lines, "<" * num_texts + ">" * (len(lines[0]) - num_texts))
 
 
-# -- of the probes ---------------------------------------------------------------------------------
+# -- probes ----------------------------------------------------------------------------------------
 
 
 def _spans(report: Report, split: str) -> list[int]:
-    """Return every span of which some run answered examples, ascending."""
+    """Return every span with answers from some run, ascending."""
     found: set[int] = set()
     for run in report.runs:
         found |= set(run.probes.get("answers", {}).get(split, {}).get("span", ()))

@@ -1,4 +1,4 @@
-"""What a table rests on that the source leaves open: each choice, with every value that it had."""
+"""Assumptions of a table: choices that the source leaves open, with every value they had."""
 
 from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.config.run import RunConfig
@@ -7,8 +7,8 @@ from rope_exp.config.sections import INIT_STD
 from rope_exp.report.content import Report
 from rope_exp.system.errors import show
 
-# The sections of a config that a table's reader is told, and what each is of; but what rows say,
-# or a sentence of its own.
+# The sections of a config that are listed, and their titles. Keys that rows or other sentences
+# report are left out.
 _SECTIONS = {
     "data": "Corpus",
     "tokenizer": "Tokenizer",
@@ -18,7 +18,7 @@ _SECTIONS = {
     "schedule": "Schedule",
     "train": "Training",
 }
-# What rows say, and other sentences.
+# Keys that rows or other sentences report.
 _TOLD = (
     "pe.name",
     "pe.rotate",
@@ -26,7 +26,7 @@ _TOLD = (
     "data.document_mask",
     "data.random_start",
 )
-# What a reader need not be told of a run that has nothing of it.
+# Keys that are left out for runs that do not use them.
 _ADDED = (
     "pe.trainable_lr",
     "pe.trainable_scope",
@@ -37,7 +37,7 @@ _ADDED = (
     "data.order",
     "train.objective",
 )
-# What no key says.
+# Choices without a key.
 _FIXED = (
     "Pairing: half-split, feature f with f + K/2, as LLaMA in transformers.",
     f"Initialisation: normal, deviation {INIT_STD:g}, projections onto the residual stream times "
@@ -50,13 +50,13 @@ _EVALUATION = (
     "Evaluation: mean nats per token on fixed held-out windows of seq_len tokens, eval_sequences "
     "of them, or all there are."
 )
-# Of generated data; its unit stands between.
+# For generated data; {unit} is its unit.
 _OF_TASKS = (
     "Data: generated, row by row from the data seed, so that no row of training comes twice.",
     "Evaluation: {unit} on eval_sequences rows of another stream, the same for every run.",
 )
 
-# Of runs that predict hidden tokens.
+# For runs that predict masked tokens.
 _MASKED = (
     "Objective mlm: attention looks both ways; of each sequence 15 % of the tokens are predicted, "
     "of which 80 % are read as a mask, 10 % as a random token and 10 % as they are; losses are "
@@ -65,7 +65,7 @@ _MASKED = (
 
 
 def assumptions(report: Report) -> list[str]:
-    """Say each choice that the source leaves open, with every value that it had here."""
+    """List each choice that the source leaves open, with every value that it had here."""
     said: dict[str, None] = {}
     for section in _SECTIONS:
         said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
@@ -75,7 +75,7 @@ def assumptions(report: Report) -> list[str]:
 
 
 def _of_data(report: Report) -> list[str]:
-    """Say how what is read is put together, and how runs are evaluated on it."""
+    """Describe the layout of the data, and the evaluation on it."""
     said: dict[str, None] = {}
     of_text = [run.config for run in report.runs if run.config.data.task is None]
     if of_text:
@@ -88,7 +88,7 @@ def _of_data(report: Report) -> list[str]:
 
 
 def _kind(config: RunConfig) -> str:
-    """Say the kind of attention."""
+    """Describe the kind of attention."""
     if isinstance(config.attn, SoftmaxConfig):
         return "Attention: softmax with the scale 1/√K, K the features of a head."
     values = {key: value for key, value in numeric_values(config.attn).items() if key != "kind"}
@@ -97,7 +97,7 @@ def _kind(config: RunConfig) -> str:
 
 
 def _documents(config: RunConfig) -> str:
-    """Say what becomes of documents in a row, and where rows begin."""
+    """Describe the treatment of documents in a row, and the positions of rows."""
     data = config.data
     said = ["Documents: packed one after another, an end-of-text token between them"]
     said.append("attention within each" if data.document_mask else "without attention masks")
@@ -109,7 +109,7 @@ def _documents(config: RunConfig) -> str:
 
 
 def _beginning(config: RunConfig) -> str:
-    """Say what a run began with that goes on from another; else nothing."""
+    """Describe the initial weights of a run that begins from another; empty for others."""
     if config.init_weights is None:
         return ""
     return (
@@ -119,15 +119,15 @@ def _beginning(config: RunConfig) -> str:
 
 
 def _choices(config: RunConfig, section: str) -> str:
-    """Say every value of a section that can change a number.
+    """List every value of a section that can change a number.
 
-    What can be added to a variant is said of those that have it.
+    Optional additions to a variant are listed only for runs that use them.
     """
     chosen = getattr(config, section)
     values = {"name": chosen.name, **numeric_values(chosen)}
     departing = numeric_values(chosen, departing=True)
     if section == "data" and config.data.task:
-        # The other keys are of text.
+        # The other keys only concern text.
         own = {"name", "kind", "seed", config.data.task.key}
         values = {key: value for key, value in values.items() if key in own}
     listed = [

@@ -1,4 +1,7 @@
-"""Variants at one rate and each at its own best: is a difference tuning? (docs/protocol.md)"""
+"""Differences between variants at a common learning rate and at each variant's best rate.
+
+They show whether a difference is due to tuning (docs/protocol.md).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from rope_exp.report.spelling import markdown_table, span
 
 
 class _Delta(NamedTuple):
-    """A mean difference within a seed, and over how many."""
+    """The mean difference within a seed, and the number of seeds."""
 
     mean: float
     num_seeds: int
@@ -22,11 +25,11 @@ class _Delta(NamedTuple):
 
 @dataclass(frozen=True)
 class _Tried:
-    """What variants have at their rates, by label.
+    """The losses of variants at their learning rates, by label.
 
     Attributes:
-        tables: losses, a column a rate, a line a seed that has several.
-        common, best: the rate that all share, and each one's own.
+        tables: losses; a column for each rate, a line for each seed with several rates.
+        common, best: the common rate, and the best rate of each variant.
     """
 
     names: Mapping[str, str]
@@ -35,11 +38,11 @@ class _Tried:
     best: Mapping[str, float]
 
     def deltas(self, a: str, b: str) -> tuple[_Delta | None, _Delta | None]:
-        """Return the loss of b minus that of a, at the common rate and each at its best."""
+        """Return the loss of b minus the loss of a, at the common rate and at the best rates."""
         return _mean(self._by_seed(a, b, self.common)), _mean(self._by_seed(a, b, self.best))
 
     def deltas_of_shared_seeds(self, a: str, b: str) -> tuple[_Delta | None, _Delta | None]:
-        """Return the same over the seeds that have both, so that only the rates differ."""
+        """Return the same over the seeds with both differences, so that only the rates differ."""
         at_common, at_best = self._by_seed(a, b, self.common), self._by_seed(a, b, self.best)
         shared = at_common.index.intersection(at_best.index)
         return _mean(at_common[shared]), _mean(at_best[shared])
@@ -58,13 +61,13 @@ def _mean(differences: "pd.Series[float]") -> _Delta | None:
 
 
 def best_rates_file(runs: Sequence[Run]) -> bytes:
-    """Return rates.md: losses by rate, and differences at the common and at each row's best rate.
+    """Return rates.md: losses by learning rate, and differences at common and best rates.
 
     Args:
-        runs: equal but for variant, seed and rate, of two rates at least.
+        runs: equal except for variant, seed and learning rate, with at least two rates.
     Raises:
-        ReportError: they are not, a block's runs are not computed alike, or no variant has two
-            rates at one seed.
+        ReportError: the runs differ in more, a block's runs were computed differently, or no
+            variant has two rates at one seed.
     """
     check_blocks(runs)
     finished = [run for run in runs if run.loss is not None]
@@ -106,7 +109,7 @@ def best_rates_file(runs: Sequence[Run]) -> bytes:
 
 
 def _by_rate(tried: _Tried) -> pd.DataFrame:
-    """Return a line a variant, best first."""
+    """Return a line for each variant, best first."""
     rates = sorted({*pd.concat(tried.tables.values()).columns})
     means = {label: mean_by_rate(table) for label, table in tried.tables.items()}
     lines = []
@@ -121,7 +124,7 @@ def _by_rate(tried: _Tried) -> pd.DataFrame:
 
 
 def _differences(tried: _Tried, reference: str) -> pd.DataFrame:
-    """Return each variant's differences to the reference, best first at the best rates."""
+    """Return each variant's differences to the reference, sorted by those at the best rates."""
     found = {label: tried.deltas(reference, label) for label in tried.tables}
     at_best = {label: delta for label, (_, delta) in found.items() if delta is not None}
     lines = []
@@ -137,7 +140,7 @@ def _differences(tried: _Tried, reference: str) -> pd.DataFrame:
 
 
 def _relations(tried: _Tried, relations: Sequence[tuple[str, str, str]]) -> pd.DataFrame:
-    """Return the published relations that have both differences."""
+    """Return a line for each published relation with both differences."""
     lines = []
     for a, sign, b in relations:
         at_common, at_best = tried.deltas_of_shared_seeds(a, b)

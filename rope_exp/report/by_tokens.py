@@ -1,4 +1,4 @@
-"""Curves by training tokens, as every figure and the page draw them."""
+"""Metrics by training tokens, for the figures and the page."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ import pandas as pd
 from rope_exp.evidence.comparable import Row
 from rope_exp.evidence.runs import Run
 
-# The axes fit the curves after this share of the run: before it they fall too steeply to read.
+# Axes are scaled to the curves after this share of the run; before it they fall too steeply.
 SHOWN_FROM = 0.2
 
 
 def by_tokens(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
-    """Return one column a seed, by tokens: the running median over `window` rows with `key`."""
+    """Return a column for each seed by tokens: the running median over `window` rows with `key`."""
     columns = {}
     for run in sorted(runs, key=lambda run: run.config.seed):
         train = run.config.train
@@ -23,6 +23,6 @@ def by_tokens(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
 
 
 def finished_or_all(row: Row) -> Sequence[Run]:
-    """Return a row's finished runs; all, where none has finished."""
+    """Return a row's finished runs, or all runs if none has finished."""
     finished = [run for run in row.runs if run.status == "finished"]
     return finished or row.runs

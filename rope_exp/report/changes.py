@@ -1,4 +1,4 @@
-"""What rows gain over NoPE, beside what they gain in another campaign, of the nine on English."""
+"""Gains of rows over NoPE, compared with their gains in a campaign of the nine on English."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,13 +14,13 @@ from rope_exp.report.spelling import markdown_table
 
 
 def changes_files(report: Report, base: Sequence[Run]) -> dict[str, bytes]:
-    """Return changes.md and changes.csv of a level; none where nothing is in both campaigns.
+    """Return changes.md and changes.csv of a level; empty if the campaigns share no row.
 
-    Losses of generated data never stand beside those of text, nor do gains.
+    Gains on generated data are never compared with gains on text.
 
     Args:
-        report: of the level.
-        base: the runs of the campaign that it stands beside.
+        report: the level's report.
+        base: the runs of the campaign that it is compared with.
     """
     if not report.of_variants or report.task or not base:
         return {}
@@ -70,7 +70,7 @@ def _markdown(changes: Sequence[Change], report: Report, base: str) -> str:
 
 
 def _noise(here: Mapping[str, Losses], there: Mapping[str, Losses], base: str) -> str:
-    """Say whether these runs are noisier than the same of the base."""
+    """Compare the noise of these runs with the same runs of the base."""
     found = compare_noise(here, there)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""What the command `report` does: run folders or records in, tables and figures out.
+"""The command `report`: reads run folders or records, and writes tables and figures.
 
 The same runs give the same bytes.
 """
@@ -43,18 +43,18 @@ def write(
     """Read <runs>/<group>/<pe>/seed<k>, check, and only then write below `out`.
 
     Args:
-        runs: where groups of runs lie.
-        group: which of them; None: the only one. Where rows are not variants, a comparison is of
-            runs of several groups: all whose names match, * standing for anything; None: all.
-        out: gets table.md, table.csv, table.tex and figures/.
-        reference: the row that differences are against; None: as `build` has it.
-        factors: what tells rows apart: pe, or keys such as optim.lr.
+        runs: the folder that holds groups of runs.
+        group: the group's name; None: the only group. If rows are not variants, this is a pattern
+            for several groups, where * matches anything; None: all groups.
+        out: the folder for table.md, table.csv, table.tex and figures/.
+        reference: the row that others are compared with; None: the default of `build`.
+        factors: the factors that distinguish rows: pe, or keys such as optim.lr.
     Returns:
         The lines to print.
     Raises:
         RecordError: a file cannot be read, or runs may not share a table; nothing is written.
-        ReportError: no factor but the seed is given.
-        OSError: the disk would not have it.
+        ReportError: the only factor is the seed.
+        OSError: writing failed.
     """
     try:
         found, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
@@ -74,14 +74,14 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     """Make a campaign's files again from its records, in <out>/<name>.
 
     Args:
-        records: where the records of all campaigns lie.
-        name: of the campaign; None: each that has records, the page of them all, and what they
-            cost.
+        records: the folder with the records of all campaigns.
+        name: the campaign's name; None: every campaign with records, and the files about all of
+            them (page, cost, scaling and settings).
     Returns:
-        The lines to print; the last name files of an earlier report, which nothing removes.
+        The lines to print. The last ones name files of an earlier report, which are not removed.
     Raises:
         RecordError: a record does not verify, or there is none; nothing is written.
-        OSError: the disk would not have it.
+        OSError: writing failed.
     """
     names = recorded_campaigns(records)
     if not names:
@@ -92,7 +92,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
         there = ", ".join(names)
         raise ReportError(f"{records} holds no record of a campaign {name}; it holds {there}")
 
-    # All are made before the first is written; one campaign's ladder may stand on another's runs.
+    # Make all files before writing any. A campaign's ladder may include another's runs.
     read = {each: read_records(records, each) for each in names}
     made = {}
     settings: dict[str, Report] = {}
@@ -120,9 +120,9 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
 
 
 def _tables(runs: Sequence[Run]) -> dict[str, Report]:
-    """Return a campaign's tables by folder: one for each choice of its factors but row and seeds.
+    """Return a campaign's tables by folder: one for each value of its factors, row and seeds apart.
 
-    Where one holds several kinds of attention there is a table of each kind's variants, too.
+    If a table has several kinds of attention, each kind's variants get a further table.
     """
     check_blocks(runs)
     levels: dict[str, list[Run]] = {}
@@ -141,19 +141,19 @@ def _tables(runs: Sequence[Run]) -> dict[str, Report]:
 def _campaign_files(
     runs: Sequence[Run], others: Sequence[Run], tables: Mapping[str, Report]
 ) -> dict[str, bytes]:
-    """Return a campaign's files: its tables, and how what variants gain differs from the nine's.
+    """Return a campaign's files: its figures, its tables, and changes of gains from the nine.
 
-    Where a table lacks the reference there is one with what another campaign has beside it, too.
+    If a table lacks the reference, a further table adds the runs of another campaign that has it.
 
     Args:
-        runs: of the campaign.
-        others: of the other campaigns.
-        tables: of the campaign, by their folders.
+        runs: the runs of the campaign.
+        others: the runs of the other campaigns.
+        tables: the reports of the campaign, by folder.
     """
     files = of_campaign(runs, others)
     for place, report in sorted(tables.items()):
         made = _table_files(report) | changes_files(report, _base(report, others))
-        # Without the reference, its variants stand beside those that another campaign ran alike.
+        # A table without the reference is joined with comparable variants of another campaign.
         if (joined := beside(report.runs, others)) is not None:
             made |= {f"beside/{name}": content for name, content in _table_files(joined).items()}
         files |= {str(Path(place, name)): content for name, content in made.items()}
@@ -161,7 +161,7 @@ def _campaign_files(
 
 
 def _base(report: Report, others: Sequence[Run]) -> list[Run]:
-    """Return the nine that a level's gains stand beside: of its tokens and warmup, if any are."""
+    """Return the runs to compare a level's gains with: preferably of equal tokens and warmup."""
     wanted = _budget(report.runs[0])
     for name in BASES:
         if found := [run for run in others if run.group == name and _budget(run) == wanted]:
@@ -194,7 +194,7 @@ def _table_files(report: Report) -> dict[str, bytes]:
 def _left_over(out: Path, made: Mapping[str, Mapping[str, bytes]]) -> list[str]:
     """Name the files of an earlier report that these records no longer give, such as a level's.
 
-    They are told by their names, which files of this report have; others are not the report's.
+    They are recognized by file names that this report also uses; other files are ignored.
     """
     ours = {Path(file).name for files in made.values() for file in files}
     return [

@@ -1,4 +1,4 @@
-"""What a report shows: a comparison, the reference, and what the losses say beside it."""
+"""The data of a report: its rows, their differences to the reference, and the test results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +19,15 @@ from rope_exp.evidence.significance import Judged, all_pairs, judge
 
 @dataclass(frozen=True)
 class Line(Row):
-    """A row, and what its losses and the published ones say."""
+    """A row, with the contrasts of its losses and of the published ones."""
 
     ours: Contrast
-    theirs: Contrast  # without numbers where it is not published
+    theirs: Contrast  # without numbers if unpublished
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A published relation between two rows, and what the runs say of it."""
+    """A published relation between two rows, and its outcome in our runs."""
 
     published: str  # > or ≈
     judged: Judged
@@ -36,34 +36,34 @@ class Relation:
 
 @dataclass(frozen=True)
 class Report:
-    """All that tables, sentences and figures are made from."""
+    """The input of all tables, sentences and figures."""
 
-    keys: Sequence[str]  # the factors that tell rows apart
-    published: Published | None  # the table that has such rows
-    claim: Claim | None  # what is published of such rows without numbers
+    keys: Sequence[str]  # the factors that distinguish rows
+    published: Published | None  # the published table of such rows
+    claim: Claim | None  # published about such rows without numbers
     rows: Mapping[str, Line]  # by label, best first
-    reference: Row  # without runs where the comparison has none of it
-    left_out: Sequence[str]  # folders that hold no run
+    reference: Row  # without runs if the comparison has none
+    left_out: Sequence[str]  # folders without a run
     noise: Noise | None  # None with fewer than two seeds
-    against: Mapping[str, Judged]  # of each other row: (reference, row), judged as one family
-    pairs: Mapping[tuple[str, str], Judged]  # all of them, judged as one family
-    relations: Sequence[Relation]  # the published ones, judged as one family
+    against: Mapping[str, Judged]  # (reference, row) by other row; one family
+    pairs: Mapping[tuple[str, str], Judged]  # all pairs; one family
+    relations: Sequence[Relation]  # the published ones; one family
 
     @property
     def runs(self) -> list[Run]:
-        """Every run, by row and seed."""
+        """All runs, by row and seed."""
         return [run for row in self.rows.values() for run in row.runs]
 
     @property
     def is_pooled(self) -> bool:
-        """Whether an interval rests on the noise of other pairs, too, and not on its own alone."""
+        """True if the intervals also use the noise of other pairs."""
         return self.noise is not None and self.noise.method == "pooled" and len(self.pairs) > 1
 
     @cached_property
     def alone(self) -> "Report":
-        """The same report with each pair judged by its own differences alone, the paired t.
+        """The same report with each pair judged only by its own differences (paired t).
 
-        It takes less for granted than the pooled residual does, and finds less with few seeds.
+        This assumes less than the pooled residual, and has less power with few seeds.
         """
         if self.noise is None:
             return self
@@ -75,12 +75,12 @@ class Report:
             noise=noise,
             against=_against(losses, self.reference.label, noise),
             pairs={(pair.a, pair.b): pair for pair in pairs},
-            # Where another table decides on these, there are none here.
+            # Relations that another table decides stay left out.
             relations=self.relations and _relations(self.rows, noise, self.source),
         )
 
     def answers(self, probe: str) -> dict[str, list[Any]]:
-        """Return what the runs of each row answered to a probe, of those that were asked."""
+        """Return the answers to a probe by row, for rows with any."""
         found = {
             label: [run.probes[probe] for run in row.runs if probe in run.probes]
             for label, row in self.rows.items()
@@ -89,38 +89,38 @@ class Report:
 
     @property
     def of_variants(self) -> bool:
-        """Whether a row is a variant, and nothing else."""
+        """True if rows differ only in their variant."""
         return list(self.keys) == ["pe"]
 
     @property
     def of_rows(self) -> bool:
-        """Whether rows are told by their names, and may differ in kind and size."""
+        """True if rows are distinguished by name, and may differ in kind and size."""
         return ROW in self.keys
 
     @property
     def source(self) -> Published | Claim | None:
-        """What is published of such rows, with numbers or without."""
+        """The published results for such rows, with numbers or without."""
         return self.published or self.claim
 
     @property
     def task(self) -> TaskFacts | None:
-        """What is known of the generated data that all runs have in common; None of text."""
+        """The facts of the generated data if all runs share its kind; None for text."""
         kinds = {run.config.data.kind: run.config.data.task for run in self.runs}
         return next(iter(kinds.values())) if len(kinds) == 1 else None
 
     @property
     def unit(self) -> str:
-        """What losses are counted in."""
+        """The unit of losses."""
         return " or ".join(dict.fromkeys(run.config.data.unit for run in self.runs))
 
     @property
     def margin_unit(self) -> str:
-        """What the margin is counted in."""
+        """The unit of the margin."""
         return "nats" if self.unit.startswith("nats") else f"of {self.unit}"
 
     @property
     def groups(self) -> str:
-        """The groups that the runs come from."""
+        """The groups of the runs."""
         return ", ".join(sorted({run.group for run in self.runs}))
 
 
@@ -130,18 +130,18 @@ def build(
     reference: str | None = None,
     left_out: Sequence[str] = (),
 ) -> Report:
-    """Arrange runs in rows, and hold these against the reference.
+    """Arrange runs in rows, and compare these with the reference.
 
     Args:
         runs: at least one, in any order.
-        keys: what tells rows apart: pe, or keys such as optim.lr.
-        reference: a row's label or its name; None: qk_rope, or else a row that rotates q and k
-            alone, or nope where a kind has no queries, and no deltas if no variant is that. Where
-            rows are named: one of softmax with that and a key/value head for each query's. Else the
-            first.
-        left_out: folders that hold no run.
+        keys: the factors that distinguish rows: pe, or keys such as optim.lr.
+        reference: a row's label or its name. None for variants: qk_rope, or else a row that rotates
+            only q and k, or nope for a kind without queries; no deltas if that is missing. None for
+            named rows: softmax attention with qk_rope and as many key/value heads as query heads.
+            Otherwise the first row.
+        left_out: folders without a run.
     Raises:
-        ReportError: the runs may not share a table, or give no such row.
+        ReportError: the runs may not share a table, or `reference` does not name one row.
     """
     rows = comparable(runs, keys)
     label = _label(reference, rows) if reference else standard(rows, keys)
@@ -171,7 +171,7 @@ def build(
 
 
 def _label(reference: str, rows: Mapping[str, Row]) -> str:
-    """Return the label of the row that a person means, who may name it as tables do."""
+    """Return the label of the row with this label or displayed name."""
     if reference in rows:
         return reference
     named = [label for label, row in rows.items() if reference == row.name]
@@ -185,14 +185,14 @@ def _label(reference: str, rows: Mapping[str, Row]) -> str:
 
 
 def by_own_deviation(runs: Sequence[Run]) -> bool:
-    """Return whether a campaign of these runs asks for each pair's own deviation, always."""
+    """Return whether a campaign of these runs always uses each pair's own standard deviation."""
     return any(run.test == "paired" for run in runs)
 
 
 def refer(report: Report, label: str) -> Report:
-    """Return the same report with its differences to another row, judged as `build` judges them.
+    """Return the same report with differences to another row, judged as in `build`.
 
-    What does not depend on the reference (noise, all pairs, the published relations) stays.
+    Noise, all pairs and the published relations do not depend on the reference, and stay.
     """
     lines = _lines(report.rows, label, report.published)
     against = _against(_losses(lines), label, report.noise)
@@ -200,12 +200,12 @@ def refer(report: Report, label: str) -> Report:
 
 
 def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
-    """Return the row that differences are against, unless told otherwise; it may not be there."""
+    """Return the label of the default reference, which may be missing from the rows."""
     if list(keys) == ["pe"]:
         sites = next(iter(rows.values())).runs[0].config.attn.sites()
         if "q" not in sites:
             return published.UNROTATED
-        # Where no row is the standard variant itself, one that rotates at the same sites.
+        # Without the standard variant, use a row that rotates at the same sites.
         alike = [label for label, row in rows.items() if _rotates_qk(row)]
         return alike[0] if alike and published.REFERENCE not in rows else published.REFERENCE
     plain = [label for label, row in rows.items() if ROW in keys and _is_plain(row)]
@@ -213,12 +213,12 @@ def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
 
 
 def _rotates_qk(row: Row) -> bool:
-    """Whether a row rotates queries and keys, and nothing else."""
+    """Return whether a row rotates exactly queries and keys."""
     return row.runs[0].config.pe.rotate == ("q", "k")
 
 
 def _is_plain(row: Row) -> bool:
-    """Whether a row is LLaMA's own attention, of as many key/value heads as queries'."""
+    """Return whether a row is LLaMA's attention, with as many key/value heads as query heads."""
     config = row.runs[0].config
     grouped = config.model.num_key_value_heads != config.model.num_attention_heads
     is_softmax = isinstance(config.attn, SoftmaxConfig)
@@ -226,7 +226,7 @@ def _is_plain(row: Row) -> bool:
 
 
 def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
-    """Return the published table that has such rows; None where there is none."""
+    """Return the published table of such rows, or None."""
     if not _from_the_start(runs):
         return None
     kinds = {run.config.data.kind for run in runs}
@@ -246,12 +246,12 @@ def _predicts_text(run: Run) -> bool:
 
 
 def _from_the_start(runs: Sequence[Run]) -> bool:
-    """Whether all began as what is published did, and none with the weights of a finished run."""
+    """Return whether all runs began from random weights, as the published ones did."""
     return not any(run.config.init_weights for run in runs)
 
 
 def _claim(runs: Sequence[Run], keys: Sequence[str]) -> Claim | None:
-    """Return what is published of such rows without numbers; None where nothing is."""
+    """Return the claim published about such rows without numbers, or None."""
     if not _from_the_start(runs):
         return None
     kinds = {run.config.data.kind for run in runs}
@@ -259,10 +259,10 @@ def _claim(runs: Sequence[Run], keys: Sequence[str]) -> Claim | None:
 
 
 def _lines(rows: Mapping[str, Row], label: str, source: Published | None) -> dict[str, Line]:
-    """Hold each row against one of them, best first."""
+    """Compare each row with the row `label`; best first."""
     known: dict[str, Losses] = {each: {} for each in rows}
     if source is not None:
-        # Published once, as if by one seed.
+        # Each loss was published once, so it counts as one seed.
         known |= {each: {0: loss} for each, loss in source.losses.items()}
     theirs = compare(known, label)
 
@@ -285,7 +285,7 @@ def _against(losses: Mapping[str, Losses], label: str, noise: Noise | None) -> d
 def _relations(
     rows: Mapping[str, Line], noise: Noise | None, source: Published | Claim | None
 ) -> list[Relation]:
-    """Judge what is published of the rows that are here."""
+    """Judge the published relations between the rows that are here."""
     if source is None:
         return []
     signs = {(a, b): sign for a, sign, b in source.relations}

@@ -1,4 +1,4 @@
-"""What the campaigns cost: results/cost.md, of the records alone."""
+"""The table results/cost.md: runs, tokens and hours of each campaign, from its records."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from rope_exp.run.provenance import spelled
 
 
 def cost_file(campaigns: Mapping[str, Sequence[Run]]) -> bytes:
-    """Return a line for each campaign, and one of all.
+    """Return cost.md: a line for each campaign, and one for all.
 
     Args:
-        campaigns: the runs of each, by its name.
+        campaigns: the runs of each campaign, by its name.
     """
     lines = [_line(f"`{name}`", runs) for name, runs in sorted(campaigns.items())]
     everything = [run for runs in campaigns.values() for run in runs]
@@ -27,7 +27,7 @@ def cost_file(campaigns: Mapping[str, Sequence[Run]]) -> bytes:
 
 
 def hours(runs: Sequence[Run]) -> float:
-    """Return how long runs took, one after the other."""
+    """Return the summed wall time of runs, in hours."""
     return float(sum(run.result.get("wall_s", 0) for run in runs) / 3600)
 
 

@@ -1,12 +1,12 @@
-"""What stands behind a verdict's word where it is by the runs that survived."""
+"""Suffix for a verdict when some seeds diverged, e.g. `(1 diverged)`."""
 
 from rope_exp.evidence.comparable import Row
 
 
 def diverged_mark(row: Row) -> str:
-    """Return how many of a row's runs diverged, such as (1 diverged); nothing where none did.
+    """Return the number of a row's diverged runs, such as `(1 diverged)`; empty if there are none.
 
-    Nothing of a row without a finished run either: its own word says so.
+    Also empty for a row without a finished run, as its verdict already says so.
     """
     count = sum(run.status == "diverged" for run in row.runs)
     return f"({count} diverged)" if count and not row.verdict else ""

@@ -1,7 +1,7 @@
-"""The levels of all campaigns: runs of one corpus, size, budget and length, which one table holds.
+"""The levels of all campaigns. A level is the runs of one table on the page.
 
-A level is what a reader of the page chooses. It is told by facets: what every run has (campaign,
-corpus, size, tokens, length), and each factor of a campaign that these do not tell.
+A reader of the page chooses a level by facets. Every run has the facets campaign, corpus, size,
+tokens and length; each factor of a campaign that these do not determine is a further facet.
 """
 
 import math
@@ -30,7 +30,7 @@ TITLES = {
 
 
 class Choice(NamedTuple):
-    """One value of a facet: where it stands among the others, and how a reader sees it."""
+    """One value of a facet: its sort key, and its displayed text."""
 
     order: float
     text: str
@@ -41,12 +41,12 @@ _ALL_KINDS = Choice(1, "rows of all kinds")
 
 @dataclass(frozen=True)
 class Level:
-    """Runs that stand in one table.
+    """Runs of one table.
 
     Attributes:
-        facets: what tells the level from the others, by key.
-        report: its rows, against the reference that `build` chooses or else its best row.
-        joined: the campaigns, where the level is of several.
+        facets: the values that identify the level, by key.
+        report: its rows, compared with `build`'s default reference or else with its best row.
+        joined: the campaigns of a level that joins several.
     """
 
     facets: Mapping[str, Choice]
@@ -55,15 +55,15 @@ class Level:
 
     @property
     def num_losses(self) -> int:
-        """How many runs have a loss."""
+        """The number of runs with a loss."""
         return sum(len(row.losses) for row in self.report.rows.values())
 
 
 def find_levels(campaigns: Mapping[str, Sequence[Run]]) -> list[Level]:
-    """Return every level of the campaigns but the pilot, those of one campaign first.
+    """Return every level of the campaigns except the pilot, levels of one campaign first.
 
-    Campaigns that have a level in common may hold different rows of it: where these may be
-    compared, a level more holds them together.
+    Campaigns with a level in common may have different rows in it. If these are comparable, a
+    further level joins them.
 
     Raises:
         ReportError: the runs of a campaign's level may not share a table.
@@ -82,14 +82,14 @@ def find_levels(campaigns: Mapping[str, Sequence[Run]]) -> list[Level]:
         for of_kind in kinds_of(runs).values():
             kind = _attention(of_kind[0].config)
             levels.append(Level({**facets, _ATTENTION: kind}, _report(of_kind, ["pe"])))
-    # Of rows with names, those that are another campaign's variants too are no further runs.
+    # Skip levels with named rows: rows that match another campaign's variants are the same runs.
     return levels + _joined([level for level in levels if not level.report.runs[0].config.row_name])
 
 
 def kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each kind of attention by its label, where several are in one table.
+    """Return the runs of each kind of attention by its label, for a table with named rows.
 
-    Of those kinds alone whose rows are variants, two or more, of one size.
+    Includes only kinds with at least two variants, all of one size.
     """
     if telling(runs) == ["pe"]:
         return {}
@@ -105,7 +105,7 @@ def kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def level_name(run: Run, keys: Iterable[str]) -> str:
-    """Return how files name a level, by the factors that tell it from a campaign's others."""
+    """Return a level's name for files, made of the factors that distinguish it in a campaign."""
     return "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
 
 
@@ -115,7 +115,7 @@ def _facets(run: Run, others: Iterable[str]) -> dict[str, Choice]:
 
 
 def _base(config: RunConfig) -> dict[str, Choice]:
-    """Return the facets that every run has beside its campaign."""
+    """Return the facets of every run except its campaign."""
     model = config.model
     layers = model.num_hidden_layers
     tokens = config.train.num_tokens
@@ -140,7 +140,7 @@ def _choice(config: RunConfig, key: str) -> Choice:
 
 
 def _untold(runs: Sequence[Run]) -> list[str]:
-    """Return the factors of campaigns of which the facets of every run do not tell the value."""
+    """Return the factors of campaigns that the base facets do not determine."""
     factors = {key for run in runs for key in run.factors} - set(SEEDS)
     untold = set()
     for key in factors:
@@ -153,7 +153,7 @@ def _untold(runs: Sequence[Run]) -> list[str]:
 
 
 def _report(runs: Sequence[Run], keys: Sequence[str] = ()) -> Report:
-    """Build the report; where the standard reference has no loss, against the best row."""
+    """Build the report. If the default reference has no loss, compare with the best row."""
     keys = keys or telling(runs)
     report = build(runs, keys)
     with_loss = [label for label, row in report.rows.items() if row.losses]
@@ -166,7 +166,7 @@ def _report(runs: Sequence[Run], keys: Sequence[str] = ()) -> Report:
 
 
 def _joined(levels: Sequence[Level]) -> list[Level]:
-    """Return the levels that several campaigns have runs of, where these may be compared."""
+    """Return a joined level where several campaigns have comparable runs."""
     alike: dict[tuple[Choice, ...], list[Level]] = {}
     for level in levels:
         _, *told = level.facets.values()
@@ -176,7 +176,7 @@ def _joined(levels: Sequence[Level]) -> list[Level]:
     for parts in alike.values():
         names = [part.facets[_CAMPAIGN].text for part in parts]
         runs = _union(parts)
-        # Where one campaign holds all that the others do, there is nothing to join.
+        # If one campaign contains all runs of the others, there is nothing to join.
         if len(runs) == max(len(part.report.runs) for part in parts):
             continue
         try:
@@ -190,7 +190,7 @@ def _joined(levels: Sequence[Level]) -> list[Level]:
 
 
 def _union(parts: Sequence[Level]) -> list[Run]:
-    """Return every run once: a cell that two campaigns ran is the first one's."""
+    """Return every run once; for a cell that two campaigns ran, use the first campaign's run."""
     found: dict[str, Run] = {}
     for part in parts:
         for run in part.report.runs:

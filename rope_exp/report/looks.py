@@ -1,8 +1,8 @@
-"""How a row is drawn: its colour, marker and line, keyed by its label alone.
+"""The look of a row: its colour, marker and line, which depend only on its label.
 
-A variant looks the same in every figure. Of the 16 subsets the hue and the fill of the marker say
-which of Q and K rotate, the dash and the shape of the marker which of V and O: no two are alike in
-grey either. A user's own variants have other hues, markers and a dash of their own.
+A variant looks the same in every figure. For the 16 subsets, the hue and the fill of the marker
+show which of Q and K rotate, and the dash and the shape of the marker which of V and O. No two are
+alike, even in grey. A user's own variants have other hues, other markers and their own dash.
 """
 
 import hashlib
@@ -10,14 +10,14 @@ from typing import Any
 
 from rope_exp.config.variants import SUBSETS
 
-# After Paul Tol's "high contrast" scheme: apart for colour-blind readers, and in grey.
+# After Paul Tol's "high contrast" scheme: distinct for colour-blind readers and in grey.
 _HUES = {"": "#BB5566", "q": "#000000", "k": "#C8961E", "qk": "#004488"}
-# The side of the marker that is filled: the left for Q, the right for K.
+# The filled side of the marker: left for Q, right for K.
 _FILLS = {"": "none", "q": "left", "k": "right", "qk": "full"}
 _DASHES = {"": "-", "v": "--", "o": "-.", "vo": ":"}
 _MARKERS = {"": "o", "v": "v", "o": "^", "vo": "D"}
 
-# Paul Tol's "muted" scheme, for what is no subset.
+# Paul Tol's "muted" scheme, for rows that are no subset.
 _OTHER_HUES = (
     "#332288",
     "#88CCEE",
@@ -36,20 +36,20 @@ _SITES = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBS
 
 
 def look(label: str, number: int = 0) -> dict[str, Any]:
-    """Return the look of a row, in the words of matplotlib's lines.
+    """Return the look of a row, as keywords of matplotlib's lines.
 
     Args:
-        label: a variant's, which has one look everywhere; or one such as optim.lr=0.003.
-        number: its place among the rows, by which those that are no variants are told apart.
+        label: a variant, which looks the same everywhere, or a setting such as optim.lr=0.003.
+        number: the row's place, which determines the look of rows that are not variants.
     """
     if label in _SITES:
         return _look_of_subset(label)
     if "=" in label:
-        # Past nine, the same hues with other markers.
+        # After nine rows, the hues repeat with other markers.
         marker = _OTHER_MARKERS[(number + number // 9) % 9]
         return _filled(_OTHER_HUES[number % 9], marker, "-", "full")
 
-    # A hash of its own for each, so that hue and marker are not tied to one another.
+    # Different digits of one hash choose hue and marker, so they vary independently.
     place = int(hashlib.sha256(label.encode()).hexdigest(), 16)
     marker = _OTHER_MARKERS[place // 9 % 9]
     return _filled(_OTHER_HUES[place % 9], marker, _OWN_DASH, "full")
@@ -58,7 +58,7 @@ def look(label: str, number: int = 0) -> dict[str, Any]:
 def parts(label: str) -> tuple[str, str] | None:
     """Return which of Q and K and which of V and O a subset rotates, such as ("qk", "v").
 
-    None for what is no subset of the sites.
+    None for a label that is no subset of the sites.
     """
     if label not in _SITES:
         return None
@@ -76,7 +76,7 @@ def _look_of_subset(label: str) -> dict[str, Any]:
 
 
 def _filled(color: str, marker: str, linestyle: Any, fill: str) -> dict[str, Any]:
-    """Return a look; what is not filled of a marker is white, so that no line shines through."""
+    """Return a look. Unfilled parts of a marker are white, so that no line shows through."""
     hollow = fill == "none"
     return {
         "color": color,

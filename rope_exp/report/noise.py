@@ -1,4 +1,4 @@
-"""What the pilot says: deviations, what pairing takes away, rounding, and the windows' share."""
+"""The pilot's report: standard deviations, the effect of pairing, rounding, and window errors."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from rope_exp.report.paper.gather import of_pilot
 from rope_exp.report.spelling import NOTHING, markdown_table
 from rope_exp.system.errors import show
 
-# The share of the margin that the held-out windows may take.
+# The largest allowed error from held-out windows, as a share of the margin.
 WINDOWS_SHARE = 1 / 3
 
 
 def noise_files(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return the pilot's files by name: of what its records allow.
+    """Return the pilot's files by name, as far as its records allow.
 
     Raises:
-        ReportError: one seed's run stands under the number of another.
+        ReportError: a seed's run is recorded under the number of another seed.
     """
     check_seeds(runs)
     found = spreads(runs)

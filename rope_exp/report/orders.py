@@ -1,4 +1,4 @@
-"""The order of variants at each size and budget of the ladders, and how alike these orders are."""
+"""The order of variants at each size and budget of the ladders, and agreement between orders."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from rope_exp.report.spelling import markdown_table, millions
 
 
 class _Delta(NamedTuple):
-    """The mean difference to the reference within a seed, and of how many seeds."""
+    """The mean difference to the reference within a seed, and the number of seeds."""
 
     mean: float
     num_seeds: int
@@ -27,17 +27,17 @@ def orders(runs: Sequence[Run], length: int) -> list[str]:
     """Return the differences to the reference at each size and budget, and tau between any two.
 
     Args:
-        runs: of the ladders; those of other lengths are left out.
-        length: of training, in tokens.
+        runs: the runs of the ladders; those of other lengths are left out.
+        length: training length, in tokens.
     Returns:
-        What stands above the table, and the table; nothing of fewer than two levels.
+        The caption and the table; empty with fewer than two levels.
     """
     levels = _levels(runs, length)
     if len(levels) < 2:
         return []
 
     by_fullness = sorted(levels.values(), key=_num_differences, reverse=True)
-    # Those that the fullest lacks come behind.
+    # Variants that the fullest level lacks come last.
     ordered = [sorted(level, key=lambda label: level[label].mean) for level in by_fullness]
     lines = [
         {"variant": label, **{place: _told(level.get(label)) for place, level in levels.items()}}
@@ -53,7 +53,7 @@ def orders(runs: Sequence[Run], length: int) -> list[str]:
 
 
 def _levels(runs: Sequence[Run], length: int) -> dict[_Place, _Level]:
-    """Return each level by its place, by size and then by budget."""
+    """Return the levels by place, sorted by size and then by budget."""
     losses: dict[_Place, dict[str, dict[int, float]]] = {}
     for run in runs:
         if run.loss is not None and run.config.train.seq_len == length:
@@ -81,7 +81,7 @@ def _num_differences(level: _Level) -> int:
 
 
 def _agreements(levels: Mapping[_Place, _Level]) -> list[dict[str | _Place, str | None]]:
-    """Return a line of tau for each level, with every other."""
+    """Return a line for each level: tau with every other level."""
     lines = []
     for place, level in levels.items():
         line: dict[str | _Place, str | None] = {"variant": f"tau with {_spelled(place)}"}
@@ -93,7 +93,7 @@ def _agreements(levels: Mapping[_Place, _Level]) -> list[dict[str | _Place, str 
 
 
 def _spelled(column: str | _Place) -> str:
-    """Spell a column's head; two places may be spelled alike, in three digits of millions."""
+    """Return a column's title. Titles of two places may be equal, as they have three digits."""
     if isinstance(column, str):
         return column
     params, tokens = column

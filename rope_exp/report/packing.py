@@ -1,7 +1,7 @@
-"""Data for the page with what stands in many places kept once: a third of it would be repetition.
+"""Compression of the page's data: repeated values, a third of the data, are stored once.
 
-A place that shares its value holds {"=": n}, and the value is the n-th of those shared, which may
-share in turn. state.js puts them back.
+A repeated value is replaced by {"=": n}, where n is its index in the list of shared values. Shared
+values may contain such references in turn. state.js restores them.
 """
 
 import json
@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SHARED = "="
-# A shorter value takes hardly more room than what would stand for it.
+# A shorter value is hardly longer than its reference.
 MIN_CHARS = 12
 
 
 def packed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"data": ..., "shared": ...}, in which no longer value stands twice.
+    """Return {"data": ..., "shared": ...}, without repeated values of `MIN_CHARS` or more.
 
     Args:
-        data: what JSON can hold. A key "=" of its own has no number.
+        data: data that JSON can represent. A key "=" in it must not have an integer value.
     """
     packing = _Packing(data)
     return {"data": packing.place(data), "shared": packing.shared}
 
 
 class _Packing:
-    """How often each value stands somewhere, and those that are shared so far."""
+    """The number of occurrences of each value, and the values shared so far."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.shared: list[Any] = []
@@ -36,13 +36,13 @@ class _Packing:
     def _count(self, value: Any) -> None:
         text = _spelled(value)
         self._times[text] += 1
-        # What is within a repeated value is repeated with it, and is counted there.
+        # The parts of a repeated value were counted at its first occurrence.
         if self._times[text] == 1:
             for each in _parts(value):
                 self._count(each)
 
     def place(self, value: Any) -> Any:
-        """Return what stands in a value's place: itself, or the number of the shared one."""
+        """Return the replacement of a value: the value itself, or a reference to a shared one."""
         text = _spelled(value)
         if len(text) < MIN_CHARS or self._times[text] == 1:
             return self._inside(value)

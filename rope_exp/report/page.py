@@ -1,7 +1,7 @@
-"""The page results/report.html: one file that shows every level of every campaign, offline.
+"""The page results/report.html: one offline file that shows every level of every campaign.
 
-It holds the data, the chart library and its own script, and asks for nothing else: its policy
-(Content-Security-Policy) lets nothing in or out, and runs the two scripts whose hashes it names.
+It contains the data, the chart library and its own script, and loads nothing else. Its
+Content-Security-Policy forbids all traffic and allows only the two scripts with the listed hashes.
 The same records give the same bytes.
 """
 
@@ -18,7 +18,7 @@ from rope_exp.report.packing import packed
 from rope_exp.report.page_data import page_data
 
 MAX_BYTES = 3_000_000
-# Of any number in the page: a hundred times finer than tables spell.
+# For every number in the page: a hundred times finer than the tables print.
 DECIMALS = 6
 SCRIPTS = ("state.js", "tables.js", "charts.js", "forest.js", "curves.js", "page.js")
 
@@ -27,7 +27,7 @@ def page(campaigns: Mapping[str, Sequence[Run]]) -> bytes:
     """Return the page of all campaigns.
 
     Args:
-        campaigns: the runs of each, by its name.
+        campaigns: the runs of each campaign, by its name.
     Raises:
         ReportError: runs may not share a table, or the page would be larger than `MAX_BYTES`.
     """
@@ -35,10 +35,10 @@ def page(campaigns: Mapping[str, Sequence[Run]]) -> bytes:
 
 
 def assemble(data: Mapping[str, Any]) -> bytes:
-    """Put data, library, script and style into one file.
+    """Return one file with data, library, script and style.
 
     Raises:
-        ReportError: it would be larger than `MAX_BYTES`.
+        ReportError: the file would be larger than `MAX_BYTES`.
     """
     style = _asset("page.css")
     script = _closed("\n".join(_asset(name) for name in SCRIPTS))
@@ -66,13 +66,13 @@ def assemble(data: Mapping[str, Any]) -> bytes:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """Return data, packed, as JSON that may stand in a script element: in ASCII, and without <."""
+    """Return packed data as JSON that is safe in a script element: ASCII, and without <."""
     text = json.dumps(packed(_rounded(data)), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
 def _rounded(value: Any) -> Any:
-    """Return data with its numbers to so many decimals: digits that nobody sees take no room."""
+    """Return data with numbers rounded to `DECIMALS`, as further digits would only take space."""
     if isinstance(value, Mapping):
         return {key: _rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -81,7 +81,7 @@ def _rounded(value: Any) -> Any:
 
 
 def policy(scripts: Sequence[str], style: str) -> str:
-    """Return the policy: nothing may be loaded, sent or run but what has these hashes."""
+    """Return the policy: allow the scripts and the style with these hashes, and nothing else."""
     allowed = " ".join(map(_source, scripts))
     return (
         f"default-src 'none'; script-src {allowed}; style-src {_source(style)}; "
@@ -92,17 +92,17 @@ def policy(scripts: Sequence[str], style: str) -> str:
 @cache
 def chart_library() -> str:
     """Return vega, vega-lite and vega-embed as one script."""
-    # Loads a JavaScript engine, which nothing but this page needs.
+    # Imported here because it loads a JavaScript engine, which only this page needs.
     from vl_convert import javascript_bundle
 
-    # As it would end the element that it stands in.
+    # An unescaped end tag would close the surrounding element.
     return _closed(javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace(
         "</script", "<\\/script"
     )
 
 
 def _closed(script: str) -> str:
-    """Keep a script's names to itself."""
+    """Wrap a script in a function, so its names stay local."""
     return f'(() => {{\n"use strict";\n{script}\n}})();'
 
 

@@ -1,4 +1,4 @@
-"""The curves of a level for the page: losses and differences by tokens, as plain data."""
+"""Curves of a level for the page: losses and differences by training tokens, as plain data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,15 +8,15 @@ import pandas as pd
 from rope_exp.evidence.comparable import Row
 from rope_exp.report.by_tokens import by_tokens
 
-# Of a loss in the page: ten times finer than any difference that is read from a curve.
+# For losses in the page: ten times finer than any difference read from a curve.
 DECIMALS = 5
 Numbers = list[float | None]
 
 
 def curves(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Return the validation losses of each row at the tokens of its evaluations.
+    """Return the validation losses of each row by training tokens.
 
-    `mean` is over finished seeds, where all of them have a value; `seeds` is each run's own.
+    `mean` is the mean over finished seeds, null unless all have a value; `seeds` lists each run.
     """
     tables = {label: by_tokens(row.runs, "val/loss") for label, row in rows.items()}
     tokens = sorted({int(at) for table in tables.values() for at in table.index})
@@ -34,7 +34,7 @@ def curves(rows: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def differences(rows: Mapping[str, Row], reference: Row, tokens: Sequence[int]) -> dict[str, Any]:
-    """Return the mean differences to the reference, over the finished seeds that both have."""
+    """Return the mean differences to the reference over shared finished seeds."""
     found = {}
     base = by_tokens(reference.runs, "val/loss").reindex(pd.Index(tokens))
     for label, row in rows.items():
@@ -45,7 +45,7 @@ def differences(rows: Mapping[str, Row], reference: Row, tokens: Sequence[int]) 
 
 
 def numbers(values: "pd.Series[float]") -> Numbers:
-    """Return numbers for JSON; none where there is none."""
+    """Return rounded numbers for JSON, with None for NaN."""
     rounded = values.round(DECIMALS)
     return [None if pd.isna(value) else float(value) for value in rounded]
 

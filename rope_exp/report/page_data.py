@@ -1,7 +1,7 @@
-"""What the page embeds: every judgement of every level against every reference, as plain data.
+"""The data embedded in the page: every level, judged against every reference, as plain data.
 
-Nothing is left for a browser to compute but where a mark stands. A number is a number, a text is a
-text, and a table is columns and cells; each cell is what a reader sees and what it sorts by.
+The browser computes only the positions of marks. Numbers are numbers and texts are texts. A table
+has columns and cells; each cell has a displayed text and a sort key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from rope_exp.report.page_tables import (
 from rope_exp.report.sentences import caption, notes, summary
 from rope_exp.report.tables import WORDS
 
-# Of a view that docs/protocol.md has no family of tests for.
+# Note on a view for which docs/protocol.md plans no family of tests.
 EXPLORATION = (
     "This view is exploration: docs/protocol.md plans differences to one row within one campaign. "
     "What another reference or joined campaigns show is a question for new runs, and no result."
@@ -37,10 +37,10 @@ EXPLORATION = (
 
 
 def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
-    """Return all that the page shows.
+    """Return all data of the page.
 
     Args:
-        campaigns: the runs of each, by its name.
+        campaigns: the runs of each campaign, by its name.
     Raises:
         ReportError: the runs of a campaign's level may not share a table.
     """
@@ -62,7 +62,7 @@ def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
 
 
 def _facets(levels: Sequence[Level]) -> list[dict[str, Any]]:
-    """Return what may be chosen: each facet, its title, and its values in their order."""
+    """Return the choices of a reader: each facet, its title, and its ordered values."""
     keys = dict.fromkeys(key for level in levels for key in level.facets)
     found = []
     for key in keys:
@@ -73,14 +73,14 @@ def _facets(levels: Sequence[Level]) -> list[dict[str, Any]]:
 
 
 def _start(levels: Sequence[Level]) -> int:
-    """Return the level that is shown first: the one that decides, else that with most losses."""
+    """Return the index of the first level: prefer unjoined, then primary, then most losses."""
 
     def weight(n: int) -> tuple[bool, bool, int]:
         level = levels[n]
         decides = level.report.runs[0].group == PRIMARY
         return not level.joined, decides, level.num_losses
 
-    # Of equal ones the first.
+    # Among equal levels, `max` returns the first.
     return max(range(len(levels)), key=weight, default=0)
 
 
@@ -114,7 +114,7 @@ def _level(level: Level) -> dict[str, Any]:
 
 
 def _row(row: Line) -> dict[str, Any]:
-    """Return what is the same whatever the reference is: names, look, place in the grid."""
+    """Return the data of a row that do not depend on the reference: names, look, grid cell."""
     style = look(row.label, row.number)
     pe = row.runs[0].config.pe
     return {
@@ -135,7 +135,7 @@ def _row(row: Line) -> dict[str, Any]:
 
 
 def _against(report: Report, tokens: Sequence[int], level: Level) -> dict[str, Any]:
-    """Return what depends on the reference."""
+    """Return the data of a level that depend on the reference."""
     said = notes(report)
     if level.joined:
         names = " and ".join(level.joined)
@@ -156,7 +156,7 @@ def _against(report: Report, tokens: Sequence[int], level: Level) -> dict[str, A
 
 
 def _difference(report: Report, row: Line) -> dict[str, Any]:
-    """Return a row's difference to the reference, and what is judged of it."""
+    """Return a row's difference to the reference, with interval and verdict."""
     found = {"delta": row.ours.delta, "published": row.theirs.delta}
     judged = report.against.get(row.label)
     if judged is None:

@@ -1,7 +1,7 @@
-"""Looks of rows for the page: matplotlib's markers and dashes as paths and lengths of SVG.
+"""Looks of rows for the page: matplotlib's markers and dashes as SVG paths and lengths.
 
-A marker lies in a square from -1 to 1. Charts and legends share its two paths: the outline, and
-what of it is filled.
+A marker lies in a square from -1 to 1. Charts and legends share its two paths: the outline and the
+filled part.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _PATHS = {
     "X": "M0,-.5L.5,-1L1,-.5L.5,0L1,.5L.5,1L0,.5L-.5,1L-1,.5L-.5,0L-1,-.5L-.5,-1Z",
     "*": "M0,-1.1L.26,-.36L1.05,-.34L.42,.14L.65,.89L0,.44L-.65,.89L-.42,.14L-1.05,-.34L-.26,-.36Z",
 }
-# The left and the right half of what the subsets are marked by.
+# The left and the right half of each marker of the subsets.
 _HALVES = {
     "o": ("M0,-1A1,1,0,0,0,0,1Z", "M0,-1A1,1,0,0,1,0,1Z"),
     "^": ("M0,-1L0,.8L-1,.8Z", "M0,-1L0,.8L1,.8Z"),
@@ -34,17 +34,17 @@ _NOTHING = "M0,0Z"
 _DASHES = {"-": [], "--": [7, 3], ":": [2, 3], "-.": [7, 3, 2, 3]}
 _SIDES = ("left", "right")
 
-# As report.looks has it: what matplotlib's lines take.
+# A look from report.looks: keywords of matplotlib's lines.
 Style = Mapping[str, Any]
 
 
 def outline(style: Style) -> str:
-    """Return a marker's path; a circle where it is none of those that rows have."""
+    """Return a marker's path; a circle for an unknown marker."""
     return _PATHS.get(style["marker"], _PATHS["o"])
 
 
 def filled(style: Style) -> str:
-    """Return the path of what is filled of a marker: all, nothing, or a half."""
+    """Return the path of a marker's filled part: all of it, nothing, or one half."""
     fill = style.get("fillstyle", "full")
     if fill in _SIDES and style["marker"] in _HALVES:
         return _HALVES[style["marker"]][_SIDES.index(fill)]
@@ -53,10 +53,10 @@ def filled(style: Style) -> str:
 
 
 def dashes(style: Style) -> list[float]:
-    """Return the lengths of dashes and gaps; none of a line that is whole."""
+    """Return the lengths of dashes and gaps; empty for a solid line."""
     line = style["linestyle"]
     if isinstance(line, str):
         return list(_DASHES.get(line, []))
-    # matplotlib's other spelling, in widths of a line of two pixels.
+    # matplotlib's tuple form is in line widths, and lines are two pixels wide.
     _, lengths = line
     return [2.0 * length for length in lengths]

@@ -1,4 +1,4 @@
-"""The tables of the page: columns, and cells that say what is seen and what it sorts by."""
+"""The tables of the page: columns, and cells with a displayed text and a sort key."""
 
 import math
 import statistics
@@ -19,14 +19,14 @@ Table = dict[str, Any]
 
 
 class Column(NamedTuple):
-    """A column's heading, and whether it holds text, numbers or code."""
+    """A column's heading, and its kind: text, number or code."""
 
     title: str
     kind: str = "text"
 
 
 class Shown(NamedTuple):
-    """A cell: what is seen, and what it sorts by; cells without a key come last."""
+    """A cell: its displayed text and its sort key. Cells without a key sort last."""
 
     text: str
     key: Key
@@ -35,7 +35,7 @@ class Shown(NamedTuple):
 def _table(columns: Iterable[Column], rows: Mapping[str, Sequence[Shown]]) -> Table:
     listed = []
     for key, row in rows.items():
-        # A text that sorts by itself needs no key.
+        # A text that is its own sort key needs no second entry.
         cells_of = [cell.text if cell.text == cell.key else list(cell) for cell in row]
         listed.append({"id": key, "cells": cells_of})
     return {"columns": [column._asdict() for column in columns], "rows": listed}
@@ -56,7 +56,7 @@ def _text(value: object) -> Shown:
 
 
 def table_of_rows(report: Report) -> Table:
-    """Return the table of table.md, whose texts sort by the numbers in them."""
+    """Return the table of table.md, with cells that sort by their numbers."""
     columns: dict[str, Column] = {}
     rows = {}
     for label, row in report.rows.items():
@@ -72,8 +72,8 @@ def table_of_rows(report: Report) -> Table:
 
 
 def _sort_keys(report: Report, row: Line) -> dict[str, Key]:
-    """Return what a column sorts by, where that is not what a reader sees."""
-    # A verdict in a loss's place is no number, and stands last.
+    """Return the sort keys of columns that do not sort by their displayed value."""
+    # A verdict that replaces a loss has no number, and sorts last.
     keys: dict[str, Key] = {"loss (mean)": row.ours.loss_mean}
     judged = report.against.get(row.label)
     if judged is not None:
@@ -116,7 +116,7 @@ def relations_table(report: Report) -> Table:
 
 
 def answers_table(report: Report) -> Table:
-    """Return what models of generated data were asked: exact matches, or R²; else no rows."""
+    """Return the answers on generated data: exact matches, or else R²; no rows without either."""
     parts = {}
     for split in splits(report):
         parts[f"right, {split}"] = whole(report, split)
@@ -190,7 +190,7 @@ _OF_RUNS: Mapping[Column, Callable[[Run], Shown]] = {
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Return every run, where it was trained and what its hashes are."""
+    """Return a line for each run, with its environment and its hashes."""
     rows = {run.where: [shown(run) for shown in _OF_RUNS.values()] for run in runs}
     return _table(_OF_RUNS, rows)
 
@@ -199,7 +199,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 
 def noise_table(runs: Sequence[Run]) -> Table | None:
-    """Return the pilot's deviations; none while it has too few runs to know them."""
+    """Return the pilot's standard deviations; None while there are too few runs for them."""
     found = spreads(runs) if any(not changes(run) for run in runs) else []
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Pairs of rows, judged: all of them as pairs.csv, the published ones as a table for readers."""
+"""Judged pairs of rows: all pairs as pairs.csv, the published relations as a Markdown table."""
 
 import pandas as pd
 
@@ -11,7 +11,7 @@ from rope_exp.report.spelling import markdown_lines
 def pairs_table(report: Report) -> str:
     """Return pairs.csv: every pair of rows, judged together; delta is b's loss minus a's.
 
-    The last columns are of the paired t, which pools nothing.
+    The last columns are from the paired t-test, which pools nothing.
     """
     alone = report.alone.pairs
     lines = []
@@ -42,7 +42,7 @@ def pairs_table(report: Report) -> str:
 
 
 def relations_table(report: Report) -> str:
-    """Return the published relations, one by one, as a table in Markdown."""
+    """Return the published relations, one by one, as a Markdown table."""
     own_title = [OWN] if report.is_pooled else []
     titles = ["published", "ours", "Δ", "95 % interval", *own_title, "p (Holm)", "seeds"]
     lines = [[*titles, "outcome at this setting"]]
@@ -69,7 +69,7 @@ def relations_table(report: Report) -> str:
 
 
 def _settling(relation: Relation) -> str:
-    """Say what would settle a published relation that is open."""
+    """Say how an open published relation could be settled."""
     pair = relation.judged
     if pair.verdict != "open":
         return "there is a difference, which may be larger or smaller than the margin"

@@ -1,4 +1,4 @@
-"""The table of who passes whom while both train, by the curves of held-out loss."""
+"""The table of crossings between the held-out loss curves of two variants during training."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ _KEY = "val/loss"
 
 
 def passes_within(runs: Sequence[Run], place: str) -> list[str]:
-    """Return when one variant passes another within runs of one budget, for good.
+    """Return the table of when one variant finally passes another within runs of one budget.
 
     Args:
-        runs: of one size and length, and of any budgets.
-        place: what these are, in words.
+        runs: runs of one size and length, with any budgets.
+        place: this size and length, in words.
     Returns:
-        What stands above the table, and the table; nothing where no pair was run.
+        The caption and the table; empty if no pair was run.
     """
     budgets: dict[int, dict[str, list[Run]]] = {}
     for run in runs:
@@ -48,12 +48,12 @@ def passes_within(runs: Sequence[Run], place: str) -> list[str]:
 
 
 def _spelled(column: str | int) -> str:
-    """Spell a column's head; two budgets may be spelled alike, in three digits of millions."""
+    """Return a column's title. Titles of two budgets may be equal, as they have three digits."""
     return column if isinstance(column, str) else f"{millions(column)} tokens"
 
 
 def _told(a: str, b: str, of_rows: dict[str, list[Run]]) -> str | None:
-    """Say who is ahead at the end, and since when; None where no seed has both."""
+    """Report which variant is ahead at the end, and since when; None if no seed has both."""
     if a not in of_rows or b not in of_rows:
         return None
     behind = by_tokens(of_rows[a], _KEY) - by_tokens(of_rows[b], _KEY)
@@ -73,9 +73,9 @@ def _told(a: str, b: str, of_rows: dict[str, list[Run]]) -> str | None:
 
 
 def _since(tokens: Sequence[float], num_seeds: int, last: float) -> str:
-    """Spell since when a variant is ahead in `num_seeds` seeds, of which some may have crossed.
+    """Format since when a variant is ahead in `num_seeds` seeds; `tokens` are the seeds' crossings.
 
-    Of these alone an interval would say nothing of the others, which were ahead before them.
+    The interval is left out unless all seeds crossed, as it would ignore those ahead throughout.
     """
     throughout = num_seeds - len(tokens)
     parts = []

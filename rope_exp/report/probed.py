@@ -1,4 +1,4 @@
-"""What finished models were asked, in words and tables: by place, longer contexts, frequencies."""
+"""Tables and notes of probes: results by place, longer contexts, and learned frequencies."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ METHOD_NAMES = {
     "ntk_aware": "NTK-aware",
     "yarn": "YaRN",
 }
-# Learned frequencies have moved little where the median |ln(theta/theta0)| is below it.
+# Learned frequencies have moved little if the median |ln(theta/theta0)| is below this.
 LITTLE = 0.1
 
 Answer = Mapping[str, Any]
@@ -28,15 +28,15 @@ Answer = Mapping[str, Any]
 
 
 def probes_csv(report: Report) -> str | None:
-    """Return probes.csv: a line for each row, probe and place; None where no run was asked.
+    """Return probes.csv: a line for each row, probe and place; None if no run was probed.
 
-    `by_place` says what stands there.
+    `by_place` explains the columns.
     """
     lines = []
     for probe in BY_PLACE:
         for label, answers in report.answers(probe).items():
             asked = [by_place(probe, answer) for answer in answers]
-            # Of the runs that were asked at the same places, as in the figure.
+            # Includes only runs that were probed at the same places, as in the figure.
             of_runs = [each for each in asked if _places(each) == _places(asked[0])]
             for name, places in of_runs[0].items():
                 for place in places:
@@ -51,7 +51,7 @@ def _places(of_run: Mapping[str, Mapping[Any, float]]) -> dict[str, list[Any]]:
 
 
 def _over_runs(numbers: NDArray[np.float64], prefix: str = "") -> dict[str, float]:
-    """Return how many runs there are, their mean, and their deviation where there are two."""
+    """Return the number of runs, their mean, and their standard deviation (NaN for one run)."""
     deviation = numbers.std(ddof=1) if len(numbers) > 1 else np.nan
     return {"num_seeds": len(numbers), f"{prefix}mean": numbers.mean(), f"{prefix}sd": deviation}
 
@@ -62,10 +62,10 @@ def _over_runs(numbers: NDArray[np.float64], prefix: str = "") -> dict[str, floa
 def extended_losses(
     answers: Sequence[Answer],
 ) -> dict[tuple[str, str], NDArray[np.float64]]:
-    """Return a row's losses by method and sites, [runs, lengths]; as trained, of no sites.
+    """Return a row's losses [runs, lengths] by method and sites; "as_trained" has sites "".
 
     Args:
-        answers: of its runs to the probe `extension`.
+        answers: its runs' answers to the probe `extension`.
     """
     found = {}
     for method in METHOD_NAMES:
@@ -80,7 +80,7 @@ def extended_losses(
 
 
 def extension_csv(report: Report) -> str | None:
-    """Return extension.csv: six decimals, nats; None where no run was asked."""
+    """Return extension.csv, in nats with six decimals; None if no run was probed."""
     lines = []
     for label, answers in report.answers("extension").items():
         for (method, sites), losses in extended_losses(answers).items():
@@ -91,7 +91,7 @@ def extension_csv(report: Report) -> str | None:
 
 
 def extension_part(report: Report) -> list[str]:
-    """Return the means for readers, a line for each method under a sentence; or nothing."""
+    """Return a sentence and a table of means by method and length; empty if no run was probed."""
     lines = []
     for label, answers in report.answers("extension").items():
         lengths = answers[0]["lengths"]
@@ -118,7 +118,7 @@ def extension_part(report: Report) -> list[str]:
 
 
 def drift_notes(report: Report) -> list[str]:
-    """Say of each row that learns frequencies how far they moved, and whether that is little."""
+    """Return a note for each row with learned frequencies, on how far they moved."""
     said = []
     for label, answers in report.answers("drift").items():
         parts = []
@@ -135,7 +135,7 @@ def drift_notes(report: Report) -> list[str]:
 
 
 def _judged(found: Sequence[Answer]) -> str:
-    """Say where a pair's medians lie, one a run; and how often 0 was crossed, where it can be."""
+    """Describe the medians of a pair over runs, and the crossings of 0 if these were counted."""
     medians = [answer["median"] for answer in found]
     num_little = sum(median < LITTLE for median in medians)
     if len(medians) == 1:

@@ -1,4 +1,4 @@
-"""What the ladders of size, tokens and length say, and how little of that reaches 1B parameters."""
+"""The file scaling.md: differences along size, tokens and length, and their limits at 1B."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from rope_exp.report.passes import passes_within
 from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import markdown_table, millions
 
-# The campaigns that a line goes through, and what their cells may differ in, beside the variant.
+# The campaigns of a ladder, and the keys in which their cells may differ beside the variant.
 LADDERS = ("warmup", "tokens", "length", "size")
 VARIED = (
     "model.hidden_size",
@@ -32,8 +32,8 @@ VARIED = (
     "schedule.warmup_fraction",
 )
 
-# Where the published table may stand: its parameters are given as about 1B, its tokens and length
-# are not given, and these are those of the sequel by the same author.
+# The assumed place of the published table. It gives about 1B parameters, but no tokens or length;
+# these are from the sequel by the same author.
 PUBLISHED_AT = {"parameters": 1e9, "tokens": 16e9, "length": 4096.0}
 
 BEYOND = "beyond what the data carry"
@@ -41,12 +41,12 @@ BENT = "it is no straight line"
 
 
 def scaling_files(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return scaling.md of the ladders' runs and its figure; nothing where nothing can be fitted.
+    """Return scaling.md of the ladders' runs and its figure; empty if nothing can be fitted.
 
     Runs with a shorter warmup than LEAST_WARMUP are left out.
 
     Raises:
-        ReportError: two runs are of one cell, or differ in more than variant, seed, size, budget
+        ReportError: two runs belong to one cell, or differ in more than variant, seed, size, budget
             and length.
     """
     runs = warmed_up(runs)
@@ -80,7 +80,7 @@ def _check_once(runs: Sequence[Run]) -> None:
     """Refuse two runs of one variant and seed at one place of the axes.
 
     Raises:
-        ReportError: there are two, as where another key of VARIED tells them apart.
+        ReportError: there are two, e.g. runs that differ in another key of VARIED.
     """
     known: dict[tuple[str, int, int, int, int], Run] = {}
     for run in runs:
@@ -118,7 +118,7 @@ def _line(label: str, fitted: Fit) -> dict[str, str | None]:
 
 
 def _at_published(fitted: Fit) -> tuple[str, str | None]:
-    """Spell what a line says of the published setting, with its interval; if bent, nothing."""
+    """Return a line's prediction at the published setting with its interval; `BENT` if bent."""
     if fitted.is_bent:
         return BENT, None
     value, low, high = fitted.predict(PUBLISHED_AT)
@@ -126,7 +126,7 @@ def _at_published(fitted: Fit) -> tuple[str, str | None]:
 
 
 def _reaches(fitted: Fit) -> bool:
-    """Whether a line says anything of the published setting, which is elsewhere on every axis."""
+    """Return whether a fit has all axes, as the published setting differs on every one."""
     return fitted.axes == AXES
 
 
@@ -134,7 +134,7 @@ def _reaches(fitted: Fit) -> bool:
 
 
 def _crossings(alike: Sequence[Run], place: str) -> list[str]:
-    """Return where one variant passes another, as tokens grow at one size and length."""
+    """Return the table of crossings of two variants, as tokens grow at one size and length."""
     lines = []
     for a, b in published.PASSES:
         fitted = fit_pair(alike, a, b)
@@ -175,7 +175,7 @@ def _p(fitted: Fit) -> str | None:
 
 
 def _spelled(fitted: Fit) -> str:
-    """Say where a line of tokens is 0, and of what lies outside of what was run no more than so."""
+    """Describe where a line in tokens is 0; places outside the tested range are not quantified."""
     if fitted.is_bent:
         return f"not to be told: {BENT}"
     crossing = fitted.crossing()
@@ -194,7 +194,7 @@ def _spelled(fitted: Fit) -> str:
 
 
 def _of_one_place(runs: Sequence[Run]) -> tuple[list[Run], str]:
-    """Return the runs of that size and length which most runs have, and its words."""
+    """Return the runs of the most common size and length, and these in words."""
     places = Counter((run.result["params"], run.config.train.seq_len) for run in runs if run.result)
     [(most, _)] = places.most_common(1)
     params, length = most
@@ -210,7 +210,7 @@ def _of_one_place(runs: Sequence[Run]) -> tuple[list[Run], str]:
 
 
 def _relations(runs: Sequence[Run]) -> list[str]:
-    """Return what the lines say of the published relations at the published size."""
+    """Return the table of the lines' predictions for the published relations."""
     lines: list[dict[str, str | None]] = []
     for a, sign, b in published.TABLE.relations:
         fitted = fit_pair(runs, a, b)
@@ -235,7 +235,7 @@ def _relations(runs: Sequence[Run]) -> list[str]:
 
 
 def _said(sign: str, low: float, high: float) -> str:
-    """Say what an interval of a difference says of a published sign."""
+    """Judge a published sign by the prediction interval of a difference."""
     if sign == SIGNS["equivalent"]:
         is_within = low > -MARGIN and high < MARGIN
         is_beyond = low > MARGIN or high < -MARGIN
@@ -257,7 +257,7 @@ def _range(found: Mapping[str, Fit], axis: str) -> str:
 
 
 def _weakness(found: Mapping[str, Fit], runs: Sequence[Run]) -> str:
-    """Say what the lines do not carry, and which runs are in none of them."""
+    """Describe the limits of the lines, and name the runs that are in none of them."""
     varied = {axis for fitted in found.values() for axis in fitted.axes}
     fixed = [axis for axis in AXES if axis not in varied]
     said = [

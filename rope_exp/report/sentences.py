@@ -1,6 +1,6 @@
-"""The sentences around the table: caption, summary, notes and assumptions.
+"""The sentences around the table: caption, summary and notes.
 
-Nothing here says more than the runs do: a difference is called one where the test of
+They claim no more than the runs support: a difference is reported only if the test of
 docs/protocol.md finds it.
 """
 
@@ -17,12 +17,12 @@ from rope_exp.report.probed import drift_notes
 from rope_exp.report.spelling import span
 from rope_exp.system.errors import show
 
-# The title of the interval by a pair's own standard deviation, beside the pooled one.
+# Title of the interval from a pair's own standard deviation, beside the pooled one.
 OWN = "95 % interval, own SD"
 
 
 def caption(report: Report) -> str:
-    """Say what was run: groups, seeds, parameters, corpus, budget."""
+    """Describe the runs: groups, seeds, parameters, corpus, budget."""
     rows = f"{len(report.rows)} rows by {', '.join(report.keys)}"
     if report.of_variants:
         rows = "1 variant" if len(report.rows) == 1 else f"{len(report.rows)} variants"
@@ -41,7 +41,7 @@ def caption(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """Say in one sentence what the losses show, and claim no more than they carry."""
+    """Summarize the losses in one sentence, without claims that they do not support."""
     trained = [row for row in report.rows.values() if row.losses]
     means = [f"{row.name} ({row.ours.loss_mean:.4f})" for row in trained]
     if len(trained) < 2:
@@ -71,7 +71,7 @@ def summary(report: Report) -> str:
 
 
 def _order(report: Report, ranked: Sequence[Line]) -> str:
-    """Return the order of the means, and between neighbours what the tests say."""
+    """Return the order of the means, with the sign of the test between neighbours."""
     order = ranked[0].name
     for first, second in itertools.pairwise(ranked):
         pair = report.pairs.get((first.label, second.label))
@@ -80,7 +80,7 @@ def _order(report: Report, ranked: Sequence[Line]) -> str:
 
 
 def _tau(report: Report, published: Published) -> str:
-    """Say how our order agrees with the published one; nothing of two rows, which a sign tells."""
+    """Report the agreement of our order with the published one; empty below three rows."""
     ranks = {row.label: row.ours.rank for row in report.rows.values() if row.ours.rank}
     tau, count = kendall_tau(ranks, published.losses)
     if count < 3:
@@ -90,7 +90,7 @@ def _tau(report: Report, published: Published) -> str:
 
 
 def notes(report: Report) -> list[str]:
-    """Say what the numbers do not show: runs without one, unequal seeds, interrupted runs."""
+    """Explain the numbers: sources, tests, runs without a loss, unequal seeds, surroundings."""
     said = []
     if "," in report.groups and report.pairs:
         said.append(
@@ -108,7 +108,7 @@ def notes(report: Report) -> list[str]:
     if report.claim:
         said.append(f"What is published of such rows, without numbers: {report.claim.source}.")
     if not report.reference.losses:
-        # A campaign's tables have the reference that everybody's have.
+        # The reference of a campaign's tables cannot be changed.
         other = "" if any(run.row for run in report.runs) else "; --reference takes another row"
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ{other}.")
 
@@ -157,7 +157,7 @@ def _run_notes(row: str, run: Run) -> list[str]:
 
 
 def _test_notes(report: Report) -> list[str]:
-    """Say what the tests rest on, and how their columns are to be read."""
+    """Explain the noise behind the tests, and how to read their columns."""
     noise = report.noise
     if noise is None:
         return []
@@ -189,7 +189,7 @@ def _test_notes(report: Report) -> list[str]:
 
 
 def _rate_notes(report: Report) -> list[str]:
-    """Say the learning rate of each row, where rows have one of their own."""
+    """List the learning rate of each row if these differ."""
     rates = {row.name: spelled(row.runs[0].config, OWN_RATE) for row in report.rows.values()}
     if OWN_RATE in report.keys or len(set(rates.values())) < 2:
         return []
@@ -198,7 +198,7 @@ def _rate_notes(report: Report) -> list[str]:
 
 
 def _alone(report: Report) -> list[str]:
-    """Say what is left where no noise is pooled, as where rows are unequally noisy after all."""
+    """Report the results without pooled noise, in case rows are unequally noisy after all."""
     ranked = [row for row in report.rows.values() if row.ours.rank]
     if not report.is_pooled or len(ranked) < 2:
         return []
@@ -227,24 +227,24 @@ def _alone(report: Report) -> list[str]:
 
 
 def mark_change(pooled: str, own: str) -> str:
-    """Mark a verdict that the pair's own standard deviation would change."""
+    """Return a mark for a verdict that the pair's own standard deviation would change."""
     return "" if own == pooled else " †"
 
 
 def spell_interval(pair: Judged) -> str:
-    """Return the 95 % interval of one contrast for a reader."""
+    """Return the 95 % interval of one contrast as text."""
     return f"{pair.low:+.4f} to {pair.high:+.4f}"
 
 
 def spell_p(p: float, *, sign: bool = False) -> str:
-    """Return a p-value for a reader; with its `sign`, to stand behind the letter."""
+    """Return a p-value as text; with `sign`, as it follows the letter p."""
     if p < 0.0001:
         return "< 0.0001"
     return f"= {p:.4f}" if sign else f"{p:.4f}"
 
 
 def _seed_notes(report: Report) -> list[str]:
-    """Means over different seeds are not means of the same thing; Δ is, and so are ranks."""
+    """List rows with other seeds than the rest: means are not comparable then; Δ and ranks are."""
     everywhere = {run.config.seed for run in report.runs if run.status == "finished"}
     said = []
     for row in report.rows.values():

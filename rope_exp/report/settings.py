@@ -1,4 +1,4 @@
-"""Every variant beside QK-RoPE in every setting that both were run in: results/settings."""
+"""The folder results/settings: each variant's difference to QK-RoPE in every shared setting."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
@@ -15,7 +15,7 @@ from rope_exp.report.paper.style import files_of
 from rope_exp.report.spelling import markdown_table, millions
 from rope_exp.report.tables import WORDS
 
-# Best first, by the only published table of all of them.
+# Best first, according to the only published table of all nine variants.
 COLUMNS = [label for label in published.TABLE.losses if label != published.REFERENCE]
 
 
@@ -23,10 +23,10 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
     """Return settings.md, settings.csv and the figure of all settings.
 
     Args:
-        tables: of all campaigns, by the folder of each below results; those whose rows are no
-            variants, and those without the reference, are left out.
+        tables: of all campaigns, by folder below results. Tables without the reference, and those
+            with rows that are not variants, are left out.
     Returns:
-        The files; none of fewer than two settings.
+        The files by name; empty with fewer than two settings.
     """
     settings = _settings(tables)
     if len(settings) < 2:
@@ -66,9 +66,9 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
 
 
 def _settings(tables: Mapping[str, Report]) -> dict[str, Report]:
-    """Return the tables in which variants stand beside the reference, those of most runs first.
+    """Return the tables that compare variants with the reference, those with most runs first.
 
-    One whose cells are all another's too, run again, is no further setting.
+    A table whose cells all occur in an earlier one, run again, is left out.
     """
     found = {
         place: report
@@ -92,7 +92,7 @@ def _delta(report: Report, label: str) -> float | None:
 
 
 def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
-    """Return how a reader calls each: its campaign, and what tells it from others of that."""
+    """Return a title for each setting: its campaign, and its differences from others there."""
     titles = {}
     for place, report in settings.items():
         run = report.runs[0]
@@ -110,7 +110,7 @@ def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
 
 
 def _line(report: Report, names: Mapping[str, str]) -> dict[str, str | None]:
-    """Return a setting's line of the table, but for its name."""
+    """Return a setting's line of the table, without its name."""
     line: dict[str, str | None] = {}
     if report.task is not None:
         line["in"] = report.unit
@@ -132,7 +132,7 @@ def _cell(report: Report, label: str) -> str | None:
 
 
 def _long(place: str, report: Report) -> Iterator[dict[str, Any]]:
-    """Yield a setting's lines of the CSV: a variant each, where it shares a seed with QK-RoPE."""
+    """Yield a line of the CSV for each variant of a setting that shares a seed with QK-RoPE."""
     for label, row in report.rows.items():
         if row.ours.delta is None or label == report.reference.label:
             continue

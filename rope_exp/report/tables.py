@@ -1,7 +1,7 @@
-"""The table in its four spellings: CSV, Markdown, LaTeX, and plain text for a terminal.
+"""The table in its four formats: CSV, Markdown, LaTeX, and plain text for a terminal.
 
-A row is a list of cells; one column more is one line of `cells`. An unfinished or diverged run is a
-word, never a number.
+A row is a list of cells; to add a column, add a line in `cells`. An unfinished or diverged run is
+shown as a word, never as a number.
 """
 
 import re
@@ -32,7 +32,7 @@ from rope_exp.report.sentences import (
 )
 from rope_exp.report.spelling import NOTHING, markdown_lines
 
-# Of a row against the reference.
+# Words for a row compared with the reference.
 WORDS: Mapping[Verdict, str] = {
     "better": "worse",
     "worse": "better",
@@ -49,25 +49,25 @@ Value = str | float | None
 class Cell:
     """A row's cell in the column `name` of table.csv, and `header` of the tables for readers.
 
-    Numbers are spelled by `format`, in table.csv with six decimals. Text has none, and stands on
-    the left.
+    `format` formats numbers, in table.csv with six decimals. Text has no format, and is aligned
+    left.
     """
 
     name: str  # empty: not in table.csv
-    header: str  # empty: in table.csv alone
+    header: str  # empty: only in table.csv
     value: Value
     format: str = ""
 
     def spell(self, form: str) -> str:
-        """Return the value as text; none where there is nothing to say."""
+        """Return the value as text; empty for None."""
         if self.value is None or isinstance(self.value, str):
             return self.value or ""
-        # Exactly 0, the reference's difference to itself, has no sign.
+        # The reference's difference to itself is exactly 0, and has no sign.
         return format(self.value, form if self.value else form.removeprefix("+"))
 
 
 def cells(report: Report, row: Line) -> list[Cell]:
-    """Return what the table shows of a row, from left to right."""
+    """Return the cells of a row, from left to right."""
     told_by = "variant" if report.of_variants else ", ".join(report.keys)
     delta = f"Δ to {report.reference.name}"
     ours = row.ours
@@ -95,7 +95,7 @@ def cells(report: Report, row: Line) -> list[Cell]:
         *_family_cells(report, row),
         *_further_cells(report, row),
     ]
-    # What no contracted column of table.csv holds stands behind them.
+    # Further columns of table.csv follow the guaranteed ones.
     for key in report.keys:
         if key != "pe":
             told = run.config.row_name if key == ROW else spelled(run.config, key)
@@ -105,7 +105,7 @@ def cells(report: Report, row: Line) -> list[Cell]:
 
 
 def _kind_cells(run: Run) -> list[Cell]:
-    """Return what kind of attention a row has, its parameters, and what a layer of it caches."""
+    """Return the cells of a row's kind of attention, parameters and cache size."""
     attn = run.config.attn
     cached, state = kept(attn, run.config.model, run.config.pe)
     params = run.result.get("params")
@@ -124,7 +124,7 @@ def _kind_cells(run: Run) -> list[Cell]:
 
 
 def _judged_cells(report: Report, row: Line) -> list[Cell]:
-    """Return what the contrast with the reference says of a row, among the eight of its kind."""
+    """Return the cells of the contrast with the reference, judged in the table's family."""
     own_title = [OWN] if report.is_pooled else []
     titles = ["95 % interval", *own_title, "p (Holm)", "verdict"]
     judged = report.against.get(row.label)
@@ -155,7 +155,7 @@ def _judged_cells(report: Report, row: Line) -> list[Cell]:
 
 
 def _family_cells(report: Report, row: Line) -> list[Cell]:
-    """Return what the same contrast says among all pairs."""
+    """Return the cells of the same contrast, judged among all pairs."""
     label = row.label
     reference = report.reference.label
     family = f"{len(report.pairs)} pairs" if report.pairs else ""
@@ -163,7 +163,7 @@ def _family_cells(report: Report, row: Line) -> list[Cell]:
     if judged is None:
         return [Cell(name, "", None) for name in _FAMILY]
 
-    # A pair stands there once, the better first; the table's Δ is the row's minus the reference's.
+    # Each pair occurs once, the better row first; the table's Δ is the row minus the reference.
     sign = 1 if judged.b == label else -1
     wide = sorted((sign * judged.wide_low, sign * judged.wide_high))
     return [
@@ -175,7 +175,7 @@ def _family_cells(report: Report, row: Line) -> list[Cell]:
 
 
 def _further_cells(report: Report, row: Line) -> list[Cell]:
-    """Return what else the contrast with the reference says, among those of its kind."""
+    """Return further cells of the contrast with the reference, judged in the table's family."""
     judged = report.against.get(row.label)
     if judged is None:
         return [Cell(name, "", None) for name in _FURTHER]
@@ -186,7 +186,7 @@ def _further_cells(report: Report, row: Line) -> list[Cell]:
 
 
 def _alone_cells(report: Report, row: Line) -> list[Cell]:
-    """Return the same contrast by the row's own differences alone, the paired t."""
+    """Return the cells of the same contrast, judged only by its own differences (paired t)."""
     judged = report.alone.against.get(row.label)
     if judged is None:
         return [Cell(name, "", None) for name in _ALONE]
@@ -202,11 +202,11 @@ def _word(judged: Judged, row: Line) -> str:
     return f"{WORDS[judged.verdict]} {diverged_mark(row)}".rstrip()
 
 
-# -- spellings -------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------
 
 
 def csv_table(report: Report) -> str:
-    """Return table.csv: six decimals; a cell without a number is empty."""
+    """Return table.csv, with six decimals and empty cells for missing numbers."""
     lines = []
     for row in report.rows.values():
         kept = [cell for cell in cells(report, row) if cell.name]
@@ -270,9 +270,9 @@ def plain_table(report: Report) -> str:
 
 
 def _for_readers(report: Report) -> tuple[str, list[list[str]]]:
-    """Return each column's side ("<" or ">"), and the titles and cells of each line.
+    """Return each column's alignment ("<" or ">"), and the titles and cells of each line.
 
-    Where nothing is published of such rows, no column says so.
+    Without a published table, the published columns are left out.
     """
     lines: list[list[str]] = []
     for row in report.rows.values():

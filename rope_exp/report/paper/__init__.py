@@ -1,1 +1,1 @@
-"""Figures as a paper prints them: 6.75 inches wide, 8 points, PDF beside PNG, readable in grey."""
+"""Figures for papers: 6.75 inches wide, 8-point text, PDF and PNG, readable in grey."""

@@ -1,7 +1,7 @@
-"""Runs along a factor: which runs of several campaigns stand on its ladder, by the factor's value.
+"""Ladders: runs of several campaigns along one factor, by the factor's value.
 
-A ladder is runs that are equal but for their variant, their seed, and one factor with what goes
-with it: a longer window takes fewer sequences for as many tokens.
+Runs of a ladder are equal except for variant, seed, and one factor with its companions. For
+example, a longer window takes fewer sequences for the same number of tokens.
 """
 
 import json
@@ -30,7 +30,7 @@ def keys_along(factor: str) -> Sequence[str]:
 
 
 def by_level(runs: Iterable[Run], factor: str) -> dict[float, list[Run]]:
-    """Return runs by the value of a factor that is a number, in its order."""
+    """Return runs by the value of a numeric factor, ascending."""
     levels: dict[float, list[Run]] = {}
     for run in runs:
         levels.setdefault(float(value_of(run.config, factor)), []).append(run)
@@ -38,10 +38,10 @@ def by_level(runs: Iterable[Run], factor: str) -> dict[float, list[Run]]:
 
 
 def ladders(runs: Sequence[Run], others: Iterable[Run], factor: str) -> list[list[Run]]:
-    """Return a campaign's runs by ladder, each with the runs of other campaigns that fit on it.
+    """Return a campaign's ladders, each with the runs of other campaigns that fit on it.
 
-    These are of the campaign's own variants; of two runs of one variant and seed on one level, the
-    campaign's own counts. A ladder has two levels at least.
+    Only variants of the campaign are added. If another campaign has the same variant, seed and
+    level, the campaign's own run is used. A ladder has at least two levels.
     """
     found: dict[str, dict[tuple[Any, ...], Run]] = {}
     for run in runs:
@@ -59,7 +59,7 @@ def ladders(runs: Sequence[Run], others: Iterable[Run], factor: str) -> list[lis
 
 
 def neighbours(runs: Sequence[Run], others: Iterable[Run]) -> list[Run]:
-    """Return the runs of other campaigns that could stand in the table of some: other variants."""
+    """Return runs of other campaigns, with further variants, that fit in the table of `runs`."""
     places = {_surroundings(run, "") for run in runs}
     variants = {run.config.pe.label for run in runs}
     found: dict[tuple[Any, ...], Run] = {}
@@ -70,7 +70,7 @@ def neighbours(runs: Sequence[Run], others: Iterable[Run]) -> list[Run]:
 
 
 def companions(runs: Sequence[Run], factor: str) -> list[str]:
-    """Return the keys that change along a ladder beside its factor."""
+    """Return the keys that change along a ladder together with its factor."""
     values: dict[str, set[str]] = {}
     for run in runs:
         for key, value in _flat(run.config.numeric_dict()):
@@ -84,7 +84,7 @@ def _cell(run: Run, factor: str) -> tuple[Any, ...]:
 
 
 def _surroundings(run: Run, factor: str) -> str:
-    """Spell all that must be equal on a ladder, the number of tokens at a longer window too."""
+    """Return as JSON all values that are equal on a ladder, and the tokens if length varies."""
     but = (*keys_along(factor), *_OF_ROWS)
     values = run.config.numeric_dict()
     kept = {key: value for key, value in _flat(values) if not _within(key, but)}

@@ -1,4 +1,4 @@
-"""Figure of generated data: which share is answered right, by how long or far examples are."""
+"""Figure of generated data: the share of right answers, by length or distance of examples."""
 
 import math
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from rope_exp.report.paper.style import (
     styled,
 )
 
-# How far neighbours of one bin stand apart, in bins: equal ones stay visible.
+# The distance of neighbours in a bin, in bins, which keeps equal values visible.
 APART = 0.06
 
 
 @styled
 def answers(report: Report) -> Figure | None:
-    """Draw each row's exact matches by bin, a panel for all splits; None where none were asked."""
+    """Draw each row's exact matches by bin, all splits in one panel; None if there are none."""
     rows = with_answers(report)
     if not rows or report.task is None:
         return None

@@ -1,4 +1,4 @@
-"""What a cached number buys: differences to the reference against the bytes cached a token."""
+"""Figure of cache size: differences to the reference against the bytes cached for a token."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -20,12 +20,12 @@ from rope_exp.report.paper.style import (
     zero_line,
 )
 
-# Of a number in bf16, as the axis says.
+# Bytes of a bf16 number, as the axis label says.
 _BYTES = 2
 
 
 class Point(NamedTuple):
-    """A row in the plane of what it costs and what it reaches: less is better of both."""
+    """A row's cached bytes and its loss difference; less is better for both."""
 
     label: str
     num_bytes: float
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 @styled
 def cached(report: Report) -> Figure | None:
-    """Draw ours, and the published beside it; None where no two rows differ in what they cache."""
+    """Draw our results beside the published ones; None if all rows cache equally much."""
     drawn = [row for row in report.rows.values() if _bytes(row) and row.ours.delta is not None]
     ours = [Point(row.label, _bytes(row), row.ours.delta or 0.0) for row in drawn]
     if len({point.num_bytes for point in ours}) < 2:
@@ -59,9 +59,9 @@ def cached(report: Report) -> Figure | None:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other one dominates: none caches as little and loses less.
+    """Return the Pareto front: points for which no other caches as little and has less loss.
 
-    From the fewest bytes to the most; of points at one place the first stands for all.
+    Points are ordered by bytes; of equal points, only the first is returned.
     """
     kept: list[Point] = []
     for point in sorted(points, key=lambda point: (point.num_bytes, point.delta)):
@@ -71,13 +71,13 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 
 def _bytes(row: Line) -> int:
-    """Return what a layer caches of a token; 0 where it is a state, which does not grow."""
+    """Return the bytes that a layer caches for a token; 0 if it only keeps a fixed-size state."""
     config = row.runs[0].config
     return _BYTES * kept(config.attn, config.model, config.pe)[0]
 
 
 def _published_points(report: Report, rows: Sequence[Line]) -> list[Point]:
-    """Return the published rows that are here, where it is published what they cache."""
+    """Return points for rows with published differences and cache sizes."""
     if report.published is None:
         return []
     numbers = report.published.cached
@@ -91,7 +91,7 @@ def _published_points(report: Report, rows: Sequence[Line]) -> list[Point]:
 def _draw(
     axes: Axes, report: Report | None, rows: Mapping[str, Line], points: Sequence[Point]
 ) -> None:
-    """Draw points, the intervals of ours, and the front."""
+    """Draw points, their intervals if they are ours, and the front."""
     zero_line(axes)
     best = front(points)
     steps: Style = {"color": GREY, "linewidth": 0.8, "drawstyle": "steps-post", "zorder": 2}

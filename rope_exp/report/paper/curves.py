@@ -1,4 +1,4 @@
-"""Figure 4: how losses go during training, against the reference's and by themselves."""
+"""Figure 4: losses during training, and their differences to the reference."""
 
 from collections.abc import Iterator
 
@@ -30,12 +30,12 @@ _LOSSES = {"val/loss": "validation loss", "train/loss": "training loss"}
 def curves(report: Report) -> Figure | None:
     """Draw differences to the reference, validation and training losses against tokens.
 
-    None where no run has an evaluation.
+    None if no run has an evaluation.
     """
     if not any("val/loss" in row for run in report.runs for row in run.metrics):
         return None
 
-    # The running median of training losses: over a tenth of the longest run's rows.
+    # The running median of training losses covers a tenth of the longest run's rows.
     window = max(1, max(len(run.metrics) for run in report.runs) // 10)
     figure = Figure(figsize=(WIDTH, 4.0))
     close_up(figure)
@@ -71,7 +71,7 @@ def _draw_differences(axes: Axes, report: Report) -> list[End]:
         axes.plot(mean, zorder=4, gid=f"{row.label} delta", **style | apart)
         ends.append(End(row.label, float(mean.iloc[-1]), _end_text(row)))
 
-        # One deviation over seeds to either side; nothing where there is one.
+        # The band is one standard deviation over seeds on either side; one seed has none.
         deviation = differences.std(axis="columns")
         places = mean.index.to_numpy(dtype=float)
         band: Style = {"color": style["color"], "alpha": 0.18, "linewidth": 0, "zorder": 2}
@@ -89,7 +89,7 @@ def _draw_differences(axes: Axes, report: Report) -> list[End]:
 
 
 def _differences(report: Report) -> Iterator[tuple[Row, pd.DataFrame]]:
-    """Yield each row with its differences to the reference: a column a seed, by tokens."""
+    """Yield each row with its differences to the reference by tokens, a column for each seed."""
     reference = by_tokens(finished_or_all(report.reference), "val/loss")
     for row in report.rows.values():
         losses = by_tokens(finished_or_all(row), "val/loss")
@@ -99,12 +99,12 @@ def _differences(report: Report) -> Iterator[tuple[Row, pd.DataFrame]]:
 
 
 def _late(values: "pd.Series[float]") -> list[float]:
-    """Return what comes after the steep beginning."""
+    """Return the values after the steep beginning."""
     return [*values[values.index >= SHOWN_FROM * values.index.max()]]
 
 
 def _end_text(row: Row) -> str:
-    """Return a row's name, and what stands in the place of its loss."""
+    """Return a row's name, with its verdict if it has no loss."""
     return f"{row.name} ({row.verdict})" if row.verdict else row.name
 
 
@@ -112,7 +112,7 @@ def _end_text(row: Row) -> str:
 
 
 def _draw_losses(axes: Axes, report: Report, key: str, title: str, window: int) -> None:
-    """Draw the mean over finished seeds; a run that diverged ends in a cross."""
+    """Draw the mean over finished seeds; a cross marks the end of a diverged run."""
     heights: list[float] = []
     for row in report.rows.values():
         style = look(row.label, row.number)
@@ -120,7 +120,7 @@ def _draw_losses(axes: Axes, report: Report, key: str, title: str, window: int) 
         values = by_tokens(shown, key, window).dropna()
         if not values.empty:
             mean = values.mean(axis="columns")
-            # A mark at every step that is logged would hide the line.
+            # A mark at every logged step would hide the line.
             every = max(1, len(mean) // 8)
             small: Style = {"linewidth": 0.9, "markersize": 3, "markevery": every}
             axes.plot(mean, gid=f"{row.label} {key}", **style | small)
@@ -136,7 +136,7 @@ def _draw_losses(axes: Axes, report: Report, key: str, title: str, window: int) 
 
 
 def _cross_out(axes: Axes, row: Row, key: str, window: int) -> None:
-    """Mark where diverged runs ended, moved to the edge if that lies outside."""
+    """Mark the ends of diverged runs, moved to the edge if they lie outside."""
     low, high = axes.get_ylim()
     for run in row.runs:
         values = by_tokens([run], key, window)
@@ -147,7 +147,7 @@ def _cross_out(axes: Axes, row: Row, key: str, window: int) -> None:
             axes.plot(place, height, "x", markersize=7, markeredgewidth=2, clip_on=False, **style)
 
 
-# -- around them -----------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------
 
 
 def _fit_tokens(report: Report, *several: Axes) -> None:

@@ -1,4 +1,4 @@
-"""Figure 8: how far differences deviate at the same seed and at different ones, from the pilot."""
+"""Figure 8: standard deviations of differences at equal and different seeds, from the pilot."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,15 +26,15 @@ _TICKS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 @styled
 def deviations(spreads: Sequence[Spread], names: Mapping[str, str] | None = None) -> Figure | None:
-    """Draw for each pair of rows the paired deviation above the unpaired, by what varies.
+    """Draw the paired above the unpaired deviation of each pair of rows, by source of noise.
 
     Args:
-        spreads: of the pilot.
-        names: of rows, by their labels; None: the labels.
+        spreads: the spreads of the pilot.
+        names: the names of rows, by label; None: the labels.
     Returns:
-        None where no two rows share two values of anything.
+        None if no spread has a pair of rows.
     """
-    # A pilot that is not done may have one row alone under what varies.
+    # An unfinished pilot may have only one row in a spread.
     shown = [spread for spread in spreads if spread.paired]
     if not shown:
         return None
@@ -66,7 +66,7 @@ def deviations(spreads: Sequence[Spread], names: Mapping[str, str] | None = None
 
 
 def _limits(shown: Sequence[Spread]) -> tuple[float, float]:
-    """Return what holds every deviation and every bar; one of 0 has no place on the axis."""
+    """Return limits that contain every deviation and bar, except 0, as the axis is logarithmic."""
     ends = [MARGIN / 2, 2 * MARGIN]
     for spread in shown:
         for value in (*spread.paired.values(), *spread.unpaired.values()):

@@ -1,18 +1,18 @@
-"""Figures of distance: attention by distance beside the bound of the scores, and heads' kappa.
+"""Figures of distance: attention by distance with the bound of scores, and kappa of heads.
 
-Both are drawn from what runs answered to the probe `distance`, as probes.json holds it:
+The input is the answers to the probe `distance`, as in probes.json:
 
     {
         "m": [0, 1, 2, 3, 4, 6, ...],               distances, in tokens
         "attention": {"0": [A(m), ...], ...},       by layer
         "uniform": [...],                           A(m) of weights 1/(i + 1)
-        "bound": [f(m), ...],                       where q and k both rotate, else left out
+        "bound": [f(m), ...],                       only if q and k both rotate
         "kappa": {"0": [[kappa(m), ...], ...], ...}     by layer and head; likewise
     }
 
-A(m) is the mean weight on the key m before a query, f(m) the long-range decay of Su 2021, and
-kappa(m) the score of a head's mean query and mean key at distance m. A layer in which q and k do
-not both rotate has no kappa.
+A(m) is the mean weight on the key m tokens before a query, f(m) the long-range decay of Su 2021,
+and kappa(m) the score of a head's mean query and mean key at distance m. Only layers that rotate
+both q and k have kappa.
 """
 
 import math
@@ -52,11 +52,11 @@ def distance(
     """Draw the mean attention by distance of each row, over its layers and runs.
 
     Args:
-        answers: of each run of a row, by the row's label.
-        names: of rows, by their labels; None: the labels.
-        numbers: their places among all rows, by which they look; None: the places here.
+        answers: the answers of each row's runs, by label.
+        names: the names of rows, by label; None: the labels.
+        numbers: the places among all rows, which determine looks; None: the places here.
     Returns:
-        None where no run was asked.
+        None if no run was probed.
     """
     answers = {label: found for label, found in answers.items() if found}
     if not answers:
@@ -72,7 +72,7 @@ def distance(
         layers = [answer["attention"][layer] for answer in found for layer in answer["attention"]]
         mean = np.mean(np.array(layers, dtype=float), axis=0)
         style = looks[label] | {"linewidth": 0.9, "markersize": 3.5}
-        # A window's weights beyond it are 0, and linear attention may have negative ones.
+        # Beyond an attention window weights are 0, and linear attention may have negative ones.
         heights = np.where(mean > 0, mean, np.nan)
         name = (names or {}).get(label, label)
         gid = f"{label} attention"
@@ -95,13 +95,13 @@ def kappa(
     """Draw kappa(m) of each head of a layer, in a panel for each row, of its first run.
 
     Args:
-        answers: of each run of a row, by the row's label.
+        answers: the answers of each row's runs, by label.
         layer: counted from 0.
-        names: of rows, by their labels; None: the labels.
+        names: the names of rows, by label; None: the labels.
     Returns:
-        None where q and k rotate together in this layer of no row.
+        None if no row rotates both q and k in this layer.
     """
-    # A head of one run is not that of another, so runs have no mean.
+    # Heads of different runs do not correspond, so runs cannot be averaged.
     drawn = {
         label: found[0]
         for label, found in answers.items()
@@ -135,7 +135,7 @@ def _draw_uniform(
     names: Mapping[str, str],
     looks: Mapping[str, Style],
 ) -> None:
-    """Draw uniform attention; of each row that has one of its own, as one with a window has."""
+    """Draw uniform attention, once for each distinct one: e.g. a row with a window has its own."""
     levels = _distinct(answers, "uniform")
     style: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 1}
     name = "uniform"
@@ -155,9 +155,9 @@ def _draw_bounds(
     names: Mapping[str, str],
     looks: Mapping[str, Style],
 ) -> None:
-    """Draw the bound that rows have, at uniform's level.
+    """Draw the bounds of rows, scaled to the mean of uniform attention.
 
-    Where rows have several, each is of the colour of the first row that has it.
+    If there are several, each has the colour of the first row with it.
     """
     bounds = _distinct(answers, "bound")
     dots: Style = {"color": INK, "linewidth": 1.2, "linestyle": (0, (1, 1.5)), "zorder": 1}
@@ -173,7 +173,7 @@ def _draw_bounds(
 
 
 def _distinct(answers: Mapping[str, Sequence[Answer]], key: str) -> list[str]:
-    """Return the rows that are the first to have a line, of those of equal numbers."""
+    """Return the first row with each distinct line `key`."""
     first: dict[tuple[float, ...], str] = {}
     for label, found in answers.items():
         if key in found[0]:
@@ -191,11 +191,11 @@ def _draw_heads(axes: Axes, label: str, answer: Answer, layer: str) -> None:
     _distance_axis(axes)
 
 
-# -- around them -----------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Write the names of an axes' lines above the figure, in lines of about one length."""
+    """Write the names of an axes' lines above the figure, in balanced columns."""
     handles, labels = axes.get_legend_handles_labels()
     columns = math.ceil(len(handles) / math.ceil(len(handles) / 5))
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)
@@ -206,13 +206,13 @@ def _distances(answer: Answer) -> Array:
 
 
 def _octaves(m: Array) -> list[int]:
-    """Return the places of about one distance an octave, where a marker stands."""
+    """Return the indices of about one distance an octave, to place markers."""
     octave = np.floor(np.log2(m + 1))
     return [int(place) for place in np.unique(octave, return_index=True)[1]]
 
 
 def _distance_axis(axes: Axes) -> None:
-    """Make the axis of distances logarithmic; 0 would have no place there, so they count from 1."""
+    """Make the axis of distances logarithmic; they count from 1, as it has no place for 0."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineer(value)))
     axes.set_xlabel("distance m + 1 (tokens)")

@@ -1,15 +1,15 @@
-"""Figure of learned frequencies: how far each has moved from where it began.
+"""Figure of learned frequencies: the change of each since the start of training.
 
-It is drawn from what runs answered to the probe `drift`, as probes.json holds it:
+The input is the answers to the probe `drift`, as in probes.json:
 
     {
-        "sites": {                          those whose frequencies are learned: qk, vo or both
+        "sites": {                          sites with learned frequencies: qk, vo or both
             "qk": {
                 "theta0": [...],            at the start, in radians a position, by pair
-                "theta": [[...], ...],      at the end: one list for the model, one a layer, or one
-                                            a layer and head, of layers that rotate
+                "theta": [[...], ...],      at the end: one list for the model, or for each layer,
+                                            or for each layer and head; only layers that rotate
                 "median": 0.05,             of |ln(theta/theta0)|, over all of these
-                "crossings": 12             of 0 in training; where theta is learned as it is
+                "crossings": 12             of 0 in training; only if theta is learned directly
             },
             "vo": {...}
         }
@@ -47,10 +47,10 @@ def drift(
     """Draw ln(theta/theta0) against theta0: a panel for each row and pair of sites, two a line.
 
     Args:
-        answers: of each run of a row, by the row's label.
-        names: of rows, by their labels; None: the labels.
+        answers: the answers of each row's runs, by label.
+        names: the names of rows, by label; None: the labels.
     Returns:
-        None where no frequency was learned.
+        None if no frequency was learned.
     """
     drawn = {
         label: found for label, found in answers.items() if any(answer["sites"] for answer in found)
@@ -75,7 +75,7 @@ def drift(
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for row in of_rows.values():
-        # One scale for a row's panels. At least a hundredth, so that rounding does not fill them.
+        # A row's panels share a scale of at least 0.01, so that rounding does not fill them.
         lows, highs = zip(*(axes.get_ylim() for axes in row), strict=True)
         for axes in row:
             axes.set_ylim(min(*lows, -0.01), max(*highs, 0.01))
@@ -93,7 +93,7 @@ def drift(
 def drifts(site: Mapping[str, Any]) -> Array:
     """Return ln(|theta|/theta0) of each line of a pair of sites: [lines, F].
 
-    The sign of a frequency that is learned as it is has no effect: its absolute value turns.
+    The sign of a directly learned frequency has no effect: the model rotates by its absolute value.
     """
     theta = np.array(site["theta"], dtype=float)
     moved: Array = np.log(np.abs(theta) / np.array(site["theta0"], dtype=float))
@@ -107,7 +107,7 @@ def _draw(axes: Axes, gid: str, title: str, sites: Sequence[Mapping[str, Any]]) 
             style: Style = {"color": color, "linewidth": 0.9, "marker": "o", "markersize": 2.5}
             axes.plot(site["theta0"], row, gid=f"{gid} {run} {number}", **style)
 
-    # As the notes have it: the mean over runs.
+    # The mean over runs, as in the notes.
     middle = np.mean([np.median(np.abs(of_run)) for of_run in of_runs])
     axes.set_title(f"{title}: median {middle:.3g}")
     axes.set(xlabel="θ₀ (radians a position)", ylabel="ln(θ / θ₀)")

@@ -1,13 +1,13 @@
 """Figure of longer contexts: the loss by length, as trained and with frequencies for that length.
 
-It is drawn from what runs answered to the probe `extension`, as probes.json holds it:
+The input is the answers to the probe `extension`, as in probes.json:
 
     {
         "num_windows": 16,
-        "lengths": [256, 512, ...],             the first is that of training
-        "as_trained": [...],                    the loss at each, likewise in all that follows
-        "interpolation": {"qk": [...], ...},    by the sites whose frequencies are extended: qk or
-        "ntk_aware": {...},                     vo alone, or qkvo, those that rotate
+        "lengths": [256, 512, ...],             the first is the training length
+        "as_trained": [...],                    the loss at each length; below, too
+        "interpolation": {"qk": [...], ...},    by sites with extended frequencies: only qk, only
+        "ntk_aware": {...},                     vo, or qkvo (all that rotate)
         "yarn": {...}
     }
 """
@@ -52,13 +52,13 @@ _DASHES: Mapping[str, Style] = {
 def extension(
     answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str] | None = None
 ) -> Figure | None:
-    """Draw the mean loss over runs at each length: a panel a row, a line a method and its sites.
+    """Draw the mean loss over runs by length: a panel a row, a line for each method and its sites.
 
     Args:
-        answers: of each run of a row, by the row's label.
-        names: of rows, by their labels; None: the labels.
+        answers: the answers of each row's runs, by label.
+        names: the names of rows, by label; None: the labels.
     Returns:
-        None where no run was asked.
+        None if no run was probed.
     """
     if not answers:
         return None
@@ -84,7 +84,7 @@ def extension(
 
 
 def _draw(axes: Axes, label: str, answers: Sequence[Answer]) -> set[str]:
-    """Draw one row, and return the sites that it has lines for."""
+    """Draw one row, and return the sites of its lines."""
     lengths = np.array(answers[0]["lengths"], dtype=float)
     factors = lengths / lengths[0]
     losses = extended_losses(answers)

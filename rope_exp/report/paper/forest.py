@@ -1,4 +1,4 @@
-"""Figure 1: each row's difference to the reference, its intervals, and the published one."""
+"""Figure 1: each row's difference to the reference, its intervals, and the published difference."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,20 +28,20 @@ _HEADERS = ("Δ [95 % interval]", "verdict", "seeds", "published")
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of words: how wide all are, in widths of the chart, and where each begins in that."""
+    """Columns of words: their total width relative to the chart, and where each begins in it."""
 
     width: float
     places: tuple[float, ...]
 
 
 _NARROW = _Columns(1.1, (0.0, 0.53, 0.72, 0.84))
-# With room for how many runs a verdict is without.
+# With space for the number of diverged runs behind a verdict.
 _WIDE = _Columns(1.64, (0.0, 0.445, 0.765, 0.865))
 
 
 @styled
 def forest(report: Report) -> Figure | None:
-    """Draw the differences to the reference; None where no row shares a seed with it."""
+    """Draw the differences to the reference; None if no row shares a seed with it."""
     rows = [row for row in report.rows.values() if row.label != report.reference.label]
     if all(row.ours.delta is None for row in rows):
         return None
@@ -99,7 +99,7 @@ def _set_axes(axes: Axes, report: Report, rows: list[Line]) -> None:
 
 
 def set_lines(axes: Axes, names: Sequence[str]) -> None:
-    """Give each name a line of its own, the first on top, across the margin's band and 0."""
+    """Give each name a line, the first on top, and draw the margin's band and 0."""
     axes.axvspan(-MARGIN, MARGIN, color=BAND, linewidth=0, zorder=0, gid="margin")
     axes.axvline(0, color=INK, linewidth=0.8, zorder=1)
     axes.set_yticks(range(len(names)), names)
@@ -109,7 +109,7 @@ def set_lines(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:
-    """Draw a row's mean and intervals, which one seed alone has not, and the published mean."""
+    """Draw a row's mean, its intervals if it has two seeds, and the published mean."""
     if row.theirs.delta is not None:
         hollow: Style = {"color": GREY, "marker": "o", "markerfacecolor": "none"}
         gid = f"{row.label} published"
@@ -125,7 +125,7 @@ def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:
 
 
 def draw_intervals(axes: Axes, judged: Judged, place: int, *, color: str, gid: str) -> None:
-    """Draw a difference's own interval and its family's; an arrow where that leaves the axes."""
+    """Draw a difference's own and family-wise intervals; an arrow if the latter leaves the axes."""
     ends = {
         "family": (judged.wide_low, judged.wide_high, 0.8),
         "interval": (judged.low, judged.high, 2.6),

@@ -1,4 +1,4 @@
-"""Which figures there are: of a report, of a campaign with factors, of the pilot."""
+"""Collection of all figures of a report, of a campaign's factors, and of the pilot."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +32,7 @@ from rope_exp.report.paper.ranks import ranks
 from rope_exp.report.paper.rates import rates
 from rope_exp.report.paper.style import files_of
 
-# The factors that differences are drawn against, and the figures' names.
+# The factors on the axes of ladders, and the figures' names.
 _LADDERS = {
     "train.num_steps": "ladder_tokens",
     "model.hidden_size": "ladder_parameters",
@@ -41,7 +41,7 @@ _LADDERS = {
 
 
 def of_report(report: Report) -> dict[str, bytes]:
-    """Return the figures that a report's runs allow, by file."""
+    """Return the files of all figures that a report's runs allow."""
     drawn = {"forest": forest(report), "curves": curves(report), "probes": probes(report)}
     drawn["answers"] = answers(report)
     drawn |= _of_probes(report)
@@ -57,7 +57,7 @@ def of_report(report: Report) -> dict[str, bytes]:
 
 
 def _of_probes(report: Report) -> dict[str, Figure | None]:
-    """Return the figures of what some runs were asked, by name."""
+    """Return the figures of the probes distance, extension and drift, by name."""
     names = {label: row.name for label, row in report.rows.items()}
     numbers = {label: row.number for label, row in report.rows.items()}
     by_distance = report.answers("distance")
@@ -70,7 +70,7 @@ def _of_probes(report: Report) -> dict[str, Figure | None]:
 
 
 def _shown_layers(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[int]:
-    """Return the first, the middle and the last of the layers that have kappa in some row."""
+    """Return the first, middle and last of the layers with kappa in some row."""
     found = {
         int(layer)
         for of_row in answers.values()
@@ -82,13 +82,13 @@ def _shown_layers(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[in
 
 
 def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
-    """Return the figures of a campaign's factors, and the table of its rates, by file.
+    """Return the files of figures of a campaign's factors, and of its learning rates' table.
 
     Args:
-        runs: of the campaign.
-        others: of other campaigns, which stand beside them where they differ in the factor alone.
+        runs: the runs of the campaign.
+        others: the runs of other campaigns; those that differ only in the factor are included.
     """
-    # A named row of another campaign is a variant of a further one, and stands there already.
+    # Skip named rows of other campaigns: they repeat variants that `others` has already.
     others = [run for run in others if run.config.row_name is None]
     factors = {key for run in runs for key in run.factors}
     files: dict[str, bytes] = {}
@@ -98,7 +98,7 @@ def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
             name = _LADDERS.get(factor, "rates")
             if len(found) > 1:
                 name = "-".join(filter(None, [name, _level(chosen, factor)]))
-            # Runs of other campaigns may not fit: there is no such figure then, and all others.
+            # If runs of other campaigns do not fit, only this figure is left out.
             with suppress(ReportError):
                 figure = rates(chosen) if factor == FACTOR else ladder(chosen, factor)
                 files |= files_of(name, figure)
@@ -108,15 +108,17 @@ def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
 
 
 def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
-    """Return the report of a level that lacks the reference, with a campaign that has it.
+    """Return the report of a level without the reference, joined with a campaign that has it.
 
-    Of several that have it, that with most runs: a table of all would change with each of them.
+    If several have it, only the one with the most runs is used, as a table of all would change
+    with each of them.
 
     Args:
-        runs: of a campaign, alike in all factors but variant and seed.
-        others: of other campaigns.
+        runs: the runs of a campaign, alike in all factors except variant and seed.
+        others: the runs of other campaigns.
     Returns:
-        None: it has the reference, no campaign with it fits, or they may not share a table.
+        None if the level has the reference, no campaign with it fits, or they may not share a
+        table.
     """
     if any(_is_reference(run) for run in runs):
         return None
@@ -132,7 +134,7 @@ def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
     together = [*runs, *found]
     try:
         check_blocks(together)
-        # What is published of the others' rows is judged in their own table.
+        # Published relations between the others' rows are judged in their own table.
         return replace(build(together, ["pe"]), relations=())
     except ReportError:
         return None
@@ -143,14 +145,14 @@ def _is_reference(run: Run) -> bool:
 
 
 def of_pilot(spreads: Sequence[Spread], runs: Iterable[Run]) -> dict[str, bytes]:
-    """Return the pilot's figure, by file."""
-    # Of the plain cells: others may rotate in bf16, and say so in their name.
+    """Return the files of the pilot's figure."""
+    # Use the names of plain cells, as others may rotate in bf16 and include that in their name.
     names = {run.row: run.variant_name for run in runs if not changes(run)}
     return files_of("deviations", deviations(spreads, names))
 
 
 def _level(runs: Sequence[Run], factor: str) -> str:
-    """Return what tells a campaign's ladders apart: its factors that do not change along one."""
+    """Return a ladder's name: the campaign's factors that do not change along it."""
     along = (*SEEDS, *keys_along(factor))
     keys = sorted({key for run in runs for key in run.factors})
     kept = [key for key in keys if not any(f"{key}.".startswith(f"{each}.") for each in along)]

@@ -15,15 +15,15 @@ from rope_exp.report.tables import WORDS
 
 _SCORES = ("", "q", "k", "qk")
 _VALUES = ("", "v", "o", "vo")
-# Its lightness falls steadily, so that grey says the same.
+# Its lightness falls monotonically, so the order is visible in grey, too.
 _COLOURS = "YlGnBu"
-# A cell this dark, as a share of the scale, is written on in white.
+# Cells darker than this share of the scale have white text.
 _DARK = 0.6
 
 
 @styled
 def grid(report: Report) -> Figure | None:
-    """Draw each subset's mean difference; None without the reference, or where none has one."""
+    """Draw each subset's mean difference; None if no subset has one."""
     cells = {}
     for row in report.rows.values():
         place = parts(row.label)
@@ -57,7 +57,7 @@ def grid(report: Report) -> Figure | None:
 
 
 def _colour(axes: Axes, deltas: np.ndarray) -> QuadMesh:
-    """Colour the cells that have a number; 0 is always on the scale."""
+    """Colour the cells with a number; the scale always includes 0."""
     known = deltas[~np.isnan(deltas)]
     low = min(0.0, float(known.min()))
     high = max(0.0, float(known.max()), low + 1e-3)
@@ -65,7 +65,7 @@ def _colour(axes: Axes, deltas: np.ndarray) -> QuadMesh:
         np.ma.masked_invalid(deltas),
         cmap=_COLOURS,
         vmin=low,
-        # The darkest end of the scale is too dark for a reader's eye to tell apart.
+        # Colours at the darkest end of the scale are hard to distinguish.
         vmax=low + 1.15 * (high - low),
         edgecolors="white",
         linewidth=2,
@@ -74,7 +74,7 @@ def _colour(axes: Axes, deltas: np.ndarray) -> QuadMesh:
 
 
 def _write(axes: Axes, report: Report, row: Line | None, i: int, j: int, mesh: QuadMesh) -> None:
-    """Write a cell's numbers, or show that there is none."""
+    """Write a cell's numbers, or mark it as empty."""
     if row is None:
         empty = Rectangle((j + 0.02, i + 0.02), 0.96, 0.96, hatch="////", facecolor="white")
         empty.set(edgecolor="#DDDDDD", linewidth=0)
@@ -96,7 +96,7 @@ def _write(axes: Axes, report: Report, row: Line | None, i: int, j: int, mesh: Q
 
 
 def _write_words(axes: Axes, report: Report, row: Line, i: int, j: int, ink: str) -> None:
-    """Write what the test says below the number."""
+    """Write the test's result below the number."""
     judged = report.against.get(row.label)
     said = "reference" if row.label == report.reference.label else ""
     if judged is not None:
@@ -117,7 +117,7 @@ def _publish(axes: Axes, row: Line, i: int, j: int, ink: str) -> None:
 
 
 def _name(axes: Axes) -> None:
-    """Name rows and columns by what rotates."""
+    """Name rows and columns by their rotated sites."""
     places = [place + 0.5 for place in range(4)]
     axes.set_xticks(places, [site.upper() or "none" for site in _VALUES])
     axes.set_yticks(places, [site.upper() or "none" for site in _SCORES])

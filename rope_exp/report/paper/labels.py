@@ -1,4 +1,4 @@
-"""Labels at the ends of lines, moved apart where they would overlap."""
+"""Labels at the ends of lines, moved apart to avoid overlaps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 
 from rope_exp.report.paper.style import GREY, INK, SMALL
 
-# Of a line of text, in its own height.
+# Spacing of lines of text, as a multiple of the font size.
 _LEADING = 1.25
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of a row's line: its height, and what is written beside it."""
+    """The end of a row's line: its height, and the text beside it."""
 
     label: str
     height: float
@@ -24,13 +24,13 @@ class End:
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Return heights near the wanted ones, in the same order, at least `gap` apart.
 
-    Neighbours that are too close are moved as one block around the mean of what they want (least
-    squares, by pooling adjacent violators). Within [low, high], where that has room.
+    Neighbours that are too close move as one block around the mean of their wanted heights (least
+    squares, by pooling adjacent violators). All are within [low, high] if they fit.
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     blocks: list[list[float]] = []
     for place, i in enumerate(order):
-        # With the gaps taken out, heights need only rise.
+        # With the gaps subtracted, heights only need to increase.
         blocks.append([wanted[i] - place * gap])
         while len(blocks) > 1 and _mean(blocks[-2]) > _mean(blocks[-1]):
             last = blocks.pop()
@@ -45,11 +45,11 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def label_ends(axes: Axes, lines: Axes, ends: Sequence[End]) -> None:
-    """Write a column of labels, each tied to the height of its line by a thin one.
+    """Write a column of labels, each joined to the end of its line by a thin stroke.
 
     Args:
-        axes: empty, to the right of the lines; both are frozen in place.
-        lines: the axes that the lines are in.
+        axes: empty axes to the right of the lines; the layout of both is fixed.
+        lines: the axes with the lines.
     """
     edge = lines.get_position()
     beside = axes.get_position()
@@ -68,7 +68,7 @@ def label_ends(axes: Axes, lines: Axes, ends: Sequence[End]) -> None:
 
 
 def _write(axes: Axes, end: End, begin: float, place: float, point: float) -> None:
-    """Write one label, and the line that ties it; `point` is one as a share of the width."""
+    """Write one label and its stroke; `point` is one point as a share of the axes' width."""
     across = axes.get_yaxis_transform()
     tie = [2 * point, 12 * point]
     axes.plot(tie, [begin, place], color=GREY, linewidth=0.5, transform=across, clip_on=False)

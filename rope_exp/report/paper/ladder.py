@@ -1,4 +1,4 @@
-"""Figure 3: how differences to the reference go with tokens, parameters or length."""
+"""Figure 3: differences to the reference against tokens, parameters or length."""
 
 import itertools
 import math
@@ -34,19 +34,19 @@ from rope_exp.report.paper.style import (
     zero_line,
 )
 
-# What the axis of a factor is called.
+# Axis labels of factors.
 _AXES: Mapping[str, str] = {
     "train.num_steps": "training tokens",
     "model.hidden_size": "parameters",
     "train.seq_len": "training length (tokens)",
 }
-# Whose numbers are spelled in thousands and millions.
+# Factors with tick labels in thousands and millions.
 _LARGE = ("train.num_steps", "model.hidden_size")
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A row's difference on one level, with its 95 % interval where there is one."""
+    """A row's difference on one level, with its 95 % interval (NaN if untested)."""
 
     place: float
     delta: float
@@ -56,7 +56,7 @@ class _Point:
 
 @dataclass(frozen=True)
 class _Ladder:
-    """What is drawn: each row's points, and what they are of."""
+    """The content of the figure: each row's points, with their runs, factor and reports."""
 
     runs: Sequence[Run]
     factor: str
@@ -70,12 +70,12 @@ class _Ladder:
 
     @property
     def reference(self) -> str:
-        """The name of the row that differences are against."""
+        """The name of the reference."""
         return self.reports[0].reference.name
 
     @property
     def published(self) -> dict[str, float]:
-        """The published differences of the rows that are here; none beside another kind of loss."""
+        """The published differences of the rows here; empty unless every level is of that table."""
         if any(report.published is not published.TABLE for report in self.reports):
             return {}
         losses = published.TABLE.losses
@@ -91,10 +91,10 @@ def ladder(runs: Sequence[Run], factor: str) -> Figure | None:
     """Draw differences to the reference against a factor.
 
     Args:
-        runs: of one campaign or several; within a level comparable, row by row.
-        factor: train.num_steps, model.hidden_size, train.seq_len, or another key that is a number.
+        runs: runs of one campaign or several, which are comparable within a level.
+        factor: train.num_steps, model.hidden_size, train.seq_len, or another numeric key.
     Returns:
-        None where fewer than two levels have a difference.
+        None if fewer than two levels have a difference.
     Raises:
         ReportError: the runs of a level may not share a table or a block.
     """
@@ -130,7 +130,7 @@ def ladder(runs: Sequence[Run], factor: str) -> Figure | None:
     return figure
 
 
-# -- what is drawn ---------------------------------------------------------------------------------
+# -- content ---------------------------------------------------------------------------------------
 
 
 def _arrange(runs: Sequence[Run], factor: str) -> _Ladder:
@@ -138,7 +138,7 @@ def _arrange(runs: Sequence[Run], factor: str) -> _Ladder:
     for found in by_level(runs, factor).values():
         check_blocks(found)
         reports.append(build(found, ["pe"]))
-    # Differences to another row are no points of these lines.
+    # A line needs one reference, so levels with another one are left out.
     reports = [each for each in reports if each.reference.label == reports[0].reference.label]
     rows = {label: row for report in reports for label, row in report.rows.items()}
 
@@ -156,18 +156,18 @@ def _arrange(runs: Sequence[Run], factor: str) -> _Ladder:
 
 
 def _place(report: Report, factor: str) -> float:
-    """Return where a level stands on the axis."""
+    """Return a level's place on the axis."""
     config = report.runs[0].config
     if factor == "train.num_steps":
         return float(config.train.num_tokens)
     if factor == "model.hidden_size":
-        # Learned frequencies would add a few.
+        # The minimum, because learned frequencies add a few parameters.
         return float(min(run.result["params"] for run in report.runs if run.result))
     return float(value_of(config, factor))
 
 
 def _crossings(found: _Ladder) -> list[tuple[float, str]]:
-    """Return where lines cross the reference's, straight between two levels of the log axis."""
+    """Return the places where lines cross 0, interpolated linearly on the log axis."""
     crossings = []
     for label, points in found.lines.items():
         for first, second in itertools.pairwise(points):
@@ -198,7 +198,7 @@ def _draw(axes: Axes, row: Line, points: Sequence[_Point]) -> None:
     lows = [point.low for point in points]
     highs = [point.high for point in points]
     axes.fill_between(places, lows, highs, color=style["color"], alpha=0.15, linewidth=0, zorder=2)
-    # Between levels of one seed a band has no width to be seen, so each interval has a bar too.
+    # A band between levels with one seed is invisible, so each interval also has a bar.
     axes.vlines(places, lows, highs, color=style["color"], linewidth=0.9, zorder=3)
 
 
@@ -216,7 +216,7 @@ def _draw_published(axes: Axes, found: _Ladder) -> None:
 
 
 def _ends(found: _Ladder) -> list[End]:
-    """Return the ends of lines; a line that ends before the last level says where."""
+    """Return the ends of lines, with the place of a line that ends before the last level."""
     last = max(point.place for point in found.points)
     ends = []
     for label, points in found.lines.items():
@@ -252,7 +252,7 @@ def _print(found: _Ladder, crossings: Sequence[tuple[float, str]]) -> list[str]:
 
 
 def _short_warmups(found: _Ladder) -> list[str]:
-    """Say which levels warmed up too shortly to stand beside others that have not."""
+    """Name the levels with too short a warmup to be compared with the others."""
     short = []
     for report in found.reports:
         if not warmed_up(report.runs):

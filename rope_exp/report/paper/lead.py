@@ -1,4 +1,4 @@
-"""One variant's difference to the reference in every setting that both were run in."""
+"""Figure of one variant's difference to the reference in every setting with both."""
 
 from collections.abc import Mapping
 
@@ -25,9 +25,10 @@ _HEADERS = {0.04: "Δ [95 % interval]", 0.62: "verdict", 0.88: "seeds"}
 
 @styled
 def lead(settings: Mapping[str, Report], label: str) -> Figure | None:
-    """Draw a variant's difference in each setting, by name; None where fewer than two have one.
+    """Draw a variant's difference in each setting, by name; None if fewer than two have one.
 
-    Only the next token's settings: on hidden tokens losses differ by what one has begun to learn.
+    Only settings with next-token prediction are included: with masked tokens, losses differ by
+    which variant has begun to learn.
     """
     found = {
         place: report
@@ -65,7 +66,7 @@ def lead(settings: Mapping[str, Report], label: str) -> Figure | None:
 
 def _set_axes(axes: Axes, places: list[str], reports: list[Report], label: str) -> None:
     judged = [report.against[label] for report in reports if label in report.against]
-    # One seed alone may lie far off: the axis is of what was tested, and an arrow says the rest.
+    # A single seed may lie far off, so tested differences set the axis; arrows mark the others.
     means = [each.delta for each in judged]
     ends = [end for each in judged for end in (each.low, each.high)]
     axes.set_xlim(limits([*means, -MARGIN, MARGIN], ends))

@@ -1,4 +1,4 @@
-"""Figure 7: what finished models were asked: by position, by length, under shift and ablation."""
+"""Figure 7: losses of finished models by position and length, and under shift and ablation."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Answer:
-    """A row's answers to one probe: what each of the losses is of, and the losses by seed."""
+    """A row's answers to one probe: places (edges, lengths, starts or sites) and losses by seed."""
 
     of: Sequence[str | int]
     losses: Mapping[int, Array]
@@ -44,7 +44,7 @@ class _Answer:
         return _mean(self.losses.values())
 
     def minus(self, other: "_Answer") -> Array | None:
-        """Return the mean difference over the seeds that both have; None where there is none."""
+        """Return the mean difference over shared seeds; None without any, or if places differ."""
         shared = self.losses.keys() & other.losses.keys()
         if self.of != other.of or not shared:
             return None
@@ -53,7 +53,7 @@ class _Answer:
 
 @styled
 def probes(report: Report) -> Figure | None:
-    """Draw a panel for each question that was asked, a line or dot for each row; None for none."""
+    """Draw a panel for each probe, with a line or dots for each row; None without answers."""
     rows = [row for row in report.rows.values() if any(run.probes for run in row.runs)]
     drawn = {
         key: {row.label: answer for row in rows if (answer := _answer(row, probe, of, loss))}
@@ -74,7 +74,7 @@ def probes(report: Report) -> Figure | None:
         "ablation": _draw_ablation,
     }
     asked = [key for key, answers in drawn.items() if answers]
-    # Two side by side; one that is left takes the width of two.
+    # Two panels side by side; a last single one takes the full width.
     lines: list[Any] = [asked[start : start + 2] for start in range(0, len(asked), 2)]
     figure = Figure(figsize=(WIDTH, 2.7 * len(lines)))
     for key, axes in figure.subplot_mosaic([line * (2 // len(line)) for line in lines]).items():
@@ -92,7 +92,7 @@ def probes(report: Report) -> Figure | None:
 
 
 def _answer(row: Row, probe: str, of: str, loss: str) -> _Answer | None:
-    """Return the answers of the row's runs that were asked the same; None where none was."""
+    """Return the answers of runs probed like the row's first; None if no run was probed."""
     found = {run.config.seed: run.probes[probe] for run in row.runs if probe in run.probes}
     if not found:
         return None
@@ -110,14 +110,14 @@ def _mean(values: Iterable[Array]) -> Array:
 
 
 def _draw_positions(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
-    """Draw losses by position minus the reference's; the losses themselves without one.
+    """Draw losses by position minus the reference's, or plain losses without a reference.
 
-    Differences are within a seed: a row that shares none with the reference is left out.
+    Differences are within a seed: a row that shares no seed with the reference is left out.
     """
     reference = answers.get(report.reference.label)
     for label, answer in answers.items():
         edges = np.array(answer.of, dtype=float)
-        # A bin's middle on the log axis, positions counted from 1.
+        # The middle of a bin on the log axis, with positions counted from 1.
         middles = np.sqrt((edges[:-1] + 1) * edges[1:])
         heights = answer.loss if reference is None else answer.minus(reference)
         if heights is not None:
@@ -147,7 +147,7 @@ def _draw_lengths(axes: Axes, report: Report, answers: dict[str, _Answer]) -> No
 
 
 def _draw_shift(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
-    """Draw what it costs that positions begin elsewhere, each start one step from the next."""
+    """Draw the added loss when positions begin elsewhere; starts are equally spaced."""
     starts: Sequence[str | int] = []
     for label, answer in answers.items():
         starts = max(starts, answer.of, key=len)
@@ -160,10 +160,10 @@ def _draw_shift(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None
 
 
 def _draw_ablation(axes: Axes, report: Report, answers: dict[str, _Answer]) -> None:
-    """Draw what it costs to switch one site's rotation off: a column a site, a dot a row."""
+    """Draw the added loss without one site's rotation: a column a site, a dot a row."""
     for place, site in enumerate(SITES):
         rows_with_site = [label for label in answers if site in answers[label].of]
-        # Side by side, so that equal ones stay visible.
+        # Dots are side by side, so that equal ones stay visible.
         count = len(rows_with_site)
         offsets = np.linspace(-0.3, 0.3, count) if count > 1 else np.zeros(count)
         for label, offset in zip(rows_with_site, offsets, strict=True):
@@ -181,7 +181,7 @@ def _draw_ablation(axes: Axes, report: Report, answers: dict[str, _Answer]) -> N
     axes.set_ylabel(f"added loss ({report.unit})")
 
 
-# -- around them -----------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------
 
 
 def _line(report: Report, label: str) -> Style:
@@ -190,7 +190,7 @@ def _line(report: Report, label: str) -> Style:
 
 
 def _room_for_zero(axes: Axes) -> None:
-    """Show at least a hundredth of a nat: less is rounding, and must not fill the panel."""
+    """Show at least a hundredth of a nat, as smaller values are rounding noise."""
     zero_line(axes)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, -0.01), max(high, 0.01))

@@ -1,4 +1,4 @@
-"""Figure 5: the published order beside ours, and which neighbours the tests do not separate."""
+"""Figure 5: the published order beside ours, with bars that join rows not distinguished."""
 
 import itertools
 import re
@@ -14,19 +14,19 @@ from rope_exp.report.content import Line, Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import GREY, INK, SMALL, WIDTH, Style, freeze, small_print, styled
 
-# Pairs that stand for as good as equal, and pairs that nobody has told apart.
+# Signs of pairs that are about equal, and of pairs that are unresolved.
 _EQUAL = "≈"
 _OPEN = "?"
-# Between bars side by side, in widths of the slopes.
+# The distance between parallel bars, in widths of the slopes.
 _LANE = 0.1
 
-# Rows that nothing tells apart, and the sign between them.
+# Rows that are not distinguished, and the sign between them.
 Joined = tuple[Sequence[str], str]
 
 
 @styled
 def ranks(report: Report) -> Figure | None:
-    """Draw a slope for each published row that has a rank here; None with fewer than two."""
+    """Draw a slope for each published row with a rank here; None with fewer than two."""
     rows = [
         row for row in report.rows.values() if row.ours.rank and row.theirs.loss_mean is not None
     ]
@@ -51,7 +51,7 @@ def ranks(report: Report) -> Figure | None:
 
 
 def _ranked(places: dict[str, int]) -> dict[str, int]:
-    """Return ranks among these rows alone; equal ones share the better."""
+    """Return ranks among only these rows; equal ones share the better rank."""
     return {
         label: 1 + sum(other < place for other in places.values())
         for label, place in places.items()
@@ -61,7 +61,7 @@ def _ranked(places: dict[str, int]) -> dict[str, int]:
 def _name(axes: Axes, rows: Sequence[Line], ranked: dict[str, int], side: int) -> float:
     """Write names, losses and ranks at one end, and return how far out they reach.
 
-    Rows that share a rank stand below one another: the ranks after theirs are left out.
+    Rows that share a rank are listed below one another, in the places of the following ranks.
     """
     texts = []
     for rank in sorted(set(ranked.values())):
@@ -106,11 +106,11 @@ def _print(report: Report, count: int) -> list[str]:
     ]
 
 
-# -- what is joined --------------------------------------------------------------------------------
+# -- joined rows -----------------------------------------------------------------------------------
 
 
 def _published_ties(published: Published, known: Collection[str]) -> list[Joined]:
-    """Return the rows between which the source writes ≈ or /, with that sign."""
+    """Return the rows that the source joins by ≈ or /, with that sign."""
     if not published.order:
         return []
     ordered = iter(published.losses)
@@ -124,9 +124,9 @@ def _published_ties(published: Published, known: Collection[str]) -> list[Joined
 
 
 def _unseparated(report: Report, ranked: dict[str, int]) -> list[Joined]:
-    """Return the longest stretches of our order of which no pair is separated, and their sign.
+    """Return the longest stretches of our order without a separated pair, and their sign.
 
-    A pair that is in none of them, as one noisy row is far from the others, stands for itself.
+    An unseparated pair outside these is returned by itself; a distant, noisy row can cause one.
     """
     if not report.pairs:
         return []
@@ -134,14 +134,14 @@ def _unseparated(report: Report, ranked: dict[str, int]) -> list[Joined]:
     joined = {}
     for first, second in itertools.combinations(ordered, 2):
         pair = report.pairs.get((first, second)) or report.pairs.get((second, first))
-        # Of fewer than two seeds in common: not tested, and so not told apart.
+        # A pair with fewer than two shared seeds is untested, and so not separated.
         verdict = "open" if pair is None else pair.verdict
         if verdict in ("equivalent", "open"):
             joined[first, second] = _EQUAL if verdict == "equivalent" else _OPEN
 
     found: list[Joined] = []
     covered: set[tuple[str, str]] = set()
-    # The longest first.
+    # Longest first.
     spans = sorted(itertools.combinations(range(len(ordered)), 2), key=lambda s: s[0] - s[1])
     for begin, end in spans:
         members = ordered[begin : end + 1]
@@ -160,8 +160,8 @@ def _join(
     """Draw a bar beside each stretch of neighbours, and outside these an arc for each other pair.
 
     Args:
-        edge: where the names end.
-        side: 1 to the right, -1 to the left.
+        edge: the end of the names.
+        side: 1 for the right, -1 for the left.
     """
     lanes: list[int] = []
     arcs = []
@@ -172,7 +172,7 @@ def _join(
             arcs.append((members, sign))
             continue
 
-        # The first lane in which the last bar has ended above.
+        # Use the first lane whose last bar ends above this one.
         lane = next((i for i, last in enumerate(lanes) if last < top), len(lanes))
         lanes[lane : lane + 1] = [bottom]
         x = edge + side * (0.04 + _LANE * lane)

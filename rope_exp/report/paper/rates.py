@@ -1,4 +1,4 @@
-"""Figure 6: the loss against the learning rate, each variant's best and the common rate marked."""
+"""Figure 6: loss against learning rate, with each variant's best rate and the common rate."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,15 +32,15 @@ def rates(runs: Sequence[Run], common: float | None = None) -> Figure | None:
     """Draw mean losses against optim.lr.
 
     Args:
-        runs: equal but for variant, seed and rate.
-        common: the rate at which variants are compared; None: the one with the most runs,
-            and of several the one with the lowest mean.
+        runs: equal except for variant, seed and learning rate.
+        common: the rate at which variants are compared; None: the rate with the most runs, and
+            among several the one with the lowest mean.
     Returns:
-        None where no variant has a loss at two rates of one seed.
+        None if no variant has losses at two rates and one seed.
     Raises:
         ReportError: the runs may not share a figure or a block.
     """
-    # Rates are held against each other within a seed, too.
+    # Rates, too, are compared within a seed.
     check_blocks(runs)
     finished = [run for run in runs if run.loss is not None]
     tables = losses_by_rate(finished)
@@ -75,7 +75,7 @@ def _draw(axes: Axes, label: str, table: pd.DataFrame, mean: "pd.Series[float]")
     style = look(label)
     axes.plot(mean, zorder=4, gid=f"{label} mean", **style)
 
-    # Each run, pale, where a mean hides more than one.
+    # Draw single runs as pale dots if a mean covers several.
     dots: Style = {"color": style["color"], "markersize": 2.5, "alpha": 0.5, "marker": "o"}
     if len(table) > 1:
         axes.plot(table.columns, table.T.to_numpy(), linestyle="", zorder=2, **dots)

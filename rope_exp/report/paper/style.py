@@ -1,6 +1,6 @@
-"""What all figures of a paper share: size, fonts, small print, and bytes that depend on runs alone.
+"""Shared style of all figures: size, fonts, small print, axes, and reproducible files.
 
-A figure is drawn by a function marked `styled`, and spelled by `files_of` as PDF and PNG.
+A function marked `styled` draws a figure, and `files_of` converts it to PDF and PNG.
 """
 
 import functools
@@ -58,7 +58,7 @@ _STYLE: dict[str, Any] = {
     "legend.fontsize": SMALL,
     "legend.handlelength": 3.2,
     "figure.constrained_layout.use": True,
-    # Type 42, TrueType: what journals ask for.
+    # Type 42 (TrueType), as journals require.
     "pdf.fonttype": 42,
 }
 
@@ -70,7 +70,7 @@ R = TypeVar("R")
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Let a function draw in the style of all figures, whatever the user's own is."""
+    """Let a function draw in the common style, regardless of the user's matplotlib style."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -82,7 +82,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 @styled
 def files_of(name: str, figure: Figure | None) -> dict[str, bytes]:
-    """Return figures/NAME.pdf and .png, without date or version; nothing where there is none."""
+    """Return figures/NAME.pdf and .png, without date or version; empty without a figure."""
     if figure is None:
         return {}
     pdf = io.BytesIO()
@@ -97,11 +97,11 @@ def files_of(name: str, figure: Figure | None) -> dict[str, bytes]:
 def panels_of(
     titles: Sequence[str], ylabel: str, *, margin: float, height: float
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a panel under each title, up to three beside each other, of one scale.
+    """Return a figure with a panel for each title, at most `MOST_PANELS` a line, on one scale.
 
     Args:
-        ylabel: of the panels on the left.
-        margin, height: of the figure and of a line of panels, in inches.
+        ylabel: label of the leftmost panels.
+        margin, height: height of the figure's margin and of a line of panels, in inches.
     """
     columns = min(len(titles), MOST_PANELS)
     lines = math.ceil(len(titles) / columns)
@@ -117,33 +117,33 @@ def panels_of(
 
 
 def small_print(figure: Figure, *sentences: str) -> None:
-    """Write what a figure does not show below it."""
+    """Write explanations below a figure."""
     text = " ".join(sentence for sentence in sentences if sentence)
     lines = textwrap.fill(text, width=126)
     figure.supxlabel(lines, x=0.01, ha="left", fontsize=SMALL, color=GREY)
 
 
 def close_up(figure: Figure) -> None:
-    """Leave no room between axes side by side, where the second holds labels of the first."""
+    """Remove the space between adjacent axes, as the second holds labels of the first."""
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(wspace=0, w_pad=0.02)
 
 
 def groups(runs: Iterable[Run]) -> str:
-    """Say which groups or campaigns runs are of."""
+    """Return the groups or campaigns of runs, as text."""
     names = sorted({run.group for run in runs})
     return f"Group{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def seeds(counts: Iterable[int]) -> str:
-    """Say how many seeds there are, where rows may differ in that."""
+    """Return the number of seeds as text, or its range if rows differ."""
     spelled = span(counts)
     return "one seed" if spelled == "1" else f"{spelled} seeds"
 
 
 def freeze(figure: Figure) -> None:
-    """Lay the axes out for good, so that labels may be placed by where they are."""
+    """Fix the layout of the axes, so that labels can be placed relative to them."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
@@ -151,8 +151,8 @@ def freeze(figure: Figure) -> None:
 def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:
     """Return the limits of an axis of differences: 0, every mean, and ends of intervals.
 
-    An interval may take as much of the axis as the means and the margin do, and no more: one noisy
-    row leaves the others readable, and its interval runs out of the picture.
+    Intervals may extend the axis on each side by at most half the range of the means, or two
+    margins if that is more. So one noisy row leaves the others readable; its interval is cut off.
     """
     shown = [0.0, *means]
     low = min(shown)
@@ -166,19 +166,19 @@ def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, f
 
 
 def shades(count: int) -> list[tuple[float, ...]]:
-    """Return colours of lines that have an order, from pale to dark, which is kept in grey."""
-    # The palest end of the scheme is lost on white.
+    """Return colours for ordered lines, from pale to dark, in grey too."""
+    # The palest end of the scheme is invisible on white.
     places = np.linspace(0.85, 0.0, count) if count > 1 else [0.0]
     return [matplotlib.colormaps["viridis"](place) for place in places]
 
 
 def zero_line(axes: Axes) -> None:
-    """Draw the reference's height."""
+    """Draw a line at 0, the reference."""
     axes.axhline(0, color=INK, linewidth=0.8, zorder=1)
 
 
 def log_axis(axes: Axes, ticks: Iterable[float], form: Callable[[float], str]) -> None:
-    """Make the horizontal axis logarithmic, with these ticks and a little room at the ends."""
+    """Make the horizontal axis logarithmic, with these ticks and a little space at the ends."""
     places = sorted(ticks)
     axes.set_xscale("log")
     axes.set_xticks(places, [form(place) for place in places])
@@ -189,7 +189,7 @@ def log_axis(axes: Axes, ticks: Iterable[float], form: Callable[[float], str]) -
 
 
 def engineer(value: float) -> str:
-    """Spell a number of tokens or parameters: 2.05M."""
+    """Format a number of tokens or parameters, e.g. 2.05M."""
     places = max(0, 2 - int(np.log10(max(value, 1))) % 3)
     formatter = EngFormatter(sep="", places=places)
     formatter.ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "B"}
@@ -200,7 +200,7 @@ def engineer(value: float) -> str:
 
 
 def token_axis(axes: Axes) -> None:
-    """Spell the ticks of a linear axis of tokens."""
+    """Format a linear axis of training tokens."""
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineer(value)))
     axes.set_xlabel("training tokens")

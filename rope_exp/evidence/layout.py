@@ -27,7 +27,7 @@ class Noise:
         deviation: the residual's standard deviation, in nats; a difference of two runs within a
             seed has sqrt(2) times that.
         df: its degrees of freedom.
-        p_equal: of equally noisy rows; None if it cannot be computed.
+        p_equal: the p-value of equally noisy rows; None if it cannot be computed.
         method: the source of standard errors: pooled, unless `p_equal` rejects equal noise.
     """
 

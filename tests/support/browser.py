@@ -136,7 +136,7 @@ class Browser:
             case "Log.entryAdded":
                 self.complaints.append(params["entry"]["text"])
 
-    # -- what a reader does ------------------------------------------------------------------------
+    # -- a reader's actions ------------------------------------------------------------------------
 
     def open(self, page: Path, fragment: str = "") -> None:
         """Load a file anew, and wait until it has drawn itself."""

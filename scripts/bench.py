@@ -1,8 +1,8 @@
-"""How fast training goes here and what it could do: `python scripts/bench.py [PART ...]`.
+"""Measure the speed of training here, and its limits: `python scripts/bench.py [PART ...]`.
 
-Each result is printed, and written to a JSON file in --out with what it was measured on. The peers
-of speed are transformers' Trainer, eager and compiled; litgpt, where .venv-litgpt has it; and our
-model in a bare loop. Parts, in the order in which they run:
+Each result is printed, and written with facts about the machine to a JSON file in --out. Part speed
+compares with transformers' Trainer, eager and compiled; with litgpt, if .venv-litgpt has it; and
+with our model in a bare loop. Parts, in the order in which they run:
 
 """
 
@@ -51,10 +51,10 @@ NAMELESS = ("limits", "prepare")  # files without a model's name
 
 
 def main() -> int:
-    """Measure the parts asked for.
+    """Measure the requested parts.
 
     Returns:
-        The exit code: 0, or 2 after a mistake that is said in one sentence.
+        The exit code: 0, or 2 after a mistake in the command, reported in one sentence.
     """
     about = [f"  {name:9}  {str(part.__doc__).splitlines()[0]}" for name, part in PARTS.items()]
     about.append(f"  {FIGURE:9}  Draw every result of speed, decode and length anew.")

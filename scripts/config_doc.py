@@ -2,7 +2,7 @@
 
     python scripts/config_doc.py
 
-All of it stands in the dataclasses of rope_exp/config; a meaning is the comment above a field.
+All of it comes from the dataclasses of rope_exp/config; a meaning is the comment above a field.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def _table(prefix: str, section: Any) -> Iterator[str]:
 
 
 def _values(hint: Any) -> str:
-    """Return what a value may be."""
+    """Return a description of the values that a key allows."""
     options = typing.get_args(hint)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return ", or ".join(map(_values, options))
@@ -81,7 +81,7 @@ def _values(hint: Any) -> str:
         return " ".join([_values(options[0]), *said])
     if hint is type(None):
         return "null"
-    # As the error for another value says it.
+    # The words of the error for a wrong value.
     try:
         convert(hint, {}, "")
     except ConfigError as error:

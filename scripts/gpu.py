@@ -1,13 +1,13 @@
-"""All that a machine with a GPU can add within a time, in the order of its worth.
+"""Run tests, benchmarks and campaigns on a machine with a GPU, within a time limit.
 
     python scripts/gpu.py --minutes 28 --out FOLDER     # in the checkout
 
-First the tests of tests/gpu; then whether what is measured computes what it should, and how fast,
-by scripts/bench.py, into FOLDER/bench; then the campaigns, whose records are packed into FOLDER as
-each run ends. Every part is a command of its own, in a process of its own, and one that fails stops
-no other. The same command goes on where it stopped: what was measured into FOLDER, and the runs of
-this checkout, are left out or gone on with; the tests run each time. What each part prints goes to
-FOLDER/PART.log.
+The parts run in order of their value: first the tests of tests/gpu; then scripts/bench.py, which
+checks results and measures speed, into FOLDER/bench; then the campaigns, with their records packed
+into FOLDER as each run ends. Every part is a separate command in its own process, and one that
+fails does not stop the others. The same command resumes where it stopped: measurements in FOLDER
+are kept, and the runs of this checkout are kept or resumed; the tests run each time. The output of
+each part goes to FOLDER/PART.log.
 """
 
 import argparse
@@ -26,24 +26,24 @@ from rope_exp.system.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_US
 from rope_exp.system.processes import ROOT
 
 CAMPAIGNS = ("nine_10m", "nine_30m")
-# What rotations cost is the race of these.
+# A race between these measures the cost of rotations.
 ARMS = tuple(f"--arm=pe={pe}" for pe in ("nope", "qk_rope", "vo_rope", "qkvo_rope"))
 OPTIONS = ("--go-on", "--rounds", "6", "--name", "variants", *ARMS)
-# Two contenders at a time hold their memory.
+# Two contenders at a time share the memory.
 LARGE = ("--models", "1b", "--set", "train.micro_batch_size=2")
-# What a part has to end in once it is asked to: a campaign's runs save checkpoints and are packed.
+# Time in which a part must end once asked: a campaign's runs save checkpoints and are packed.
 GRACE_S = 30.0
-# Below this nothing is begun: a campaign is asked twice, by its own clock and then by ours.
+# With less time no part begins: a campaign is asked to end twice, by its own clock, then by ours.
 LEAST_S = 4 * GRACE_S
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command, and the share of what is left that it may take at most.
+    """A command, and the largest share of the remaining time that it may take.
 
     Attributes:
-        words: behind the interpreter.
-        is_campaign: it is told how long it has, and stops by itself.
+        words: of the command line, after the interpreter.
+        is_campaign: it is told its time limit, and stops by itself.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Part:
 
 
 def parts(campaigns: Sequence[str], config_dir: Path | None, out: Path) -> list[Part]:
-    """Return what is to be done, in order.
+    """Return all parts, in order.
 
     Args:
         config_dir: a further folder of campaigns.
-        out: gets what is measured.
+        out: the folder for measurements.
     """
     further = [] if config_dir is None else ["--config-dir", str(config_dir)]
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/gpu")]
@@ -72,10 +72,10 @@ def parts(campaigns: Sequence[str], config_dir: Path | None, out: Path) -> list[
 
 
 def run(part: Part, seconds: float, out: Path) -> int:
-    """Run a part for so long at most, and return its exit code; a stopped one's is 75.
+    """Run a part for a limited time, and return its exit code; 75 if it was stopped.
 
-    Whatever it started ends with it, also where this process is told to end: the next part finds
-    the memory of the card free.
+    All processes that it started end with it, also if this process is told to end, so the next part
+    finds the GPU's memory free.
     """
     words = [sys.executable, *part.words]
     if part.is_campaign:
@@ -96,7 +96,7 @@ def run(part: Part, seconds: float, out: Path) -> int:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask a process and all that it started to end, and then make them."""
+    """Ask a process to end, then kill it and all that it started."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -107,7 +107,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def chosen(found: Sequence[Part], only: Sequence[str]) -> list[Part]:
-    """Return the parts of these names; all where there are none.
+    """Return the parts of these names; all parts if there are no names.
 
     Raises:
         ConfigError: there is no such part.
@@ -141,7 +141,7 @@ def main() -> int:
         log(f"error: {error}")
         return EXIT_USAGE
 
-    # As an exception, which ends what runs.
+    # Raised as an exception, which ends the running part.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))
     end = time.monotonic() + 60 * asked.minutes
     out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Measure the laws of attention, for every kind and every subset that it allows to rotate.
 
-Each as a run of it is measured before it trains (rope_exp/model/laws.py). Prints what is largest
-over the subsets of each kind, and writes that and every subset to --out.
+Each is measured as a run is before it trains (rope_exp/model/laws.py). Prints the largest
+deviations of each kind over its subsets, and writes these and every subset to --out.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from rope_exp.report.spelling import markdown_lines
 from rope_exp.system.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, ConfigError, LawError
 from rope_exp.system.files import write_atomically
 
-# Beside the choices of configs/attn.
+# Measured in addition to the choices of configs/attn.
 FORMS = (
     "attn=decay attn.gamma=learned",
     "attn=linear attn.form=both",
@@ -47,8 +47,8 @@ class Measured:
 
     Attributes:
         kind: the overrides that choose it.
-        law: how its outputs answer a shift.
-        deviation: from that law; None where the law says no formula.
+        law: the response of its outputs to a shift.
+        deviation: from that law; None if the law has no formula.
         another: the deviation from the nearest law that does not hold.
         formulas: the deviation of each other formula, by its name.
     """
@@ -65,7 +65,7 @@ def main() -> int:
     """Measure, print and write.
 
     Returns:
-        The exit code: 0; 1 where a law is broken, 2 after a mistake, each said in one sentence.
+        The exit code: 0; 1 if a law is broken, 2 after a mistake, each reported in one sentence.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     every = [f"attn={path.stem}" for path in sorted((CONFIGS / "attn").glob("*.yaml"))]
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def measure(kind: str) -> list[Measured]:
-    """Return what each subset of a kind is measured to do.
+    """Return the measurements of each subset of a kind.
 
     Raises:
         ConfigError: the words choose no kind.
@@ -112,9 +112,9 @@ def measure(kind: str) -> list[Measured]:
 
 
 def worst_of_kinds(measured: dict[str, list[Measured]]) -> str:
-    """Return a table of the largest deviations over a kind's subsets.
+    """Return a table of the largest deviations over each kind's subsets.
 
-    And of the smallest from a law that does not hold.
+    It also has the smallest deviation from a law that does not hold.
     """
     lines = []
     for kind, rows in measured.items():
@@ -140,12 +140,12 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def largest(numbers: Iterable[float | None]) -> float | None:
-    """Return the largest number; None where there is none."""
+    """Return the largest number; None if there is none."""
     return max((number for number in numbers if number is not None), default=None)
 
 
 def spelled(number: float | None) -> str:
-    """Return a deviation to two digits; nothing where there is none."""
+    """Return a deviation to two digits; an empty string if there is none."""
     return "" if number is None else f"{number:.1e}"
 
 

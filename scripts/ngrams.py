@@ -1,10 +1,10 @@
-"""Hold recorded losses against counts: what tables of one to four tokens would give.
+"""Compare recorded losses with those of n-gram tables of one to four tokens.
 
     python scripts/ngrams.py 'warmup/*-s0' 'table_warmup/*-s0'
 
-A table is counted over the tokens that runs read, in their windows, and asked for the held-out
-windows that they were asked for. It knows which tokens stand right before another, and nothing
-else: a variant that ends where pairs of tokens do may have learned no more than these tell.
+A table counts the tokens that runs read, in their windows, and is evaluated on the same held-out
+windows. It knows only the tokens right before another: a variant that ends at the loss of token
+pairs may have learned no more than these.
 
 Shapes: W windows read, N held out, S = T + 1 tokens in each.
 """
@@ -43,13 +43,13 @@ The loss on the held-out windows, in nats a token, of tables of one to four toke
 
 
 def beside(runs: Sequence[Run]) -> dict[str, str | float]:
-    """Return a line of the table: what counts over the tokens of runs give, and their losses.
+    """Return a line of the table: losses of counts over the tokens of runs, and the runs' own.
 
     Args:
         runs: at least one, all on the same tokens in the same order.
     Raises:
-        RecordError: a run is not of text, token after token, or is a second one of its variant; or
-            the tokens here are others.
+        RecordError: a run does not predict text, token after token, or is a second one of its
+            variant; or the tokens here differ.
         DataError: there is no corpus.
     """
     first = runs[0]
@@ -79,7 +79,7 @@ def windows(config: RunConfig, order_sha256: str) -> tuple[Ids, Ids, int]:
     """Return the windows that a run read, those held out, and the size of the vocabulary.
 
     Raises:
-        RecordError: its order of tokens was another.
+        RecordError: its order of tokens differed.
         DataError: there is no corpus.
     """
     train = config.train
@@ -99,15 +99,16 @@ def windows(config: RunConfig, order_sha256: str) -> tuple[Ids, Ids, int]:
 
 
 def held_out_nats(read_WS: Ids, held_NS: Ids, vocab_size: int, most: int) -> list[float]:
-    """Return the mean loss of tables of 1 to `most` tokens on every token but a window's first.
+    """Return the mean loss of tables of 1 to `most` tokens on every token except a window's first.
 
     Equation: p_n(x | h) = (c(h x) + t(h) p_{n-1}(x | h')) / (c(h) + t(h)), where c counts, t(h) is
-    how many tokens followed h, h' is h without its first token, and p_0 is uniform (Witten and Bell
-    1991, interpolated). Where a window holds fewer than n tokens so far, p_n is p_{n-1}.
+    the number of distinct tokens that followed h, h' is h without its first token, and p_0 is
+    uniform (Witten and Bell 1991, interpolated). If a window holds fewer than n tokens so far, p_n
+    is p_{n-1}.
 
     Args:
-        read_WS, held_NS: ids below `vocab_size`, whose power `most` is below 2^63; the windows that
-            were read are of `most` tokens or more.
+        read_WS, held_NS: ids below `vocab_size`, and vocab_size^most must be below 2^63; the
+            windows that were read have `most` tokens or more.
     """
     assert read_WS.shape[1] >= most, "no window holds so many tokens"
     assert vocab_size**most < 2**63, "the grams of so many tokens are no 64-bit integers"
@@ -132,9 +133,9 @@ def held_out_nats(read_WS: Ids, held_NS: Ids, vocab_size: int, most: int) -> lis
 
 
 def _grams(ids_WS: Ids, n: int, vocab_size: int) -> Ids:
-    """Return the n tokens that end at each place that is predicted, as one number, a row a window.
+    """Return the n tokens that end at each predicted place, as one number, one row per window.
 
-    A window's first token is not predicted, so that pairs are as many as tokens.
+    A window's first token is not predicted, so there are as many pairs as single tokens.
     """
     ends = max(ids_WS.shape[1] - max(n - 1, 1), 0)
     grams: Ids = np.zeros((len(ids_WS), ends), dtype=np.int64)
@@ -145,19 +146,19 @@ def _grams(ids_WS: Ids, n: int, vocab_size: int) -> Ids:
 
 
 def _counted(asked: Ids, known: Ids, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the count of each that is asked for; 0 where it is not known."""
+    """Return the count of each `asked` number; 0 if it is not known."""
     place = np.searchsorted(known, asked).clip(max=len(known) - 1)
     return np.where(known[place] == asked, counts[place], 0)
 
 
 def write(patterns: Sequence[str], records: Path, out: Path) -> None:
-    """Write the table of the records that some patterns name, CAMPAIGN/CELL each.
+    """Write the table of the records that match some patterns, CAMPAIGN/CELL each.
 
     Raises:
-        RecordError: a pattern names none, or as in `beside`.
+        RecordError: a pattern matches none, or as in `beside`.
         DataError: there is no corpus.
     """
-    # Campaigns share orders of tokens, and each has a line of its own.
+    # Campaigns can share an order of tokens, but each has its own line.
     alike: dict[tuple[str, str], list[Run]] = {}
     for pattern in patterns:
         found = sorted(records.glob(f"{pattern}.json"))

@@ -1,13 +1,13 @@
-"""Train cells of a campaign by code that is not ours, and hold the losses against its records.
+"""Train cells of a campaign by code that is not ours, and compare the losses with its records.
 
     python scripts/outside.py train --rows qk_rope nope --seeds 0
     python scripts/outside.py compare
 
 The model is transformers' LlamaForCausalLM, its attention patched to rotate other sites; loop,
-optimizer, schedule, loss and evaluation are those of transformers' Trainer. Ours are the tokens and
-their order, and the initial weights, so that what a run ends at stands beside the record of the
-same cell. A run leaves <out>/CAMPAIGN/CELL.json, and is not made again where that is; `compare`
-makes CAMPAIGN.md and CAMPAIGN.csv from these and the records alone.
+optimizer, schedule, loss and evaluation are those of transformers' Trainer. Ours are only the
+tokens, their order and the initial weights, so that a run's loss is comparable with the record of
+the same cell. A run writes <out>/CAMPAIGN/CELL.json, and is skipped if that exists; `compare` makes
+CAMPAIGN.md and CAMPAIGN.csv from these files and the records alone.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from rope_exp.system.files import read_json, write_atomically
 RECORDS = Path("results/records")
 RUNS = Path("results/runs")
 OUT = Path("results/outside")
-# What a run and the record of its cell have in common.
+# A run and the record of its cell must agree in these.
 ALIKE = ("config_sha256", "init_sha256", "order_sha256", "steps")
 
 ABOUT = """# The same runs by other code
@@ -81,7 +81,7 @@ _Outside = TypedDict(
 
 
 def train(campaign: str, rows: Sequence[str], seeds: Sequence[int], out: Path) -> None:
-    """Train those cells that have no file yet.
+    """Train the cells of these rows and seeds that have no file yet.
 
     Raises:
         ConfigError: the campaign has no such row.
@@ -95,7 +95,7 @@ def train(campaign: str, rows: Sequence[str], seeds: Sequence[int], out: Path) -
         path = out / campaign / f"{cell.name}.json"
         if cell.config.seed not in seeds or path.exists():
             continue
-        # Slow, and only here: a comparison needs records alone.
+        # The import is slow, and a comparison does not need it.
         from outside_trainer import train_cell
 
         log(f"{cell.name}: training by transformers' Trainer")
@@ -105,7 +105,7 @@ def train(campaign: str, rows: Sequence[str], seeds: Sequence[int], out: Path) -
 
 
 def write_outside(path: Path, values: Mapping[str, Any]) -> None:
-    """Write what came of a cell, with the names of its place and a digest of it all."""
+    """Write a cell's results, with the names of campaign and cell, and a digest of it all."""
     named = {"campaign": path.parent.name, "cell": path.stem, **values}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, canonical({**named, "sha256": digest(named)}))
@@ -115,8 +115,8 @@ def comparisons(records: Path, out: Path) -> dict[str, str]:
     """Return CAMPAIGN.md and CAMPAIGN.csv of each campaign that was trained.
 
     Raises:
-        RecordError: there are no runs; a file cannot be read or was changed; or a run is not of the
-            config, weights and tokens of its record.
+        RecordError: there are no runs; a file cannot be read or was changed; or a run does not have
+            the config, weights and tokens of its record.
     """
     folders = sorted({path.parent for path in out.glob("*/*.json")})
     if not folders:
@@ -129,7 +129,7 @@ def comparisons(records: Path, out: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a run of other code, once its digest and its place are right."""
+    """Return a run of other code, after checks of its digest and place."""
     values = read_json(path)
     check_digest(path, values)
     found = checked(path, values, _Outside)
@@ -173,7 +173,7 @@ def _comparison(
 
 
 def _record_of(values: Mapping[str, Any], of_cell: Mapping[str, Run]) -> Run:
-    """Return the record of a run's cell; refuse a run that has none, or is not of the same."""
+    """Return the record of a run's cell; refuse a run without a record, or one that differs."""
     where = f"{values['campaign']}/{values['cell']}"
     run = of_cell.get(where)
     if run is None or run.loss is None:
@@ -187,7 +187,7 @@ def _record_of(values: Mapping[str, Any], of_cell: Mapping[str, Run]) -> Run:
 
 
 def _mean(apart: pd.Series) -> str:
-    """Spell the mean with its 95 % interval by Student's t, as if runs were independent."""
+    """Return the mean with its 95 % interval by Student's t, as if runs were independent."""
     mean = float(apart.mean())
     text = f"{mean:+.4f} in the mean"
     if len(apart) < 2:
@@ -211,7 +211,7 @@ def _cells(
 def _contrasts(
     theirs: Mapping[str, Losses], ours: Mapping[str, Losses], names: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Return each row's mean difference to the reference within its seeds, by both."""
+    """Return each row's mean difference to the reference within its seeds, by both codes."""
     by_ours = compare(ours, REFERENCE)
     by_theirs = compare(theirs, REFERENCE)
     lines = []
@@ -223,7 +223,7 @@ def _contrasts(
 
 
 def _order(theirs: Mapping[str, Losses], ours: Mapping[str, Losses]) -> str:
-    """Say how far the orders of rows agree."""
+    """Return the agreement of the two orders of rows, as Kendall's tau."""
     ranks = []
     for losses in (theirs, ours):
         contrasts = compare(losses, REFERENCE)

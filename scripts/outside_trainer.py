@@ -1,4 +1,4 @@
-"""A run of ours by other code: transformers' LlamaForCausalLM, trained by transformers' Trainer.
+"""Training of one cell by other code: transformers' LlamaForCausalLM and Trainer.
 
 Ours are the tokens, their order and the initial weights; a variant is a patch of the attention.
 """
@@ -25,8 +25,8 @@ from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.run.provenance import machine_facts
 from rope_exp.system.errors import ConfigError
 
-# What may depart from the defaults in a cell that is trained here; of all else, the Trainer and
-# LLaMA as they are called here know nothing.
+# Keys that may depart from the defaults in a cell that is trained here. The Trainer and LLaMA, as
+# called here, follow no other keys.
 COVERED = (
     "seed",
     "pe.name",
@@ -68,10 +68,10 @@ COVERED = (
 
 
 def check_covered(config: RunConfig) -> None:
-    """Refuse a config of which something would not be trained here.
+    """Refuse a config if training here would ignore part of it.
 
     Raises:
-        ConfigError: naming the first key of it.
+        ConfigError: naming the first such key.
     """
     beyond = differing_keys(RunConfig().numeric_dict(), config.numeric_dict(), COVERED)
     if beyond:
@@ -112,7 +112,7 @@ def rotated_attention(
         layer, *found.values(), attention_mask, scaling=layer.scaling, dropout=0.0
     )
     if "o" in sites:
-        # By minus the angle.
+        # Rotate by minus the angle.
         o_BHTK = o_BTHK.transpose(1, 2)
         o_BTHK = (o_BHTK * cos_B1TK - _half_turned(o_BHTK) * sin_B1TK).transpose(1, 2)
     return layer.o_proj(o_BTHK.reshape(*places, -1)), attention
@@ -147,7 +147,7 @@ def patched_llama(architecture: Architecture) -> LlamaForCausalLM:
 
 
 class Rows(Dataset[dict[str, Tensor]]):
-    """Rows of batches, as the Trainer takes them: ids, and beside each the token that follows."""
+    """Rows of batches in the Trainer's format: ids, and for each the token that follows."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self.ids: list[Tensor] = []
@@ -161,7 +161,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         return len(self.ids)
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
-        """Return one row. `labels` is what the Trainer counts, `shift_labels` what is predicted."""
+        """Return one row. The Trainer counts `labels`; the model predicts `shift_labels`."""
         target_T = self.targets[row]
         return {"input_ids": self.ids[row], "labels": target_T, "shift_labels": target_T}
 
@@ -170,7 +170,7 @@ class Reader:
     """Makes batches of rows for the Trainer, and hashes them in the order in which it asks.
 
     Attributes:
-        order_sha256: of the batches so far, as a record of ours has it.
+        order_sha256: of the batches so far, as in our records.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class Reader:
 
 
 def arguments(config: RunConfig, folder: str) -> TrainingArguments:
-    """Return what a cell's config says, in the words of the Trainer."""
+    """Return a cell's config as arguments of the Trainer."""
     train = config.train
     optim = config.optim
     schedule = config.schedule
@@ -217,10 +217,10 @@ def arguments(config: RunConfig, folder: str) -> TrainingArguments:
 
 
 def train_cell(config: RunConfig) -> dict[str, Any]:
-    """Train a cell of a campaign with transformers' Trainer, and return what came of it.
+    """Train a cell of a campaign with transformers' Trainer, and return its results.
 
     Raises:
-        ConfigError: something of it would not be trained (`check_covered`).
+        ConfigError: training here would ignore part of it (`check_covered`).
         DataError: there is no corpus.
     """
     check_covered(config)

@@ -1,6 +1,6 @@
 """Compile run folders into the table and its figures: `python scripts/report.py --help`.
 
-It is `rope-exp report`.
+The same as `rope-exp report`.
 """
 
 import sys

@@ -1,11 +1,11 @@
-"""Simulate the two rules of judgement under known truth: the numbers of docs/protocol-2.md.
+"""Simulate the two rules of judgement under known truth, for the numbers of docs/protocol-2.md.
 
     python scripts/second_test.py --out results/nine_26m
 
-All nine rows are drawn equal to find the error of a rule: the share of draws in which a family
-holds any false difference. The first rule pools the noise of all rows unless an F test objects;
-the second gives each pair its own standard deviation. Then one row of nine is moved, to find how
-often the second rule sees it.
+To find the error of a rule, all nine rows are drawn equal: the error is the share of draws in which
+a family has any false difference. The first rule pools the noise of all rows unless an F test
+objects; the second gives each pair its own standard deviation. Then one row of nine is moved, to
+find how often the second rule detects it.
 
 Shapes: D draws, N losses of a layout, S shared seeds of a pair, P pairs.
 """
@@ -28,7 +28,7 @@ PAIRS = all_pairs(ROWS)
 PUBLISHED = [(a, b) if (a, b) in PAIRS else (b, a) for a, _, b in TABLE.relations]
 FAMILIES = {"eight published": [PAIRS.index(pair) for pair in PUBLISHED], "all 36": range(36)}
 
-# How many seeds each row has.
+# The number of seeds of each row.
 LAYOUTS = {
     "first: 8 and 5 seeds": {
         row: 8 if row in ("qk_rope", "qkvo_rope", "k_rope", "vo_rope") else 5 for row in ROWS
@@ -37,7 +37,7 @@ LAYOUTS = {
     "second: 8 seeds": dict.fromkeys(ROWS, 8),
 }
 
-# The standard deviation of each row's losses over seeds, in nats. The last are those of
+# The standard deviation of each row's losses over seeds, in nats. The last ones come from
 # results/tokens/train.num_steps=6400/table.csv.
 SD = 0.012 / 2**0.5
 EQUAL = dict.fromkeys(ROWS, SD)
@@ -90,7 +90,7 @@ def error(num_draws: int) -> pd.DataFrame:
 
 
 def power(num_draws: int) -> pd.DataFrame:
-    """Return how often the second rule settles K against VO by eight seeds, by their difference.
+    """Return how often the second rule settles K against VO with eight seeds, by their difference.
 
     K ≈ VO is one of the published relations. VO alone is moved, so that most other pairs stay
     equal.
@@ -123,7 +123,7 @@ class Layout(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The p-values of every pair, not adjusted: of no difference, and of one past the margin."""
+    """Unadjusted p-values of every pair: of no difference, and of one past the margin."""
 
     p_DP: Array
     equal_DP: Array

@@ -1,4 +1,4 @@
-"""What tests share: small configs composed from the real YAMLs, and real text if it is there."""
+"""Shared fixtures: small configs composed from the real YAMLs, and real text if available."""
 
 import os
 import shutil
@@ -13,14 +13,14 @@ from support.configs import TINY, composed
 
 from rope_exp.config.run import RunConfig
 
-# No example has a time limit of its own: a machine that is shared stands still at any moment.
+# Examples have no time limit: a shared machine can pause at any moment.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """Give the next test the environment that this one found: a command may set wandb's mode."""
+    """Restore the environment after each test: a command may set wandb's mode."""
     found = dict(os.environ)
     yield
     os.environ.clear()
@@ -62,7 +62,7 @@ def whole(
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Path:
-    """The folder of a campaign of two runs that nobody disturbed; no test changes it."""
+    """The folder of an undisturbed campaign of two runs; no test changes it."""
     from support.campaigns import make_home, run_campaign_command
 
     folder = make_home(tmp_path_factory.mktemp("recorded"), corpus)
@@ -73,7 +73,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
 
 @pytest.fixture
 def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which a campaign is started: `recorded`, before it was run."""
+    """The folder in which a campaign starts: like `recorded`, but before the campaign ran."""
     from support.campaigns import PYTHONPATH, make_home
 
     monkeypatch.chdir(tmp_path)
@@ -85,7 +85,7 @@ def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def clone(home: Path, recorded: Path) -> Path:
-    """A fresh clone of the project in which the campaign was run: it has the records alone."""
+    """A fresh clone of the project in which the campaign ran: it has only the records."""
     from support.campaigns import RECORDS
 
     shutil.copytree(recorded / RECORDS, home / RECORDS)
@@ -94,7 +94,7 @@ def clone(home: Path, recorded: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def broken_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """faults/files.c, compiled: preloaded into a process it breaks the n-th file operation."""
+    """faults/files.c, compiled: preloaded into a process, it breaks the n-th file operation."""
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("breaking file operations takes a C compiler and Linux's LD_PRELOAD")
@@ -108,7 +108,7 @@ def broken_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_overrides(corpus: Path, cache: Path, tmp_path: Path) -> list[str]:
-    """A command line for a run of seconds on the small corpus, in this test's own folder."""
+    """A command line for a run of seconds on the small corpus, in the test's own folder."""
     return [
         *TINY,
         f"data.path={corpus}",

@@ -1,1 +1,1 @@
-"""Which runs may be compared, and what their differences say."""
+"""Reading of runs and records, checks that they are comparable, and tests of their differences."""

@@ -1,8 +1,8 @@
-"""How what rows gain changes from one setting to another, seed by seed.
+"""Change of each row's gain over NoPE from one setting to another, seed by seed.
 
-The gain of a row r at a seed s is loss(NoPE, s) - loss(r, s), and its change what it is here minus
-what it is there. With d_rs = loss_here(r, s) - loss_there(r, s), that is d(NoPE, s) - d(r, s): a
-contrast of two rows in the layout of d, seed x row. So d is judged as losses are.
+The gain of a row r at a seed s is loss(NoPE, s) - loss(r, s). Its change is the gain here minus the
+gain there. With d_rs = loss_here(r, s) - loss_there(r, s), it is d(NoPE, s) - d(r, s): a contrast
+of two rows in the layout of d, seed x row. So d is judged as losses are.
 """
 
 import statistics
@@ -19,12 +19,13 @@ from rope_exp.evidence.significance import Judged, judge
 
 @dataclass(frozen=True)
 class Change:
-    """What a row gains over NoPE here and there, in the unit of the losses.
+    """A row's gain over NoPE here and there, in the unit of the losses.
 
     Attributes:
         gain_here, gain_there: the means over the seeds.
         by_seed: the gain here minus the gain there.
-        judged: of the mean change, in one family of all rows; None with fewer than two seeds.
+        judged: the test of the mean change, in one family of all rows; None with fewer than two
+            seeds.
     """
 
     label: str
@@ -72,11 +73,11 @@ def find_changes(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> lis
 def compare_noise(
     here: Mapping[str, Losses], there: Mapping[str, Losses]
 ) -> tuple[Noise, Noise, float] | None:
-    """Return what the runs that both settings have leave unexplained, here and there, and a p.
+    """Return the residual noise of the runs that both settings share, here and there, and a p.
 
     Returns:
-        p of equal deviations, by a two-sided F test that takes the two as independent; None where
-        the shared runs have no residual.
+        p of equal standard deviations, by a two-sided F test that treats the two as independent;
+        None if the shared runs have no residual.
     """
     shared = _shared(here, there)
     found = [

@@ -1,11 +1,11 @@
-"""Which runs may be compared: those that are equal in everything numeric but some named factors.
+"""Checks that runs are comparable: equal in every numeric key except some named factors.
 
 A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
 variants, `optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. The
-factor `row` is a name that a campaign or an experiment gives (row_name), which stands for variant,
-kind of attention and size at once.
-A row is the runs that agree in every factor but the seed, a block the runs of one seed. What may
-not be compared is refused in a `ReportError`, one sentence that names the folders. No torch.
+factor `row` is a name given by a campaign or an experiment (row_name); it covers variant, kind of
+attention and size at once.
+A row is the runs that agree in every factor but the seed; a block is the runs of one seed. Runs
+that must not be compared raise a `ReportError`, one sentence that names the folders. No torch.
 """
 
 import math
@@ -22,7 +22,7 @@ from rope_exp.system.errors import show
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ in their seed alone, by seed."""
+    """Runs that differ in their seed only, by seed."""
 
     label: str
     name: str
@@ -31,32 +31,33 @@ class Row:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Validation losses by seed, of finished runs alone."""
+        """The validation losses of finished runs, by seed."""
         return {run.config.seed: run.loss for run in self.runs if run.loss is not None}
 
     @property
     def verdict(self) -> str:
-        """What stands in the place of a loss: diverged, or unfinished where no run has ended."""
+        """A word in place of a loss: diverged, or unfinished if no run has ended; else empty."""
         best = min((run.status for run in self.runs), key=get_args(Status).index)
         return "" if best == "finished" else best
 
 
-# Rows by their names, and the sections of the config that a name stands for.
+# The factor for rows by name, and the sections of the config that a name covers.
 ROW = "row"
 _OF_ROW = ("pe", "attn", "model")
-# What a campaign's rows may each have a value of.
+# Each row of a campaign may have its own value of this key.
 OWN_RATE = "optim.lr"
 
-# Of what surrounds a run (run/provenance.MARKED): the rest is marked, see docs/protocol.md.
+# Surroundings of a run (run/provenance.MARKED) that must agree within a block. Differences in the
+# others are marked, see docs/protocol.md.
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
-# What result.json says that must be equal in runs which agree in the keys that it follows from.
+# A fact of result.json must be equal in runs that agree in the keys that determine it.
 _VOCABULARY = ("data", "tokenizer")
-# The mask is an id more.
+# Masking adds an id.
 _IDS = (*_VOCABULARY, "train.objective")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
-# Of a variant, what has parameters of its own.
+# Keys that give a variant its own parameters.
 _OWN_PARAMETERS = ("pe.trainable", "pe.trainable_scope", "pe.input", "pe.bias")
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
@@ -67,16 +68,16 @@ _FACTS = (
 
 
 def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
-    """Arrange runs in rows and blocks, or refuse them.
+    """Sort runs into rows and blocks, or refuse them.
 
     Args:
         runs: at least one, in any order.
-        keys: the factors that tell rows apart, or `ROW`; but for the seed, every other numeric key
-            must be equal.
+        keys: the factors that distinguish rows, or `ROW`; every other numeric key must be equal,
+            except the seed and, within a campaign, `OWN_RATE`.
     Returns:
         The rows by label, in the order of their values.
     Raises:
-        ReportError: naming two runs and what differs between them, or a factor that is no key.
+        ReportError: naming two runs and their difference, or a factor that is no key.
     """
     factors = (*keys, "seed", *(_OF_ROW if ROW in keys else ()), *_own_keys(runs))
     rows: dict[str, Row] = {}
@@ -97,10 +98,10 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
 
 
 def _own_keys(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the keys of which each row of one campaign may have a value of its own.
+    """Return the keys that each row of one campaign may set for itself.
 
     A campaign can train every row at the learning rate that is best for it (docs/protocol-2.md):
-    the row's overrides name the rate, and it is no factor of the campaign.
+    the row's overrides set it, and it is no factor of the campaign.
     """
     is_one_campaign = len({run.group for run in runs}) == 1 and all(run.row for run in runs)
     if is_one_campaign and not any(OWN_RATE in run.factors for run in runs):
@@ -109,12 +110,12 @@ def _own_keys(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def telling(runs: Sequence[Run]) -> list[str]:
-    """Return what tells rows apart: their names, where they have such, or else the variant."""
+    """Return the factor that distinguishes rows: their names if they have any, else the variant."""
     return [ROW] if any(run.config.row_name for run in runs) else ["pe"]
 
 
 def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
-    """Return of each seed whose runs differ in their surroundings what differs, by key."""
+    """Return the differing surroundings within each seed's runs, by seed and key."""
     blocks: dict[int, list[Run]] = {}
     for run in runs:
         blocks.setdefault(run.config.seed, []).append(run)
@@ -123,10 +124,10 @@ def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
 
 
 def check_blocks(runs: Sequence[Run]) -> None:
-    """Refuse blocks that docs/protocol.md refuses: runs of one seed are computed alike.
+    """Refuse blocks that docs/protocol.md refuses: runs of one seed must be computed alike.
 
     Raises:
-        ReportError: naming the seed, and what differs within it.
+        ReportError: naming the seed, and the difference within it.
     """
     for seed, differing in mixed_blocks(runs).items():
         for key in REFUSED_WITHIN_A_BLOCK:
@@ -139,7 +140,7 @@ def check_blocks(runs: Sequence[Run]) -> None:
 
 
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return what is not the same around all runs (device, torch, commit ...), by key."""
+    """Return the surroundings that differ between runs (device, torch, commit ...), by key."""
     differing = {}
     for key in provenance.MARKED:
         values = {provenance.spelled(run.env[key]) for run in runs if key in run.env}
@@ -163,7 +164,7 @@ def value_of(config: RunConfig, factor: str) -> Any:
 
 
 def spelled(config: RunConfig, factor: str) -> str:
-    """Return a value in a word: a section's preset or label, or as the command line has it."""
+    """Return a value as one word: a section's preset or label, else as on the command line."""
     value = value_of(config, factor)
     if not isinstance(value, dict):
         return show(value)
@@ -172,12 +173,12 @@ def spelled(config: RunConfig, factor: str) -> str:
 
 
 def _label(run: Run, keys: Sequence[str]) -> str:
-    """Return what tells a row from the others: vo_rope, optim.lr=0.003, or several of these."""
+    """Return a row's unique label: vo_rope, optim.lr=0.003, or several of these."""
     return " ".join(run.config.pe.label if key == "pe" else _word(run, key) for key in keys)
 
 
 def _name(run: Run, keys: Sequence[str]) -> str:
-    """Return the same as a person writes it: VO-RoPE, or the name that a campaign gives."""
+    """Return a row's name for people: VO-RoPE, or the name that a campaign gives."""
     names = {"pe": run.variant_name, ROW: run.config.row_name}
     return " ".join(names.get(key) or _word(run, key) for key in keys)
 
@@ -193,7 +194,7 @@ def _word(run: Run, key: str) -> str:
 
 
 def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
-    """Return where a row stands among the others: by its numbers, then by its label."""
+    """Return a row's sort key: its numbers, then its label."""
     values = ("" if key == ROW else value_of(run.config, key) for key in keys)
     numbers = [value if isinstance(value, int | float) else math.inf for value in values]
     return numbers, _label(run, keys)
@@ -203,7 +204,7 @@ def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
 
 
 def _check_place(run: Run, row: Row) -> None:
-    """A row has each seed once."""
+    """Refuse a seed that a row already has."""
     seed = run.config.seed
     for other in row.runs:
         if other.config.seed == seed:
@@ -219,7 +220,7 @@ def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: s
 
 
 def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[str]) -> None:
-    """A fact is equal in all runs that agree in the keys that it follows from."""
+    """Refuse runs that agree in the keys that determine a fact, but differ in the fact."""
     seen: dict[tuple[Any, ...], Run] = {}
     for run in runs:
         if _tells(run, key):
@@ -233,9 +234,10 @@ def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[
 
 
 def check_seeds(runs: Iterable[Run]) -> None:
-    """Refuse one seed's run under the number of another: each seed draws its own.
+    """Refuse one seed's run under the number of another.
 
-    Weights by `seed`; where all began with those of a finished run, the order by its own seed.
+    Each seed draws its own weights. A run that began with the weights of a finished run is checked
+    by its order of tokens, which `order_seed` draws.
 
     Raises:
         ReportError: naming two runs.
@@ -256,17 +258,17 @@ def check_seeds(runs: Iterable[Run]) -> None:
 
 
 def _fact(run: Run, key: str) -> Any:
-    """Return a fact of result.json; where only all weights are hashed, there were no others."""
+    """Return a fact of result.json; if it hashes all weights only, these are the shared ones."""
     if key == "shared_init_sha256":
         return run.result.get(key, run.result["init_sha256"])
     return run.result[key]
 
 
 def _tells(run: Run, key: str) -> bool:
-    """Whether a fact of a run can be held against the others'."""
+    """Return whether a fact of a run can be compared with the others'."""
     # A diverged run has read only some of the tokens.
     if key == "order_sha256" or not run.result:
         return run.status == "finished"
-    # Of older runs, learned frequencies are in the one hash that there is.
+    # In older runs, the only hash of weights includes learned frequencies.
     is_old = key == "shared_init_sha256" and key not in run.result
     return not (is_old and run.config.pe.trainable)

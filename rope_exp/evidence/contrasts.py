@@ -1,8 +1,8 @@
-"""What losses say: means, deviations, differences within a seed, ranks and rank correlation.
+"""Statistics of losses: means, deviations, differences within a seed, ranks and correlation.
 
-Blocks are seeds: within one, all rows share what their factors leave equal (initial weights,
-tokens and their order), so a row is held against the reference seed by seed and the differences
-are averaged, never the means subtracted. Plain float64, seeds in order.
+A block is one seed: its rows share all that their factors leave equal (initial weights, tokens and
+their order). So a row is compared with the reference seed by seed and the differences are averaged;
+means are never subtracted. Plain float64, seeds in order.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Contrast:
-    """One row's losses, and how they differ from the reference's; None where there is no number.
+    """One row's losses, and their differences to the reference's; None if there is no number.
 
-    Deviations are those of a sample (n - 1), of two values at least.
+    Standard deviations are of a sample (n - 1) and need at least two values.
     """
 
     num_seeds: int
@@ -39,8 +39,8 @@ def additive_fit(table_SV: Array) -> tuple[Array, int]:
     Args:
         table_SV: losses by seed and row; NaN where there is none.
     Returns:
-        What the fit has in each place, of missing losses too, and the design's rank. That is
-        S + V - 1 where shared seeds connect all rows; else no row can be held against all others.
+        The fitted losses, including missing ones, and the design's rank. The rank is S + V - 1 if
+        shared seeds connect all rows; otherwise no row can be compared with all others.
     """
     num_seeds, num_rows = table_SV.shape
     seed_N, row_N = np.nonzero(~np.isnan(table_SV))
@@ -53,25 +53,25 @@ def kendall_tau(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple
     """Return Kendall's tau-b over the labels that both have, and their number.
 
     tau-b = (C - D) / sqrt((n0 - n1)(n0 - n2)), where C and D count concordant and discordant
-    pairs, n0 all pairs, n1 and n2 the pairs tied in ours and in theirs. None where that is 0/0:
-    fewer than two labels, or all equal.
+    pairs, n0 all pairs, n1 and n2 the pairs tied in ours and in theirs. None if that is 0/0: fewer
+    than two labels, or all equal.
     """
     tau = pd.Series(ours).corr(pd.Series(theirs), method="kendall", min_periods=2)
     return None if np.isnan(tau) else tau, len(ours.keys() & theirs.keys())
 
 
 def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]:
-    """Hold every row against the reference.
+    """Compare every row with the reference.
 
     Args:
         losses: by the rows' labels; a row without a finished run has none.
-        reference: a label; without it, or without a finished run of it, there are no deltas.
+        reference: a label; if it is missing or has no finished run, there are no deltas.
     Returns:
-        A contrast for each label, best first; rows without a number last, and equal rows in the
-        order given. Equal rows share the better rank, and the next rank is left out. Where shared
+        A contrast for each label, best first; rows without a number come last, and equal rows in
+        the order given. Equal rows share the better rank, and the next rank is left out. If shared
         seeds do not connect all rows, none has a rank.
     """
-    # A column a row. By ascending seed, so that sums do not depend on the order of reading.
+    # One column per row. Seeds ascend, so that sums do not depend on the order of reading.
     table = pd.DataFrame(losses, dtype=float).sort_index()
     differences = table.sub(table.get(reference, np.nan), axis="index")
 
@@ -93,14 +93,14 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
 
 
 def _adjusted_means(table: pd.DataFrame) -> pd.Series:
-    """Return rows' means over all seeds, with what the fit has for those that a row lacks.
+    """Return rows' means over all seeds, with fitted losses for the seeds that a row lacks.
 
-    By these rows are ranked, since means over different seeds differ by the seeds, too. Empty where
-    the fit cannot hold all rows against each other.
+    They rank the rows, because means over different seeds also differ by the seeds. Empty if the
+    fit cannot compare all rows with each other.
     """
     trained = table.dropna(axis="columns", how="all").dropna(axis="index", how="all")
     fitted_SV, rank = additive_fit(trained.to_numpy())
     if rank < sum(trained.shape) - 1:
         return pd.Series(dtype=float)
-    # Rounded, so that what is lost in the fit parts no equal rows.
+    # Rounded, so that rounding errors of the fit do not separate equal rows.
     return pd.DataFrame(fitted_SV, columns=trained.columns).mean().round(9)

@@ -19,7 +19,7 @@ from rope_exp.evidence.records import read_record
 from rope_exp.evidence.runs import ReportError, Run, folders_in, is_run, read_run
 from rope_exp.model.count import kept
 
-# Of config.yaml, by the keys of the command line; whatever else tells runs apart is added.
+# Columns from config.yaml, named as on the command line; other keys that differ are added.
 _OF_CONFIG = (
     "seed",
     "data.name",
@@ -51,22 +51,22 @@ _OF_RESULT = (
     "group_sha256",
 )
 _OF_ENV = ("device", "torch", "num_threads")
-# Of every line of a longer frame.
+# Columns of every line of a longer frame.
 _NAMES = ("where", "pe", "seed", "optim.lr")
-# What says where a run goes and how it is watched; and what `pe` and `rotate` say.
+# Left out: where a run goes, how it is watched, and keys that `pe` and `rotate` repeat.
 _NOT_TOLD = ("run", "launch", "tracker", "pe.name", "pe.rotate")
 
 
 def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
-    """Return a frame with one line a run.
+    """Return a frame with one line per run.
 
     Args:
         where: a folder at or above run folders, or at or above records.
     Returns:
-        By the keys of result.json and of the command line; `where` names the run, and is the index.
-        Every key that is not the same in all these runs is there, but where they lie and how they
-        were watched. `cached` are a layer's numbers a token, `state` those that do not grow. A run
-        that is not done has no loss.
+        Columns have the keys of result.json and of the command line; `where` names the run, and is
+        the index. Every key that differs between these runs is included, except where they lie and
+        how they were watched. `cached` counts the numbers that a layer caches per token, `state`
+        those that do not grow. A run that is not done has no loss.
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
@@ -77,9 +77,9 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
 
 
 def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
-    """Return a frame with one line a row of a run's metrics: step, tokens, losses, and the run's.
+    """Return a frame with one line per row of a run's metrics: step, tokens, losses, and its keys.
 
-    Every key that is not the same in all these runs is there, as in `load_runs`.
+    Every key that differs between these runs is included, as in `load_runs`.
 
     Args, Raises: as `load_runs`.
     """
@@ -93,12 +93,12 @@ def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
 
 
 def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
-    """Return a frame with one line a number that a finished model answered: `value`, by place.
+    """Return a frame with one line per number from a finished model's probes: `value`, by place.
 
-    `probe` says what it is and `at` where, as in a report's probes.csv: a loss by length of window
-    (`positions`), by position (`bins`), by where positions begin (`shift`) or without the rotation
-    of a site (`ablation`), or a mean weight on a key by its distance (`distance`), beside weights
-    that are all alike (`uniform`). Every key that is not the same in all these runs is there, as in
+    `probe` names the number and `at` its place, as in a report's probes.csv: a loss by length of
+    window (`positions`), by position (`bins`), by start of positions (`shift`) or without the
+    rotation of a site (`ablation`), or a mean weight on a key by its distance (`distance`), beside
+    uniform weights (`uniform`). Every key that differs between these runs is included, as in
     `load_runs`; without answers there is no line.
 
     Args, Raises: as `load_runs`.
@@ -113,10 +113,10 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
 
 
 def load_table(path: str | PathLike[str]) -> pd.DataFrame:
-    """Return a table.csv, by `pe`.
+    """Read a table.csv, with `pe` as the index.
 
     Args:
-        path: of the file, or of its folder.
+        path: the file, or its folder.
     Raises:
         ReportError: there is no such table.
     """
@@ -129,7 +129,7 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
 
 
 def _named(where: str | PathLike[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
-    """Yield each run, and what a line of a longer frame says of it."""
+    """Yield each run, and its columns in a longer frame."""
     runs = list(_runs(Path(where)))
     for run, keys in zip(runs, _told_apart(runs), strict=True):
         told = (run.where, run.config.pe.label, run.config.seed, run.config.optim.lr)
@@ -137,7 +137,7 @@ def _named(where: str | PathLike[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
 
 
 def _runs(folder: Path) -> Iterator[Run]:
-    """Yield every run at or below a folder, or every record, by path.
+    """Yield every run at or below a folder, by path; if there are none, every record.
 
     Raises:
         RecordError: one cannot be read, or there is none.
@@ -152,14 +152,14 @@ def _runs(folder: Path) -> Iterator[Run]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield every folder below one, by path, but what lies in hidden ones: runs set aside."""
+    """Yield every folder below one, by path, except hidden ones, which hold runs set aside."""
     for inside in folders_in(folder):
         yield inside
         yield from _below(inside)
 
 
 def _told_apart(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return of each run the keys in which some of them differ, and the factors of its campaign."""
+    """Return each run's values of its campaign's factors, and of the keys in which runs differ."""
     configs = [dict(_keys(run.config.to_dict())) for run in runs]
     every = dict.fromkeys(key for config in configs for key in config)
     differ = [key for key in every if len({repr(config.get(key)) for config in configs}) > 1]

@@ -1,16 +1,17 @@
-"""How a difference moves with size, tokens and length, and what that says of larger runs: little.
+"""Fits of a variant's difference as a line in the logarithms of size, tokens and length.
 
-Of each variant, the differences to the reference within a seed are fitted by
+Each variant's differences to the reference within a seed are fitted by
 
     delta = a + b log2(parameters) + c log2(tokens) + d log2(length),
 
-by ordinary least squares over the cells that were run, one row a run. What did not vary is left
-out of the fit, and nothing is then said of it. The interval at another size is that of a
-prediction; it holds if the line goes on, which nobody knows. Plain float64, nats. Rows are taken
-to be independent, which runs of one seed at several budgets are not quite.
+by ordinary least squares over the cells that were run, one row per run. An axis that did not vary
+is left out, and the fit says nothing about it. Nor does it say much about larger runs: the interval
+at another size is a prediction interval, valid if the line continues, which nobody knows. Plain
+float64, nats. Rows are treated as independent, which runs of one seed at several budgets are not
+quite.
 
-Where one variant passes another is where a line in tokens alone, at one size and length, is 0. A
-line is none where places lie further off it than seeds of one place part from one another.
+One variant passes another at the place where a line in tokens alone, at one size and length, is 0.
+A line is rejected if places lie further from it than seeds of one place lie from one another.
 """
 
 import math
@@ -26,7 +27,7 @@ from rope_exp.evidence.runs import Run
 
 AXES = ("parameters", "tokens", "length")
 LEVEL = 0.95
-# With fewer updates, rows suffer unequally, and the more the shorter a run is (docs/protocol.md).
+# With fewer steps of warmup, rows suffer unequally, more so in shorter runs (docs/protocol.md).
 LEAST_WARMUP = 100
 Array = NDArray[np.float64]
 
@@ -37,12 +38,12 @@ class Fit:
 
     Attributes:
         axes: those that varied, in the order of `slopes`.
-        slopes: nats a doubling.
-        deviation: of the residual.
+        slopes: nats per doubling.
+        deviation: the standard deviation of the residual.
         df: its degrees of freedom.
-        count: of differences.
+        count: the number of differences.
         ranges: the least and the greatest value that was run, by axis.
-        p_straight: of the places' means, if the line is right; None where nothing tells.
+        p_straight: of the places' means, if the line is right; None if the runs cannot test it.
     """
 
     axes: tuple[str, ...]
@@ -58,7 +59,7 @@ class Fit:
 
     @property
     def is_bent(self) -> bool:
-        """Whether the runs contradict a line, so that nothing may be read off it."""
+        """True if the runs contradict a line, so that nothing may be read off it."""
         return self.p_straight is not None and self.p_straight < 1 - LEVEL
 
     @property
@@ -68,11 +69,11 @@ class Fit:
 
     @property
     def quantile(self) -> float:
-        """How many standard errors lie on each side of an interval."""
+        """The number of standard errors on each side of an interval."""
         return float(stats.t.ppf((1 + LEVEL) / 2, self.df))
 
     def line(self, at: Mapping[str, float]) -> float:
-        """Return the difference at a place."""
+        """Return the fitted difference at a place."""
         return self._mean + float(self._from_center(at) @ np.array(self.slopes))
 
     def predict(self, at: Mapping[str, float]) -> tuple[float, float, float]:
@@ -84,15 +85,15 @@ class Fit:
         return value, value - half, value + half
 
     def crossing(self) -> tuple[float, float, float] | None:
-        """Return where a line of one axis is 0, and the ends of the 95 % interval of that.
+        """Return the place where a line of one axis is 0, and the ends of its 95 % interval.
 
-        Those are the places z at which the band of the line holds 0 (Fieller 1954): with m the
-        mean, s the slope, e its error, q the quantile and sigma the deviation of n differences,
-        (m + s z)^2 <= q^2 (sigma^2 / n + e^2 z^2).
+        The interval is the places z at which the band of the line holds 0 (Fieller 1954): with m
+        the mean, s the slope, e its error, q the quantile and sigma the standard deviation of n
+        differences, (m + s z)^2 <= q^2 (sigma^2 / n + e^2 z^2).
 
         Returns:
-            In the axis' own unit; None where the slope is not told from 0, so that the places have
-            no end.
+            In the axis' own unit; None if the slope cannot be distinguished from 0, so that the
+            interval has no end.
         """
         [slope] = self.slopes
         [error] = self.slope_errors
@@ -104,7 +105,7 @@ class Fit:
         half = math.sqrt(max(middle**2 - of_mean / of_slope, 0.0))
         center = float(self._center[0])
         found = np.array([-self._mean / slope, middle - half, middle + half])
-        # Where a slope is hardly told, an end lies past what a float holds: at infinity.
+        # If the slope is barely distinguished from 0, an end can exceed a float: it is infinite.
         with np.errstate(over="ignore"):
             at, low, high = np.exp2(center + found)
         return float(at), float(low), float(high)
@@ -114,12 +115,12 @@ class Fit:
 
 
 def warmed_up(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs whose warmup was long enough to stand on a ladder of tokens."""
+    """Return the runs with a warmup long enough for a ladder of tokens."""
     return [run for run in runs if run.config.num_warmup_steps >= LEAST_WARMUP]
 
 
 def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
-    """Return a row for each run whose block has the reference: variant, seed, axes, difference.
+    """Return a row for each run with the reference in its block: variant, seed, axes, difference.
 
     A block is the runs of one seed at one size, budget and length.
     """
@@ -147,7 +148,7 @@ def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
 
 
 def fit(table: pd.DataFrame) -> Fit | None:
-    """Fit one variant's differences; None where nothing varies, or too few tell a deviation."""
+    """Fit one variant's differences; None if no axis varies or the runs do not determine a fit."""
     axes = tuple(axis for axis in AXES if table[axis].nunique() > 1)
     x_NA = np.log2(table[list(axes)].to_numpy(dtype=float))
     y_N = table["delta"].to_numpy(dtype=float)
@@ -177,19 +178,19 @@ def fit(table: pd.DataFrame) -> Fit | None:
 
 
 def _p_straight(table: pd.DataFrame, axes: Sequence[str], squares: float, df: int) -> float | None:
-    """Test a line by what seeds of one place part (Fisher's F test of lack of fit).
+    """Test a line against the spread of seeds within a place (Fisher's F test of lack of fit).
 
     Args:
-        squares: the residual's, of `df` degrees of freedom.
+        squares: the residual's sum of squares, with `df` degrees of freedom.
     Returns:
-        p of the places' distances from the line; None where no place has two seeds that differ, or
+        p of the places' distances from the line; None if no place has two seeds that differ, or
         there are no more places than the line passes through anyway.
     """
     places = table.groupby(list(axes))["delta"]
     within = float(np.sum((table["delta"] - places.transform("mean")) ** 2))
     df_within = len(table) - places.ngroups
     df_beside = df - df_within
-    # What a sum leaves of equal differences is rounding.
+    # With equal differences, the sum is rounding error.
     if df_within < 1 or df_beside < 1 or within < 1e-18:
         return None
     beside = max(squares - within, 0.0)
@@ -197,13 +198,13 @@ def _p_straight(table: pd.DataFrame, axes: Sequence[str], squares: float, df: in
 
 
 def fit_pair(runs: Sequence[Run], a: str, b: str) -> Fit | None:
-    """Fit the loss of b minus that of a, of the blocks that have both."""
+    """Fit b's loss minus a's, over the blocks that have both."""
     table = differences(runs, a)
     return fit(table[table["pe"] == b])
 
 
 def fits(runs: Sequence[Run], reference: str) -> dict[str, Fit]:
-    """Return each variant's fit, by label, where there is one."""
+    """Return the variants' fits by label, without variants that cannot be fitted."""
     table = differences(runs, reference)
     found = {}
     for label, of_variant in table.groupby("pe", sort=True):

@@ -1,6 +1,6 @@
-"""The layout of losses, seed x variant: its residual, and whether variants are equally noisy.
+"""The residual noise of losses in the layout seed x variant, and a test that it is equal.
 
-What `significance` judges pairs by. Plain float64.
+`significance` judges pairs by it. Plain float64.
 """
 
 import itertools
@@ -21,14 +21,14 @@ Method = Literal["pooled", "paired"]
 
 @dataclass(frozen=True)
 class Noise:
-    """What the layout, seed x row, leaves unexplained.
+    """The residual noise of the layout, seed x row.
 
     Attributes:
-        deviation: of the residual, in nats; two runs' difference within a seed deviates by sqrt(2)
-            times that.
+        deviation: the residual's standard deviation, in nats; a difference of two runs within a
+            seed has sqrt(2) times that.
         df: its degrees of freedom.
-        p_equal: that rows are equally noisy; None where it cannot be told.
-        method: how standard errors are known: pooled, unless `p_equal` says that rows are not.
+        p_equal: the p-value of equally noisy rows; None if it cannot be computed.
+        method: the source of standard errors: pooled, unless `p_equal` rejects equal noise.
     """
 
     deviation: float
@@ -38,7 +38,7 @@ class Noise:
 
 
 def measure(losses: Mapping[str, Losses]) -> Noise | None:
-    """Return what rows' losses leave unexplained; None where they have no residual.
+    """Return the residual noise of rows' losses; None if they have no residual.
 
     Args:
         losses: by the rows' labels.
@@ -55,15 +55,15 @@ def measure(losses: Mapping[str, Losses]) -> Noise | None:
 def residuals(table_SV: Array) -> tuple[Array, int]:
     """Return e of the additive layout, seed x variant, by least squares, and its degrees.
 
-    Of a whole table e_sv = x_sv - x_s. - x_.v + x_.. with (S - 1)(V - 1) degrees of freedom; where
-    a loss is missing (NaN), so is its residual.
+    In a complete table e_sv = x_sv - x_s. - x_.v + x_.. with (S - 1)(V - 1) degrees of freedom. The
+    residual of a missing loss (NaN) is missing too.
     """
     fitted_SV, rank = additive_fit(table_SV)
     return table_SV - fitted_SV, int(np.sum(~np.isnan(table_SV))) - rank
 
 
 def residual_variance(table_SV: Array) -> tuple[float, int]:
-    """Return the residual variance s^2 of the layout and its degrees; NaN where it has none."""
+    """Return the residual variance s^2 of the layout and its degrees; NaN and 0 without any."""
     residual_SV, df = residuals(table_SV)
     if df < 1:
         return math.nan, 0
@@ -71,11 +71,12 @@ def residual_variance(table_SV: Array) -> tuple[float, int]:
 
 
 def unequal_noise(table_SV: Array, variance: float, df: int) -> float | None:
-    """Return the p-value that rows are equally noisy; None where it cannot be told.
+    """Return the p-value of equally noisy rows; None if it cannot be computed.
 
-    If they are, the deviation of each pair's differences is that of the residual, times sqrt(2).
-    The smallest p-value of any pair's F test of that, by Holm. Residuals by row would say less: a
-    noisy row is in the mean of its seed, and so in the residuals of all.
+    With equal noise, the standard deviation of each pair's differences is sqrt(2) times the
+    residual's. An F test checks this for each pair; the result is the smallest p-value after Holm.
+    Residuals by row would say less: a noisy row affects the mean of its seed, and so the residuals
+    of all rows.
 
     Args:
         variance, df: of the table's residual.
@@ -86,7 +87,7 @@ def unequal_noise(table_SV: Array, variance: float, df: int) -> float | None:
     p = []
     for a, b in itertools.combinations(table_SV.T, 2):
         differences = (b - a)[~np.isnan(b - a)]
-        # A rest must be left to hold the pair against.
+        # Some degrees must remain with which to compare the pair.
         if 1 < len(differences) <= df:
             own = np.array(differences.var(ddof=1))
             p.append(deviating(own, len(differences) - 1, np.array(variance), df))
@@ -96,9 +97,9 @@ def unequal_noise(table_SV: Array, variance: float, df: int) -> float | None:
 def deviating(own: Array, own_df: int | Array, variance: Array, df: int) -> Array:
     """Return the two-sided p-value that a pair's variance is twice the layout's, by F.
 
-    A pair's differences hold `own_df` of the layout's degrees, and own_df * own / 2 of its sum of
-    squares. What is left of both is independent of them, so that own/2 over the rest's variance
-    follows F(own_df, df - own_df).
+    A pair's differences use `own_df` of the layout's degrees, and own_df * own / 2 of its sum of
+    squares. The rest is independent of them, so own/2 over the rest's variance follows
+    F(own_df, df - own_df).
     """
     rest = df * variance - own_df * own / 2
     rest_variance = np.maximum(rest, np.finfo(float).tiny) / (df - own_df)
@@ -107,7 +108,7 @@ def deviating(own: Array, own_df: int | Array, variance: Array, df: int) -> Arra
 
 
 def two_sided_f(ratio: Array, df: int | Array, other_df: int | Array) -> Array:
-    """Return the p-value of a ratio of two independent variances, if they are equal."""
+    """Return the two-sided p-value of equal variances, given the ratio of independent estimates."""
     below = stats.f.cdf(ratio, df, other_df)
     above = stats.f.sf(ratio, df, other_df)
     return np.asarray(2 * np.minimum(below, above))

@@ -1,7 +1,7 @@
-"""How far losses differ where nothing is compared: the pilot, before the protocol.
+"""Noise of losses in the pilot, which preceded the protocol: from seeds, rounding and windows.
 
-Its cells are one variant each under seeds of initial weights and of order that vary alone or
-together, and under changes of how the same numbers are computed. Plain float64, nats.
+Each cell of the pilot is one variant. Seeds of initial weights and of order vary alone or together,
+and so does the way in which the same numbers are computed. Plain float64, nats.
 """
 
 import itertools
@@ -22,22 +22,22 @@ from rope_exp.system.errors import show
 Array = NDArray[np.float64]
 
 RATE = "optim.lr"
-# A document of the English corpus fills some nine of the windows that are spread over it.
+# A document of the English corpus fills about nine of the windows spread over it.
 WINDOWS_OF_A_BLOCK = 8
 NUM_BOOTSTRAPS = 10_000
-LEAST_VALUES = 3  # of which a deviation is told
+LEAST_VALUES = 3  # for a standard deviation
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How far losses and differences deviate when one thing varies.
+    """Standard deviations of losses and differences when one thing varies.
 
     Attributes:
-        what: varies, and at which learning rate.
-        count: how many values it took.
-        losses: deviation of a row's loss, by row.
-        paired: deviation of two rows' difference at the same value, by pair.
-        unpaired: the same of two rows at different values.
+        what: the thing that varies, and the learning rate.
+        count: the number of its values.
+        losses: of a row's loss, by row.
+        paired: of two rows' difference at the same value, by pair.
+        unpaired: the same for two rows at different values.
     """
 
     what: str
@@ -55,7 +55,7 @@ class Spread:
 
     @property
     def known_within(self) -> tuple[float, float]:
-        """By what a deviation of so many values is to be multiplied for its 95 % interval."""
+        """The factors that turn a standard deviation of `count` values into its 95 % interval."""
         df = self.count - 1
         low = math.sqrt(df / float(stats.chi2.ppf(0.975, df)))
         return low, math.sqrt(df / float(stats.chi2.ppf(0.025, df)))
@@ -64,7 +64,7 @@ class Spread:
 def spreads(runs: Sequence[Run]) -> list[Spread]:
     """Return the deviations under initial weights, order, and both together, at each learning rate.
 
-    Of what took three values at least: two say nothing of a deviation.
+    At least three values are needed: two say nothing about a deviation.
     """
     found = []
     for rate, of_rate in by_rate(runs).items():
@@ -81,7 +81,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
 
 
 def by_rate(runs: Sequence[Run]) -> dict[float, list[Run]]:
-    """Return the finished runs of each learning rate, in the order of rates."""
+    """Return the finished runs of each learning rate, in ascending order."""
     found: dict[float, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.config.optim.lr):
         if run.loss is not None:
@@ -90,15 +90,15 @@ def by_rate(runs: Sequence[Run]) -> dict[float, list[Run]]:
 
 
 def changes(run: Run) -> dict[str, Any]:
-    """Return what a cell computes otherwise than the plain ones: its factors but seeds and rate."""
+    """Return a cell's departures from the plain ones: all factors but seeds and learning rate."""
     return {key: value for key, value in run.factors.items() if key not in (*SEEDS, RATE)}
 
 
 def rounding(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the change of each row's loss, and of pairs' differences, by what is done otherwise.
+    """Return the change of each row's loss, and of pairs' differences, by change of computation.
 
-    A line for each rate, change and choice of seeds, against the plain cell of the same seeds;
-    columns are rows and pairs, NaN where a cell is missing.
+    A line for each learning rate, change and choice of seeds, against the plain cell of the same
+    seeds; columns are rows and pairs, NaN where a cell is missing.
     """
     lines = []
     for rate, of_rate in by_rate(runs).items():
@@ -119,10 +119,10 @@ def rounding(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def window_errors(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the standard error that held-out windows leave in each pair's difference.
+    """Return the standard error of each pair's difference due to the choice of held-out windows.
 
-    By the bootstrap, over windows alone and over blocks of neighbours, of the differences of the
-    plain runs averaged over the seeds that vary together: the windows are one draw for all seeds.
+    The bootstrap resamples single windows, and blocks of neighbours. Plain runs' differences are
+    first averaged over the seeds that vary together: the windows are one draw for all seeds.
     """
     rows = []
     for rate, of_rate in by_rate(runs).items():
@@ -154,7 +154,7 @@ def window_errors(runs: Sequence[Run]) -> pd.DataFrame:
 def bootstrap_error(values_N: Array, block: int, seed: int = 0) -> float:
     """Return the standard error of a mean, by resampling blocks of neighbouring values.
 
-    The last values that fill no block are left out.
+    Values at the end that do not fill a block are left out.
     """
     means_M = values_N[: len(values_N) // block * block].reshape(-1, block).mean(axis=1)
     random = np.random.default_rng(seed)
@@ -183,7 +183,7 @@ def _spread(what: str, runs: Sequence[Run]) -> Spread | None:
     paired = {}
     unpaired = {}
     for a, b in itertools.combinations(table.columns, 2):
-        # Every pair of different values: the variance of the difference is then the sum of both.
+        # Over all pairs of different values, the difference's variance is the sum of both.
         variance = table[a].var() + table[b].var()
         paired[a, b] = float((table[b] - table[a]).std())
         unpaired[a, b] = math.sqrt(variance)

@@ -1,7 +1,7 @@
-"""When one variant passes another while both train: where their curves cross for the last time.
+"""The last crossing of two variants' curves in training, after which one stays ahead.
 
-Both curves are of one seed, budget and schedule, so that their rates are equal at each step. A
-crossing within a run is none of full schedules: a budget that ends there has another schedule.
+Both curves have one seed, budget and schedule, so their learning rates are equal at each step. A
+crossing within a run is not one of full schedules: a budget that ends there has another schedule.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from rope_exp.evidence.ladders import LEVEL
 
 
 class Crossing(NamedTuple):
-    """Where a difference changes its sign for good, over seeds.
+    """The place where a difference changes its sign for good, over seeds.
 
     Attributes:
         tokens: the geometric mean.
-        low, high: its 95 % interval, of a t over the logarithms; None of one seed.
+        low, high: its 95 % interval, by Student's t over the logarithms; None with one seed.
     """
 
     tokens: float
@@ -28,11 +28,10 @@ class Crossing(NamedTuple):
 
 
 def last_crossing(difference: pd.Series) -> float | None:
-    """Return where a curve changes its sign for the last time; None where it never does.
+    """Return the tokens at which a curve changes its sign for the last time; None if it never does.
 
     Args:
-        difference: by tokens, rising; taken to be straight between two of them. A 0 counts as
-            below.
+        difference: by tokens, ascending; linear between two of them. A 0 counts as below.
     """
     values = difference.to_numpy(dtype=float)
     tokens = difference.index.to_numpy(dtype=float)

@@ -1,23 +1,22 @@
-"""What a finished model was asked, by place: the numbers of one run, under plain names."""
+"""Answers of one finished model to the probes that depend on a place, under plain names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-# What is answered by place, and nothing else.
+# The probes that are answered by place only.
 BY_PLACE = ("positions", "shift", "ablation", "distance")
 
 Numbers = dict[Any, float]
 
 
 def by_place(probe: str, answer: Mapping[str, Any]) -> dict[str, Numbers]:
-    """Return a run's answer to one of BY_PLACE: numbers by what they are, and by place.
+    """Return a run's answer to one of BY_PLACE: numbers by name, and by place.
 
-    Losses by length of window (`positions`), by position, where a place is a bin's first (`bins`),
-    by where positions begin (`shift`), without the rotation of a site (`ablation`); the mean weight
-    on a key by its distance, over layers (`distance`), beside weights that are all alike
-    (`uniform`).
+    Losses by length of window (`positions`), by the first position of a bin (`bins`), by start of
+    positions (`shift`), without the rotation of a site (`ablation`); the mean weight on a key by
+    its distance, over layers (`distance`), beside uniform weights (`uniform`).
     """
     if probe == "distance":
         over_layers = np.mean(list(answer["attention"].values()), axis=0)

@@ -1,7 +1,7 @@
-"""Which test to use, chosen by simulation: error rates, power and coverage under known truth.
+"""Simulation of candidate tests under known truth: their error rates, power and coverage.
 
 Losses are drawn from the layout that `significance` assumes, and from layouts that break its
-assumptions (variants of unequal noise, heavy tails), at true means that hold equal pairs, pairs a
+assumptions (variants of unequal noise, heavy tails). The true means include equal pairs, pairs a
 margin apart and pairs further apart. Every candidate judges the same draws.
 
 Shapes: D draws, S seeds, V variants, P pairs, F sign flips.
@@ -23,44 +23,44 @@ from rope_exp.evidence.significance import MARGIN, not_equivalent, two_sided
 
 NUM_VARIANTS = 9
 NUM_SEEDS = (3, 5, 8, 12)
-# More sign flips than these are drawn, not listed.
+# If there are more sign flips than this, a sample of them is drawn.
 MOST_FLIPS = 1024
 
-# True means, in margins. Spread: three are equal, one each a half, one, two and four margins away,
-# and two far away are equal again.
+# True means, in margins. Spread: three are equal, one each lies a half, one, two and four margins
+# away, and two far away are equal again.
 TRUTHS: Mapping[str, Array] = {
     "equal": np.zeros(NUM_VARIANTS),
     "spread": np.array([0, 0, 0, 0.5, 1, 2, 4, 8, 8]),
 }
-# Of the noise `late`: the share of runs, and how far behind they are, in deviations.
+# For the noise `late`: the share of late runs, and their lag in standard deviations.
 LATE_SHARE = 0.3
 LATE_BY = 30.0
 GAPS = (0.5, 1.0, 2.0, 4.0)  # margins
 
 
 def normal(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Draw equal, normal noise of deviation 1: what the pooled test assumes."""
+    """Draw equal, normal noise of standard deviation 1, as the pooled test assumes."""
     return random.normal(size=shape)
 
 
 def unequal(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Draw normal noise whose deviation goes from a half to twice over the variants; its mean
-    square is 1.
-    """
+    """Draw normal noise with standard deviations in ratios of 0.5 to 2, of mean square 1."""
     deviations = np.geomspace(0.5, 2.0, shape[-1])
     scale_V: Array = deviations / np.sqrt(np.mean(deviations**2))
     return scale_V * random.normal(size=shape)
 
 
 def heavy(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Draw Student's t of 4 degrees, of deviation 1: now and then a run that went astray."""
+    """Draw Student's t of 4 degrees, of standard deviation 1: now and then a run goes astray."""
     drawn: Array = random.standard_t(4, size=shape)
     return drawn / math.sqrt(2)
 
 
 def late(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Draw equal, normal noise, and three in ten runs of the first variant far behind: a step of
-    learning that they have not made yet. The mean is 0, the other variants' deviation 1.
+    """Draw equal, normal noise, and put three in ten runs of the first variant far behind.
+
+    Those have not yet made a jump in learning. The mean is 0, and the other variants' standard
+    deviation 1.
     """
     noise: Array = random.normal(size=shape)
     noise[..., 0] += LATE_BY * ((random.random(shape[:-1]) < LATE_SHARE) - LATE_SHARE)
@@ -76,11 +76,11 @@ NOISES: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = 
 
 
 def simulate(deviation: float, num_draws: int = 1000, seed: int = 0) -> pd.DataFrame:
-    """Return a row for each noise, number of seeds and test.
+    """Return a row for each truth, noise, number of seeds and test.
 
     Args:
-        deviation: of `e` in the layout, in nats: of a run's loss within a seed. Two runs'
-            difference deviates by sqrt(2) times that.
+        deviation: the standard deviation of `e` in the layout, in nats: of a run's loss within a
+            seed. A difference of two runs has sqrt(2) times that.
     Returns:
         family_error: how often any pair of equal variants is called different; power_X: how often
         a pair X margins apart is; false_equal: how often any pair of a margin or more is called
@@ -103,7 +103,7 @@ _NOTHING: Array = np.full((1, 1), np.nan)
 
 
 class _Judged(NamedTuple):
-    """What a test says, [D, P] each."""
+    """The results of a test, [D, P] each."""
 
     delta: Array  # estimated, which all tests share
     p: Array  # adjusted
@@ -113,13 +113,13 @@ class _Judged(NamedTuple):
 
 
 def _candidates(loss_DSV: Array) -> dict[str, _Judged]:
-    """Return what each test says of the same draws."""
+    """Return each test's results on the same draws."""
     a, b = pairs()
     d_DSP = loss_DSV[:, :, b] - loss_DSV[:, :, a]
     delta_DP = d_DSP.mean(axis=1)
     num_seeds = d_DSP.shape[1]
 
-    # Paired: each contrast knows its own deviation alone.
+    # Paired: each contrast uses only its own standard deviation.
     paired_DP = d_DSP.std(axis=1, ddof=1) / np.sqrt(num_seeds)
     paired = _t_tests(delta_DP, paired_DP, num_seeds - 1)
 
@@ -131,12 +131,12 @@ def _candidates(loss_DSV: Array) -> dict[str, _Judged]:
     pooled_DP = np.sqrt(2 * variance_D / num_seeds)[:, None] * np.ones_like(delta_DP)
     pooled = _t_tests(delta_DP, pooled_DP, df)
 
-    # The rule that looks first: pooled, unless the noise of variants is seen to differ.
+    # The rule that looks first: pooled, unless a test finds unequal noise of variants.
     deviating_DP = deviating(d_DSP.var(axis=1, ddof=1), num_seeds - 1, variance_D[:, None], df)
     is_unequal_D1 = holm(deviating_DP).min(axis=1, keepdims=True) < ALPHA
     looked = _Judged(*(np.where(is_unequal_D1, *said) for said in zip(paired, pooled, strict=True)))
 
-    # The same, by the distribution of the largest of all differences.
+    # Pooled, by the distribution of the largest of all differences.
     critical = stats.studentized_range.ppf(1 - ALPHA, NUM_VARIANTS, df) / np.sqrt(2)
     beyond_DP = np.abs(delta_DP) / pooled_DP > critical
     tukey_DP = np.where(beyond_DP, 0.0, 1.0)
@@ -159,7 +159,7 @@ def pairs() -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _t_tests(delta_DP: Array, error_DP: Array, df: int) -> _Judged:
-    """Return what `significance.judge` says where the standard errors are these."""
+    """Return the results of `significance.judge` for these standard errors."""
     num_pairs = delta_DP.shape[1]
     p_DP = holm(two_sided(delta_DP / error_DP, df))
     equal_DP = holm(not_equivalent(delta_DP, error_DP, df, MARGIN))
@@ -169,7 +169,7 @@ def _t_tests(delta_DP: Array, error_DP: Array, df: int) -> _Judged:
 
 
 def _flips(num_seeds: int) -> Array:
-    """Return every choice of signs, a seed each, that of the data first; or many of them."""
+    """Return every choice of one sign per seed, the data's own first, or a sample of them."""
     if 2**num_seeds <= MOST_FLIPS:
         return np.array(list(itertools.product([1.0, -1.0], repeat=num_seeds)))
     drawn = np.random.default_rng(0).choice([1.0, -1.0], size=(MOST_FLIPS, num_seeds))
@@ -180,19 +180,19 @@ def _flips(num_seeds: int) -> Array:
 def _flip_tests(d_SP: Array, flips_FS: Array) -> tuple[Array, Array]:
     """Return adjusted p-values of one draw: Holm over pairs, and Westfall and Young's step-down.
 
-    Both flip the signs of whole seeds. The statistic is Student's t, whose sum of squares no flip
-    changes.
+    Both flip the signs of whole seeds. The statistic is Student's t; no flip changes its sum of
+    squares.
     """
     num_seeds, num_pairs = d_SP.shape
     mean_FP = flips_FS @ d_SP / num_seeds
     spread_FP = (d_SP**2).sum(axis=0) / num_seeds - mean_FP**2
     t_FP = np.abs(mean_FP) / np.sqrt(np.maximum(spread_FP, 1e-300))
 
-    # Not below the data's own by rounding.
+    # The tolerance keeps rounding from putting an equal statistic below the data's own.
     at_least_FP = t_FP >= t_FP[0] * (1 - 1e-9)
     by_holm_P = holm(at_least_FP.mean(axis=0))
 
-    # From the smallest statistic up: the maximum over those that are not yet rejected.
+    # From the smallest statistic up, take the maximum over those that are not yet rejected.
     order = np.argsort(t_FP[0])
     largest_FP = np.maximum.accumulate(t_FP[:, order], axis=1)
     p_P = (largest_FP >= t_FP[0, order] * (1 - 1e-9)).mean(axis=0)
@@ -203,7 +203,7 @@ def _flip_tests(d_SP: Array, flips_FS: Array) -> tuple[Array, Array]:
 
 
 def _rates(judged: _Judged, means_V: Array) -> dict[str, float]:
-    """Return how often a test erred and how often it found what was there."""
+    """Return a test's error rates, power and coverage."""
     a, b = pairs()
     true_P = means_V[b] - means_V[a]
     gap_P = np.abs(true_P) / MARGIN
@@ -219,7 +219,7 @@ def _rates(judged: _Judged, means_V: Array) -> dict[str, float]:
             rates[f"power_{gap:g}"] = found_DP[:, apart_P].mean()
 
     if judged.equal is not _NOTHING:
-        # As the report has it: equivalence first, and else a difference, which has a sign.
+        # As in the report: equivalence first, else a difference, which has a sign.
         called_equal_DP = judged.equal < ALPHA
         called_DP = found_DP & ~called_equal_DP
         wrong_DP = called_DP & (np.sign(judged.delta) != np.sign(true_P))

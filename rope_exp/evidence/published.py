@@ -1,18 +1,18 @@
-"""The published tables, which the rows here stand beside, and the one home of their numbers.
+"""Published results to compare our rows with; this is the only place for their numbers.
 
-Nobody has published a second measurement of the two of language models. They have one run a row and
-no error bars, so the last digits are not to be leaned on.
+Nobody has published a second measurement of the two tables of language models. They have one run
+per row and no error bars, so do not rely on the last digits.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# The variant that differences are against, unless told otherwise: the standard one; where a kind
-# of attention has no queries, the one that rotates nothing.
+# The default references for differences: the standard variant; for a kind of attention without
+# queries, the variant that rotates nothing.
 REFERENCE = "qk_rope"
 UNROTATED = "nope"
-# The variant that is held against the reference in every setting: whether values and outputs
-# should rotate as well is what both articles and RoPER's authors ask.
+# The variant that is compared with the reference in every setting: both articles and RoPER's
+# authors ask whether values and outputs should rotate as well.
 RIVAL = "qkvo_rope"
 
 
@@ -21,14 +21,14 @@ class Published:
     """A published table.
 
     Attributes:
-        source: where it stands.
+        source: the citation.
         short: the same for fonts without Chinese.
-        setting: what is known of how it was made.
+        setting: the known facts about its training.
         losses: in nats per token, by the rows' labels, best first.
-        order: the source's own, ">" its word for better, "≈" for too close to tell; empty: it
-            draws none.
-        relations: that order pair by pair, what stands between its neighbours.
-        cached: the numbers that a layer caches of a token, by the rows' labels.
+        order: the source's own, with ">" for better and "≈" for too close to tell; empty: it
+            gives none.
+        relations: that order as pairs of neighbours, with the sign between them.
+        cached: the numbers that a layer caches per token, by the rows' labels.
     """
 
     source: str
@@ -41,17 +41,17 @@ class Published:
 
     @property
     def cited(self) -> str:
-        """Where it stands, and what is known of how it was made."""
+        """The citation, and the known facts about its training."""
         return f"{self.source} ({self.setting})"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is published of rows without numbers that could stand beside ours.
+    """A published claim about rows, without numbers to compare with ours.
 
     Attributes:
-        source: where it stands.
-        relations: as `Published` has them.
+        source: the citation.
+        relations: as in `Published`.
     """
 
     source: str
@@ -59,11 +59,11 @@ class Claim:
 
     @property
     def cited(self) -> str:
-        """Where it stands."""
+        """The citation."""
         return self.source
 
 
-# Variants of which it is asked whether and where the second passes the first.
+# Pairs of variants to check for a crossing: does the second pass the first, and where?
 PASSES = (
     ("qk_rope", "vo_rope"),
     ("qk_rope", "qkvo_rope"),
@@ -73,7 +73,7 @@ PASSES = (
     ("nope", "q_rope"),
     ("nope", "k_rope"),
 )
-# Of the curves while both train, also these: what leads QK at first, and single sites.
+# For curves within training also these: variants that lead QK at first, and single sites.
 PASSES_WITHIN = (
     *PASSES,
     ("qk_rope", "qkv_rope"),
@@ -117,8 +117,8 @@ TABLE = Published(
     ),
 )
 
-# Kinds of attention by what they cache; by the names of rows in configs/row/sequel, which those of
-# its small sister share.
+# Kinds of attention by their cache. Labels are names of rows in configs/row/sequel; its smaller
+# version shares them.
 SEQUEL_MODELS = ("sequel", "sequel_mini")
 SEQUEL = Published(
     source=(
@@ -160,7 +160,7 @@ SEQUEL = Published(
     },
 )
 
-# Of generated data, by data.kind. RoPER is QKVO-RoPE, and was tried against RoPE, which is QK-RoPE.
+# Claims for generated data, by data.kind. RoPER is QKVO-RoPE; it was compared with RoPE (QK-RoPE).
 ROPER = Claim(
     source=(
         "Georges Harik and Varuna Jayasiri, “Rotary Positional Embeddings with Relative distances "
@@ -170,7 +170,7 @@ ROPER = Claim(
 )
 CLAIMS = {"addition": ROPER, "copy": ROPER}
 
-# As docs/references.md has it; which of its averages these are, section 8 of docs/protocol.md.
+# From docs/references.md; section 8 of docs/protocol.md says which of its averages these are.
 COPY_REPEAT = Published(
     source=(
         "Georges Harik and Varuna Jayasiri, labml_nn/transformers/rope/value_pe/experiments/"

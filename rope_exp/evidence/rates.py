@@ -1,7 +1,7 @@
-"""What runs at several learning rates say: each variant's best rate, and the common one.
+"""Choice of learning rates from a sweep: each variant's best one, and the common one.
 
-Rates are held against each other within a seed: means over other seeds would differ by the seeds,
-too. A seed that was run at a single rate tells nothing of rates.
+Learning rates are compared within a seed, because means over different seeds also differ by the
+seeds. A seed that was run at a single learning rate says nothing about them.
 """
 
 import math
@@ -17,12 +17,12 @@ FACTOR = "optim.lr"
 
 
 def losses_by_rate(runs: Sequence[Run]) -> dict[str, pd.DataFrame]:
-    """Return each variant's losses by its label: a column a rate, a line a seed of several rates.
+    """Return each variant's losses by its label: a column per learning rate, a line per seed.
 
-    A variant none of whose seeds was run at two rates is left out.
+    Seeds that were run at a single learning rate are left out, and variants without other seeds.
 
     Args:
-        runs: equal but for variant, seed and rate.
+        runs: equal except for variant, seed and learning rate.
     Raises:
         ReportError: they are not.
     """
@@ -40,13 +40,13 @@ def losses_by_rate(runs: Sequence[Run]) -> dict[str, pd.DataFrame]:
 
 
 def mean_by_rate(table: pd.DataFrame) -> "pd.Series[float]":
-    """Return a variant's mean loss at each rate, as if all of its seeds had been run at each.
+    """Return a variant's mean loss at each learning rate, as if all its seeds had been run at each.
 
-    It is the mean at the rate with the most seeds, and at every other rate that plus the mean
-    difference to it over the seeds that both have. A rate that shares none with it is left out.
+    At the learning rate with the most seeds it is the plain mean. Every other one adds to that its
+    mean difference over the seeds that both have, and is left out if they share none.
 
     Args:
-        table: of `losses_by_rate`.
+        table: from `losses_by_rate`.
     """
     fullest = table[table.count().idxmax()]
     differences = table.sub(fullest, axis="index").mean()
@@ -54,13 +54,13 @@ def mean_by_rate(table: pd.DataFrame) -> "pd.Series[float]":
 
 
 def best_rate(table: pd.DataFrame) -> float:
-    """Return the rate with the lowest of a variant's means."""
+    """Return the learning rate with the lowest of a variant's means."""
     means = mean_by_rate(table)
     return float(means.index.to_numpy(dtype=float)[means.argmin()])
 
 
 def common_rate(runs: Iterable[Run], tables: Mapping[str, pd.DataFrame]) -> float:
-    """Return the rate with the most finished runs, and of several the one with the lowest mean."""
+    """Return the learning rate with the most finished runs; among equals, the lowest mean wins."""
     counts = Counter(run.config.optim.lr for run in runs if run.loss is not None)
     together = pd.DataFrame({label: mean_by_rate(table) for label, table in tables.items()}).mean(
         axis="columns"

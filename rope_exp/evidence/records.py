@@ -1,8 +1,8 @@
-"""Records: one small file a finished run of a campaign, from which every table is made again.
+"""Records: one small file per finished run of a campaign, enough to rebuild every table.
 
-<records>/<campaign>/<cell>.json holds the run's config, where it was trained, its result, its
-curve and its probes, as canonical JSON (keys in order, no spaces), and the SHA-256 of that without
-the digest itself. A record that does not verify, or contradicts itself, is refused by name.
+<records>/<campaign>/<cell>.json holds the run's config, environment, result, curve and probes, as
+canonical JSON (sorted keys, no spaces), and the SHA-256 of that without the digest itself. A record
+that does not verify, or contradicts itself, is refused by name.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from rope_exp.system.files import read_json, readable, write_atomically
 DEFAULT_RECORDS = Path("results/records")
 FORMAT = 1
 
-# What a record leaves out: it says where a run lay and who watched it, and nothing of its numbers.
+# Left out of a record: these keys tell a run's place and its trackers, and nothing of its numbers.
 _NOT_OF_CONFIG = ("run", "tracker")
 _NOT_OF_ENV = ("accelerate", "platform", "params")
 _CURVE = ("step", "train/loss", "val/loss")
@@ -59,18 +59,18 @@ _Row = TypedDict("_Row", {"step": Count, "train/loss": FiniteFloat, "val/loss": 
 
 
 def record_path(records: Path, campaign: str, cell: str) -> Path:
-    """Return where a cell's record lies."""
+    """Return the path of a cell's record."""
     return records / campaign / f"{cell}.json"
 
 
 def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
-    """Write a cell's record from its run's folder; one that is there already stays.
+    """Write a cell's record from its run's folder, unless the record exists.
 
     Raises:
-        ReportError: the folder is no whole record of one run, the run is not done, or it was
-            trained by code that was changed since its commit. An installed package has none.
+        ReportError: the folder is no complete record of one run, the run is not done, or its code
+            was changed since its commit. An installed package has no commit, and is accepted.
         RecordError: a file of the folder cannot be read.
-        OSError: the disk would not have it.
+        OSError: the record cannot be written.
     """
     run = read_run(folder)
     if not run.result:
@@ -78,7 +78,7 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
     _check_commit(run)
 
     config = run.config.to_dict()
-    # It says where blocks lie on one machine.
+    # This path is valid on one machine only.
     config["data"]["cache_dir"] = None
     curve = {key: [row.get(key) for row in run.metrics] for key in _CURVE}
     probes = read_json(folder / PROBES) if (folder / PROBES).exists() else {}
@@ -97,14 +97,14 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
     if cell.test is not None:
         record["test"] = cell.test
     text = canonical({**record, "sha256": digest(record)})
-    # What could not be read back is not left lying as if the cell were done.
+    # A record that cannot be read back is not written; otherwise the cell would count as done.
     _read(path, json.loads(text))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text, replace=False)
 
 
 def read_record(path: Path) -> Run:
-    """Read one record, and make sure of it.
+    """Read and verify one record.
 
     Raises:
         ReportError: naming the file: it was changed since it was written, or contradicts itself.
@@ -114,7 +114,7 @@ def read_record(path: Path) -> Run:
 
 
 def _read(path: Path, values: Mapping[str, Any]) -> Run:
-    """Return the run of which a file's values are the record."""
+    """Return the run that a file's values record."""
     record = _verified(path, values)
     try:
         config = RunConfig.from_dict(record["config"])
@@ -144,7 +144,7 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
 
 
 def _verified(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's values, once their digest, their format and their place are right."""
+    """Return a record's values, after checks of its digest, format and place."""
     check_digest(path, values)
     if values.get("format") != FORMAT:
         raise ReportError(f"{path} is of format {values.get('format')}, and this reads {FORMAT}")
@@ -157,11 +157,11 @@ def _verified(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_digest(path: Path, values: Mapping[str, Any]) -> None:
-    """Refuse what stands in `path` if it is not what its own digest says.
+    """Refuse the values of `path` if they do not match their own digest.
 
     Raises:
-        ReportError: it was changed since it was written.
-        RecordError: it holds a number that no JSON of ours has.
+        ReportError: they were changed since they were written.
+        RecordError: they hold a number that is not finite, which our JSON never does.
     """
     stated = values.get("sha256")
     # JSON may hold numbers past a float's range, which Python reads as infinity.
@@ -178,18 +178,18 @@ def read_records(records: Path, campaign: str) -> list[Run]:
     """Read every record of a campaign, by name.
 
     Raises:
-        RecordError: one of them cannot be read, or, as a ReportError, does not verify.
+        RecordError: one of them cannot be read, or (as a ReportError) does not verify.
     """
     return [read_record(path) for path in sorted((records / campaign).glob("*.json"))]
 
 
 def recorded_campaigns(records: Path) -> list[str]:
-    """Return the campaigns that have records."""
+    """Return the names of campaigns with records."""
     return sorted({path.parent.name for path in records.glob("*/*.json")})
 
 
 def canonical(values: Mapping[str, Any]) -> str:
-    """Spell a record in the one way in which it is hashed and stored."""
+    """Return a record's canonical JSON, which is hashed and stored."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
 
 
@@ -200,7 +200,7 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[str, Any]]:
-    """Return a curve's rows as metrics.jsonl has them."""
+    """Return a curve's rows as in metrics.jsonl."""
     columns = [curve.get(key) for key in _CURVE]
     if not all(isinstance(column, list) for column in columns):
         raise ReportError(f"{path} holds no curve: {', '.join(_CURVE)} must be lists")
@@ -222,9 +222,9 @@ def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[
 
 
 def _check_commit(run: Run) -> None:
-    """Refuse a run of which any start was by code that its commit does not hold."""
+    """Refuse a run if any of its starts used code that its commit does not contain."""
     git = run.env.get("git") or {}
-    # A start before the last one is known by its mark alone, as provenance spells it.
+    # Starts before the last one are known only by their marks, as provenance spells them.
     earlier = [mark for mark in run.env.get("marks", ()) if mark.startswith("went on with git ")]
     if git.get("dirty") or any("+" in mark for mark in earlier):
         raise ReportError(
@@ -234,7 +234,7 @@ def _check_commit(run: Run) -> None:
 
 
 def _check_cell(run: Run, cell: str) -> None:
-    """Refuse a record whose run is not what its cell's name says, or was not asked its probes."""
+    """Refuse a record if its run does not match its cell's name, or its probes its config."""
     if cell != cell_name(run.row, run.factors) or run.factors.get("seed") != run.config.seed:
         raise ReportError(
             f"{run.folder} says that its row is {run.row} and its factors {show(run.factors)}, "

@@ -1,4 +1,4 @@
-"""Run folders, read and made sure of one by one: each must be the record of one run, whole.
+"""Reading and verification of run folders: each must be the complete record of one run.
 
 A `ReportError` is one sentence that names the folder. No torch.
 """
@@ -35,7 +35,7 @@ from rope_exp.system.errors import RecordError
 Status = Literal["finished", "diverged", "unfinished"]
 
 
-# What is read of the files, beside what a run folder's own types say.
+# Types of the values that are read here, in addition to those of rope_exp/run/folder.py.
 _Row = TypedDict("_Row", {"train/loss": FiniteFloat, "val/loss": FiniteFloat})
 
 
@@ -65,7 +65,7 @@ class _OfOrigin(TypedDict):
     init_from: OriginFacts
 
 
-# What result.json repeats of config.yaml, and of the last row of metrics.jsonl.
+# Values of result.json that repeat config.yaml, and the last row of metrics.jsonl.
 _FROM_CONFIG = {
     "pe": "pe.label",
     "rotate": "pe.rotate",
@@ -83,17 +83,17 @@ class ReportError(RecordError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run, and what its folder or its record holds.
+    """One run, with the content of its folder or its record.
 
     Attributes:
         folder: <runs>/<group>/<pe>/seed<k>, or the file that is its record.
         result: {} while the run is not done.
-        where: <group>/<pe>/seed<k>, or <campaign>/<cell>, so that tables do not depend on where
-            the runs lie.
-        group: of its folder; of a record, its campaign.
-        row: of a campaign's cell, its row; else empty, like its factors.
-        probes: what its model was asked, by the probe; NaN stands for what is not finite.
-        test: how its campaign judges differences; None: as docs/protocol.md says.
+        where: <group>/<pe>/seed<k>, or <campaign>/<cell>, so that tables do not depend on the
+            location of the runs.
+        group: the group of its folder, or the campaign of its record.
+        row: the row of its campaign's cell; else empty, like its factors.
+        probes: its model's answers, by probe; NaN replaces a number that is not finite.
+        test: its campaign's way of judging differences; None: as in docs/protocol.md.
     """
 
     folder: Path
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """What result.json says; unfinished while there is none."""
+        """The status in result.json; unfinished while there is none."""
         return self.result["status"] if self.result else "unfinished"
 
     @property
@@ -120,13 +120,13 @@ class Run:
 
     @property
     def variant_name(self) -> str:
-        """The variant as a person writes it: VO-RoPE, or QK-RoPE base500000 where a key departs."""
+        """The name for people: VO-RoPE, or QK-RoPE base500000 if a key departs from the variant."""
         pe = self.config.pe
         return f"{pe.name} {pe.label.partition('-')[2]}".rstrip()
 
     @property
     def epochs(self) -> float | None:
-        """How often it is to read the corpus; None where env.json does not tell its size."""
+        """The planned passes over the corpus; None if env.json does not tell its size."""
         sizes = self.env.get("corpus", {}).get("tokens")
         return self.config.train.num_tokens / sizes["train"] if sizes else None
 
@@ -136,8 +136,8 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
 
     Args:
         runs: the folder of groups.
-        pattern: a group's name, in which * stands for anything; None: any.
-        several: whether more than one may be meant.
+        pattern: a group's name, with * for anything; None: any.
+        several: whether more than one may match.
     Raises:
         ReportError: there is none, none of this name, or more than one to choose from.
     """
@@ -173,7 +173,7 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """Read every run of some groups.
 
     Returns:
-        The runs, and the folders that hold none.
+        The runs, and the folders without one.
     Raises:
         ReportError: a folder's files do not agree with one another.
         RecordError: a file cannot be read.
@@ -191,13 +191,13 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 
 def folders_in(parent: Path) -> list[Path]:
-    """Return folders by name, but hidden ones: `.seed0.old-1` is what run.fresh moves aside."""
+    """Return folders by name, except hidden ones: run.fresh moves a run to `.seed0.old-1`."""
     inside = sorted(parent.iterdir()) if parent.is_dir() else []
     return [path for path in inside if path.is_dir() and not path.name.startswith(".")]
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run, whole or damaged."""
+    """Return whether a folder holds a run, complete or damaged."""
     return any((folder / name).exists() for name in (CONFIG, METRICS, RESULT))
 
 
@@ -232,7 +232,7 @@ def read_run(folder: Path) -> Run:
 
 
 def with_nan(answers: Any) -> Any:
-    """Return a probe's answers with NaN for null, which stands for a loss that is not finite."""
+    """Return a probe's answers with NaN for null, which marks a loss that is not finite."""
     if isinstance(answers, dict):
         return {key: with_nan(value) for key, value in answers.items()}
     if isinstance(answers, list):
@@ -244,7 +244,7 @@ def with_nan(answers: Any) -> Any:
 
 
 def _placed(run: Run) -> Run:
-    """Refuse a run that lies in a folder that is named after another."""
+    """Return a run, but refuse one in a folder that is named after another."""
     expected = f"{run.config.pe.label}/seed{run.config.seed}"
     if not run.folder.match(expected):
         raise ReportError(
@@ -254,7 +254,7 @@ def _placed(run: Run) -> Run:
 
 
 def check_env(path: Path, env: dict[str, Any]) -> None:
-    """Of where a run was trained, what is read is of its type; {} is before its first start."""
+    """Check the types of the values that are read from env.json; {}: before the first start."""
     if env:
         checked(path, env, Env)
     if "corpus" in env:
@@ -266,7 +266,7 @@ def check_env(path: Path, env: dict[str, Any]) -> None:
 
 
 def check_identity(run: Run) -> None:
-    """The result is of this very config, and it began with what the config says."""
+    """Check that the result belongs to this config, and that the run began with its weights."""
     began = run.env.get("init_from", {}).get("weights_sha256")
     if began != run.config.init_weights:
         raise ReportError(
@@ -283,7 +283,7 @@ def check_identity(run: Run) -> None:
 
 
 def check_end(run: Run) -> None:
-    """The curve ends where result.json says that the run did."""
+    """Check that the curve ends as result.json says that the run did."""
     path = _file(run, METRICS)
     last = [{}, *run.metrics][-1]
     same = _LAST_ROW_OF_FINISHED if run.status == "finished" else _LAST_ROW
@@ -300,5 +300,5 @@ def check_end(run: Run) -> None:
 
 
 def _file(run: Run, name: str) -> Path:
-    """Return where a fact of a run stands: in a file of its folder, or in its record."""
+    """Return the file with a fact of a run: one in its folder, or its record."""
     return run.folder / name if run.folder.is_dir() else run.folder

@@ -1,4 +1,4 @@
-"""Which differences are real: the test of docs/protocol.md, its families, and what it says.
+"""The significance test of docs/protocol.md: families of pairs, and a verdict on each pair.
 
 Losses form a two-way layout, seed x variant, with holes where a variant has fewer seeds:
 
@@ -6,8 +6,8 @@ Losses form a two-way layout, seed x variant, with holes where a variant has few
 
 A contrast of two variants is the mean of their differences within the seeds that both have. Its
 standard error is s sqrt(2/n), with s^2 the residual variance of the layout, pooled over variants
-(`pooled`), or the deviation of these differences alone (`paired`), as `layout.measure` has found.
-Plain float64.
+(`pooled`), or follows from the standard deviation of these differences alone (`paired`), as
+`layout.measure` decides. Plain float64.
 """
 
 import itertools
@@ -26,27 +26,27 @@ from rope_exp.evidence.layout import ALPHA, Noise, holm
 # In nats: the source calls 0.007 "≈" and 0.012 ">".
 MARGIN = 0.01
 POWER = 0.8
-# More seeds than these are not worth a number.
+# Larger numbers of seeds are not reported.
 MOST_SEEDS = 200
 
-# Of a pair (a, b): is a better, worse, as good as b within the margin, or not to be told yet.
+# For a pair (a, b): a is better than b, worse, as good within the margin, or undecided yet.
 Verdict = Literal["better", "worse", "equivalent", "open"]
 SIGNS: Mapping[Verdict, str] = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What the runs say of one pair of rows (a, b). Differences are in nats, b's loss minus a's.
+    """The test of one pair of rows (a, b). Differences are in nats, b's loss minus a's.
 
     Attributes:
-        num_seeds: that both have.
+        num_seeds: the number of seeds that both have.
         error: the standard error of `delta`.
-        low, high: of the 95 % interval of this contrast alone.
-        wide_low, wide_high: of the interval that holds for the whole family (Bonferroni).
+        low, high: the 95 % interval of this contrast alone.
+        wide_low, wide_high: the interval that holds for the whole family (Bonferroni).
         p: of no difference, two-sided, of this contrast alone; p_adjusted: by Holm over the family.
-        p_equivalent: of a difference past the margin (two one-sided tests), by Holm likewise.
-        seeds_needed: how many seeds in all would settle an open pair, with the power `POWER` if the
-            difference is what it is now; None: it is settled, or more than `MOST_SEEDS`.
+        p_equivalent: of a difference past the margin (two one-sided tests), also by Holm.
+        seeds_needed: the total number of seeds that would settle an open pair, with the power
+            `POWER` at the present difference; None: it is settled, or needs more than `MOST_SEEDS`.
     """
 
     a: str
@@ -68,14 +68,14 @@ class Judged:
 
     @property
     def sign(self) -> str:
-        """How the pair is written: a > b where a is better."""
+        """The sign between a and b: > if a is better."""
         return SIGNS[self.verdict]
 
     def outcome(self, published: str) -> str:
-        """Return what the runs say of a published relation between a and b, ">" or "≈".
+        """Return the verdict on a published relation between a and b, ">" or "≈".
 
-        "a > b" is contradicted where b is better, or where both are equivalent and a is not shown
-        to be better at all; "a ≈ b" where the family's interval lies beyond the margin.
+        "a > b" is contradicted if b is better, or if both are equivalent and a is not shown to be
+        better at all; "a ≈ b" is if the family's interval lies beyond the margin.
         """
         if self.sign == published:
             return "confirmed"
@@ -98,7 +98,7 @@ def judge(
     Args:
         losses: by the rows' labels.
         family: pairs of labels; those without two shared seeds are left out.
-        noise: of all rows together, as `layout.measure` has it.
+        noise: of all rows together, from `layout.measure`.
         margin: in nats; differences below it do not matter.
     """
     table = pd.DataFrame(losses, dtype=float).sort_index()
@@ -128,12 +128,12 @@ def all_pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def two_sided(t: Array, df: int | Array) -> Array:
-    """Return the p-value of no difference."""
+    """Return the two-sided p-value of no difference."""
     return np.asarray(2 * stats.t.sf(np.abs(t), df))
 
 
 def not_equivalent(delta: Array, error: Array, df: int | Array, margin: float) -> Array:
-    """Return the p-value of a difference of at least the margin: the larger of two one-sided."""
+    """Return the p-value of a difference of at least the margin: the larger one-sided p-value."""
     return np.asarray(stats.t.sf((margin - np.abs(delta)) / error, df))
 
 
@@ -143,7 +143,7 @@ def not_equivalent(delta: Array, error: Array, df: int | Array, margin: float) -
 def _judge_one(
     a: str, b: str, delta: float, error: float, df: int, count: int, margin: float
 ) -> Judged:
-    # Equal to the last digit, in every seed: no test is needed, and none could be made.
+    # If differences are equal to the last digit in every seed, the standard error is 0.
     tiny = max(error, np.finfo(float).tiny)
     half = float(stats.t.ppf(1 - ALPHA / 2, df)) * error
     return Judged(
@@ -167,7 +167,7 @@ def _judge_one(
 
 
 def _judge_family(pairs: Sequence[Judged]) -> list[Judged]:
-    """Adjust for the family, and say the verdicts."""
+    """Adjust for the family, and set the verdicts."""
     adjusted = holm(np.array([pair.p for pair in pairs]))
     equivalent = holm(np.array([pair.p_equivalent for pair in pairs]))
 
@@ -175,7 +175,7 @@ def _judge_family(pairs: Sequence[Judged]) -> list[Judged]:
     for pair, p, p_equivalent in zip(pairs, adjusted, equivalent, strict=True):
         half = float(stats.t.ppf(1 - ALPHA / 2 / len(pairs), pair.df)) * pair.error
         verdict: Verdict = "open"
-        # A difference that is real and smaller than the margin is none that matters.
+        # A real difference below the margin does not matter.
         if p_equivalent < ALPHA:
             verdict = "equivalent"
         elif p < ALPHA:
@@ -198,11 +198,11 @@ def _judge_family(pairs: Sequence[Judged]) -> list[Judged]:
 def _seeds_needed(pair: Judged, family_size: int) -> int | None:
     """Return the smallest number of seeds that would settle the pair, as a difference or as none.
 
-    At the level that Holm's rule asks of its first step, so it errs on the side of more.
+    The level is that of the first step of Holm's rule, so the number errs on the high side.
     """
     counts = np.arange(pair.num_seeds + 1, MOST_SEEDS + 1)
     error = pair.error * np.sqrt(pair.num_seeds / counts)
-    # Degrees of freedom grow with the seeds, as they did so far.
+    # Assume that degrees of freedom keep growing in proportion to the seeds minus one.
     df = np.round(pair.df / max(pair.num_seeds - 1, 1) * (counts - 1))
 
     critical = stats.t.ppf(1 - ALPHA / 2 / family_size, df)
@@ -213,6 +213,6 @@ def _seeds_needed(pair: Judged, family_size: int) -> int | None:
     above = stats.norm.cdf((pair.margin - pair.delta) / error - critical)
     below = stats.norm.cdf((pair.margin + pair.delta) / error - critical)
 
-    # Far out in its tail the noncentral t gives no number.
+    # Far out in its tail, the noncentral t returns NaN.
     settled = np.flatnonzero(np.fmax(detected, above + below - 1) >= POWER)
     return int(counts[settled[0]]) if len(settled) else None

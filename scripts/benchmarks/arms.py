@@ -1,10 +1,9 @@
-"""One contender of a race, in a process of its own: race.py starts it, and says what it needs.
+"""One contender of a race, in its own process: race.py starts it, and sends its settings.
 
-For every number N that it is sent it takes N steps, and answers how long each took and how much
-memory the process has had at most. All arms that train take the same shape, batch, length,
-precision and windows of the same corpus, with AdamW and clipping. An arm imports what it needs
-itself: litgpt runs in an environment without rope_exp, and the memory of preparation is measured
-without torch.
+For every number N that it receives it takes N steps, and answers with the mean time of a step and
+the peak memory of the process. All arms that train use the same shape, batch, length, precision and
+windows of the same corpus, with AdamW and clipping. Each arm does its own imports: litgpt runs in
+an environment without rope_exp, and the memory of preparation is measured without torch.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ if TYPE_CHECKING:
 NUM_WINDOWS = 512  # of the corpus, which the arms train on again and again
 NEVER = 10**9  # a step that no race reaches
 
-# Of the peers; ours has those of its config. What costs no time, such as the rate, is their own.
+# Settings of the peers; ours come from its config. Those that cost no time, such as the learning
+# rate, are the peers' defaults.
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
 
 
 class Gate:
-    """Lets through as many steps as are asked for, and times them."""
+    """Lets the requested number of steps pass, and times them."""
 
     def __init__(self, race: Connection) -> None:
         self.race = race
@@ -43,7 +43,7 @@ class Gate:
         self.since = 0.0
 
     def __call__(self, *_: object) -> None:
-        """Wait here before every step; end the process when nothing more is asked."""
+        """Wait here before every step; end the process when no more are requested."""
         if self.left == 0:
             peak_bytes = _peak_bytes()
             if self.asked:
@@ -51,7 +51,7 @@ class Gate:
             try:
                 self.asked = self.race.recv()
             except EOFError:
-                # Out of whatever loop this was called from.
+                # This leaves any loop that called the gate.
                 os._exit(0)
             self.left = self.asked
             self.since = time.perf_counter()
@@ -59,7 +59,7 @@ class Gate:
 
 
 def _peak_bytes() -> int:
-    """Return the GPU's memory where that is in use, once it is done; else the process's own."""
+    """Return the peak memory of the GPU, after its work, if it is used; else of the process."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -81,7 +81,7 @@ def windows(spec: SimpleNamespace) -> Tensor:
 
 
 def batches(spec: SimpleNamespace) -> Iterator[tuple[Tensor, ...]]:
-    """Yield each step's micro-batches, [b, T + 1] each, for ever."""
+    """Yield each step's micro-batches, [b, T + 1] each, forever."""
     import torch
 
     ids_NT = windows(spec)
@@ -95,7 +95,7 @@ def batches(spec: SimpleNamespace) -> Iterator[tuple[Tensor, ...]]:
 def ours(spec: SimpleNamespace, gate: Gate) -> None:
     """Train by a checkout's train.py, with the record, the hashes and the checks of every step.
 
-    Of the checkout nothing is asked but its command line and that it uses an optimizer of torch's.
+    The checkout only needs its command line and an optimizer of torch's.
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -107,7 +107,7 @@ def ours(spec: SimpleNamespace, gate: Gate) -> None:
 
 
 def bare(spec: SimpleNamespace, gate: Gate) -> None:
-    """Train the same model in the shortest loop, to see what the harness costs beside it."""
+    """Train the same model in the shortest loop, to measure the cost of the harness."""
     from benchmarks.ours import Learner, settled
 
     learner = Learner(settled(spec.words), spec.vocab_size)
@@ -128,7 +128,7 @@ def trainer(spec: SimpleNamespace, gate: Gate) -> None:
         use_cpu=not on_gpu,
         bf16=spec.bf16,
         torch_compile=spec.compile,
-        # torch_compile would switch it on.
+        # torch_compile would switch it on otherwise.
         tf32=False if on_gpu else None,
         per_device_train_batch_size=spec.micro,
         gradient_accumulation_steps=spec.batch // spec.micro,
@@ -205,7 +205,7 @@ def prepare(spec: SimpleNamespace, gate: Gate) -> None:
 
 
 def encode(spec: SimpleNamespace, gate: Gate) -> None:
-    """Encode texts in memory by plain tokenizers, a thousand a call: faster than all in one."""
+    """Encode texts in memory by plain tokenizers, a thousand per call: faster than one call."""
     from benchmarks.ours import texts
     from rope_exp.data.tokenizer import load_tokenizer
 
@@ -229,7 +229,7 @@ ARMS: dict[str, Callable[[SimpleNamespace, Gate], None]] = {
 
 
 def main() -> None:
-    """Run the arm that the race names; the command line has the number of its open connection."""
+    """Run the arm that the race names; the argument is the descriptor of its open connection."""
     race = Connection(int(sys.argv[1]))
     spec = SimpleNamespace(**race.recv())
     ARMS[spec.arm](spec, Gate(race))

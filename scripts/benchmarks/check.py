@@ -1,4 +1,4 @@
-"""Correctness before speed: what is measured computes what it should, on this device, compiled."""
+"""Check of correctness before speed: every variant on this device, eager and compiled."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from benchmarks.device import random_ids
 from benchmarks.setting import Bench
 
 ROWS = 2
-# Of the relative error of the loss, and of all gradients together.
+# Limits of the relative error of the loss, and of all gradients together.
 TOLERANCE = {"bf16": {"loss": 2e-3, "gradient": 5e-2}, "fp32": {"loss": 1e-5, "gradient": 1e-3}}
 STEPS_TO_FALL = 60
 FALL_NATS = 1.0
@@ -21,10 +21,10 @@ def check(bench: Bench, model: str) -> dict[str, Any]:
     """Compare every variant with float64 on the CPU, eager and compiled; let its loss fall.
 
     Returns:
-        By variant the relative errors of loss and gradient, eager and compiled; and fall_nats, by
-        how many nats a token the loss of one batch falls when trained on it.
+        By variant the relative errors of loss and gradient, eager and compiled; and fall_nats, the
+        fall of one batch's loss in nats per token when trained on it.
     Raises:
-        RuntimeError: One is not what it should be.
+        RuntimeError: An error is too large, or a loss falls too little.
     """
     found: dict[str, Any] = {pe: {} for pe in ours.VARIANTS}
     for pe, errors in found.items():

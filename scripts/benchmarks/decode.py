@@ -1,4 +1,4 @@
-"""What a token costs that is decoded after many others: time, and numbers cached."""
+"""Cost of decoding one token after many others: time, and memory of the cache."""
 
 import shlex
 import statistics
@@ -26,14 +26,14 @@ NUM_TOKENS = 8
 
 @dataclass
 class Arm:
-    """A model of random weights, and what it keeps."""
+    """A model of random weights, and its cache."""
 
     decoder: Decoder
     attn: Kind
     cache: Cache
 
     def take(self, ids_BT: Tensor) -> None:
-        """Go on with these ids, all at once."""
+        """Append these ids, all at once."""
         self.decoder(ids_BT, cache=self.cache)
 
 
@@ -44,8 +44,8 @@ def decode(bench: Bench, model: str) -> dict[str, Any]:
     In float32, as `generate` decodes.
 
     Returns:
-        By arm: numbers cached a token and layer, and those that do not grow; and by context the
-        median seconds of a token, and the bytes kept.
+        By arm: numbers cached per token and layer, and those that do not grow; and by context the
+        median seconds per token, and the bytes kept.
     """
     words = bench.options.arms
     if not words:
@@ -88,7 +88,7 @@ def _arm(bench: Bench, model: str, words: str) -> Arm:
 
 
 def _time(bench: Bench, arm: Arm, ids_1T: Tensor) -> float:
-    """Return the seconds of one of several tokens."""
+    """Return the mean seconds per token, over several."""
     if bench.device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()

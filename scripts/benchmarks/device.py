@@ -1,4 +1,4 @@
-"""What this machine could do, a step's floor from that, and where a step's time goes instead."""
+"""Limits of this machine, the least time of a step by them, and a profile of a step."""
 
 import functools
 from typing import Any
@@ -13,11 +13,11 @@ from benchmarks.setting import Bench
 
 SQUARE = {"cpu": 2048, "cuda": 8192}
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
-SECONDS = 1.0  # of measuring, each
+SECONDS = 1.0  # of each measurement
 
-STEPS = 5  # that are profiled
-# The first kind whose word is in a kernel's name; what has none is "other". On a CPU the products
-# of attention are the batched ones.
+STEPS = 5  # of the profile
+# A kernel has the first kind with a word in its name, or else is "other". On a CPU the products of
+# attention are the batched ones.
 KINDS = {
     "fused pointwise": ("cpp_fused", "triton_"),
     "attention": ("flash", "fmha", "attention", "sdpa", "aten::bmm"),
@@ -29,7 +29,7 @@ KINDS = {
 
 @functools.cache
 def limits(bench: Bench, model: str) -> dict[str, Any]:
-    """Measure the products of large squares, by dtype, and copies, with reads and writes counted.
+    """Measure products of large square matrices, by dtype, and copies, counting reads and writes.
 
     Returns:
         num_threads, square, matmul_flops_per_s (bf16, fp32), copy_bytes_per_s.
@@ -61,9 +61,9 @@ def _seconds(statement: str, **names: Any) -> float:
 def floor(bench: Bench, spec: ours.Spec, cost: dict[str, int]) -> dict[str, float]:
     """Return the least time of a step, in seconds.
 
-    It is that of its products (MFU's count: weights, and causal attention) at the measured rate of
-    large ones, and of AdamW's seven passes over the weights in float32 at that of copies. What is
-    pointwise (norms, rotation, softmax, SwiGLU) would cost nothing, were it fused without end.
+    It is the time of its products (MFU's count: weights, and causal attention) at the measured rate
+    of large ones, plus AdamW's seven passes over the weights in float32 at the rate of copies.
+    Pointwise work (norms, rotation, softmax, SwiGLU) would cost nothing if it were all fused.
     """
     known = limits(bench, bench.models[0])
     rate = known["matmul_flops_per_s"]["bf16" if spec["bf16"] else "fp32"]
@@ -76,8 +76,8 @@ def breakdown(bench: Bench, model: str) -> dict[str, Any]:
     """Profile a few steps.
 
     Returns:
-        shares: of the time in kernels, by kind; ms_a_step: that time; top_ms: the kernels that
-        take most of it.
+        shares: of the time in kernels, by kind; ms_a_step: that time; top_ms: the kernels that take
+        the most of it.
     """
     on_gpu = bench.device == "cuda"
     torch._inductor.config.cpp.enable_kernel_profile = True
@@ -95,7 +95,7 @@ def breakdown(bench: Bench, model: str) -> dict[str, Any]:
 
     times: dict[str, float] = {}
     for event in profile.key_averages():
-        # On a GPU what called a kernel is listed beside it, with its time.
+        # On a GPU, the caller of a kernel is listed too, with the kernel's time.
         if not on_gpu:
             times[event.key] = event.self_cpu_time_total / 1e3 / STEPS
         elif event.device_type == DeviceType.CUDA and not event.is_user_annotation:
@@ -117,6 +117,6 @@ def _kind(kernel: str) -> str:
 
 
 def random_ids(spec: ours.Spec, rows: int) -> Tensor:
-    """Return windows of T + 1 ids, always the same."""
+    """Return random windows of T + 1 ids, always the same."""
     size = (rows, spec["seq_len"] + 1)
     return torch.randint(spec["vocab_size"], size, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Pictures of what was measured: throughput against size; time and memory against tokens."""
+"""Figures of the results: throughput against size; time and memory against tokens."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rope_exp.system.files import read_json
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw anew what a folder holds results of: speed, decode and length.
+    """Draw all results of speed, decode and length in a folder anew.
 
     Raises:
         ConfigError: it holds none.
@@ -27,7 +27,7 @@ def draw(folder: Path) -> list[Path]:
 
 
 def draw_contexts(results: Path) -> Path:
-    """Draw what decode-*.json or length-*.json says against tokens: each arm's time and memory."""
+    """Draw each arm's time and memory against tokens, from decode-*.json or length-*.json."""
     part = results.stem.partition("-")[0]
     result = read_json(results)["result"]
     figure, (times, sizes) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""What a layer of attention costs by length: time of a pass forward and backward, and memory."""
+"""Cost of a layer of attention by length: time of a pass forward and backward, and memory."""
 
 import ctypes
 import shlex
@@ -24,8 +24,8 @@ def length(bench: Bench, model: str) -> dict[str, Any]:
     """Time one layer of each --arm, forward and backward, and its memory, by the text's length.
 
     Returns:
-        By arm, for each length: the median seconds, and the bytes at the height of a pass above
-        those before it; None where the system does not tell.
+        By arm, for each length: the median seconds, and the peak bytes of a pass above those before
+        it; None if the system does not tell.
     """
     words = bench.options.arms
     if not words:
@@ -49,7 +49,7 @@ def length(bench: Bench, model: str) -> dict[str, Any]:
 
 
 class _Layer:
-    """The first layer's attention of an arm, in the precision that it trains in, not compiled."""
+    """The first layer's attention of an arm, in its training precision, not compiled."""
 
     def __init__(self, bench: Bench, model: str, words: str) -> None:
         config = ours.settled(bench.words(model, *shlex.split(words)))
@@ -78,7 +78,7 @@ class _Layer:
 
 
 def _peak(bench: Bench, layer: _Layer, num_tokens: int) -> int | None:
-    """Return the bytes at the height of a pass above those before it."""
+    """Return the peak bytes of a pass above those before it; None if the system does not tell."""
     if bench.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -88,9 +88,9 @@ def _peak(bench: Bench, layer: _Layer, num_tokens: int) -> int | None:
     forget = Path("/proc/self/clear_refs")
     if not forget.exists():
         return None
-    # What was freed goes back first, so that it is not taken again unseen.
+    # Return freed memory to the system first; reuse of it would not be seen.
     ctypes.CDLL(None).malloc_trim(0)
-    # 5: the mark of the greatest resident size begins anew (proc(5)).
+    # 5: reset the peak resident set size (proc(5)).
     forget.write_text("5", encoding="ascii")
     before = _kilobytes("VmRSS")
     layer.take(num_tokens)

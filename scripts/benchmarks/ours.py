@@ -1,6 +1,6 @@
-"""What the bench takes from the project that it measures, where that may change its names.
+"""The bench's only use of internals of the project that it measures, as their names may change.
 
-torch is imported where it is needed: the memory of preparation is measured without it.
+torch is imported only where needed: the memory of preparation is measured without it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def settled(words: Sequence[str]) -> RunConfig:
 
 
 def spec_of(words: Sequence[str]) -> Spec:
-    """Prepare the corpus of a command line; return what an arm needs to train or prepare it."""
+    """Prepare the corpus of a command line; return an arm's settings to train on or prepare it."""
     config = settled(words)
     train = config.train
     prepared = preparation.prepare(config.data, config.tokenizer, seq_len=train.seq_len)
@@ -67,7 +67,7 @@ def spec_of(words: Sequence[str]) -> Spec:
 
 
 def prepare_with(words: Sequence[str], tokenizer_file: str) -> None:
-    """Prepare a corpus as a run does, but with a tokenizer that is there already."""
+    """Prepare a corpus as a run does, but with an existing tokenizer."""
     config = settled(words)
     tokenizer = load_tokenizer(tokenizer_file)
     built = mock.Mock(return_value=(tokenizer, tokenizer.get_vocab()[END_OF_TEXT]))
@@ -82,7 +82,7 @@ def texts(words: Sequence[str]) -> list[str]:
 
 
 def cost(spec: Spec) -> dict[str, int]:
-    """Return the parameters of a model, and its operations a training token."""
+    """Return the parameters of a model, and its operations per training token."""
     config = settled(spec["words"])
     return {
         "params": num_parameters(config.architecture(spec["vocab_size"])),
@@ -100,7 +100,7 @@ def decoder(config: RunConfig, vocab_size: int) -> Decoder:
 
 
 def exact_logits(model: Decoder, ids_BT: Tensor) -> Tensor:
-    """Return logits in float64, by torch's own attention; the model is of that type afterwards."""
+    """Return logits in float64, by torch's own attention; the model stays in float64 afterwards."""
     with mock.patch("rope_exp.model.attention.kernel.MAX_WRITTEN_OUT", 0):
         logits_BTV: Tensor = model.double()(ids_BT)
     return logits_BTV
@@ -132,7 +132,7 @@ class Learner:
         return nats / num_tokens
 
     def step(self, micro_batches: Sequence[Tensor]) -> Tensor:
-        """Make one update; return the last micro-batch's loss."""
+        """Take one step; return the last micro-batch's loss."""
         num_tokens = sum(ids_BT[:, 1:].numel() for ids_BT in micro_batches)
         for ids_BT in micro_batches:
             loss = self.loss(ids_BT, num_tokens)

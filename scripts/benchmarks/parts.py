@@ -1,4 +1,4 @@
-"""The parts that are races of contenders, which train or prepare side by side."""
+"""The parts that race contenders, which train or prepare side by side."""
 
 import shlex
 import statistics
@@ -19,7 +19,7 @@ LITGPT = ours.REPOSITORY / ".venv-litgpt" / "bin" / "python"
 
 
 def speed(bench: Bench, model: str) -> dict[str, Any]:
-    """Race our training with its peers; beside it the floor of a step, and MFU."""
+    """Race our training with its peers; add the floor of a step, and MFU."""
     spec = ours.spec_of(bench.words(model))
     specs = {
         "ours": spec | {"arm": "ours"},
@@ -51,7 +51,8 @@ def speed(bench: Bench, model: str) -> dict[str, Any]:
 def race_arms(bench: Bench, model: str) -> dict[str, Any]:
     """Race bare loops, one with the overrides of each --arm.
 
-    An arm vocab_size=N has a model of more tokens than the corpus can teach a tokenizer.
+    An arm vocab_size=N sets the model's vocabulary alone, beyond the tokens that a tokenizer can
+    learn from the corpus.
     """
     if not bench.options.arms:
         raise ConfigError("--arm", ..., "say at least one, such as --arm pe=nope, for a race")
@@ -68,7 +69,7 @@ def race_arms(bench: Bench, model: str) -> dict[str, Any]:
 
 
 def _race_here(bench: Bench, specs: dict[str, ours.Spec]) -> dict[str, Any]:
-    """Race all at once; on a GPU the first with one other at a time, which must fit into it."""
+    """Race all at once; on a GPU race the first with one other at a time, to fit its memory."""
     [(first, its_spec), *others] = specs.items()
     together = [specs]
     if bench.device == "cuda" and others:
@@ -76,7 +77,7 @@ def _race_here(bench: Bench, specs: dict[str, ours.Spec]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for some in together:
-        # Of the first, what its first race says: there it compiled before any other did.
+        # The first contender keeps its first race's result: there it compiled before any other.
         found = race(some, rounds=bench.rounds, steps=_steps(its_spec)) | found
     return {name: found[name] for name in specs}
 
@@ -88,8 +89,8 @@ def against(bench: Bench, model: str) -> dict[str, Any]:
 
     Returns:
         ratio, the median over rounds of this side's step time over the other's; interval_95 of
-        that median, by the order statistics of the sign test (null where rounds are too few for
-        one); and of each round the ratio and the step times of the other and of this, in seconds.
+        that median, by the order statistics of the sign test (null if rounds are too few for one);
+        and for each round the ratio and the step times of the other and of this, in seconds.
     """
     tree = bench.options.tree
     if tree is None or not (tree / "train.py").exists():
@@ -109,7 +110,7 @@ def against(bench: Bench, model: str) -> dict[str, Any]:
         found = race(specs, rounds=6, steps=_steps(specs["this"]))
         ratio = found["this"]["times_as_slow"][1] / found["other"]["times_as_slow"][1]
         rounds.append([ratio, found["other"]["step_s"][1], found["this"]["step_s"][1]])
-        # The one that is started first is not always the same.
+        # Alternate which one starts first.
         specs = dict(reversed(specs.items()))
 
     ratios = [ratio for ratio, _, _ in rounds]
@@ -124,7 +125,7 @@ def against(bench: Bench, model: str) -> dict[str, Any]:
 def prepare(bench: Bench, model: str) -> dict[str, Any]:
     """Race preparation with plain tokenizers, which have the text in memory; a step is all of it.
 
-    The corpus is that of `--set data=...`, and both use the same tokenizer.
+    The corpus comes from `--set data=...`, and both use the same tokenizer.
     """
     spec = ours.spec_of(["tokenizer=bpe_8k", *bench.options.overrides])
     spec["tokens_per_step"] = spec["corpus_tokens"]
@@ -137,7 +138,7 @@ def prepare(bench: Bench, model: str) -> dict[str, Any]:
 
 
 def _steps(spec: ours.Spec) -> int:
-    """Return the steps of one turn of a race, which takes seconds at the most."""
+    """Return the number of steps in one turn of a race, which takes seconds at most."""
     if spec["tokens_per_step"] <= 4096:
         return 10
     return 1 if spec["device"] == "cpu" else 4

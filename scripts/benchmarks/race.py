@@ -1,7 +1,7 @@
-"""Contenders side by side: each in a process of its own, a few steps of one, then of the next.
+"""Races of contenders side by side: each in its own process, a few steps of one, then of the next.
 
-What the machine does meanwhile then falls on all alike. Of each round the ratio to the first
-contender is taken, and of all rounds the median: a ratio is worth more than either of its rates.
+Other load of the machine then affects all alike. Each round gives a ratio to the first contender,
+and the result is the median over rounds: a ratio is more reliable than either of its rates.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
     """Let contenders take steps in turn.
 
     Args:
-        specs: What each is told, with its `arm` of arms.py. Ratios are to the first.
-        rounds: How often each has its turn.
-        steps: How many steps a turn has.
-        warmup: How many steps follow the first one unmeasured.
+        specs: Each contender's settings, with its `arm` of arms.py. Ratios are to the first.
+        rounds: The number of turns of each contender.
+        steps: The number of steps in a turn.
+        warmup: The number of unmeasured steps after the first one.
     Returns:
         By contender: first_step_s (which compiles), step_s (quartiles), tokens_per_s, peak_bytes,
         rounds, and times_as_slow: quartiles of its step time over the first contender's.
     Raises:
-        RuntimeError: A contender ended; the message has its last words.
+        RuntimeError: A contender ended; the message has the end of its output.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -54,7 +54,7 @@ def race(specs: Mapping[str, Spec], *, rounds: int, steps: int, warmup: int = 3)
         for _ in range(rounds):
             for name in order:
                 step_s[name].append(contenders[name].take(steps))
-            # Neither of two always follows the other.
+            # With two contenders, neither always follows the other.
             order.reverse()
 
     [first, *_] = step_s.values()
@@ -77,14 +77,14 @@ def quartiles(values: Sequence[float] | NDArray[np.float64]) -> list[float]:
 
 
 class Contender:
-    """A child process that takes as many steps as it is asked for."""
+    """A child process that takes steps on request."""
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         folder.mkdir()
         self.log = folder / "log"
         self.peak_bytes = 0
 
-        # One GPU, whatever there are: transformers would spread over all, with a batch for each.
+        # Only one GPU: transformers would use all of them, with a batch for each.
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         changes = {
             "CUDA_VISIBLE_DEVICES": gpu,
@@ -105,7 +105,7 @@ class Contender:
         self.arm.send(spec | {"folder": str(folder)})
 
     def take(self, steps: int) -> float:
-        """Have it take steps; return the seconds that each took."""
+        """Have it take steps; return the mean seconds of a step."""
         try:
             self.arm.send(steps)
             seconds, self.peak_bytes = self.arm.recv()

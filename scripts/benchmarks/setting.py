@@ -1,4 +1,4 @@
-"""What the command line says to every part."""
+"""The options of the command line that every part of the bench shares."""
 
 import argparse
 from pathlib import Path
@@ -12,13 +12,13 @@ from rope_exp.system.processes import output_of
 
 
 class Bench:
-    """The options, checked, and what is measured on."""
+    """The checked options, and facts about the machine."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Check the config of every model.
 
         Raises:
-            ConfigError: There is no such model or key, or it cannot be measured here.
+            ConfigError: There is no such model or key, or this machine cannot measure it.
         """
         self.options = options
         self.rounds: int = options.rounds
@@ -30,7 +30,7 @@ class Bench:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def asked(self, model: str) -> dict[str, Any]:
-        """Return the options that say what is measured; of another checkout its commit."""
+        """Return the options that define a measurement, with the commit of another checkout."""
         options = self.options
         tree = None
         if options.tree:
@@ -38,9 +38,9 @@ class Bench:
         return {"words": self.words(model), "arms": options.arms, "tree": tree}
 
     def words(self, model: str, *more: str) -> list[str]:
-        """Return the overrides with which a size trains here: compiled, in one process.
+        """Return the overrides for training of a size here: compiled, in one process.
 
-        On a GPU a step has two micro-batches, so that it is short.
+        On a GPU a step has two micro-batches, which keeps it short.
         """
         compiled = "train.compile=true"
         words = [f"model={model}", "pe=qk_rope", compiled, *self.options.overrides, *more]

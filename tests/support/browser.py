@@ -1,7 +1,7 @@
-"""Headless Chromium, spoken to over a pipe: its DevTools protocol, one JSON object a message.
+"""Control of headless Chromium over a pipe, by its DevTools protocol: one JSON object per message.
 
-No port is opened and no package is needed: file descriptors 3 and 4 of the browser carry messages
-that end in a zero byte.
+It opens no port and needs no package: file descriptors 3 and 4 of the browser carry messages that
+end in a zero byte.
 """
 
 import base64
@@ -33,15 +33,15 @@ SECONDS = 60.0
 
 
 def find_chromium() -> str | None:
-    """Return the command of the Chromium that is installed, or None."""
+    """Return the command of the installed Chromium, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """A browser with one page, and all that it asked for or complained of.
+    """A browser with one page, and all its requests and complaints.
 
     Attributes:
-        requests: the addresses that the page wanted, in order.
+        requests: the addresses that the page requested, in order.
         complaints: errors and warnings of its console, and exceptions.
     """
 
@@ -123,7 +123,7 @@ class Browser:
         return decoded
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Keep what a page should not do."""
+        """Keep requests, errors and warnings, which a page should not produce."""
         params = event.get("params", {})
         match event.get("method"):
             case "Network.requestWillBeSent":
@@ -136,11 +136,11 @@ class Browser:
             case "Log.entryAdded":
                 self.complaints.append(params["entry"]["text"])
 
-    # -- what a reader does ------------------------------------------------------------------------
+    # -- a reader's actions ------------------------------------------------------------------------
 
     def open(self, page: Path, fragment: str = "") -> None:
         """Load a file anew, and wait until it has drawn itself."""
-        # From one fragment to another, the browser would load nothing.
+        # If only the fragment changed, the browser would load nothing.
         self.call("Page.navigate", url="about:blank")
         self.requests.clear()
         self.complaints.clear()
@@ -164,7 +164,7 @@ class Browser:
             time.sleep(0.05)
 
     def count(self, selector: str) -> int:
-        """Return how many elements a selector finds."""
+        """Return the number of elements that a selector finds."""
         return int(self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length"))
 
     def text(self, selector: str) -> str:
@@ -197,7 +197,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
 
     def screenshot(self, path: Path, *, height: int | None = None) -> None:
-        """Write the page as PNG: all of it, or what a window of some height shows."""
+        """Write the page as PNG: all of it, or its top `height` pixels."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"]}
         clip["height"] = min(height or size["height"], size["height"])

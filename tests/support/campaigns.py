@@ -1,4 +1,4 @@
-"""Small campaigns of a test's own, in a folder that --config-dir names."""
+"""Small campaigns for tests, in a folder that --config-dir names."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from support.configs import REPOSITORY, TINY
 RECORDS = Path("results/records")
 RUNS = Path("results/runs")
 
-# What a campaign may not leave to the machine.
+# Keys that a campaign may not leave to the machine.
 DECIDED = (
     "train.compile=false",
     "train.deterministic=true",
@@ -25,15 +25,15 @@ DECIDED = (
     "launch.max_parallel=1",
 )
 FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
-# Long enough that a run can be met in the middle.
+# Long enough for a test to interrupt a run.
 LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
 OF_CLOCKS = ("tokens_per_s", "wall_s", "mfu")
 
-# Where a campaign and its ranks import from: they know no commit, whatever is being edited here.
+# A campaign and its ranks import from here: they see no commit, whatever is being edited.
 PYTHONPATH = os.pathsep.join([str(REPOSITORY / "tests/support/unversioned"), str(REPOSITORY)])
 
-# The command as a person gives it.
+# The command as a user gives it.
 COMMAND = """
 import sys
 from rope_exp.cli import main
@@ -42,7 +42,7 @@ sys.exit(main("campaign"))
 
 
 def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:
-    """Write <folder>/campaign/<name>.yaml: of two rows and one seed, but for `values`."""
+    """Write <folder>/campaign/<name>.yaml: two rows and one seed, unless `values` differ."""
     content = {"fixed": list(FIXED), "rows": ROWS, "cells": ["seed=0"], **values}
     path = folder / "campaign" / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def start_campaign(
     Args:
         prelude: code that the process runs first.
     """
-    # Of threads the campaign's own word counts.
+    # The campaign's own number of threads must override OMP_NUM_THREADS.
     shared = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2"}
     return subprocess.Popen(
         [sys.executable, "-c", prelude + COMMAND, "mine", "--config-dir", str(folder), *words],
@@ -96,19 +96,19 @@ def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
 def run_campaign_command(
     folder: Path, *words: str, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run it to its end."""
+    """Run `rope-exp campaign mine` to its end."""
     process = start_campaign(folder, *words, **environment)
     stdout, stderr = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def records_of(folder: Path) -> list[Path]:
-    """Return the records that lie in a campaign's folder, by name."""
+    """Return the paths of a campaign's records, by name."""
     return sorted((folder / RECORDS / "mine").glob("*.json"))
 
 
 def without_clock(path: Path) -> dict[str, Any]:
-    """Return what a record holds but for times, and the digest that covers them."""
+    """Return a record's content without times, and without the digest that covers them."""
     record = read_json(path)
     del record["sha256"]
     for key in OF_CLOCKS:
@@ -119,12 +119,12 @@ def without_clock(path: Path) -> dict[str, Any]:
 
 
 def progress(home: Path) -> Progress:
-    """Return how far the campaign of a folder is."""
+    """Return the progress of a folder's campaign."""
     return Progress(load_campaign("mine", home, RUNS), RECORDS)
 
 
 def assert_same_records(home: Path, recorded: Path) -> None:
-    """They are those of the campaign that nobody disturbed, but for what a clock wrote."""
+    """Assert that the records equal those of the undisturbed campaign, except for times."""
     ours = records_of(home)
     theirs = records_of(recorded)
     assert [path.name for path in ours] == [path.name for path in theirs]

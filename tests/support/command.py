@@ -1,4 +1,4 @@
-"""The commands as a user starts them: a fresh process, in a folder of the test's own."""
+"""Commands as a user starts them: in a fresh process, in the test's own folder."""
 
 import os
 import subprocess
@@ -11,12 +11,12 @@ Done = subprocess.CompletedProcess[str]
 
 
 def started(script: str) -> list[str]:
-    """Return Python's arguments that start a script of ours, or a command such as `plan`."""
+    """Return Python's arguments to start one of our scripts, or a command such as `plan`."""
     return [str(REPOSITORY / script)] if script.endswith(".py") else ["-m", "rope_exp", script]
 
 
 def command(*words: str, cwd: Path, script: str = "train.py", **environment: str) -> Done:
-    """Run a script or command of ours on a machine without GPUs and with an empty cache."""
+    """Run one of our scripts or commands, without GPUs and with an empty cache."""
     own = {"CUDA_VISIBLE_DEVICES": "", "ROPE_EXP_CACHE": str(cwd / "cache")}
     return subprocess.run(
         [sys.executable, *started(script), *words],
@@ -29,7 +29,7 @@ def command(*words: str, cwd: Path, script: str = "train.py", **environment: str
 
 
 def assert_refused(done: Done, *named: str) -> None:
-    """It must have ended with exit code 2 and one sentence that holds each of `named`."""
+    """Assert exit code 2, and one sentence on standard error that contains each of `named`."""
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
@@ -39,6 +39,6 @@ def assert_refused(done: Done, *named: str) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file and the folders above it, whatever the text holds."""
+    """Write a file and the folders above it, even if the text is not valid Unicode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode(errors="surrogateescape"))

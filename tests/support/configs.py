@@ -8,7 +8,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.evidence.published import TABLE
 from rope_exp.system.processes import ROOT as REPOSITORY
 
-# The published table's, in the order of configs/experiment/nine.yaml: by how many sites rotate.
+# The published variants in the order of configs/experiment/nine.yaml: by number of rotating sites.
 NINE = tuple(sorted(TABLE.losses, key=lambda label: (len(label), "qkvo".find(label[0]))))
 
 # Small enough that a run takes seconds; every key is a real one.
@@ -32,12 +32,12 @@ TINY = (
 
 @cache
 def composed(*overrides: str) -> RunConfig:
-    """Compose one run, once: it takes a tenth of a second."""
+    """Compose one run, and keep it: composing takes a tenth of a second."""
     return run_config(overrides)
 
 
 def left_in(cache: Path) -> list[str]:
-    """What a cache of prepared corpora holds besides lock files."""
+    """Return the names in a cache of prepared corpora, without lock files."""
     return (
         sorted(path.name for path in cache.iterdir() if path.name != "locks")
         if cache.exists()

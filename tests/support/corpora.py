@@ -30,7 +30,7 @@ PLAIN_TEXTS = [
 def data_config(
     *, kind: str = "files", path: Path | str | None = None, **changes: Any
 ) -> DataConfig:
-    """A corpus called mine."""
+    """Return the config of a corpus called mine."""
     values: dict[str, Any] = {
         "name": "mine",
         "kind": kind,
@@ -49,7 +49,7 @@ def data_config(
 
 
 def tokenizer_config(kind: str, **changes: Any) -> TokenizerConfig:
-    """A tokenizer called what it is."""
+    """Return the config of a tokenizer, named after its kind."""
     values = {"vocab_size": None, "train_bytes": None, "path": None, "revision": None}
     return TokenizerConfig(**{"name": kind, "kind": kind, **values, **changes})
 
@@ -59,7 +59,7 @@ BPE = tokenizer_config("bpe", vocab_size=300, train_bytes=100_000)
 
 
 def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
-    """A corpus in memory."""
+    """Return a corpus in memory."""
     data = data_config(path="memory", holdout_fraction=holdout_fraction)
     return Corpus(data, {"train": texts}, iter)
 
@@ -67,7 +67,7 @@ def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
 def write_parquet(
     path: Path, texts: list[str] | list[str | None], *, column: str = "text", **options: Any
 ) -> Path:
-    """A Parquet file of these texts beside a column of numbers."""
+    """Write a Parquet file of these texts and a column of numbers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({column: pa.array(texts, pa.string()), "id": range(len(texts))})
     pq.write_table(table, path, **options)
@@ -90,12 +90,12 @@ def all_documents(prepared: Prepared) -> list[str]:
 
 
 def num_documents(prepared: Prepared) -> int:
-    """How many documents both sides hold."""
+    """Return the number of documents of both sides."""
     return sum(prepared.corpus["documents"].values())
 
 
 def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Popen[str]":
-    """Run code in a process of its own, whose arguments are JSON; it can import this module."""
+    """Run code in its own process, with arguments as JSON; it can import this module."""
     paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
     command = [sys.executable, *options.pop("flags", []), "-c", code, *map(json.dumps, arguments)]
     return subprocess.Popen(
@@ -118,5 +118,5 @@ print(int(re.search(r"VmHWM:\s+(\d+)", status)[1]) // 1024, flush=True)
 
 
 def last_number(output: str) -> int:
-    """The number that an output ends with."""
+    """Return the last number in an output."""
     return int(re.findall(r"\d+", output)[-1])

@@ -1,4 +1,4 @@
-"""What a figure shows, read from its artists."""
+"""The content of a figure, read from its artists."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from matplotlib.text import Text
 
 
 def artists(figure: Figure) -> dict[str, Artist]:
-    """Return what is drawn by its id, such as `vo_rope delta`."""
+    """Return the artists that have an id, by id, such as `vo_rope delta`."""
     found = figure.findobj(lambda artist: artist.get_gid() is not None)
     return {str(artist.get_gid()): artist for artist in found}
 
 
 def line(figure: Figure, gid: str) -> tuple[list[float], list[float]]:
-    """Return where the points of a line are."""
+    """Return the coordinates of a line's points."""
     drawn = artists(figure)[gid]
     assert isinstance(drawn, Line2D)
     x, y = drawn.get_xdata(), drawn.get_ydata()
@@ -24,13 +24,13 @@ def line(figure: Figure, gid: str) -> tuple[list[float], list[float]]:
 
 
 def texts(figure: Figure) -> list[str]:
-    """Return every text that says something, without line breaks."""
+    """Return every text that is not empty, without line breaks."""
     found: list[Any] = figure.findobj(Text)
     return [" ".join(text.get_text().split()) for text in found if text.get_text().strip()]
 
 
 def overlapping(figure: Figure, ending: str) -> list[tuple[str, str]]:
-    """Return the pairs of texts whose boxes overlap, of those whose ids end so."""
+    """Return the pairs of texts with overlapping boxes, among ids with this ending."""
     found = [artist for artist in figure.findobj(Text) if str(artist.get_gid()).endswith(ending)]
     boxes = [(text.get_text(), text.get_window_extent()) for text in found]
     return [

@@ -1,4 +1,4 @@
-"""A machine with GPUs, as far as anything but torch can tell."""
+"""A simulated machine with GPUs, convincing to everything except torch."""
 
 import pytest
 

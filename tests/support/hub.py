@@ -1,8 +1,8 @@
-"""A stand-in for the hub on loopback: two kinds of repositories, and faults on demand.
+"""A fake hub on loopback: two kinds of repositories, and faults on demand.
 
-It speaks what `datasets`, `huggingface_hub` and `transformers` really ask: information on a
-repository and revision, its tree in pages, paths-info, files by HEAD and by ranges, large ones by
-a redirect to another host.
+It answers the requests that `datasets`, `huggingface_hub` and `transformers` really make:
+information on a repository and revision, its tree in pages, paths-info, files by HEAD and by
+ranges, large files by a redirect to another host.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ LARGE = 4096  # bytes from which a file lies on another host
 
 @dataclass
 class Fault:
-    """What goes wrong with the requests whose "METHOD path" `matches`.
+    """A fault of the requests with a "METHOD path" that `matches`.
 
-    It does so `times` times, after the first `after`. Kinds: a status; "hang" says nothing; "half"
-    breaks off in the middle; "short" is well-formed and too short; "trickle" sends a byte now and
-    then.
+    It occurs `times` times, after the first `after` requests. Kinds: a status; "hang" never
+    answers; "half" breaks off in the middle; "short" is well-formed and too short; "trickle" sends
+    a byte now and then.
     """
 
     kind: int | Literal["hang", "half", "short", "trickle"]
@@ -41,7 +41,7 @@ class Hub:
     Attributes:
         requests: "METHOD path range" of each request so far, in order.
         authorizations: the credentials that came with them.
-        faults: consulted at each request; the first that matches counts.
+        faults: checked at each request in order, until one that matches occurs.
     """
 
     revision = "0123456789abcdef0123456789abcdef01234567"
@@ -75,13 +75,13 @@ class Hub:
         self.stop()
 
     def stop(self) -> None:
-        """Answer nothing any more."""
+        """Stop answering."""
         self.closed.set()
         self._server.shutdown()
         self._server.server_close()
 
     def fault(self, request: str) -> Fault | None:
-        """Note a request; the fault that befalls it."""
+        """Note a request, and return its fault, if any."""
         with self._lock:
             self.requests.append(request)
             for fault in self.faults:
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def children(entries: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
-    """The entries right below a folder: files, and folders in place of what is deeper."""
+    """Return the entries right below a folder: files, and folders in place of deeper entries."""
     found = {}
     for entry in entries:
         below = entry["path"][len(folder) :].lstrip("/")

@@ -1,4 +1,4 @@
-"""Commands of the project's, run against the stand-in for the hub."""
+"""The project's commands, run against the fake hub."""
 
 import io
 import json
@@ -30,8 +30,8 @@ configs:
   - {split: validation, path: "data/validation-*"}
 ---
 """
-# Short waits, in every process of a command: each imports this file when it starts. The libraries
-# themselves wait up to minutes.
+# Shortens waits in every process of a command: each imports this file when it starts. Without it,
+# the libraries wait up to minutes.
 IMPATIENT = """
 import time
 sleep = time.sleep
@@ -87,7 +87,7 @@ HUB_WORDS = (
 
 @dataclass(frozen=True)
 class Done:
-    """What a command came to.
+    """The outcome of a command.
 
     Attributes:
         errors: the lines of standard error that begin with "error: ".
@@ -99,7 +99,7 @@ class Done:
     stderr: str
 
     def fails(self, code: int, sentence: str) -> None:
-        """It ended with one line that says why, and no traceback."""
+        """Assert that it ended with this code and one line of error, without a traceback."""
         assert (self.code, len(self.errors)) == (code, 1), self
         assert re.match(f"error: {sentence}", self.errors[0]), self
         assert "Traceback" not in self.stderr, self
@@ -110,7 +110,7 @@ Local = tuple[str, str]
 
 
 def runner(hub: Hub, tmp_path: Path) -> Run:
-    """Return what runs a command against the stand-in; the user's token never comes out."""
+    """Return a function that runs a command against the fake hub, and checks for a leaked token."""
 
     def run(
         *command: str,
@@ -158,7 +158,7 @@ def runner(hub: Hub, tmp_path: Path) -> Run:
 
 
 def prepared_from_files(files: Mapping[str, bytes], folder: Path) -> tuple[str, str]:
-    """The override that names a folder of these files, and the digest of their tokens."""
+    """Return the override that names a folder of these files, and the digest of their tokens."""
     for name, content in files.items():
         (folder / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "corpus" / name).write_bytes(content)

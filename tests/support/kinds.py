@@ -1,4 +1,4 @@
-"""Every kind of attention, small."""
+"""Small configs of every kind of attention."""
 
 from collections.abc import Collection
 
@@ -39,7 +39,7 @@ def allowed(attn: AttnConfig, sites: Collection[str]) -> bool:
 def make_layer(
     attn: AttnConfig, sites: Collection[str], seed: int = 0, sizes: ModelConfig = SIZES
 ) -> Attention:
-    """One layer with weights of a size at which its softmax is neither flat nor sharp."""
+    """Return a layer with weights of a scale that makes its softmax neither flat nor sharp."""
     layer = make_attention(sizes, attn, sites)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

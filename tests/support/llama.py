@@ -1,4 +1,4 @@
-"""Transformers' LLaMA, of a decoder's sizes."""
+"""Transformers' LLaMA with a decoder's sizes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from support.models import VOCAB
 
 
 def llama_like(sizes: ModelConfig, **changes: Any) -> LlamaForCausalLM:
-    """Changes are of its config."""
+    """Return a LLaMA of these sizes, with `changes` to its config."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=sizes.hidden_size,

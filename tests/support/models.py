@@ -22,7 +22,7 @@ SUBSETS = [subset for size in range(5) for subset in itertools.combinations("qkv
 
 
 def make_sizes(**changes: Any) -> ModelConfig:
-    """Grouped by default: two query heads share a key/value head of 8 features."""
+    """Return small sizes; by default two query heads share a key/value head of 8 features."""
     sizes: dict[str, Any] = {
         "name": "test",
         "hidden_size": 32,
@@ -56,7 +56,7 @@ def make_decoder(
 def opinionated(
     *rotate: str, attn: AttnConfig = SOFTMAX, sizes: ModelConfig = SIZES, **changes: Any
 ) -> Decoder:
-    """A decoder whose attention is far from uniform, so that positions matter to its loss.
+    """Return a decoder with attention far from uniform, so that positions affect its loss.
 
     Args:
         changes: of the variant, or of the architecture: causal, num_positions.
@@ -86,7 +86,7 @@ def make_tables(
     num_positions: int, dim: int, *, base: float = BASE, start: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Tables:  # fmt: skip
-    """The cosines and sines of `num_positions` positions from `start` on."""
+    """Return the cosines and sines of `num_positions` positions from `start` on."""
     angle_TF = angles(frequencies(dim, base, dtype), start + torch.arange(num_positions))
     return angle_TF.cos(), angle_TF.sin()
 
@@ -94,7 +94,7 @@ def make_tables(
 def make_positions(
     num_positions: int, dim: int, *, base_vo: float | None = None, **changes: Any
 ) -> Positions:
-    """What a layer is told of them; all sites share their tables, unless v and o have a base."""
+    """Return positions for a layer; all sites share their tables, unless v and o have a base."""
     tables = make_tables(num_positions, dim, **changes)
     if base_vo is None:
         return Positions(tables)
@@ -102,7 +102,7 @@ def make_positions(
 
 
 def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
-    """R_m as a dense matrix, written out pair by pair."""
+    """Return R_m as a dense matrix, written out pair by pair."""
     matrix = torch.zeros(dim, dim, dtype=torch.float64)
     half = dim // 2
     for f in range(half):

@@ -23,7 +23,7 @@ def _base() -> RunConfig:
 
 
 def rotation(label: str) -> PeConfig:
-    """A plain subset by its label: the sites are the letters before the underscore."""
+    """Return a plain subset by its label: the sites are the letters before the underscore."""
     sites = label.removesuffix("_rope") if label.endswith("_rope") else ""
     return PeConfig(rotate=tuple(site for site in "qkvo" if site in sites))  # type: ignore[misc]
 
@@ -38,15 +38,15 @@ def make_run(
     env: Mapping[str, Any] | None = None,
     **train: Any,
 ) -> Run:
-    """A finished run of a campaign.
+    """Return a finished run of a campaign.
 
     Args:
-        factors: beside the seed.
-        env: replaces keys of what it was trained on.
+        factors: in addition to the seed.
+        env: replaces keys of its environment.
         train: replaces keys of its `train` section, or `corpus` the corpus's name.
     """
     base = _base()
-    # Unchecked, so that a name may be one that no config takes.
+    # Unchecked, so that a name may be invalid in a config.
     data = replace(base.data, name=train.pop("corpus", "text"))
     config = replace(base, pe=pe, seed=seed, data=data, train=replace(base.train, **train))
     steps = config.train.num_steps
@@ -92,7 +92,7 @@ def make_runs(
     shift: float = 0.0,
     **more: Any,
 ) -> list[Run]:
-    """Runs of rows by seeds, in the published order."""
+    """Return runs of rows by seeds, in the published order."""
     seeds = list(seeds)
     found = []
     for row in rows:
@@ -103,7 +103,7 @@ def make_runs(
 
 
 def make_pilot() -> list[Run]:
-    """A pilot of two rows whose initial weights and order vary."""
+    """Return a pilot of two rows with varying initial weights and order."""
     found = []
     for row in ("qk_rope", "vo_rope"):
         for seed, order in ((0, 0), (1, 0), (2, 0), (0, 1), (0, 2), (1, 1), (2, 2)):
@@ -114,7 +114,10 @@ def make_pilot() -> list[Run]:
 
 
 def make_campaigns() -> dict[str, list[Run]]:
-    """Three campaigns: the nine; four of them at two budgets; the pilot. One device is hostile."""
+    """Return three campaigns: nine variants, four at two budgets, and the pilot.
+
+    One device has a hostile name.
+    """
     few = ("qk_rope", "vo_rope", "nope", "k_rope")
     tokens = []
     for steps in (1000, 2000):

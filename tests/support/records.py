@@ -1,4 +1,4 @@
-"""Records of campaigns as runs leave them, made without a run."""
+"""Records of campaigns like those of real runs, made without a run."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ ENV = {
 
 
 def nine_losses(row: str, seed: int) -> float:
-    """Losses in the published order, 4 times as far apart, each cell with noise of 0.003."""
+    """Return a loss in the published order, 4 times as far apart, with noise of 0.003 per cell."""
     place = list(TABLE.losses).index(row)
     noise = np.random.default_rng([place, seed]).normal(scale=0.003)
     return float(4.0 + 4 * (TABLE.losses[row] - 2.712) + 0.01 * seed + noise)
@@ -60,10 +60,10 @@ def make_records(
         records: the folder of all campaigns' records.
         rows: choices of configs/pe, or the overrides of each row by its name.
         loss: of a row and a seed, in nats.
-        factors: values by key, such as {"train.num_steps": [500, 1000]}; None: nothing but seeds.
-        probes: what all rows are asked.
-        asked: what some rows are asked beside these.
-        answers: what they say of a row, a seed and a loss; None: what is plausible.
+        factors: values by key, such as {"train.num_steps": [500, 1000]}; None: only seeds.
+        probes: of all rows.
+        asked: further probes of some rows.
+        answers: of a row, a seed and a loss; None: plausible ones.
     """
     factors = factors or {}
     words = rows if isinstance(rows, Mapping) else {row: [f"pe={row}"] for row in rows}
@@ -96,7 +96,7 @@ def make_records(
 
 
 def _probes(row: str, seed: int, loss: float) -> dict[str, Any]:
-    """Answers of the right shape: absolute variants pay for a shift, and all for an ablation."""
+    """Return plausible answers: a shift hurts absolute variants, and an ablation hurts all."""
     random = np.random.default_rng([len(row), seed])
     is_absolute = row in ("q_rope", "k_rope", "v_rope", "o_rope", "qkv_rope")
     edges = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
@@ -122,7 +122,7 @@ def _probes(row: str, seed: int, loss: float) -> dict[str, Any]:
 
 
 def _further(config: RunConfig, seed: int, loss: float) -> dict[str, Any]:
-    """Answers to what only some runs can be asked, of whatever a config has."""
+    """Return answers to the probes that only some runs have, as the config allows."""
     random = np.random.default_rng([7, seed])
     pe = config.pe
     m = octaves(config.train.seq_len // 2)
@@ -167,5 +167,5 @@ def _further(config: RunConfig, seed: int, loss: float) -> dict[str, Any]:
 
 
 def octaves(length: int) -> list[int]:
-    """Distances half an octave apart."""
+    """Return distances half an octave apart."""
     return sorted({round(2 ** (power / 2)) - 1 for power in range(2 * length.bit_length() - 1)})

@@ -1,4 +1,4 @@
-"""One way to say that a user's mistake ends in one clear sentence."""
+"""Assertion that a user's mistake ends in one clear sentence."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ REFUSALS = (CheckpointError, ConfigError, DataError, RecordError)
 def refused(
     *words: str, by: type[Exception] | tuple[type[Exception], ...] = REFUSALS
 ) -> Iterator[list[str]]:
-    """The block must be refused in one line that holds each of `words`; it is then in the list."""
+    """Assert that the block is refused in one line with each of `words`, and list that line."""
     said: list[str] = []
     with pytest.raises(by) as caught:
         yield said

@@ -1,4 +1,4 @@
-"""Run folders as the worker leaves them, made without a run."""
+"""Run folders like those of the worker, made without a run."""
 
 import csv
 import hashlib
@@ -29,7 +29,7 @@ TOKENS_PER_STEP = 16 * 256
 
 
 def config_of(*overrides: str) -> RunConfig:
-    """Return the config of a run of `BUDGET`."""
+    """Return the config of a run with `BUDGET`."""
     return composed(*BUDGET, *overrides)
 
 
@@ -49,13 +49,12 @@ def make_run(
     result: Mapping[str, Any] | None = None,
     env: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Make the folder of a run that finished at `loss`; without one it was cut off at `steps`.
+    """Make the folder of a run that finished at `loss`, or else was interrupted at `steps`.
 
     Args:
         runs: the folder of groups.
         pe: a choice of configs/pe, or an override such as pe.rotate=[q,v].
-        result: replaces keys of result.json; without a loss, giving it (even {}) makes the run a
-            diverged one.
+        result: replaces keys of result.json; without a loss, it (even {}) makes the run diverged.
         env: keys of env.json; None: there is none.
     Returns:
         The folder.
@@ -100,14 +99,14 @@ def make_run(
 
 
 def ask(folder: Path, answers: Mapping[str, Any]) -> None:
-    """Let a run of `make_run` have answered probes."""
+    """Add answers to probes to a run of `make_run`."""
     write_json(folder / "probes.json", answers)
     result = read_json(folder / "result.json")
     write_json(folder / "result.json", result | {"probes_sha256": probes_sha256(folder)})
 
 
 def begun_from(weights: str) -> dict[str, Any]:
-    """Return what makes a run of `make_run` one that began with these weights."""
+    """Return arguments of `make_run` for a run that began with these weights."""
     origin = {"pe": "qk_rope", "seed": 0, "step": 500, "config_sha256": sha256_of("config")}
     return {
         "overrides": [f"init_weights={weights}"],
@@ -119,7 +118,7 @@ def begun_from(weights: str) -> dict[str, Any]:
 def _write_curve(
     folder: Path, loss: float | None, seed: int, last_step: int, num_steps: int
 ) -> dict[str, Any]:
-    """Write a curve that falls to `loss` and is noisy on the training side; return its last row."""
+    """Write a curve that falls to `loss`, with noisy training losses; return its last row."""
     noise = np.random.default_rng(seed)
     writer = MetricsWriter(folder)
     for step in range(10, last_step + 1, 10):
@@ -139,19 +138,19 @@ def _write_curve(
 
 
 def make_nine(runs: Path, *, seeds: Iterable[int] = (0,)) -> None:
-    """Make the nine at losses in the published order, each seed a little apart."""
+    """Make runs of the nine variants with losses in the published order, seeds a little apart."""
     for pe, loss in TABLE.losses.items():
         for seed in seeds:
             make_run(runs, pe=pe, seed=seed, loss=loss + 1.0 + 0.001 * seed)
 
 
 def compared(runs: Path, *, keys: tuple[str, ...] = ("pe",)) -> dict[str, Row]:
-    """Compare all runs that there are."""
+    """Compare all existing runs."""
     return comparable(all_runs(runs), keys)
 
 
 def report_of(runs: Path, *, keys: tuple[str, ...] = ("pe",), **kwargs: Any) -> Report:
-    """Report on all runs that there are."""
+    """Report on all existing runs."""
     return build(all_runs(runs), keys, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""What a run's result.json may say."""
+"""Examples of the content of a run's result.json."""
 
 from typing import Any
 

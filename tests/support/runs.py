@@ -1,4 +1,4 @@
-"""Real runs in real processes: started, watched, killed, and compared number by number."""
+"""Helpers to start, watch and kill real runs in real processes, and to compare their numbers."""
 
 import os
 import signal
@@ -50,7 +50,8 @@ def sabotage(*, step: int, rank: int = 0, **what: str) -> dict[str, str]:
     """Return an environment in which one rank of some runs is broken at one step.
 
     Args:
-        what: by run raise, hang, memory, loss (becomes infinite), nan or inf (in a gradient).
+        what: per run one of raise, hang, memory, loss (becomes infinite), nan or inf (in a
+            gradient).
     """
     harms = [f"{pe}:{rank}:{step}:{kind}" for pe, kind in what.items()]
     return {"PYTHONPATH": INSIDE, "SABOTAGE": ",".join(harms)}
@@ -58,12 +59,12 @@ def sabotage(*, step: int, rank: int = 0, **what: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run that is to be disturbed.
+    """A run for a test to disturb.
 
     Attributes:
-        command: its overrides, but for run.dir.
-        folder: where it stands.
-        undisturbed: the folder of the same run, which nobody touched.
+        command: its overrides, without run.dir.
+        folder: of the run.
+        undisturbed: the folder of the same run without disturbance.
     """
 
     command: tuple[str, ...]
@@ -76,13 +77,13 @@ class Trial:
         return [*self.command, f"run.dir={self.folder}"]
 
     def start(self, *overrides: str, rows: int = 0, **environment: str) -> Process:
-        """Start it, and wait until so many rows are recorded."""
+        """Start it, and wait until this many rows are recorded."""
         process = start(*self.words, *overrides, cwd=self.folder.parent, **environment)
         self.wait_for_rows(rows, process)
         return process
 
     def wait_for_rows(self, rows: int, process: Process) -> None:
-        """Wait until so many rows are recorded, while the process lives."""
+        """Wait until this many rows are recorded; the process must stay alive."""
         wait_for(lambda: self.num_rows() >= rows, process)
 
     def train(self, *overrides: str, **environment: str) -> Completed:
@@ -90,13 +91,13 @@ class Trial:
         return train(*self.words, *overrides, cwd=self.folder.parent, **environment)
 
     def assert_goes_on(self, *overrides: str) -> None:
-        """Run it to its end by the same command: its every number is the undisturbed run's."""
+        """Run it to its end by the same command, and assert the undisturbed run's numbers."""
         done = self.train(*overrides)
         assert done.returncode == 0, done.stderr
         assert_same_run(self.undisturbed, self.folder)
 
     def num_rows(self) -> int:
-        """Return how many rows it has recorded."""
+        """Return the number of recorded rows."""
         return num_rows(self.folder)
 
     def ranks(self) -> list[int]:
@@ -110,7 +111,7 @@ class Trial:
 
 
 def stopped_by(process: Process, number: signal.Signals) -> str:
-    """Ask a run to stop, and return what it says: it exits with 75 and shows no traceback."""
+    """Ask a run to stop, and return its error output; it must exit with 75, without traceback."""
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 75, stderr
@@ -119,7 +120,7 @@ def stopped_by(process: Process, number: signal.Signals) -> str:
 
 
 def wait_for(condition: Callable[[], Any], process: Process, seconds: float = 60) -> None:
-    """Wait until `condition`, while the process lives."""
+    """Wait until `condition`; the process must stay alive."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -128,13 +129,13 @@ def wait_for(condition: Callable[[], Any], process: Process, seconds: float = 60
 
 
 def num_rows(folder: Path) -> int:
-    """Return the number of whole rows in a run's metrics so far."""
+    """Return the number of complete rows in a run's metrics so far."""
     path = folder / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows without what a clock wrote."""
+    """Return the rows of a run's metrics, without times."""
     return [{key: row[key] for key in NUMBERS if key in row} for row in read_metrics(folder)]
 
 
@@ -145,13 +146,13 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def result_without_clock(folder: Path) -> dict[str, Any]:
-    """Return result.json without what a clock wrote."""
+    """Return result.json without times."""
     result = read_json(folder / "result.json")
     return {key: result[key] for key in result if key not in ("tokens_per_s", "wall_s", "mfu")}
 
 
 def assert_same_run(left: Path, right: Path) -> None:
-    """Two runs are equal in every row, weight and result."""
+    """Assert that two runs are equal in every row, weight and result."""
     assert numbers(left) == numbers(right)
     weights = final_weights(right)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in final_weights(left).items())
@@ -159,18 +160,18 @@ def assert_same_run(left: Path, right: Path) -> None:
 
 
 def assert_same_losses(left: Path, right: Path, *, tolerance: float) -> None:
-    """Two runs are equal up to rounding."""
+    """Assert that two runs' training losses are equal up to rounding."""
     for one, other in zip(numbers(left), numbers(right), strict=True):
         assert abs(one["train/loss"] - other["train/loss"]) <= tolerance
 
 
 def kill_alone(pid: int) -> None:
-    """kill -9 the dispatcher; its child must not live on and hold the run."""
+    """Kill the dispatcher (SIGKILL); its child must not survive and hold the run."""
     os.kill(pid, signal.SIGKILL)
 
 
 def kill_the_tree(pid: int) -> None:
-    """kill -9 the dispatcher and its child."""
+    """Kill the dispatcher and its children (SIGKILL)."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     for victim in (*map(int, children), pid):
         os.kill(victim, signal.SIGKILL)
@@ -183,7 +184,7 @@ def processes_of(folder: Path) -> dict[int, str]:
         try:
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
-            # It has ended meanwhile.
+            # The process has ended meanwhile.
             continue
         if str(folder) in command and int(path.parent.name) != os.getpid():
             found[int(path.parent.name)] = command

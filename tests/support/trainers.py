@@ -1,4 +1,4 @@
-"""Trainers in this very process, and what they left behind."""
+"""Trainers in the test's own process, and readers of their results."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +20,10 @@ Make = Callable[..., Trainer]
 
 
 def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
-    """A trainer of one rank on the CPU, whose `stop` a test can set.
+    """Return a trainer of one rank on the CPU; a test can set its `stop`.
 
     Args:
-        changes: of what was prepared, such as data_sha256.
+        changes: to the prepared data, such as data_sha256.
     """
     config = resolve(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
 
 
 def stop_in_step(trainer: Trainer, step: int) -> None:
-    """Ask a trainer to stop as the gradient of a step is computed; it still makes that step."""
+    """Ask a trainer to stop while the gradient of a step is computed; it still takes that step."""
 
     def ask(gradient: torch.Tensor) -> None:
         trainer.stop.requested |= trainer.step == step - 1
@@ -44,19 +44,19 @@ def stop_in_step(trainer: Trainer, step: int) -> None:
 
 
 def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """A copy of the weights."""
+    """Return a copy of the weights."""
     return {
         name: parameter.detach().clone() for name, parameter in trainer.decoder.named_parameters()
     }
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """Whether two snapshots are equal to the last bit."""
+    """Return whether two snapshots are equal to the last bit."""
     return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
 def losses(trainer: Trainer) -> list[tuple[int, float, float | None]]:
-    """Step, training loss and validation loss of every row."""
+    """Return step, training loss and validation loss of every row."""
     return [
         (row["step"], row["train/loss"], row.get("val/loss"))
         for row in read_metrics(trainer.folder)

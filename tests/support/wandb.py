@@ -1,7 +1,7 @@
-"""A stand-in for wandb's servers, runs that are mirrored to it, and what wandb wrote to its files.
+"""A fake of wandb's servers, runs that are mirrored to it, and a reader of wandb's files.
 
-No test reaches wandb's own servers. A small server on this machine answers as much as wandb 0.31
-asks, and keeps what it is sent.
+No test reaches wandb's own servers. A small server on this machine gives the answers that wandb
+0.31 needs, and keeps the data that it receives.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ WARNING = "warning: the wandb tracker failed ("
 
 
 class WandbServer(ThreadingHTTPServer):
-    """Keeps what it is sent of each run; `answers` turns to "refuse" (401), "never" or "die".
+    """Keeps the data it receives on each run; set `answers` to "refuse" (401), "never" or "die".
 
     Attributes:
         histories: the rows of each run, by its id.
-        upserts: what was said of runs, in order: their names, configs, tags and so on.
+        upserts: the facts sent about runs, in order: their names, configs, tags and so on.
         ends: the exit code of each run that ended.
     """
 
@@ -47,10 +47,10 @@ class WandbServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no news here."""
+        """Ignore errors: a killed client is expected here."""
 
     def query(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Return what wandb's GraphQL answers, as far as a run needs it."""
+        """Return the answer of wandb's GraphQL, as far as a run needs it."""
         entity = {"id": "e", "name": "me"}
         project = {"id": "p", "name": "rope_exp", "entity": entity}
         if name == "Viewer":
@@ -92,7 +92,7 @@ class WandbServer(ThreadingHTTPServer):
         }
 
     def stream(self, run: str, sent: dict[str, Any]) -> None:
-        """Take a piece of a run's files, and perhaps its end."""
+        """Receive a piece of a run's files, and perhaps its end."""
         files = sent.get("files") or {}
         piece = files.get("wandb-history.jsonl", {"offset": 0, "content": []})
         end = piece["offset"] + len(piece["content"])
@@ -137,9 +137,9 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 class Tracked:
-    """`train.py tracker=wandb` in `tmp_path / "run"`, and whatever it starts.
+    """`train.py tracker=wandb` in `tmp_path / "run"`, and all processes that it starts.
 
-    Its processes are known by a variable of their environment.
+    A variable of the environment identifies these processes.
     """
 
     def __init__(
@@ -172,10 +172,10 @@ class Tracked:
         )
 
     def processes(self) -> dict[str, int]:
-        """Return the pids of those that are alive: "worker", "wandb" and others."""
+        """Return the pids of its live processes: "worker", "wandb" and others."""
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
-            # A process may end while it is looked at.
+            # A process may end while it is examined.
             with contextlib.suppress(OSError):
                 state = (path / "stat").read_text().rpartition(")")[2].split()[0]
                 environment = (path / "environ").read_bytes().split(b"\0")
@@ -192,7 +192,7 @@ class Tracked:
 
     @contextlib.contextmanager
     def held(self, until: Callable[[], Any]) -> Iterator[dict[str, int]]:
-        """Let training stand still from an early row on, until the block is done.
+        """Pause training from an early row on, until the block ends.
 
         The block begins once `until()` is true.
         """
@@ -208,17 +208,17 @@ class Tracked:
             os.kill(worker, signal.SIGCONT)
 
     def end(self) -> str:
-        """Wait for the end, and for that of everything that was started.
+        """Wait until it and all processes that it started have ended.
 
         Returns:
-            What it wrote to standard error.
+            Its output on standard error.
         """
         _, stderr = self.process.communicate(timeout=90)
         self.wait(lambda: not self.processes())
         return stderr
 
     def finish(self, *, may_trace: bool = False) -> str:
-        """Wait likewise, for a run that has to finish like any other, and soon after its result."""
+        """Wait as `end` does, and assert that the run finishes normally, soon after its result."""
         result = self.folder / "result.json"
         self.wait(lambda: result.exists() or self.process.poll() is not None)
         self.wait(lambda: "worker" not in self.processes())
@@ -240,7 +240,7 @@ def _role(command: str) -> str:
 
 
 def assert_one_warning(stderr: str, *words: str) -> None:
-    """One warning stands there, of the tracker, with one of `words`."""
+    """Assert that there is one warning, of the tracker, with one of `words`."""
     [line] = [line for line in stderr.splitlines() if "warning" in line]
     assert line.startswith(WARNING)
     assert any(word in line for word in words), line
@@ -288,7 +288,7 @@ def recorded(folder: Path) -> list[Any]:
 
 
 def history(records: list[Any]) -> list[dict[str, Any]]:
-    """The rows among them, as wandb was told them: with `_step`, without what else it adds."""
+    """Return the rows among the records as sent to wandb: with `_step`, without its other keys."""
     rows = []
     for record in records:
         if record.HasField("history"):
@@ -301,7 +301,7 @@ def history(records: list[Any]) -> list[dict[str, Any]]:
 
 
 def as_sent(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl as `history` has them: the step once, and nothing that is null."""
+    """Return rows of metrics.jsonl in the form of `history`: the step once, and no nulls."""
     sent = []
     for row in rows:
         known = {key: value for key, value in row.items() if value is not None}

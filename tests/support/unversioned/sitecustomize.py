@@ -1,6 +1,6 @@
-"""On PYTHONPATH, has processes know no commit, as those of an installed copy do.
+"""Hides the commit from processes that have this on PYTHONPATH, as in an installed copy.
 
-So a campaign of a test's own leaves records whatever is being edited here meanwhile.
+So a test's campaign leaves records, whatever is being edited here meanwhile.
 """
 
 from rope_exp.run import provenance

@@ -83,6 +83,7 @@ def test_a_branch_that_has_moved_is_a_new_corpus(hub: Hub, run: Run, tmp_path: P
     assert len(left_in(tmp_path / "cache")) == 2
 
 
+@pytest.mark.torture
 def test_a_commit_that_cannot_be_asked_for_is_one_sentence(hub: Hub, run: Run) -> None:
     """Even of a corpus that is prepared: the hub alone knows which commit a branch names."""
     assert run(*UNPINNED, "tokenizer=bytes").code == 0
@@ -91,6 +92,7 @@ def test_a_commit_that_cannot_be_asked_for_is_one_sentence(hub: Hub, run: Run) -
     assert run(*HUB_DATA, "tokenizer=bytes").code == 0
 
 
+@pytest.mark.torture
 def test_a_tokenizers_revision_becomes_a_commit(
     hub: Hub, run: Run, tmp_path: Path, local: Local
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_fault_that_passes_changes_no_token(kind: int, hub: Hub, run: Run, loc
     assert not any(fault.times for fault in hub.faults)
 
 
+@pytest.mark.torture
 def test_a_fault_that_stays_is_one_sentence(
     hub: Hub, run: Run, tmp_path: Path, local: Local
 ) -> None:
@@ -168,6 +171,7 @@ def test_the_library_s_cache_is_not_read_where_the_hub_refuses(
 # -- tokenizers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.torture
 def test_a_tokenizer_that_does_not_come_is_one_sentence(
     hub: Hub, run: Run, tmp_path: Path, local: Local
 ) -> None:

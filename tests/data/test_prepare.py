@@ -170,6 +170,7 @@ def test_a_killed_preparation_is_never_read(tmp_path: Path, cache: Path) -> None
     assert left_in(cache) == [prepared.folder.name]
 
 
+@pytest.mark.torture
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_memory_stays_flat_when_the_corpus_grows_tenfold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -47,6 +47,7 @@ def test_noises_have_deviation_1() -> None:
         assert np.sqrt(np.mean(others**2)) == pytest.approx(1, abs=0.03), name
 
 
+@pytest.mark.torture
 def test_the_family_error_is_kept_where_assumptions_hold(rates: pd.DataFrame) -> None:
     for test in ("paired t, Holm", "pooled t, Holm", "pooled if equal, Holm", "pooled, Tukey"):
         found = rates.loc[("equal", "normal", test), "family_error"]

@@ -68,6 +68,7 @@ def test_a_rank_that_hangs_beside_a_killed_one_is_ended(trial: Trial) -> None:
     assert_ended_by_sigkill(trial, process, rank=0)
 
 
+@pytest.mark.torture
 def test_what_the_first_rank_refuses_is_one_sentence(trial: Trial) -> None:
     """And not the other rank's traceback about it."""
     shutil.copytree(trial.undisturbed, trial.folder)

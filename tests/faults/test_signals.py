@@ -31,8 +31,7 @@ from rope_exp.system.signals import STOP_SIGNALS
 # Each signal at one moment; `make torture` sends each at every moment.
 STOPS = [
     ("compile", signal.SIGTERM),
-    ("step", signal.SIGINT),
-    ("save", signal.SIGHUP),
+    ("step", signal.SIGHUP),
 ]
 # What nohup does before it becomes the command.
 NOHUP = """
@@ -80,6 +79,7 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
     trial.assert_goes_on("train.save_every=3")
 
 
+@pytest.mark.torture
 def test_a_second_signal_leaves_at_once(trial: Trial) -> None:
     """A step that hangs hears nothing; the run goes on from its last checkpoint."""
     process = trial.start(rows=24, **sabotage(step=25, vo_rope="hang"))
@@ -104,6 +104,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing(trial: Trial) -> None:
     assert_same_run(trial.undisturbed, trial.folder)
 
 
+@pytest.mark.torture
 def test_killed_before_a_checkpoint_it_begins_anew(trial: Trial) -> None:
     """And says so, for what was recorded is lost."""
     process = trial.start("train.save_every=60", rows=3)
@@ -137,6 +138,7 @@ def test_one_rank_that_is_asked_makes_both_save(trial: Trial, tmp_path: Path, ra
     assert_same_run(undisturbed, trial.folder)
 
 
+@pytest.mark.torture
 def test_the_batch_script_of_the_recipes_goes_on(trial: Trial, tmp_path: Path) -> None:
     """After its time limit: SLURM signals every process of a step, and the script requeues."""
     recipes = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -169,6 +171,7 @@ def test_the_batch_script_of_the_recipes_goes_on(trial: Trial, tmp_path: Path) -
     assert_same_run(trial.undisturbed, trial.folder)
 
 
+@pytest.mark.torture
 def test_a_launcher_that_raises_leaves_a_checkpoint(trial: Trial) -> None:
     """In the dispatcher's waiting loop, as submitit's handler of SIGUSR2 does to requeue a job."""
     script = f"""

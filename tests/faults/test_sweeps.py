@@ -88,6 +88,7 @@ def test_a_killed_run_is_named_and_the_others_finish(
     assert finished(runs) == ["nope", "qk_rope"]
 
 
+@pytest.mark.torture
 def test_two_sweeps_at_once_run_every_run_once(
     tmp_path: Path, group: Path, sweep: list[str]
 ) -> None:

@@ -209,6 +209,7 @@ def in_all_three(
     return scaling_files(found)["scaling.md"].decode()
 
 
+@pytest.mark.torture
 def test_lines_in_all_three_reach_for_1b(tmp_path: Path) -> None:
     """Without noise: the published relation is read from where the line ends."""
 

@@ -46,6 +46,7 @@ def test_a_host_that_never_answers(
     assert_same_run(folder, tmp_path / "run")
 
 
+@pytest.mark.torture
 def test_a_host_that_is_gone_in_the_middle(
     untracked: tuple[Path, list[str]], tmp_path: Path, wandb_server: WandbServer
 ) -> None:
@@ -106,9 +107,8 @@ def test_a_key_that_is_revoked_in_the_middle(
     assert_same_run(folder, tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.torture)]
-)
+@pytest.mark.torture
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_wandbs_own_process_is_gone(
     untracked: tuple[Path, list[str]], tmp_path: Path, number: signal.Signals
 ) -> None:

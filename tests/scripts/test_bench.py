@@ -12,6 +12,7 @@ from benchmarks.race import race
 from rope_exp.system.files import read_json
 
 
+@pytest.mark.torture
 def test_a_race_measures_every_contender_against_the_first(
     tiny_overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

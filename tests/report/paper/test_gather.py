@@ -52,6 +52,7 @@ def test_of_several_with_the_reference_the_largest_stands_beside(tmp_path: Path)
     assert beside(mine, lent["c"]) is None
 
 
+@pytest.mark.torture
 def test_each_level_without_the_reference_stands_beside_its_like(tmp_path: Path) -> None:
     make_records(tmp_path / "records", "short", rows=("qk_rope", "nope"), seeds=(0, 1))
     make_records(tmp_path / "records", "long", rows=("qk_rope",), seeds=(0, 1), factors=STEPS)

@@ -159,7 +159,7 @@ class Episode:
     def _is_at(self, aim: str, rows: int, seconds: float) -> bool:
         now = num_rows(self.run)
         if aim == "preparation" and not self._prepared():
-            return bool(list(self.cache.glob(".*.*")))
+            return bool(list(self.cache.glob(".*")))
         if aim == "save":
             return bool(list((self.run / "checkpoints").glob(".saving-*")))
         if aim == "evaluation":
@@ -174,7 +174,7 @@ class Episode:
     def _doing(self) -> str:
         """What the run was seen to do."""
         if not self._prepared():
-            return "preparation" if list(self.cache.glob(".*.*")) else "start"
+            return "preparation" if list(self.cache.glob(".*")) else "start"
         if list((self.run / "checkpoints").glob(".saving-*")):
             return "save"
         env, now = self.run / "env.json", num_rows(self.run)

@@ -103,6 +103,21 @@ def test_what_the_dispatcher_imports_loads_no_torch(name: str) -> None:
     assert done.stdout.strip() == "set()", done.stderr
 
 
+def test_to_count_a_model_loads_no_compiler() -> None:
+    """It would take a second more of every start."""
+    script = (
+        "import sys\n"
+        "from rope_exp.config.compose import run_config\n"
+        "from rope_exp.config.resolve import operations\n"
+        "operations(run_config([]))\n"
+        "print({'torch', 'torch._dynamo'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "{'torch'}", done.stderr
+
+
 def test_few_modules_know_a_variant_by_name() -> None:
     """The default, the published table and the colours of the nine; the rest takes any variant."""
     names = {*NINE, *(label.upper().replace("_ROPE", "-RoPE") for label in NINE)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.configs import REPOSITORY
+from support.configs import RECORDED, REPOSITORY
 
 from rope_exp import load_run, load_runs
 from rope_exp.config.run import RunConfig
@@ -20,13 +20,12 @@ from rope_exp.evidence.records import read_record
 from rope_exp.report.command import write
 from rope_exp.run.folder import read_config
 
-RECORDS = REPOSITORY / "results/records"
 STORED = REPOSITORY / "tests/stored/run_0.2.0"
 
 
 def test_records_keep_their_identity() -> None:
     """The hashes of every record follow from the config that the record holds."""
-    paths = sorted(RECORDS.glob("*/*.json"))
+    paths = sorted(RECORDED.glob("*/*.json"))
     assert len(paths) >= 920
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -38,7 +37,7 @@ def test_records_keep_their_identity() -> None:
 @pytest.mark.skipif(platform.python_version() != "3.11.7", reason="its library is the corpus")
 def test_the_library_is_read_as_it_was(tmp_path: Path) -> None:
     """The same blocks, and at seed 0 the same tokens in the same order."""
-    run = read_record(RECORDS / "table/qk_rope-s0.json")
+    run = read_record(RECORDED / "table/qk_rope-s0.json")
     config = run.config.replace("data", cache_dir=str(tmp_path))
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     assert data.data_sha256 == run.result["data_sha256"]

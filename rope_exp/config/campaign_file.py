@@ -16,6 +16,7 @@ If several overrides set a key, the last one wins, in this order: `fixed`, an en
 row's, the sweep's.
 """
 
+import functools
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -79,8 +80,14 @@ class Entry(BaseModel, strict=True, extra="forbid"):
         if not any(word.startswith("row=") for word in words):
             names = ",".join(f"'{row}'" for row in rows)
             words.append(f"row={names}")
+
+        # Jobs share their words, and each takes a millisecond to parse.
+        @functools.cache
+        def parsed(word: str) -> Override:
+            return parse([word])[0]
+
         return [
-            {override.get_key_element(): override for override in parse(job)}
+            {override.get_key_element(): override for override in map(parsed, job)}
             for job in split(parse(words))
         ]
 

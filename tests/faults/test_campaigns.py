@@ -89,8 +89,12 @@ rope_exp.{module}.campaign.{name} = wait
 
 @pytest.mark.parametrize(
     ("module", "name", "number"),
-    [("config", "load_campaign", signal.SIGTERM), ("launch", "admit", signal.SIGINT)],
-    ids=["compose", "data"],
+    [
+        ("config", "load_campaign", signal.SIGTERM),
+        ("launch", "admit", signal.SIGINT),
+        pytest.param("config", "load_campaign", signal.SIGINT, marks=pytest.mark.torture),
+        pytest.param("launch", "admit", signal.SIGTERM, marks=pytest.mark.torture),
+    ],
 )
 def test_a_signal_before_any_run(
     home: Path, module: str, name: str, number: signal.Signals

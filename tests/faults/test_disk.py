@@ -19,7 +19,8 @@ NO_SPACE = r"error: no space left in .*: .* needs [\d,]+ bytes and [\d,]+ are fr
 HOWS = {"killed before", "killed after", "disk full", "input/output error"}
 # Which file operation of the run folder, and 1 before it or 2 after it.
 KILLS = [(9, 2)]
-MORE_KILLS = [(at, how) for at in range(1, 120, 6) for how in (1, 2)]
+MORE_KILLS = [(3, 1), (40, 1), (90, 2)]
+MORE_KILLS += [(at, how) for at in range(1, 120, 6) for how in (1, 2)]
 
 
 def on_small_disk(mount: Path, kilobytes: int, script: str) -> Completed:

@@ -28,7 +28,7 @@ from support.runs import (
 from rope_exp.run.metrics import last_step
 from rope_exp.system.signals import STOP_SIGNALS
 
-# Each signal at one moment; `make torture` sends each at every moment.
+# `make torture` sends each signal at every other moment.
 STOPS = [
     ("compile", signal.SIGTERM),
     ("step", signal.SIGHUP),

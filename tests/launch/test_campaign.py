@@ -23,7 +23,7 @@ from support.campaigns import (
     records_of,
     write_campaign,
 )
-from support.configs import REPOSITORY
+from support.configs import RECORDED
 from support.refused import refused
 
 from rope_exp import commands
@@ -41,9 +41,6 @@ from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json, write_atomically, write_json
 
 Capture = pytest.CaptureFixture[str]
-
-# The project's own.
-RECORDED = REPOSITORY / "results/records"
 
 
 # -- what is done --------------------------------------------------------------------------------

@@ -29,6 +29,9 @@ TINY = (
     "data=files",
 )
 
+# The project's own records.
+RECORDED = REPOSITORY / "results/records"
+
 
 @cache
 def composed(*overrides: str) -> RunConfig:
@@ -45,4 +48,4 @@ def left_in(cache: Path) -> list[str]:
     )
 
 
-__all__ = ["NINE", "REPOSITORY", "TINY", "composed", "left_in"]
+__all__ = ["NINE", "RECORDED", "REPOSITORY", "TINY", "composed", "left_in"]

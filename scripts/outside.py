@@ -22,7 +22,7 @@ from pydantic import FiniteFloat
 from scipy import stats
 from typing_extensions import TypedDict
 
-from rope_exp.config.campaign import PRIMARY, load_campaign
+from rope_exp.config.campaign import load_campaign
 from rope_exp.config.schema import Count, Name, Sha256
 from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
@@ -245,7 +245,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="(%(default)s)")
     commands = parser.add_subparsers(dest="command", required=True)
     of_train = commands.add_parser("train", help="train cells that have no file yet")
-    of_train.add_argument("--campaign", default=PRIMARY, help="(%(default)s)")
+    of_train.add_argument("--campaign", default="english", help="(%(default)s)")
     of_train.add_argument("--rows", nargs="+", default=[REFERENCE], help="(%(default)s)")
     of_train.add_argument("--seeds", nargs="+", type=int, default=[0], help="(%(default)s)")
     of_compare = commands.add_parser("compare", help="hold them against the records")

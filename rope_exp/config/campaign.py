@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from rope_exp.config.campaign_file import SEEDS, CampaignFile, Entry, Test, read_campaign
+from rope_exp.config.campaign_file import ORDER, SEEDS, CampaignFile, Entry, Test, read_campaign
 from rope_exp.config.compose import Jobs, compose_jobs
 from rope_exp.config.mistakes import CAMPAIGNS, explain
 from rope_exp.config.resolve import operations
@@ -24,14 +24,6 @@ from rope_exp.config.schema import Seed, convert
 from rope_exp.config.sections import PlaceConfig, is_commit
 from rope_exp.system.errors import ConfigError, show
 
-# The campaign that measures noise; it has its own report.
-PILOT = "noise"
-# The campaign with the decisive primary family (docs/protocol.md).
-PRIMARY = "english"
-# The same with the longer warmup of later campaigns, and therefore less noise.
-STEADY = "warmup"
-# The nine on English, at several budgets and warmups: reference for gains in other campaigns.
-BASES = (PRIMARY, STEADY, "tokens")
 # Keys that a campaign must fix: the machine's choice could change a number, or a cell's cores.
 # launch.max_parallel may be open on GPUs, because each run has its own.
 DECIDED = (
@@ -98,6 +90,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     compose = cache(partial(compose_jobs, config_dir=config_dir))
     cells: dict[str, Cell] = {}
     places: dict[str, tuple[int, int]] = {}
+    entries: dict[str, int] = {}
     for number, entry in enumerate(file.cells):
         with _within(f"{CAMPAIGNS}/{name}.cells.{number}"):
             listed = entry.cells(file.rows)
@@ -109,11 +102,15 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 cell = _cell(overrides, entry, file, runs / name, compose)
                 if cell.name in cells:
                     raise ConfigError(cell.name, ..., "is listed twice")
-                if name != PILOT:
-                    _check_factors(cell)
                 cells[cell.name] = cell
+                entries[cell.name] = number
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
                 places[cell.name] = (place, -operations(cell.config))
+
+    has_blocks = not all(ORDER in cell.factors for cell in cells.values())
+    for cell in cells.values() if has_blocks else ():
+        with _within(f"{CAMPAIGNS}/{name}.cells.{entries[cell.name]}"):
+            _check_factors(cell)
 
     is_embedded = any(cell.config.data.kind == "stdlib" for cell in cells.values())
     if is_embedded and file.python is None:
@@ -239,10 +236,13 @@ def _check_decided(config: RunConfig) -> None:
 
 
 def _check_factors(cell: Cell) -> None:
-    """Refuse factors that cannot distinguish rows in a table; the pilot has no such table."""
-    if "data.seed" in cell.factors:
-        allowed = f"is a factor of campaign {PILOT} alone: here a block is the runs of one seed"
-        raise ConfigError("data.seed", ..., allowed)
+    """Refuse factors that cannot distinguish rows in a table.
+
+    A campaign that varies the order of tokens in every cell makes no table.
+    """
+    if ORDER in cell.factors:
+        allowed = "must be a factor of every cell or of none: a table's block is the runs of a seed"
+        raise ConfigError(ORDER, ..., allowed)
     for factor in cell.factors:
         try:
             cell.config.numeric_value(factor)

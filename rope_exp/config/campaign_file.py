@@ -35,8 +35,10 @@ from rope_exp.system.errors import ConfigError, first_line
 # The test of differences. Records repeat it, so that tables are made from records alone.
 Test = Literal["paired"]
 
+# As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
+ORDER = "data.seed"
 # Runs of a block share these keys.
-SEEDS = ("seed", "data.seed")
+SEEDS = ("seed", ORDER)
 
 
 def _variants(rows: Any) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from rope_exp.config.campaign_file import ORDER
 from rope_exp.config.kind import Kind
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence.runs import ReportError, Run, Status
@@ -39,6 +40,12 @@ class Row:
         """A word in place of a loss: diverged, or unfinished if no run has ended; else empty."""
         best = min((run.status for run in self.runs), key=get_args(Status).index)
         return "" if best == "finished" else best
+
+    @property
+    def mark(self) -> str:
+        """A suffix for a verdict when some seeds diverged, e.g. `(1 diverged)`; else empty."""
+        count = sum(run.status == "diverged" for run in self.runs)
+        return f"({count} diverged)" if count and not self.verdict else ""
 
 
 # The factor for rows by name, and the sections of the config that a name covers.
@@ -114,6 +121,16 @@ def telling(runs: Sequence[Run]) -> list[str]:
     return [ROW] if any(run.config.row_name for run in runs) else ["pe"]
 
 
+def has_blocks(runs: Iterable[Run]) -> bool:
+    """Return whether a campaign's runs of one seed saw the same tokens, and so make a table."""
+    return not any(ORDER in run.factors for run in runs)
+
+
+def level_name(run: Run, keys: Iterable[str]) -> str:
+    """Return a level's name for files, made of the factors that distinguish it in a campaign."""
+    return "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
+
+
 def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
     """Return the differing surroundings within each seed's runs, by seed and key."""
     blocks: dict[int, list[Run]] = {}
@@ -147,6 +164,13 @@ def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
         if len(values) > 1:
             differing[key] = sorted(values)
     return differing
+
+
+def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
+    """Return whether two runs have one corpus, and equal numeric values except for some keys."""
+    if first.result.get("data_sha256") != second.result.get("data_sha256"):
+        return False
+    return not differing_keys(first.config.numeric_dict(), second.config.numeric_dict(), but)
 
 
 def value_of(config: RunConfig, factor: str) -> Any:

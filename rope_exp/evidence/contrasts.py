@@ -83,7 +83,7 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
             "loss_sd": table.std(),
             "delta": differences.mean(),
             "delta_sd": differences.std(),
-            "rank": _adjusted_means(table).rank(method="min").astype("Int64"),
+            "rank": adjusted_means(table).rank(method="min").astype("Int64"),
         },
         index=table.columns,
     )
@@ -92,11 +92,14 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
     return {label: Contrast(*row) for label, *row in values.itertuples(name=None)}
 
 
-def _adjusted_means(table: pd.DataFrame) -> pd.Series:
-    """Return rows' means over all seeds, with fitted losses for the seeds that a row lacks.
+def adjusted_means(table: pd.DataFrame) -> pd.Series:
+    """Return the columns' means over all seeds, with fitted losses for seeds that a column lacks.
 
-    They rank the rows, because means over different seeds also differ by the seeds. Empty if the
-    fit cannot compare all rows with each other.
+    Means over different seeds also differ by the seeds; these do not. Empty if shared seeds do not
+    connect all columns.
+
+    Args:
+        table: losses by seed and row (or another setting); NaN where there is none.
     """
     trained = table.dropna(axis="columns", how="all").dropna(axis="index", how="all")
     fitted_SV, rank = additive_fit(trained.to_numpy())

@@ -63,28 +63,6 @@ class Claim:
         return self.source
 
 
-# Pairs of variants to check for a crossing: does the second pass the first, and where?
-PASSES = (
-    ("qk_rope", "vo_rope"),
-    ("qk_rope", "qkvo_rope"),
-    ("vo_rope", "qkvo_rope"),
-    ("nope", "v_rope"),
-    ("nope", "o_rope"),
-    ("nope", "q_rope"),
-    ("nope", "k_rope"),
-)
-# For curves within training also these: variants that lead QK at first, and single sites.
-PASSES_WITHIN = (
-    *PASSES,
-    ("qk_rope", "qkv_rope"),
-    ("qk_rope", "v_rope"),
-    ("qk_rope", "o_rope"),
-    ("qk_rope", "k_rope"),
-    ("qk_rope", "nope"),
-    ("k_rope", "v_rope"),
-    ("k_rope", "o_rope"),
-)
-
 # The nine variants of softmax attention, by PeConfig.label.
 TABLE = Published(
     source=(

@@ -4,33 +4,29 @@ The same runs give the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
 
-from rope_exp.config.campaign import BASES, PILOT, PRIMARY
 from rope_exp.config.campaign_file import SEEDS
-from rope_exp.evidence.comparable import check_blocks, telling
+from rope_exp.evidence.comparable import check_blocks, has_blocks, level_name, telling
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
-from rope_exp.report.changes import changes_files
 from rope_exp.report.content import Report, build
-from rope_exp.report.cost import cost_file
-from rope_exp.report.levels import kinds_of, level_name
-from rope_exp.report.noise import noise_files
+from rope_exp.report.levels import kinds_of
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
-from rope_exp.report.paper.gather import beside, of_campaign, of_report
+from rope_exp.report.paper.gather import beside, of_report
 from rope_exp.report.probed import extension_csv, probes_csv
-from rope_exp.report.scaling import LADDERS, scaling_files
 from rope_exp.report.sentences import summary
-from rope_exp.report.settings import settings_files
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 from rope_exp.system.console import log
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import write_atomically
 
 PAGE = "report.html"
-COST = "cost.md"
 
 
 def write(
@@ -76,7 +72,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     Args:
         records: the folder with the records of all campaigns.
         name: the campaign's name; None: every campaign with records, and the files about all of
-            them (page, cost, scaling and settings).
+            them (the page, and the studies of several campaigns).
     Returns:
         The lines to print. The last ones name files of an earlier report, which are not removed.
     Raises:
@@ -92,38 +88,46 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
         there = ", ".join(names)
         raise ReportError(f"{records} holds no record of a campaign {name}; it holds {there}")
 
-    # Make all files before writing any. A campaign's ladder may include another's runs.
+    # Make all files before writing any. A table may include another campaign's rows.
     read = {each: read_records(records, each) for each in names}
-    made = {}
-    settings: dict[str, Report] = {}
-    for each in names if name is None else [name]:
-        others = [run for other in names if other != each for run in read[other]]
+    asked = names if name is None else [name]
+    tables: dict[str, Report] = {}
+    made: dict[str, bytes] = {}
+    for each in asked:
         log(f"{each}: {len(read[each])} records")
-        if each == PILOT:
-            made[each] = noise_files(read[each])
-            continue
-        tables = _tables(read[each])
-        made[each] = _campaign_files(read[each], others, tables)
-        settings |= {str(Path(each, level)): report for level, report in tables.items()}
+        others = [run for other in names if other != each for run in read[other]]
+        found = _tables(read[each])
+        for level, report in sorted(found.items()):
+            place = str(Path(each, level))
+            tables[place] = report
+            made |= _below(place, _table_files(report))
+            # A table without the reference is joined with rows of another campaign that has it.
+            if (joined := beside(report.runs, others)) is not None:
+                made |= _below(f"{place}/beside", _table_files(joined))
 
+    for study in _studies():
+        made |= study.files(asked, read, tables)
     if name is None:
-        ladders = [run for each in LADDERS for run in read.get(each, [])]
-        made["scaling"] = scaling_files(ladders)
-        made["settings"] = settings_files(settings)
-        made["."] = {PAGE: page(read), COST: cost_file(read)}
+        made[PAGE] = page(read)
+    _write_all(out, made)
+    return [str(out / file) for file in made] + _left_over(out, made)
 
-    lines = []
-    for each, files in made.items():
-        _write_all(out / each, files)
-        lines += [str(out / each / file) for file in files]
-    return lines + _left_over(out, made)
+
+def _studies() -> list[ModuleType]:
+    """Import every study, in the order of their names."""
+    package = import_module("rope_exp.studies")
+    found = sorted(module.name for module in iter_modules(package.__path__))
+    return [import_module(f"{package.__name__}.{name}") for name in found]
 
 
 def _tables(runs: Sequence[Run]) -> dict[str, Report]:
     """Return a campaign's tables by folder: one for each value of its factors, row and seeds apart.
 
-    If a table has several kinds of attention, each kind's variants get a further table.
+    If a table has several kinds of attention, each kind's variants get a further table. A campaign
+    without blocks has no table.
     """
+    if not has_blocks(runs):
+        return {}
     check_blocks(runs)
     levels: dict[str, list[Run]] = {}
     for run in runs:
@@ -136,41 +140,6 @@ def _tables(runs: Sequence[Run]) -> dict[str, Report]:
         for kind, of_kind in kinds_of(found).items():
             tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])
     return tables
-
-
-def _campaign_files(
-    runs: Sequence[Run], others: Sequence[Run], tables: Mapping[str, Report]
-) -> dict[str, bytes]:
-    """Return a campaign's files: its figures, its tables, and changes of gains from the nine.
-
-    If a table lacks the reference, a further table adds the runs of another campaign that has it.
-
-    Args:
-        runs: the runs of the campaign.
-        others: the runs of the other campaigns.
-        tables: the reports of the campaign, by folder.
-    """
-    files = of_campaign(runs, others)
-    for place, report in sorted(tables.items()):
-        made = _table_files(report) | changes_files(report, _base(report, others))
-        # A table without the reference is joined with comparable variants of another campaign.
-        if (joined := beside(report.runs, others)) is not None:
-            made |= {f"beside/{name}": content for name, content in _table_files(joined).items()}
-        files |= {str(Path(place, name)): content for name, content in made.items()}
-    return files
-
-
-def _base(report: Report, others: Sequence[Run]) -> list[Run]:
-    """Return the runs to compare a level's gains with: preferably of equal tokens and warmup."""
-    wanted = _budget(report.runs[0])
-    for name in BASES:
-        if found := [run for run in others if run.group == name and _budget(run) == wanted]:
-            return found
-    return [run for run in others if run.group == PRIMARY]
-
-
-def _budget(run: Run) -> tuple[int, float]:
-    return run.config.train.num_tokens, run.config.schedule.warmup_fraction
 
 
 def _table_files(report: Report) -> dict[str, bytes]:
@@ -191,18 +160,22 @@ def _table_files(report: Report) -> dict[str, bytes]:
     return files | figures
 
 
-def _left_over(out: Path, made: Mapping[str, Mapping[str, bytes]]) -> list[str]:
+def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {f"{folder}/{name}": content for name, content in files.items()}
+
+
+def _left_over(out: Path, made: Mapping[str, bytes]) -> list[str]:
     """Name the files of an earlier report that these records no longer give, such as a level's.
 
-    They are recognized by file names that this report also uses; other files are ignored.
+    They are recognized by folders and file names that this report also uses; others are ignored.
     """
-    ours = {Path(file).name for files in made.values() for file in files}
+    folders = {Path(file).parts[0] for file in made if len(Path(file).parts) > 1}
+    ours = {Path(file).name for file in made}
     return [
         f"{path} is of an earlier report: these records give no such file"
-        for campaign, files in made.items()
-        if campaign != "."
-        for path in sorted((out / campaign).rglob("*"))
-        if path.name in ours and str(path.relative_to(out / campaign)) not in files
+        for folder in sorted(folders)
+        for path in sorted((out / folder).rglob("*"))
+        if path.name in ours and str(path.relative_to(out)) not in made
     ]
 
 

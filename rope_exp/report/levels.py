@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rope_exp.config.campaign import PILOT
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.config.run import RunConfig
-from rope_exp.evidence.comparable import check_blocks, spelled, telling, value_of
+from rope_exp.evidence.comparable import check_blocks, has_blocks, spelled, telling, value_of
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import Report, build
 
@@ -60,7 +59,7 @@ class Level:
 
 
 def find_levels(campaigns: Mapping[str, Sequence[Run]]) -> list[Level]:
-    """Return every level of the campaigns except the pilot, levels of one campaign first.
+    """Return every level of the campaigns that make tables, levels of one campaign first.
 
     Campaigns with a level in common may have different rows in it. If these are comparable, a
     further level joins them.
@@ -68,7 +67,7 @@ def find_levels(campaigns: Mapping[str, Sequence[Run]]) -> list[Level]:
     Raises:
         ReportError: the runs of a campaign's level may not share a table.
     """
-    asked = [run for name, runs in campaigns.items() if name != PILOT for run in runs]
+    asked = [run for runs in campaigns.values() if has_blocks(runs) for run in runs]
     others = _untold(asked)
     groups: dict[tuple[Choice, ...], list[Run]] = {}
     for run in asked:
@@ -102,11 +101,6 @@ def kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
         if len({run.config.pe.label for run in found}) > 1
         and all(run.config.model == found[0].config.model for run in found)
     }
-
-
-def level_name(run: Run, keys: Iterable[str]) -> str:
-    """Return a level's name for files, made of the factors that distinguish it in a campaign."""
-    return "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
 
 
 def _facets(run: Run, others: Iterable[str]) -> dict[str, Choice]:

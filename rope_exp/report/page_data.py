@@ -7,21 +7,17 @@ has columns and cells; each cell has a displayed text and a sort key.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rope_exp.config.campaign import PILOT, PRIMARY
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.by_tokens import SHOWN_FROM
 from rope_exp.report.content import Line, Report, refer, standard
-from rope_exp.report.cost import hours
-from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.levels import TITLES, Level, find_levels
 from rope_exp.report.looks import look, parts
 from rope_exp.report.page_curves import curves, differences
 from rope_exp.report.page_marks import dashes, filled, outline
 from rope_exp.report.page_tables import (
     answers_table,
-    noise_table,
     relations_table,
     runs_table,
     table_of_rows,
@@ -56,8 +52,7 @@ def page_data(campaigns: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
         "levels": [_level(level) for level in levels],
         "start": _start(levels),
         "runs": runs_table(runs),
-        "hours": round(hours(runs), 2),
-        "noise": noise_table(ordered.get(PILOT, [])),
+        "hours": round(sum(run.result.get("wall_s", 0) for run in runs) / 3600, 2),
     }
 
 
@@ -73,12 +68,11 @@ def _facets(levels: Sequence[Level]) -> list[dict[str, Any]]:
 
 
 def _start(levels: Sequence[Level]) -> int:
-    """Return the index of the first level: prefer unjoined, then primary, then most losses."""
+    """Return the index of the first level: prefer unjoined, then most losses."""
 
-    def weight(n: int) -> tuple[bool, bool, int]:
+    def weight(n: int) -> tuple[bool, int]:
         level = levels[n]
-        decides = level.report.runs[0].group == PRIMARY
-        return not level.joined, decides, level.num_losses
+        return not level.joined, level.num_losses
 
     # Among equal levels, `max` returns the first.
     return max(range(len(levels)), key=weight, default=0)
@@ -129,7 +123,7 @@ def _row(row: Line) -> dict[str, Any]:
         "loss": row.ours.loss_mean,
         "seeds": row.ours.num_seeds,
         "verdict": row.verdict,
-        "mark": diverged_mark(row),
+        "mark": row.mark,
         "published": row.theirs.loss_mean,
     }
 

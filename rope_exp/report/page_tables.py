@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rope_exp.evidence.noise import Spread, changes, spreads
 from rope_exp.evidence.runs import Run
 from rope_exp.report.answers import bins, explained, shares, splits, whole, with_answers
 from rope_exp.report.content import Line, Report
@@ -193,39 +192,3 @@ def runs_table(runs: Sequence[Run]) -> Table:
     """Return a line for each run, with its environment and its hashes."""
     rows = {run.where: [shown(run) for shown in _OF_RUNS.values()] for run in runs}
     return _table(_OF_RUNS, rows)
-
-
-# -- the pilot -------------------------------------------------------------------------------------
-
-
-def noise_table(runs: Sequence[Run]) -> Table | None:
-    """Return the pilot's standard deviations; None while there are too few runs for them."""
-    found = spreads(runs) if any(not changes(run) for run in runs) else []
-    if not found:
-        return None
-
-    columns: dict[str, Column] = {}
-    rows = {}
-    for spread in found:
-        cells_of = {"what varies": _text(spread.what), "values": _number(spread.count, "d")}
-        cells_of |= {f"sd {row}": _number(x, ".4f") for row, x in spread.losses.items()}
-        cells_of |= _pairs(spread)
-        columns |= {title: Column(title, "number") for title in cells_of}
-        rows[spread.what] = cells_of
-    columns["what varies"] = Column("what varies")
-
-    filled = {
-        what: [cells_of.get(title, Shown(NOTHING, None)) for title in columns]
-        for what, cells_of in rows.items()
-    }
-    return _table(columns.values(), filled)
-
-
-def _pairs(spread: Spread) -> dict[str, Shown]:
-    shown = {}
-    for (a, b), paired in spread.paired.items():
-        shown[f"sd {b} − {a}, paired"] = _number(paired, ".4f")
-        shown[f"sd {b} − {a}, unpaired"] = _number(spread.unpaired[a, b], ".4f")
-    if spread.paired:
-        shown["paired / unpaired"] = _number(spread.ratio, ".2f")
-    return shown

@@ -18,7 +18,6 @@ from rope_exp.model.count import kept
 from rope_exp.report.answers import task_tables
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Line, Report
-from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.pairs import relations_table
 from rope_exp.report.probed import extension_part
 from rope_exp.report.sentences import (
@@ -199,7 +198,7 @@ def _alone_cells(report: Report, row: Line) -> list[Cell]:
 
 
 def _word(judged: Judged, row: Line) -> str:
-    return f"{WORDS[judged.verdict]} {diverged_mark(row)}".rstrip()
+    return f"{WORDS[judged.verdict]} {row.mark}".rstrip()
 
 
 # -- formats ---------------------------------------------------------------------------------------

@@ -15,13 +15,12 @@ from rope_exp.evidence.records import digest, read_record
 from rope_exp.evidence.runs import Run
 from rope_exp.report.answers import answers_csv
 from rope_exp.report.content import build
-from rope_exp.report.cost import cost_file
-from rope_exp.report.noise import noise_files
 from rope_exp.report.page import page
 from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown
 from rope_exp.run.answers import Answers
+from rope_exp.studies import cost, noise
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json
 
@@ -76,13 +75,13 @@ def harm_of(record: dict[str, Any], place: Place, harm: Any) -> str:
 def judge(campaign: str, runs: Sequence[Run]) -> None:
     """Make what is made of a campaign's records, but for its figures."""
     if campaign == "noise":
-        noise_files(runs)
+        noise.noise_files(runs)
     else:
         report = build(runs, telling(runs))
         markdown(report, [])
         for write in (csv_table, summary, answers_csv, probes_csv, extension_csv):
             write(report)
-    cost_file({campaign: runs})
+    cost.files([campaign], {campaign: runs}, {})
     page({campaign: list(runs)})
 
 

@@ -19,7 +19,6 @@ from rope_exp.report.command import write_campaigns
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables alone: figures take most of the time, and these tests do not look at them."""
     monkeypatch.setattr(command, "of_report", lambda report: {})
-    monkeypatch.setattr(command, "of_campaign", lambda runs, others: {})
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ FIGURES = tuple(
     f"figures/{name}.{kind}" for name in ("curves", "forest") for kind in ("png", "pdf")
 )
 # Of variants alone.
-PUBLISHED = tuple(f"figures/{name}.{kind}" for name in ("grid", "ranks") for kind in ("png", "pdf"))
+PUBLISHED = tuple(f"figures/{name}.{kind}" for name in ("grid",) for kind in ("png", "pdf"))
 TABLES = ("table.md", "table.csv", "table.tex")
 FILES = (*TABLES, *FIGURES, *PUBLISHED)
 

@@ -14,7 +14,6 @@ from support.refused import refused
 from rope_exp.report import command
 from rope_exp.report import page as page_module
 from rope_exp.report.command import write_campaigns
-from rope_exp.report.cost import cost_file
 from rope_exp.report.page import SCRIPTS, assemble, chart_library, embedded, page, policy
 
 
@@ -116,33 +115,17 @@ def test_all_campaigns_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """One campaign alone does not: the page would lack the others."""
     monkeypatch.setattr(page_module, "chart_library", str)
     # Tables and figures have tests of their own.
-    monkeypatch.setattr(command, "_campaign_files", lambda runs, others, tables: {})
+    monkeypatch.setattr(command, "_table_files", lambda report: {})
     records = tmp_path / "records"
     out = tmp_path / "out"
     make_records(records, "mini", rows=("qk_rope", "nope"), seeds=(0, 1))
     assert write_campaigns(records, "mini", out) == []
 
     made = write_campaigns(records, None, out)
-    assert made[-2:] == [str(out / "report.html"), str(out / "cost.md")]
+    assert made == [str(out / "cost.md"), str(out / "report.html")]
     assert "mini/qk_rope-s0" in (out / "report.html").read_text(encoding="utf-8")
-
-
-def test_the_costs_are_sums_over_runs() -> None:
-    """Of tokens and hours, a line for each campaign and one of all."""
-    campaigns = {"mini": make_runs("mini", ["qk_rope", "nope"], [0, 1])}
-    campaigns["large"] = make_runs("large", ["nope"], [0])
-    for number, run in enumerate(run for runs in campaigns.values() for run in runs):
-        run.result.update(tokens=1_000_000 * (number + 1), wall_s=3600.0 * (number + 1))
-
-    lines = [line.split(" | ") for line in cost_file(campaigns).decode().splitlines()[4:]]
-    assert [line[:4] for line in lines] == [
-        ["| `large`", "1", "5.0", "5.0"],
-        ["| `mini`", "4", "10.0", "10.0"],
-        ["| all", "5", "15.0", "15.0"],
-    ]
 
 
 def test_a_page_of_the_pilot_alone_or_of_few_runs_is_made() -> None:
     assert b'"levels":[]' in page({"noise": make_pilot()})
-    assert b'"noise":null' in page({"noise": make_pilot()[:1]})
     assert b'"reference":"nope"' in page({"one": make_runs("one", ["nope"], [0])})

@@ -4,15 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.pages import make_campaigns, make_pilot, make_run, make_runs, rotation
+from support.pages import make_campaigns, make_run, make_runs, rotation
 
-from rope_exp.evidence.noise import spreads
 from rope_exp.report.content import build, refer
 from rope_exp.report.levels import find_levels
 from rope_exp.report.looks import look
 from rope_exp.report.page_data import EXPLORATION, page_data
 from rope_exp.report.page_marks import dashes, filled, outline
-from rope_exp.report.page_tables import noise_table
 
 FEW = ("qk_rope", "vo_rope", "nope")
 
@@ -220,15 +218,3 @@ def test_every_run_is_listed_with_its_hashes(data: dict[str, Any]) -> None:
     for run in every:
         for key in ("config_sha256", "group_sha256", "data_sha256", "init_sha256", "order_sha256"):
             assert run.result[key] in shown[run.where]
-
-
-def test_the_pilots_table_says_its_spreads() -> None:
-    table = noise_table(make_pilot())
-    assert table is not None
-    titles = [column["title"] for column in table["columns"]]
-    place = titles.index("sd qk_rope")
-    assert [row["cells"][place][1] for row in table["rows"]] == [
-        spread.losses["qk_rope"] for spread in spreads(make_pilot())
-    ]
-    assert noise_table([]) is None
-    assert noise_table(make_pilot()[:1]) is None

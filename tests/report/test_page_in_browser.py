@@ -85,7 +85,6 @@ def test_it_loads_alone_and_shows_what_it_holds(opened: Browser, data: Data) -> 
     assert "10862" in opened.text("#source")
     assert opened.evaluate("document.getElementById('answers-section').hidden")
     assert opened.count("#runs tbody tr") == 3 * num_rows
-    assert opened.count("#noise tbody tr") == 3
     assert opened.count("#assumptions li") == len(level["assumptions"])
 
 
@@ -246,7 +245,6 @@ def test_a_page_without_rows_says_so(browser: Browser, tmp_path: Path, pilot: li
     browser.open(path)
     assert browser.evaluate("document.getElementById('of-level').hidden")
     assert not browser.evaluate("document.getElementById('nothing').hidden")
-    assert browser.evaluate("document.getElementById('no-noise').hidden") == bool(pilot)
     browser.act("document.querySelector('#runs th:nth-child(5) button').click()")
     assert browser.count("#runs th[aria-sort=ascending]") == 1
     assert browser.count("#runs tbody tr") == len(pilot)

@@ -231,8 +231,6 @@ function begin() {
   byId("hours").textContent = DATA.hours.toLocaleString("en");
   byId("margin").textContent = `±${DATA.margin}`;
   byId("shown-from").textContent = `${100 * DATA.shown_from} %`;
-  byId("no-noise").hidden = DATA.noise !== null;
-  if (DATA.noise) fillTable(byId("noise"), DATA.noise);
 
   makeControls();
   byId("all").addEventListener("change", (event) => go({ ...shown, all: event.target.checked }));

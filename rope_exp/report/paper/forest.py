@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from rope_exp.evidence.significance import MARGIN, Judged
 from rope_exp.report.content import Line, Report
-from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import (
     BAND,
@@ -46,7 +45,7 @@ def forest(report: Report) -> Figure | None:
     if all(row.ours.delta is None for row in rows):
         return None
 
-    columns = _WIDE if any(diverged_mark(row) for row in rows) else _NARROW
+    columns = _WIDE if any(row.mark for row in rows) else _NARROW
     figure = Figure(figsize=(WIDTH, 1.35 + 0.19 * len(rows)))
     axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(1, columns.width))
     _set_axes(axes, report, rows)
@@ -83,7 +82,7 @@ def _small_print(axes: Axes, report: Report, rows: list[Line]) -> Iterator[str]:
             f"Grey circle: published ({theirs.short}; {theirs.setting}); compare order and signs, "
             "not sizes."
         )
-    if mark := diverged_mark(report.reference):
+    if mark := report.reference.mark:
         yield f"The reference: {report.reference.name} {mark}."
 
 
@@ -156,7 +155,7 @@ def _set_words(axes: Axes, columns: _Columns, rows: list[Line]) -> None:
 def _write_words(axes: Axes, report: Report, row: Line, place: int, columns: _Columns) -> None:
     """Write a row's numbers beside its interval."""
     judged = report.against.get(row.label)
-    mark = diverged_mark(row)
+    mark = row.mark
     if judged is not None:
         difference = f"{judged.delta:+.4f} [{judged.low:+.4f}, {judged.high:+.4f}]"
         said = [difference, f"{WORDS[judged.verdict]} {mark}".rstrip(), str(judged.num_seeds)]

@@ -1,43 +1,25 @@
-"""Collection of all figures of a report, of a campaign's factors, and of the pilot."""
+"""Collection of all figures of a report, and its table beside another campaign's rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from rope_exp.config.campaign_file import SEEDS
-from rope_exp.evidence.comparable import check_blocks
-from rope_exp.evidence.noise import Spread, changes
+from rope_exp.evidence.comparable import alike, check_blocks
 from rope_exp.evidence.published import REFERENCE
-from rope_exp.evidence.rates import FACTOR
 from rope_exp.evidence.runs import ReportError, Run
-from rope_exp.report.best_rates import best_rates_file
 from rope_exp.report.content import Report, build
-from rope_exp.report.levels import level_name
-from rope_exp.report.paper.along import keys_along, ladders, neighbours
 from rope_exp.report.paper.answers import answers
 from rope_exp.report.paper.cached import cached
 from rope_exp.report.paper.curves import curves
-from rope_exp.report.paper.deviations import deviations
 from rope_exp.report.paper.distance import distance, kappa
 from rope_exp.report.paper.drift import drift
 from rope_exp.report.paper.extension import extension
 from rope_exp.report.paper.forest import forest
 from rope_exp.report.paper.grid import grid
-from rope_exp.report.paper.ladder import ladder
 from rope_exp.report.paper.probes import probes
-from rope_exp.report.paper.ranks import ranks
-from rope_exp.report.paper.rates import rates
 from rope_exp.report.paper.style import files_of
-
-# The factors on the axes of ladders, and the figures' names.
-_LADDERS = {
-    "train.num_steps": "ladder_tokens",
-    "model.hidden_size": "ladder_parameters",
-    "train.seq_len": "ladder_length",
-}
 
 
 def of_report(report: Report) -> dict[str, bytes]:
@@ -47,7 +29,6 @@ def of_report(report: Report) -> dict[str, bytes]:
     drawn |= _of_probes(report)
     if report.of_variants:
         drawn["grid"] = grid(report)
-    drawn["ranks"] = ranks(report)
     if report.of_rows:
         drawn["cached"] = cached(report)
     files: dict[str, bytes] = {}
@@ -81,32 +62,6 @@ def _shown_layers(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[in
     return sorted({layers[0], layers[len(layers) // 2], layers[-1]}) if layers else []
 
 
-def of_campaign(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, bytes]:
-    """Return the files of figures of a campaign's factors, and of its learning rates' table.
-
-    Args:
-        runs: the runs of the campaign.
-        others: the runs of other campaigns; those that differ only in the factor are included.
-    """
-    # Skip named rows of other campaigns: they repeat variants that `others` has already.
-    others = [run for run in others if run.config.row_name is None]
-    factors = {key for run in runs for key in run.factors}
-    files: dict[str, bytes] = {}
-    for factor in sorted(factors & {*_LADDERS, FACTOR}):
-        found = ladders(runs, others, factor)
-        for chosen in found:
-            name = _LADDERS.get(factor, "rates")
-            if len(found) > 1:
-                name = "-".join(filter(None, [name, _level(chosen, factor)]))
-            # If runs of other campaigns do not fit, only this figure is left out.
-            with suppress(ReportError):
-                figure = rates(chosen) if factor == FACTOR else ladder(chosen, factor)
-                files |= files_of(name, figure)
-                if factor == FACTOR:
-                    files[f"{name}.md"] = best_rates_file(chosen)
-    return files
-
-
 def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
     """Return the report of a level without the reference, joined with a campaign that has it.
 
@@ -127,7 +82,7 @@ def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
     for run in others:
         if run.config.row_name is None:
             groups.setdefault(run.group, []).append(run)
-    fitting = [neighbours(runs, group) for _, group in sorted(groups.items())]
+    fitting = [_neighbours(runs, group) for _, group in sorted(groups.items())]
     found = max((each for each in fitting if any(map(_is_reference, each))), key=len, default=None)
     if found is None:
         return None
@@ -144,16 +99,12 @@ def _is_reference(run: Run) -> bool:
     return run.config.pe.label == REFERENCE
 
 
-def of_pilot(spreads: Sequence[Spread], runs: Iterable[Run]) -> dict[str, bytes]:
-    """Return the files of the pilot's figure."""
-    # Use the names of plain cells, as others may rotate in bf16 and include that in their name.
-    names = {run.row: run.variant_name for run in runs if not changes(run)}
-    return files_of("deviations", deviations(spreads, names))
-
-
-def _level(runs: Sequence[Run], factor: str) -> str:
-    """Return a ladder's name: the campaign's factors that do not change along it."""
-    along = (*SEEDS, *keys_along(factor))
-    keys = sorted({key for run in runs for key in run.factors})
-    kept = [key for key in keys if not any(f"{key}.".startswith(f"{each}.") for each in along)]
-    return level_name(runs[0], kept)
+def _neighbours(runs: Sequence[Run], others: Iterable[Run]) -> list[Run]:
+    """Return runs of another campaign, with further variants, that fit in the table of `runs`."""
+    variants = {run.config.pe.label for run in runs}
+    found: dict[tuple[str, int], Run] = {}
+    for run in others:
+        label = run.config.pe.label
+        if label not in variants and alike(runs[0], run, ("pe", "seed")):
+            found.setdefault((label, run.config.seed), run)
+    return list(found.values())

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from rope_exp.report.content import Line, Report
-from rope_exp.report.diverged import diverged_mark
 from rope_exp.report.looks import parts
 from rope_exp.report.paper.style import GREY, INK, SMALL, WIDTH, Style, small_print, styled
 from rope_exp.report.tables import WORDS
@@ -101,7 +100,7 @@ def _write_words(axes: Axes, report: Report, row: Line, i: int, j: int, ink: str
     said = "reference" if row.label == report.reference.label else ""
     if judged is not None:
         said = f"± {judged.high - judged.delta:.4f}  {WORDS[judged.verdict]}"
-    mark = diverged_mark(row)
+    mark = row.mark
     if mark:
         said = f"{said}\n{mark}".lstrip()
     axes.text(j + 0.5, i + 0.77, said, ha="center", va="center", color=ink, fontsize=SMALL)

@@ -9,7 +9,7 @@ from support.reports import table_rows
 
 from rope_exp.evidence.records import read_records
 from rope_exp.report.command import write_campaigns
-from rope_exp.report.paper.gather import beside, of_campaign
+from rope_exp.report.paper.gather import beside
 
 STEPS = {"train.num_steps": [1000]}
 
@@ -23,18 +23,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_records(records, "lr", rows=("nope",), seeds=(0,), factors={"optim.lr": [0.001, 0.002]})
     make_records(records, "more", rows=("vo_rope",), seeds=(0, 1))
     return records
-
-
-def stems(records: Path, campaign: str) -> set[str]:
-    others = [name for name in ("short", "long", "lr", "more") if name != campaign]
-    lent = [run for name in others for run in read_records(records, name)]
-    return {Path(name).stem for name in of_campaign(read_records(records, campaign), lent)}
-
-
-def test_factors_decide_which_figures_there_are(records: Path) -> None:
-    assert stems(records, "short") == set()
-    assert stems(records, "long") == {"ladder_tokens"}
-    assert stems(records, "lr") == {"rates"}
 
 
 def test_of_several_with_the_reference_the_largest_stands_beside(tmp_path: Path) -> None:
@@ -67,33 +55,13 @@ def test_each_level_without_the_reference_stands_beside_its_like(tmp_path: Path)
     assert set(table_rows(levels[1] / "beside")) == {"qk_rope", "vo_rope"}
 
 
-@pytest.mark.parametrize("campaign", ["long", "lr", "more"])
 @pytest.mark.parametrize("broken", ["blocks", "weights"])
-def test_runs_of_others_that_do_not_fit_take_the_figure_alone(
-    records: Path, campaign: str, broken: str
-) -> None:
+def test_runs_of_others_that_do_not_fit_are_left_out(records: Path, broken: str) -> None:
     """A block of two versions of torch, or of unlike initial weights, ends no report."""
     lent = []
-    for name in ("short", "long", "lr", "more"):
-        for run in read_records(records, name) if name != campaign else []:
-            # One row of the lenders' two; where a campaign of rates borrows, the row that it has.
-            if run.config.pe.label != ("nope" if campaign == "lr" else "qk_rope"):
-                lent.append(run)
-            elif broken == "blocks":
-                lent.append(replace(run, env={**run.env, "torch": "9.0"}))
-            else:
-                lent.append(replace(run, result={**run.result, "init_sha256": "0" * 64}))
-    mine = read_records(records, campaign)
-    assert of_campaign(mine, lent) == {}
-    assert campaign != "more" or beside(mine, lent) is None
-
-
-def test_a_ladder_lies_beside_the_levels(records: Path, tmp_path: Path) -> None:
-    """Which have figures of their own."""
-    write_campaigns(records, "long", tmp_path)
-    ladder = tmp_path / "long" / "figures" / "ladder_tokens.pdf"
-    level = tmp_path / "long" / "train.num_steps=1000" / "figures"
-    assert ladder.exists()
-    names = {"curves", "forest", "grid", "probes", "ranks"}
-    assert {path.stem for path in level.glob("*.pdf")} == names
-    assert not (tmp_path / "short").exists()
+    for run in read_records(records, "short"):
+        if broken == "blocks":
+            lent.append(replace(run, env={**run.env, "torch": "9.0"}))
+        else:
+            lent.append(replace(run, result={**run.result, "init_sha256": "0" * 64}))
+    assert beside(read_records(records, "more"), lent) is None

@@ -1,4 +1,4 @@
-"""Panels of what finished models said, and the pilot's deviations."""
+"""Panels of what finished models said."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +8,9 @@ import pytest
 from support.figures import artists, line, texts
 from support.records import make_records, nine_losses
 
-from rope_exp.evidence.noise import Spread
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import build
-from rope_exp.report.paper.deviations import deviations
 from rope_exp.report.paper.probes import probes
 
 
@@ -83,26 +81,3 @@ def test_differences_by_position_are_within_a_seed(tmp_path: Path) -> None:
     # It shares no seed with the reference.
     assert "vo_rope position" not in artists(figure)
     assert "vo_rope length" in artists(figure)
-
-
-def test_deviations_stand_side_by_side() -> None:
-    pairs = {("qk", "vo"): 0.004, ("qk", "no"): 0.02}
-    unpaired = {("qk", "vo"): 0.016, ("qk", "no"): 0.0}  # of which a logarithm is none
-    figure = deviations([Spread("order", 5, {}, pairs, unpaired)], {"qk": "QK-RoPE"})
-    assert figure is not None
-    assert line(figure, "qk vo paired")[0] == [0.004]
-    assert line(figure, "qk vo unpaired")[0] == [0.016]
-    said = texts(figure)
-    assert {"vo − QK-RoPE", "what varies: order (5 values)"} <= set(said)
-
-
-def test_a_spread_without_pairs_leaves_the_others() -> None:
-    """An incomplete pilot: one row alone has no pair, and no ratio."""
-    alone = Spread("order", 2, {"qk": 0.01}, {}, {})
-    paired = Spread("both", 2, {}, {("qk", "vo"): 0.004}, {("qk", "vo"): 0.016})
-    figure = deviations([alone, paired])
-    assert figure is not None
-    assert "what varies: both (2 values)" in texts(figure)
-    assert "paired / unpaired 0.25" in texts(figure)
-    assert not any("order" in said for said in texts(figure))
-    assert deviations([alone]) is None

@@ -8,15 +8,13 @@ import pytest
 from support.records import make_records
 from support.reports import make_run, report_of
 
-from rope_exp.evidence.noise import Spread
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import build
-from rope_exp.report.paper.deviations import deviations
 from rope_exp.report.paper.gather import of_report
-from rope_exp.report.paper.ladder import ladder
-from rope_exp.report.paper.rates import rates
 from rope_exp.report.paper.style import WIDTH, engineer, files_of, limits, seeds, shades
+from rope_exp.studies.noise.figure import deviations
+from rope_exp.studies.noise.measures import Spread
 
 ROWS = ("qk_rope", "vo_rope", "nope")
 SPREADS = [Spread("order", 3, {}, {("a", "b"): 0.004}, {("a", "b"): 0.012})]
@@ -38,7 +36,7 @@ def test_files_have_the_same_bytes_again_and_no_date(runs: list[Run]) -> None:
     files = drawn(runs)
     assert files == drawn(runs[::-1])
 
-    names = {"forest", "curves", "probes", "grid", "ranks", "deviations"}
+    names = {"forest", "curves", "probes", "grid", "deviations"}
     assert set(files) == {f"figures/{name}.{kind}" for name in names for kind in ("pdf", "png")}
     for name, content in files.items():
         if name.endswith("pdf"):
@@ -67,8 +65,6 @@ def test_a_run_that_has_hardly_begun_draws_nothing(tmp_path: Path, steps: int) -
 
 def test_no_figure_is_no_file() -> None:
     assert files_of("x", None) == {}
-    assert ladder([], "train.num_steps") is None
-    assert rates([]) is None
     assert deviations([]) is None
 
 

@@ -1,0 +1,212 @@
+"""Change of each row's gain over NoPE from the nine on English to another setting, seed by seed.
+
+The gain of a row r at a seed s is loss(NoPE, s) - loss(r, s). Its change is the gain here minus the
+gain there. With d_rs = loss_here(r, s) - loss_there(r, s), it is d(NoPE, s) - d(r, s): a contrast
+of two rows in the layout of d, seed x row. So d is judged as losses are.
+"""
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from rope_exp.evidence.comparable import comparable
+from rope_exp.evidence.contrasts import Losses
+from rope_exp.evidence.layout import Noise, measure, two_sided_f
+from rope_exp.evidence.published import UNROTATED
+from rope_exp.evidence.runs import Run
+from rope_exp.evidence.significance import Judged, judge
+from rope_exp.report.content import Report
+from rope_exp.report.sentences import spell_p
+from rope_exp.report.spelling import markdown_table
+
+# Campaigns of the nine on English, at several budgets and warmups. A setting is compared with the
+# first that has its tokens and warmup, and otherwise with the first of all.
+BASES = ("english", "warmup", "tokens")
+
+
+def files(
+    asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
+) -> dict[str, bytes]:
+    """Return changes.md and changes.csv for each table of variants on text that shares a row."""
+    found: dict[str, bytes] = {}
+    for place, report in tables.items():
+        base = _base(report, records)
+        if not report.of_variants or report.task or not base:
+            continue
+        here = {label: row.losses for label, row in report.rows.items()}
+        there = {label: row.losses for label, row in comparable(base, ["pe"]).items()}
+        changes = find_changes(here, there)
+        if changes:
+            name = base[0].group
+            text = _markdown(changes, report, name) + _noise(here, there, name)
+            found[f"{place}/changes.md"] = text.encode()
+            found[f"{place}/changes.csv"] = _csv(changes, report).encode()
+    return found
+
+
+def _base(report: Report, records: Mapping[str, Sequence[Run]]) -> list[Run]:
+    """Return the runs to compare a table's gains with: preferably of equal tokens and warmup."""
+    bases = {name: records[name] for name in BASES if name in records and name != report.groups}
+    wanted = _budget(report.runs[0])
+    for runs in bases.values():
+        if found := [run for run in runs if _budget(run) == wanted]:
+            return found
+    return list(bases.get(BASES[0], ()))
+
+
+def _budget(run: Run) -> tuple[int, float]:
+    return run.config.train.num_tokens, run.config.schedule.warmup_fraction
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row's gain over NoPE here and there, in the unit of the losses.
+
+    Attributes:
+        gain_here, gain_there: the means over the seeds.
+        by_seed: the gain here minus the gain there.
+        judged: the test of the mean change, in one family of all rows; None with fewer than two
+            seeds.
+    """
+
+    label: str
+    gain_here: float
+    gain_there: float
+    by_seed: Mapping[int, float]
+    judged: Judged | None
+
+    @property
+    def mean(self) -> float:
+        """The mean change over the seeds."""
+        return statistics.mean(self.by_seed.values())
+
+
+def find_changes(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> list[Change]:
+    """Return the change of each row that both settings have, largest first.
+
+    Args:
+        here, there: losses by the rows' labels; only seeds that a row and NoPE have in both count.
+    """
+    differences: dict[str, Losses] = {}
+    for label, seeds in _shared(here, there).items():
+        differences[label] = {seed: here[label][seed] - there[label][seed] for seed in seeds}
+
+    unrotated = differences.get(UNROTATED, {})
+    others = sorted(label for label in differences if label != UNROTATED)
+    family = judge(differences, [(label, UNROTATED) for label in others], measure(differences))
+    judged = {pair.a: pair for pair in family}
+
+    changes = []
+    for label in others:
+        seeds = sorted(differences[label].keys() & unrotated.keys())
+        if seeds:
+            change = Change(
+                label,
+                _gain(here, label, seeds),
+                _gain(there, label, seeds),
+                {seed: unrotated[seed] - differences[label][seed] for seed in seeds},
+                judged.get(label),
+            )
+            changes.append(change)
+    return sorted(changes, key=lambda change: -change.mean)
+
+
+def compare_noise(
+    here: Mapping[str, Losses], there: Mapping[str, Losses]
+) -> tuple[Noise, Noise, float] | None:
+    """Return the residual noise of the runs that both settings share, here and there, and a p.
+
+    Returns:
+        p of equal standard deviations, by a two-sided F test that treats the two as independent;
+        None if the shared runs have no residual.
+    """
+    shared = _shared(here, there)
+    found = [
+        measure({label: {seed: losses[label][seed] for seed in shared[label]} for label in shared})
+        for losses in (here, there)
+    ]
+    ours, theirs = found
+    if ours is None or theirs is None or not ours.deviation or not theirs.deviation:
+        return None
+    ratio = np.array((ours.deviation / theirs.deviation) ** 2)
+    return ours, theirs, float(two_sided_f(ratio, ours.df, theirs.df))
+
+
+def _shared(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> dict[str, list[int]]:
+    """Return the seeds that each row has in both settings."""
+    labels = sorted(here.keys() & there.keys())
+    return {label: sorted(here[label].keys() & there[label].keys()) for label in labels}
+
+
+def _gain(losses: Mapping[str, Losses], label: str, seeds: list[int]) -> float:
+    return statistics.mean(losses[UNROTATED][seed] - losses[label][seed] for seed in seeds)
+
+
+# -- formats ---------------------------------------------------------------------------------------
+
+
+def _markdown(changes: Sequence[Change], report: Report, base: str) -> str:
+    lines = []
+    for change in changes:
+        judged = change.judged
+        interval = None if judged is None else f"{judged.low:+.4f} to {judged.high:+.4f}"
+        seeds = change.by_seed
+        line = {
+            "variant": report.rows[change.label].name,
+            "seeds": len(seeds),
+            "gain here": f"{change.gain_here:+.4f}",
+            f"gain in {base}": f"{change.gain_there:+.4f}",
+            "change": f"{change.mean:+.4f}",
+            "95 % interval": interval,
+            "p (Holm)": None if judged is None else spell_p(judged.p_adjusted),
+            "by seed": ", ".join(f"{seed}: {value:+.3f}" for seed, value in seeds.items()),
+        }
+        lines.append(line)
+    num_judged = sum(change.judged is not None for change in changes)
+    judged_as = (
+        " The change is judged as a contrast with NoPE in the layout of the differences, here "
+        f"minus there, seed by row; the family is these {num_judged}."
+        if num_judged
+        else " Of fewer than two seeds nothing is judged."
+    )
+    return (
+        f"**What variants gain over NoPE in {report.groups}, beside {base}: the loss of NoPE "
+        "minus the row's, at the same seeds of both.**\n\n"
+        f"{markdown_table(pd.DataFrame(lines))}\n\n"
+        f"In {report.unit} here.{judged_as}\n"
+    )
+
+
+def _noise(here: Mapping[str, Losses], there: Mapping[str, Losses], base: str) -> str:
+    """Compare the noise of these runs with the same runs of the base."""
+    found = compare_noise(here, there)
+    if found is None:
+        return ""
+    ours, theirs, p = found
+    return (
+        f"\nNoise: over the rows and seeds of both, the residual of seed x row deviates by "
+        f"{ours.deviation:.4f} here and by {theirs.deviation:.4f} in {base} ({ours.df} degrees "
+        f"of freedom each; p of equal noise, by an F test of the two: {spell_p(p)}).\n"
+    )
+
+
+def _csv(changes: Sequence[Change], report: Report) -> str:
+    lines = []
+    for change in changes:
+        judged = change.judged
+        line = {
+            "group": report.groups,
+            "pe": change.label,
+            "num_seeds": len(change.by_seed),
+            "gain_here": change.gain_here,
+            "gain_there": change.gain_there,
+            "change": change.mean,
+            "change_ci_low": judged and judged.low,
+            "change_ci_high": judged and judged.high,
+            "p_holm": judged and judged.p_adjusted,
+        }
+        lines.append(line)
+    return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f")

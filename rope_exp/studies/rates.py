@@ -1,0 +1,333 @@
+"""Learning rates: each variant's best one, and the differences between variants there.
+
+They show whether a difference is due to tuning (docs/protocol.md). Learning rates are compared
+within a seed, because means over different seeds also differ by the seeds; a seed that was run at a
+single learning rate says nothing about them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rope_exp.config.campaign_file import SEEDS
+from rope_exp.evidence.comparable import (
+    alike,
+    check_blocks,
+    comparable,
+    has_blocks,
+    level_name,
+)
+from rope_exp.evidence.contrasts import adjusted_means
+from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.report.content import Report, build
+from rope_exp.report.looks import look
+from rope_exp.report.paper.labels import End, label_ends
+from rope_exp.report.paper.style import (
+    GREY,
+    INK,
+    SMALL,
+    WIDTH,
+    Style,
+    close_up,
+    files_of,
+    freeze,
+    groups,
+    log_axis,
+    seeds,
+    small_print,
+    styled,
+)
+from rope_exp.report.spelling import markdown_table, span
+
+FACTOR = "optim.lr"
+
+
+def files(
+    asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
+) -> dict[str, bytes]:
+    """Return rates.md and its figure for each sweep of learning rates in the asked campaigns."""
+    found: dict[str, bytes] = {}
+    for name in asked:
+        others = [run for each in records if each != name for run in records[each]]
+        sweeps = find_sweeps(records[name], others)
+        for runs in sweeps:
+            stem = "rates"
+            if len(sweeps) > 1:
+                stem = "-".join(filter(None, [stem, _level(runs[0])]))
+            # Runs of another campaign may not fit after all; then this sweep is left out.
+            with suppress(ReportError):
+                tried = Tried.of(runs)
+                found[f"{name}/{stem}.md"] = markdown(tried).encode()
+                drawn = files_of(stem, figure(tried))
+                found |= {f"{name}/{file}": content for file, content in drawn.items()}
+    return found
+
+
+def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
+    """Return a campaign's runs that differ in variant, seed and learning rate only, by setting.
+
+    Runs of other campaigns that fit are added, for variants of the campaign. If another campaign
+    ran the same cell, the campaign's own run is used.
+    """
+    if not has_blocks(runs) or not any(FACTOR in run.factors for run in runs):
+        return []
+    sweeps: list[list[Run]] = []
+    variants = {run.config.pe.label for run in runs}
+    lent = [run for run in others if run.config.row_name is None]
+    for run in [*runs, *(run for run in lent if run.config.pe.label in variants)]:
+        fitting = [sweep for sweep in sweeps if alike(sweep[0], run, (FACTOR, "pe", "seed"))]
+        if fitting:
+            [sweep] = fitting
+            if all(_cell(run) != _cell(other) for other in sweep):
+                sweep.append(run)
+        elif run.group == runs[0].group:
+            sweeps.append([run])
+    return [sweep for sweep in sweeps if len({run.config.optim.lr for run in sweep}) > 1]
+
+
+def _cell(run: Run) -> tuple[float, str, int]:
+    return run.config.optim.lr, run.config.pe.label, run.config.seed
+
+
+def _level(run: Run) -> str:
+    return level_name(run, sorted(run.factors.keys() - {FACTOR, *SEEDS}))
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The losses of variants at the learning rates that were tried.
+
+    Attributes:
+        runs: those with a loss.
+        names: the variants' names, by label.
+        tables: the variants' losses by label: a column for each learning rate, a line for each
+            seed that was run at two or more.
+        means: the variants' means by learning rate, adjusted for the seeds that a rate lacks.
+        common: the learning rate with the most runs; among equals, the one with the lowest mean.
+        num_diverged: the number of runs that diverged.
+    """
+
+    runs: Sequence[Run]
+    names: Mapping[str, str]
+    tables: Mapping[str, pd.DataFrame]
+    means: Mapping[str, "pd.Series[float]"]
+    common: float
+    num_diverged: int
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> "Tried":
+        """Arrange runs that are equal except for variant, seed and learning rate.
+
+        Raises:
+            ReportError: they differ in more, a block's runs were computed differently, or no
+                variant was run at two learning rates with one seed.
+        """
+        check_blocks(runs)
+        finished = [run for run in runs if run.loss is not None]
+        tables = losses_by_rate(finished)
+        if not tables:
+            raise ReportError("no variant was run at two learning rates with one seed")
+        means = {label: adjusted_means(table) for label, table in tables.items()}
+        over_variants = pd.DataFrame(means).mean(axis="columns")
+        counts = Counter(run.config.optim.lr for run in finished)
+        return cls(
+            runs=finished,
+            names={run.config.pe.label: run.variant_name for run in finished},
+            tables=tables,
+            means=means,
+            common=max(counts, key=lambda rate: (counts[rate], -over_variants.get(rate, math.inf))),
+            num_diverged=sum(run.status == "diverged" for run in runs),
+        )
+
+    def best(self, label: str) -> float:
+        """Return the learning rate with the lowest of a variant's means."""
+        mean = self.means[label]
+        return float(mean.index.to_numpy(dtype=float)[mean.argmin()])
+
+    def differences(self, a: str, b: str) -> pd.DataFrame:
+        """Return the loss of b minus the loss of a, by seed: at the common and at the best rates.
+
+        The columns `common` and `best` are NaN for a seed that lacks one of the two runs.
+        """
+        of_rates = {
+            "common": (self.common, self.common),
+            "best": (self.best(a), self.best(b)),
+        }
+        missing = pd.Series(dtype=float)
+        found = {}
+        for column, (rate_a, rate_b) in of_rates.items():
+            of_a = self.tables[a].get(rate_a, missing)
+            found[column] = self.tables[b].get(rate_b, missing) - of_a
+        return pd.DataFrame(found, dtype=float)
+
+
+def losses_by_rate(runs: Sequence[Run]) -> dict[str, pd.DataFrame]:
+    """Return each variant's losses by its label: a column per learning rate, a line per seed.
+
+    Seeds that were run at a single learning rate are left out, and variants whose learning rates
+    share no seeds.
+
+    Raises:
+        ReportError: the runs differ in more than variant, seed and learning rate.
+    """
+    losses: dict[str, dict[float, Mapping[int, float]]] = {}
+    for row in comparable(runs, ["pe", FACTOR]).values() if runs else ():
+        config = row.runs[0].config
+        losses.setdefault(config.pe.label, {})[config.optim.lr] = row.losses
+    tables = {}
+    for label, found in losses.items():
+        table = pd.DataFrame(found, dtype=float)
+        table = table[table.count(axis="columns") > 1].dropna(axis="columns", how="all")
+        if not table.empty and not adjusted_means(table).empty:
+            tables[label] = table.sort_index().sort_index(axis="columns")
+    return tables
+
+
+# -- rates.md --------------------------------------------------------------------------------------
+
+
+def markdown(tried: Tried) -> str:
+    """Return rates.md: losses by learning rate, and differences at common and best rates."""
+    at_common = [run for run in tried.runs if run.config.optim.lr == tried.common]
+    report = build(at_common, ["pe"])
+    parts = [
+        "**The loss of each variant by learning rate.** Means are adjusted for the seeds that a "
+        "learning rate lacks, by the least squares fit of loss = seed + learning rate.",
+        markdown_table(_by_rate(tried), ".4f"),
+    ]
+    differences = _differences(tried, report.reference.label)
+    if len(differences):
+        parts += [
+            f"**Differences to {report.reference.name} at the common learning rate of "
+            f"{tried.common:g}, and with each variant at its best.** Over the seeds that both have "
+            "there (their number), untested. The best of several runs flatters, noisy variants "
+            "most.",
+            markdown_table(differences),
+        ]
+    relations = _relations(tried, report.source.relations if report.source else ())
+    if len(relations):
+        parts += [
+            "**The published relations: the second's loss minus the first's, over the seeds that "
+            "have both differences.** A relation whose sign changes at each variant's best "
+            "learning rate is open, whatever its verdict at the common one.",
+            markdown_table(relations),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _by_rate(tried: Tried) -> pd.DataFrame:
+    """Return a line for each variant, best first."""
+    rates = sorted({rate for mean in tried.means.values() for rate in mean.index})
+    lines = []
+    for label in sorted(tried.means, key=lambda label: tried.means[label].min()):
+        mean = tried.means[label]
+        best = tried.best(label)
+        at_end = " (the last that was tried)" if best in (mean.index[0], mean.index[-1]) else ""
+        told = {"variant": tried.names[label], "seeds": span(tried.tables[label].count())}
+        of_rates = {f"{rate:g}": mean.get(rate) for rate in rates}
+        lines.append({**told, **of_rates, "best": f"{best:g}{at_end}"})
+    return pd.DataFrame(lines)
+
+
+def _differences(tried: Tried, reference: str) -> pd.DataFrame:
+    """Return each variant's differences to the reference, sorted by those at the best rates."""
+    if reference not in tried.tables:
+        return pd.DataFrame()
+    found = {label: tried.differences(reference, label) for label in tried.tables}
+    found = {label: each for label, each in found.items() if each["best"].count()}
+    lines = []
+    for label in sorted(found, key=lambda label: float(found[label]["best"].mean())):
+        lines.append(
+            {
+                "variant": tried.names[label],
+                "Δ, common": _spell(found[label]["common"]),
+                "Δ, each at its best": _spell(found[label]["best"]),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def _relations(tried: Tried, relations: Sequence[tuple[str, str, str]]) -> pd.DataFrame:
+    """Return a line for each published relation with both differences."""
+    lines = []
+    for a, sign, b in relations:
+        if a not in tried.tables or b not in tried.tables:
+            continue
+        # Only the learning rates differ between the two columns, not the seeds.
+        shared = tried.differences(a, b).dropna()
+        if len(shared):
+            common, best = shared.mean()
+            is_kept = (common > 0) == (best > 0)
+            lines.append(
+                {
+                    "published": f"{tried.names[a]} {sign} {tried.names[b]}",
+                    "Δ, common": _spell(shared["common"]),
+                    "Δ, each at its best": _spell(shared["best"]),
+                    "sign": "the same" if is_kept else "another: open",
+                }
+            )
+    return pd.DataFrame(lines)
+
+
+def _spell(differences: "pd.Series[float]") -> str | None:
+    count = differences.count()
+    return f"{differences.mean():+.4f} ({count})" if count else None
+
+
+# -- the figure ------------------------------------------------------------------------------------
+
+
+@styled
+def figure(tried: Tried) -> Figure:
+    """Draw mean losses against the learning rate, with each variant's best and the common one."""
+    drawn = Figure(figsize=(WIDTH, 3.6))
+    close_up(drawn)
+    axes, beside = drawn.subplots(1, 2, sharey=True, width_ratios=(10, 2.6))
+    ends = []
+    for label, mean in tried.means.items():
+        _draw(axes, label, tried.tables[label], mean)
+        ends.append(End(label, float(mean.iloc[-1]), tried.names[label]))
+    rates = {float(rate) for table in tried.tables.values() for rate in table.columns}
+    log_axis(axes, rates, lambda rate: f"{rate:g}")
+    unit = tried.runs[0].config.data.unit
+    axes.set(xlabel="learning rate (peak)", ylabel=f"mean validation loss ({unit})")
+
+    dashed: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3))}
+    axes.axvline(tried.common, zorder=1, gid="common", **dashed)
+    words: Style = {"ha": "center", "va": "bottom", "color": GREY, "fontsize": SMALL}
+    above = axes.get_xaxis_transform()
+    axes.text(tried.common, 1.01, f"common: {tried.common:g}", transform=above, **words)
+
+    counts = [count for table in tried.tables.values() for count in table.count()]
+    lost = tried.num_diverged
+    diverged = f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown." if lost else ""
+    small_print(
+        drawn,
+        f"{groups(tried.runs)}. Lines: means ({seeds(counts)}, adjusted for missing ones); pale "
+        "dots: single runs; ring: a variant's best learning rate of these.",
+        diverged,
+    )
+    freeze(drawn)
+    label_ends(beside, axes, ends)
+    return drawn
+
+
+def _draw(axes: Axes, label: str, table: pd.DataFrame, mean: "pd.Series[float]") -> None:
+    style = look(label)
+    axes.plot(mean, zorder=4, gid=f"{label} mean", **style)
+    # Single runs are pale dots where a mean covers several.
+    dots: Style = {"color": style["color"], "markersize": 2.5, "alpha": 0.5, "marker": "o"}
+    if len(table) > 1:
+        axes.plot(table.columns, table.T.to_numpy(), linestyle="", zorder=2, **dots)
+    ring: Style = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1}
+    best = mean[mean == mean.min()]
+    axes.plot(best, color=INK, zorder=5, linestyle="", gid=f"{label} best", **ring)

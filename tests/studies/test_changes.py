@@ -1,0 +1,100 @@
+"""What rows gain, here beside there: a difference of differences, seed by seed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from rope_exp.studies.changes import compare_noise, find_changes
+
+LABELS = ("nope", "qk_rope", "vo_rope", "k_rope")
+SEEDS = range(3)
+cells = st.lists(
+    st.floats(2.0, 6.0), min_size=len(LABELS) * len(SEEDS), max_size=len(LABELS) * len(SEEDS)
+)
+
+
+def losses(values: list[float]) -> dict[str, dict[int, float]]:
+    table = np.array(values).reshape(len(LABELS), len(SEEDS))
+    return {label: dict(enumerate(row)) for label, row in zip(LABELS, table, strict=True)}
+
+
+@given(cells, cells, st.floats(-1, 1))
+def test_a_change_is_the_gain_here_minus_the_gain_there(
+    here: list[float], there: list[float], of_seed: float
+) -> None:
+    """Whatever a seed adds to all rows alike; largest first."""
+    ours = losses(here)
+    theirs = losses(there)
+    moved = {label: {seed: x + of_seed * seed for seed, x in ours[label].items()} for label in ours}
+
+    found = find_changes(moved, theirs)
+    assert {change.label for change in found} == set(LABELS) - {"nope"}
+    assert [change.mean for change in found] == sorted((c.mean for c in found), reverse=True)
+    for change in found:
+        for seed, value in change.by_seed.items():
+            gain_here = ours["nope"][seed] - ours[change.label][seed]
+            gain_there = theirs["nope"][seed] - theirs[change.label][seed]
+            assert value == pytest.approx(gain_here - gain_there, abs=1e-9)
+        assert change.mean == pytest.approx(change.gain_here - change.gain_there, abs=1e-9)
+
+
+def test_of_one_row_the_interval_is_that_of_the_paired_t() -> None:
+    """Two rows leave the layout one deviation: that of their differences."""
+    rng = np.random.default_rng(5)
+    here = {label: dict(enumerate(rng.normal(size=6))) for label in ("nope", "qk_rope")}
+    there = {label: dict(enumerate(rng.normal(size=6))) for label in ("nope", "qk_rope")}
+
+    [change] = find_changes(here, there)
+    assert change.judged is not None
+    wanted = stats.ttest_1samp(list(change.by_seed.values()), 0.0)
+    interval = wanted.confidence_interval()
+    assert change.judged.p == pytest.approx(wanted.pvalue)
+    assert (change.judged.low, change.judged.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_seeds_count_that_both_have_with_nope() -> None:
+    here = {"nope": {0: 5.0, 1: 5.0}, "qk_rope": {0: 4.0, 1: 4.5, 2: 1.0}, "vo_rope": {2: 4.0}}
+    there = {"nope": {0: 6.0, 2: 6.0}, "qk_rope": {0: 5.75, 2: 1.0}, "vo_rope": {2: 4.0}}
+    [change] = find_changes(here, there)
+    assert dict(change.by_seed) == {0: 0.75}
+    assert change.judged is None
+
+
+def test_without_nope_nothing_is_gained() -> None:
+    assert find_changes({"qk_rope": {0: 4.0}}, {"qk_rope": {0: 5.0}}) == []
+
+
+# -- the noise of both -----------------------------------------------------------------------------
+
+
+def drawn(deviation: float, seed: int, num_seeds: int = 5) -> dict[str, dict[int, float]]:
+    noise = np.random.default_rng(seed).normal(scale=deviation, size=(len(LABELS), num_seeds))
+    return {label: dict(enumerate(4 + row)) for label, row in zip(LABELS, noise, strict=True)}
+
+
+def test_noise_is_of_the_runs_that_both_have() -> None:
+    """By hand: double centring, twelve degrees, and twice the smaller tail."""
+    here, there = drawn(0.01, 0), drawn(0.03, 1, num_seeds=8)
+    found = compare_noise(here, there)
+    assert found is not None
+    deviations = []
+    for losses in (here, there):
+        x = np.array([[losses[label][seed] for seed in range(5)] for label in LABELS])
+        e = x - x.mean(0) - x.mean(1)[:, None] + x.mean()
+        deviations.append(np.sqrt(np.sum(e**2) / 12))
+    ours, theirs, p = found
+    assert (ours.deviation, theirs.deviation) == pytest.approx(tuple(deviations))
+    tail = stats.f(12, 12).cdf((deviations[0] / deviations[1]) ** 2)
+    assert p == pytest.approx(2 * tail)
+
+
+def test_equal_noise_is_called_unequal_once_in_twenty() -> None:
+    found = [compare_noise(drawn(0.02, draw), drawn(0.02, draw + 1000)) for draw in range(300)]
+    called = sum(each is not None and each[2] < 0.05 for each in found)
+    assert 0.02 < called / 300 < 0.09
+
+
+def test_one_seed_leaves_no_noise() -> None:
+    assert compare_noise(drawn(0.02, 0, num_seeds=1), drawn(0.02, 1)) is None

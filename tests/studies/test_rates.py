@@ -1,0 +1,225 @@
+"""The table of learning rates: each variant's best, and what that does to the differences."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from support.figures import line, texts
+from support.records import make_records
+from support.refused import refused
+from support.reports import all_runs, make_run
+
+from rope_exp.evidence.contrasts import adjusted_means
+from rope_exp.evidence.records import read_records
+from rope_exp.evidence.runs import Run
+from rope_exp.studies import rates
+from rope_exp.studies.rates import Tried, figure, find_sweeps, markdown
+
+# By variant and rate, seed by seed.
+LOSSES = {
+    ("qk_rope", 0.001): [3.60],
+    ("qk_rope", 0.003): [3.50, 3.90],
+    ("qk_rope", 0.01): [3.70, 4.06],
+    ("qkvo_rope", 0.001): [3.40],
+    ("qkvo_rope", 0.003): [3.45, 3.83],
+    ("qkvo_rope", 0.01): [3.75, 4.13],
+    ("k_rope", 0.001): [3.80],
+    ("k_rope", 0.003): [3.55, 3.95],
+    ("k_rope", 0.01): [3.30],
+}
+
+
+def write(folder: Path, losses: dict[tuple[str, float], list[float]]) -> str:
+    for (pe, rate), values in losses.items():
+        for seed, loss in enumerate(values):
+            group = {"group": f"lr{rate}", "overrides": [f"optim.lr={rate}"]}
+            make_run(folder, pe=pe, seed=seed, loss=loss, **group)
+    return markdown(Tried.of(all_runs(folder)))
+
+
+def line_of(text: str, beginning: str, table: int) -> list[str]:
+    """The cells of the row that begins so, in a table by its place."""
+    rows = [row.strip("| ").split(" | ") for row in text.split("\n\n")[table].splitlines()]
+    [found] = [row for row in rows if row[0] == beginning]
+    return found
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    return write(tmp_path, LOSSES)
+
+
+def test_each_variant_has_its_best_rate(text: str) -> None:
+    """Seed 1 lies 0.38 above seed 0 by least squares; a best at an end may be further out."""
+    assert line_of(text, "variant", 1)[2:] == ["0.001", "0.003", "0.01", "best"]
+    assert line_of(text, "QK-RoPE", 1)[1:] == ["1 to 2", "3.7900", "3.7000", "3.8800", "0.003"]
+    assert line_of(text, "QKVO-RoPE", 1)[-1] == "0.001 (the last that was tried)"
+    assert text.index("K-RoPE") < text.index("QKVO-RoPE") < text.index("| QK-RoPE")
+
+
+def test_a_seed_of_one_rate_tells_nothing_of_rates(text: str) -> None:
+    assert line_of(text, "K-RoPE", 1)[1:5] == ["1", "3.8000", "3.5500", "3.3000"]
+
+
+def test_differences_stand_at_the_common_and_the_best_rate(text: str) -> None:
+    """Each over the seeds that both have there."""
+    assert "Differences to QK-RoPE at the common learning rate of 0.003" in text
+    assert line_of(text, "QKVO-RoPE", 3)[1:] == ["-0.0600 (2)", "-0.1000 (1)"]
+    assert line_of(text, "K-RoPE", 3)[1:] == ["+0.0500 (1)", "-0.2000 (1)"]
+
+
+def test_a_relation_whose_sign_hangs_on_the_rate_is_open(text: str) -> None:
+    """K is behind QKVO at the common rate, and before it at its own best."""
+    same = line_of(text, "QK-RoPE ≈ QKVO-RoPE", 5)
+    assert same[1:] == ["-0.0500 (1)", "-0.1000 (1)", "the same"]
+    other = line_of(text, "QKVO-RoPE > K-RoPE", 5)
+    assert other[1:] == ["+0.1000 (1)", "-0.1000 (1)", "another: open"]
+
+
+def test_without_the_common_rate_there_is_no_difference(tmp_path: Path) -> None:
+    losses = dict(LOSSES)
+    del losses["k_rope", 0.003]
+    losses |= {("qk_rope", 0.01): [3.70], ("qkvo_rope", 0.01): [3.75]}
+    text = write(tmp_path, losses)
+    assert line_of(text, "K-RoPE", 1)[2:5] == ["3.8000", "—", "3.3000"]
+    assert line_of(text, "K-RoPE", 3)[1:] == ["—", "-0.2000 (1)"]
+    assert "> K-RoPE" not in text
+
+
+def test_without_the_published_rows_nothing_stands_beside(tmp_path: Path) -> None:
+    """Neither QK nor a pair of published rows: losses alone; of hidden tokens, no relations."""
+    kept = {key: losses for key, losses in LOSSES.items() if key[0] == "k_rope"}
+    assert write(tmp_path / "k", kept).count("**") == 2
+
+    for rate, loss in ((0.001, 5.1), (0.003, 5.0)):
+        for pe in ("qk_rope", "qkvo_rope"):
+            overrides = [f"optim.lr={rate}", "train.objective=mlm"]
+            make_run(tmp_path / "mlm", pe=pe, loss=loss, group=f"of{rate}", overrides=overrides)
+    text = markdown(Tried.of(all_runs(tmp_path / "mlm")))
+    assert "Differences to QK-RoPE" in text
+    assert "published" not in text
+
+
+def test_runs_that_differ_in_more_than_the_rate_are_refused(tmp_path: Path) -> None:
+    make_run(tmp_path, group="a", overrides=["optim.lr=0.001"])
+    make_run(tmp_path, group="b", overrides=["optim.lr=0.003", "optim.weight_decay=0"])
+    with refused("optim.weight_decay"):
+        Tried.of(all_runs(tmp_path))
+
+
+def test_without_two_rates_at_one_seed_there_is_no_table(tmp_path: Path) -> None:
+    make_run(tmp_path, group="a", seed=0, overrides=["optim.lr=0.001"])
+    make_run(tmp_path, group="b", seed=1, overrides=["optim.lr=0.003"])
+    with refused("two learning rates with one seed"):
+        Tried.of(all_runs(tmp_path))
+
+
+# -- whose runs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Run]]:
+    """A campaign of two learning rates, and others at the default one."""
+    folder = tmp_path_factory.mktemp("records")
+    tried = {"optim.lr": [0.001, 0.002]}
+    make_records(folder, "lr", rows=("nope", "qk_rope"), seeds=(0,), factors=tried)
+    make_records(folder, "plain", rows=("nope", "vo_rope"), seeds=(0,))
+    make_records(folder, "long", rows=("nope",), seeds=(0,), factors={"train.num_steps": [1000]})
+    return {name: read_records(folder, name) for name in ("lr", "plain", "long")}
+
+
+def test_other_campaigns_lend_what_differs_in_the_rate_alone(records: dict[str, list[Run]]) -> None:
+    """Their runs of variants of the campaign, and none of a cell that it ran itself."""
+    [sweep] = find_sweeps(records["lr"], [*records["plain"], *records["long"]])
+    assert sorted(run.where for run in sweep) == [
+        *sorted(run.where for run in records["lr"]), "plain/nope-s0"
+    ]  # fmt: skip
+    assert find_sweeps(records["lr"], records["lr"]) == [records["lr"]]
+    assert find_sweeps(records["plain"], records["lr"]) == []
+
+
+@pytest.mark.parametrize("broken", ["blocks", "weights"])
+def test_runs_of_others_that_do_not_fit_end_no_report(
+    records: dict[str, list[Run]], broken: str
+) -> None:
+    """A block of two versions of torch, or of unlike initial weights: the sweep is left out."""
+    lent = []
+    for run in records["plain"]:
+        if broken == "blocks":
+            lent.append(replace(run, env={**run.env, "torch": "9.0"}))
+        else:
+            lent.append(replace(run, result={**run.result, "init_sha256": "0" * 64}))
+    assert rates.files(["lr"], records | {"plain": lent}, {}) == {}
+
+
+def test_each_sweep_has_its_files(records: dict[str, list[Run]]) -> None:
+    names = {"lr/rates.md", *(f"lr/figures/rates.{kind}" for kind in ("pdf", "png"))}
+    assert rates.files(["lr"], records, {}).keys() == names
+    assert rates.files(["long"], records, {}) == {}
+
+
+# -- means and the figure --------------------------------------------------------------------------
+
+RATES = [0.001, 0.003, 0.01]
+EFFECTS = st.floats(-1, 1, width=32)
+
+
+@given(
+    of_rate=arrays(float, 3, elements=EFFECTS),
+    of_seed=arrays(float, 4, elements=EFFECTS),
+    is_run=arrays(bool, (4, 3)),
+)
+def test_missing_seeds_shift_no_rate(
+    of_rate: np.ndarray, of_seed: np.ndarray, is_run: np.ndarray
+) -> None:
+    """Where a loss is a rate's plus a seed's part, rates differ by theirs, whatever is missing."""
+    # Seed 0 was run at every rate, so that each shares one with each.
+    is_run[0] = True
+    losses = np.where(is_run, of_seed[:, None] + of_rate, np.nan)
+    means = adjusted_means(pd.DataFrame(losses, columns=RATES))
+    # The means are rounded to nine digits.
+    np.testing.assert_allclose(means - means.iloc[0], of_rate - of_rate[0], atol=2e-9)
+
+
+def test_the_best_rate_is_not_that_of_the_easiest_seed() -> None:
+    """Seed 1 is easy: the mean at 0.003, over it alone, would be the lowest."""
+    table = pd.DataFrame({0.001: [4.0, 3.0], 0.003: [np.nan, 3.1]})
+    assert adjusted_means(table).to_dict() == pytest.approx({0.001: 3.5, 0.003: 3.6})
+
+
+def test_a_missing_seed_takes_the_others_difference() -> None:
+    table = pd.DataFrame({0.001: [4.0, 3.0, np.nan], 0.003: [3.9, 2.9, 1.0], 0.01: [np.nan] * 3})
+    assert adjusted_means(table).to_dict() == pytest.approx({0.001: 2.7, 0.003: 2.6})
+
+
+def test_rates_draw_means_the_best_and_the_common(tmp_path: Path) -> None:
+    """Over seed 0 alone, which all rates have; a diverged run is left out and said."""
+    losses = {
+        ("qk_rope", 0.001): [3.6],
+        ("qk_rope", 0.003): [3.5, 3.9],
+        ("qk_rope", 0.01): [3.7],
+        ("vo_rope", 0.001): [3.55],
+        ("vo_rope", 0.003): [3.65],
+    }
+    for (pe, rate), values in losses.items():
+        for seed, loss in enumerate(values):
+            words = {"group": f"lr{rate}", "overrides": [f"optim.lr={rate}"]}
+            make_run(tmp_path, pe=pe, seed=seed, loss=loss, **words)
+    lost = {"steps": 100}
+    words = {"group": "lr0.01", "overrides": ["optim.lr=0.01"]}
+    make_run(tmp_path, pe="vo_rope", loss=None, steps=100, result=lost, **words)
+
+    drawn = figure(Tried.of(all_runs(tmp_path)))
+    x, y = line(drawn, "qk_rope mean")
+    np.testing.assert_allclose(x, [0.001, 0.003, 0.01])
+    np.testing.assert_allclose(y, [3.6, 3.5, 3.7])
+    assert line(drawn, "vo_rope mean")[1] == [3.55, 3.65]
+    assert line(drawn, "vo_rope best") == ([0.001], [3.55])
+    assert line(drawn, "qk_rope best") == ([0.003], [3.5])
+    assert line(drawn, "common")[0] == [0.003, 0.003]
+    assert any("1 diverged and is not shown" in said for said in texts(drawn))

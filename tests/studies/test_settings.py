@@ -1,0 +1,119 @@
+"""Every variant beside QK-RoPE in every setting: the numbers of each setting's own table."""
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from support.figures import artists, line, overlapping, texts
+from support.pages import make_run, make_runs, rotation
+
+from rope_exp.evidence.runs import Run
+from rope_exp.report.content import Report, build
+from rope_exp.studies.settings import lead, settings_files
+
+FEW = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
+
+
+def budget(steps: int, rows: tuple[str, ...] = FEW) -> list[Run]:
+    """One seed of a campaign over budgets, whose differences are those of three seeds elsewhere."""
+    more = {"factors": {"train.num_steps": steps}, "num_steps": steps}
+    return make_runs("tokens", rows, (0,), shift=-0.4, **more)
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Report]:
+    found = {
+        "tokens/train.num_steps=1000": budget(1000),
+        "nine": make_runs("nine"),
+        "tokens/train.num_steps=2000": budget(2000),
+        # Without the reference.
+        "seven": make_runs("seven", ("vo_rope", "nope")),
+    }
+    return {place: build(runs, ["pe"]) for place, runs in found.items()}
+
+
+def lines_of(table: str) -> list[list[str]]:
+    """The cells of the first table in a Markdown text."""
+    rows = [line for line in table.splitlines() if line.startswith("| [")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_numbers_are_those_of_the_tables(tables: Mapping[str, Report]) -> None:
+    """A star where the table tells a difference from 0; none where it shows that there is none."""
+    text = settings_files(tables)["settings.md"].decode()
+    head = next(line for line in text.splitlines() if line.startswith("| setting"))
+    columns = [cell.strip() for cell in head.strip("|").split("|")]
+    nine, *others = lines_of(text)
+
+    assert nine[0] == "[nine](../nine/table.md)"
+    for label, judged in tables["nine"].against.items():
+        name = tables["nine"].rows[label].name.removesuffix("-RoPE")
+        star = "*" if judged.verdict in ("better", "worse") else ""
+        assert nine[columns.index(name)] == f"{judged.delta:+.3f}{star} (3)"
+    assert sum("*" in cell for cell in nine) >= 6
+    assert [other[0].split("]")[0] for other in others] == [
+        "[tokens, num_steps=1000",
+        "[tokens, num_steps=2000",
+    ]
+    assert others[0][columns.index("V")] == "—"
+    assert others[0][columns.index("VO")].endswith(" (1)")
+
+
+def test_the_csv_has_the_intervals(tables: Mapping[str, Report]) -> None:
+    content = settings_files(tables)["settings.csv"].decode()
+    rows = list(csv.DictReader(io.StringIO(content)))
+    assert len(rows) == 8 + 3 + 3
+    judged = tables["nine"].against["vo_rope"]
+    [found] = [row for row in rows if (row["setting"], row["pe"]) == ("nine", "vo_rope")]
+    shown = [float(found[key]) for key in ("delta", "delta_ci_low", "delta_ci_high", "p_holm")]
+    expected = [judged.delta, judged.low, judged.high, judged.p_adjusted]
+    assert shown == pytest.approx(expected, abs=1e-6)
+    assert (found["verdict"], found["num_seeds"]) == ("worse", "3")
+    [single] = [row for row in rows if row["setting"].endswith("2000") and row["pe"] == "nope"]
+    assert (single["verdict"], single["delta_ci_low"], single["num_seeds"]) == ("untested", "", "1")
+
+
+def test_the_figure_draws_what_was_judged(tables: Mapping[str, Report]) -> None:
+    """One seed has no interval; what lies far off is an arrow at the edge."""
+    far = [
+        make_run("far", rotation("qk_rope"), 0, 3.5),
+        make_run("far", rotation("qkvo_rope"), 0, 2.5),
+    ]
+    settings = {place: tables[place] for place in ("nine", "tokens/train.num_steps=1000")}
+    figure = lead({**settings, "far": build(far, ["pe"])}, "qkvo_rope")
+    assert figure is not None
+
+    judged = tables["nine"].against["qkvo_rope"]
+    assert line(figure, "0 delta") == ([judged.delta], [0.0])
+    assert line(figure, "0 interval")[0] == [judged.low, judged.high]
+    assert {"1 interval", "2 interval", "2 delta"}.isdisjoint(artists(figure))
+    said = texts(figure)
+    assert {"nine", "far", "-1.000", "untested"} <= set(said)
+    assert not overlapping(figure, "word")
+
+
+def test_hidden_tokens_are_in_the_table_and_not_in_the_figure() -> None:
+    hidden = []
+    for run in budget(1000):
+        train = replace(run.config.train, objective="mlm")
+        hidden.append(replace(run, config=replace(run.config, train=train)))
+    tables = {"tokens": build(budget(2000), ["pe"]), "hidden": build(hidden, ["pe"])}
+    files = settings_files(tables)
+    assert b"[tokens" in files["settings.md"]
+    assert "hidden" in files["settings.csv"].decode()
+    assert lead(tables, "qkvo_rope") is None
+
+
+def test_a_setting_that_was_run_again_is_left_out(tables: Mapping[str, Report]) -> None:
+    """One seed of a larger one, under another campaign's name."""
+    again = build(make_runs("again", FEW, (0,)), ["pe"])
+    content = settings_files({**tables, "again": again})["settings.md"].decode()
+    assert "[again" not in content
+    assert content == settings_files(tables)["settings.md"].decode()
+
+
+def test_one_setting_is_no_comparison(tables: Mapping[str, Report]) -> None:
+    assert settings_files({"nine": tables["nine"]}) == {}
+    assert settings_files({"nine": tables["nine"], "seven": tables["seven"]}) == {}

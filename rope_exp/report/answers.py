@@ -4,8 +4,9 @@ A run's share is the fraction of its examples; a row's share is the mean over it
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from rope_exp.evidence.matches import ROOM, count_matches, share_right
 from rope_exp.evidence.significance import judge
 from rope_exp.report.content import Line, Relation, Report
 from rope_exp.report.sentences import spell_p
-from rope_exp.report.spelling import NOTHING, markdown_lines
+from rope_exp.report.spelling import Column, markdown_of, number
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,6 @@ def shares(row: Row, part: Bin) -> dict[int, float]:
     return found
 
 
-def explained(report: Report) -> dict[str, list[float]]:
-    """Return the R² of each row's runs by label, for rows with any."""
-    found = {}
-    for label, row in report.rows.items():
-        values = [run.probes["fit"]["r2"] for run in row.runs if "fit" in run.probes]
-        if values:
-            found[label] = values
-    return found
-
-
 def match_relations(report: Report) -> dict[str, list[Relation]]:
     """Return the published relations by split, judged by exact matches.
 
@@ -116,26 +107,24 @@ def match_relations(report: Report) -> dict[str, list[Relation]]:
 def task_tables(report: Report) -> list[str]:
     """Return the parts of table.md with the answers on generated data."""
     parts = []
-    rows = with_answers(report)
-    if rows and report.task:
+    if with_answers(report) and report.task:
         parts.append(
             f"Exact matches in %, by {report.task.span} (the mean over seeds; of a whole split "
             "with the deviation over seeds):"
         )
-        parts.append(_matches_table(report, rows))
+        parts.append(markdown_of(*matches(report)))
         relations = match_relations(report)
         if any(relations.values()):
             parts.append(
                 "The published relations by exact matches (Δ: the first's share minus the "
                 "second's, in points):"
             )
-            parts.append(_relations_table(report, relations))
+            parts.append(markdown_of(*_relations(report, relations)))
 
-    fits = _fits(report)
-    if fits:
-        head = ["variant", "seeds", "R²", "lowest", "highest"]
+    columns, frame = fits(report)
+    if len(frame):
         parts.append("The variance that is explained on the held-out rows:")
-        parts.append(_table([head, *fits], num_texts=1))
+        parts.append(markdown_of(columns, frame))
     return parts
 
 
@@ -166,67 +155,86 @@ def answers_csv(report: Report) -> str | None:
     return pd.DataFrame(lines).to_csv(index=False) if lines else None
 
 
-def _matches_table(report: Report, rows: Sequence[Line]) -> str:
+def matches(report: Report) -> tuple[list[Column], pd.DataFrame]:
+    """Return exact matches in %: a line for each row, a column for each split and bin."""
     parts = {split: bins(report, split) for split in splits(report)}
-    head = ["variant", "seeds"]
+    columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
     for split, found in parts.items():
-        head += [split, *(part.name for part in found)]
+        columns.append(Column(split, split, ".1f", partial(_with_spread, split)))
+        columns += [Column(part.name, f"{split} {part.name}", ".1f") for part in found]
 
-    lines = [head]
-    for row in rows:
+    lines = []
+    for row in with_answers(report):
         seeds = {run.config.seed for run in row.runs if "answers" in run.probes}
-        line = [row.name, str(len(seeds))]
+        line: dict[str, Any] = {"label": row.label, "name": row.name, "num_seeds": len(seeds)}
         for split, found in parts.items():
-            line.append(_percent(shares(row, whole(report, split)), spread=True))
-            line += [_percent(shares(row, part)) for part in found]
+            of_split = pd.Series(shares(row, whole(report, split)), dtype=float) * 100
+            line[split] = of_split.mean()
+            line[f"{split} sd"] = of_split.std()
+            for part in found:
+                of_part = pd.Series(shares(row, part), dtype=float) * 100
+                line[f"{split} {part.name}"] = of_part.mean()
         lines.append(line)
-    return _table(lines, num_texts=1)
+    return columns, pd.DataFrame(lines)
 
 
-def _relations_table(report: Report, of_splits: dict[str, list[Relation]]) -> str:
-    head = ["split", "published", "ours", "Δ", "95 % interval", "p (Holm)", "seeds", "outcome"]
-    lines = [head]
+def _with_spread(split: str, line: Mapping[str, Any]) -> str:
+    spread = number(line[f"{split} sd"], ".1f")
+    return f"{number(line[split], '.1f')}{f' ± {spread}' if spread else ''}"
+
+
+def fits(report: Report) -> tuple[list[Column], pd.DataFrame]:
+    """Return R² of each row with any: the mean over seeds, and the extremes."""
+    lines = []
+    for label, row in report.rows.items():
+        found = [run.probes["fit"]["r2"] for run in row.runs if "fit" in run.probes]
+        if found:
+            line = {"label": label, "name": row.name, "num_seeds": len(found)}
+            extremes = {"lowest": min(found), "highest": max(found)}
+            lines.append({**line, "mean": statistics.mean(found), **extremes})
+    columns = [
+        Column("variant", "name"),
+        Column("seeds", "num_seeds", "d"),
+        Column("R²", "mean", ".4f"),
+        Column("lowest", "lowest", ".4f"),
+        Column("highest", "highest", ".4f"),
+    ]
+    return columns, pd.DataFrame(lines)
+
+
+def _relations(
+    report: Report, of_splits: Mapping[str, Sequence[Relation]]
+) -> tuple[list[Column], pd.DataFrame]:
+    """Return the published relations as judged by exact matches, in points."""
+    lines = []
     for split, relations in of_splits.items():
         for relation in relations:
             pair = relation.judged
             a = report.rows[pair.a].name
             b = report.rows[pair.b].name
             lines.append(
-                [
-                    split,
-                    f"{a} {relation.published} {b}",
-                    f"{a} {pair.sign} {b}",
-                    f"{100 * pair.delta:+.1f}",
-                    f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
-                    spell_p(pair.p_adjusted),
-                    str(pair.num_seeds),
-                    relation.outcome,
-                ]
+                {
+                    "split": split,
+                    "published": f"{a} {relation.published} {b}",
+                    "ours": f"{a} {pair.sign} {b}",
+                    "delta": 100 * pair.delta,
+                    "interval": f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
+                    "p": spell_p(pair.p_adjusted),
+                    "num_seeds": pair.num_seeds,
+                    "outcome": relation.outcome,
+                }
             )
-    return _table(lines, num_texts=3)
-
-
-def _fits(report: Report) -> list[list[str]]:
-    """Return a line for each row with an R²."""
-    lines = []
-    for label, found in explained(report).items():
-        numbers = (f"{value:.4f}" for value in (statistics.mean(found), min(found), max(found)))
-        lines.append([report.rows[label].name, str(len(found)), *numbers])
-    return lines
-
-
-def _percent(found: dict[int, float], *, spread: bool = False) -> str:
-    if not found:
-        return NOTHING
-    text = f"{100 * statistics.mean(found.values()):.1f}"
-    if spread and len(found) > 1:
-        text += f" ± {100 * statistics.stdev(found.values()):.1f}"
-    return text
-
-
-def _table(lines: Sequence[Sequence[str]], *, num_texts: int) -> str:
-    """Return a Markdown table whose first `num_texts` columns are text, the others numbers."""
-    return markdown_lines(lines, "<" * num_texts + ">" * (len(lines[0]) - num_texts))
+    columns = [
+        Column("split", "split"),
+        Column("published", "published"),
+        Column("ours", "ours"),
+        Column("Δ", "delta", "+.1f"),
+        Column("95 % interval", "interval", "s"),
+        Column("p (Holm)", "p", "s"),
+        Column("seeds", "num_seeds", "d"),
+        Column("outcome", "outcome"),
+    ]
+    return columns, pd.DataFrame(lines)
 
 
 # -- probes ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.answers import fits, matches
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.by_tokens import SHOWN_FROM
 from rope_exp.report.content import Line, Report, refer, standard
@@ -16,14 +17,10 @@ from rope_exp.report.levels import TITLES, Level, find_levels
 from rope_exp.report.looks import look, parts
 from rope_exp.report.page_curves import curves, differences
 from rope_exp.report.page_marks import dashes, filled, outline
-from rope_exp.report.page_tables import (
-    answers_table,
-    relations_table,
-    runs_table,
-    table_of_rows,
-)
+from rope_exp.report.page_tables import page_table, runs_table
+from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.sentences import caption, notes, summary
-from rope_exp.report.tables import WORDS
+from rope_exp.report.tables import WORDS, columns, frame
 
 # Note on a view for which docs/protocol.md plans no family of tests.
 EXPLORATION = (
@@ -99,12 +96,26 @@ def _level(level: Level) -> dict[str, Any]:
         "curves": drawn,
         "published": report.published.short if report.published else None,
         "source": report.source.cited if report.source else None,
-        "relations": relations_table(report),
+        "relations": _relations(report),
         "answers": answers_table(report),
         "assumptions": assumptions(report),
         "reference": report.reference.label if references else None,
         "against": against,
     }
+
+
+def _relations(report: Report) -> dict[str, Any]:
+    found = relations_frame(report)
+    pairs = [f"{each.judged.a} {each.judged.b}" for each in report.relations]
+    return page_table(relations_columns(report), found, pairs)
+
+
+def answers_table(report: Report) -> dict[str, Any]:
+    """Return the answers on generated data: exact matches, or else R²; no rows without either."""
+    shown, found = matches(report)
+    if found.empty:
+        shown, found = fits(report)
+    return page_table(shown, found, found["label"] if len(found) else ())
 
 
 def _row(row: Line) -> dict[str, Any]:
@@ -145,7 +156,7 @@ def _against(report: Report, tokens: Sequence[int], level: Level) -> dict[str, A
         "notes": said,
         "rows": {label: _difference(report, row) for label, row in report.rows.items()},
         "differences": differences(report.rows, report.reference, tokens),
-        "table": table_of_rows(report),
+        "table": page_table(columns(report), frame(report), report.rows),
     }
 
 

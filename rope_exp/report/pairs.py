@@ -1,11 +1,13 @@
-"""Judged pairs of rows: all pairs as pairs.csv, the published relations as a Markdown table."""
+"""Judged pairs of rows, as frames: all pairs for pairs.csv, and the published relations."""
+
+from typing import Any
 
 import pandas as pd
 
 from rope_exp.evidence.significance import MOST_SEEDS, SIGNS
 from rope_exp.report.content import Relation, Report
-from rope_exp.report.sentences import OWN, mark_change, spell_interval, spell_p
-from rope_exp.report.spelling import markdown_lines
+from rope_exp.report.sentences import OWN, interval_of, p_of
+from rope_exp.report.spelling import Column
 
 
 def pairs_table(report: Report) -> str:
@@ -13,59 +15,73 @@ def pairs_table(report: Report) -> str:
 
     The last columns are from the paired t-test, which pools nothing.
     """
-    alone = report.alone.pairs
     lines = []
     for pair in report.pairs.values():
-        own = alone[pair.a, pair.b]
+        own = report.alone.pairs[pair.a, pair.b]
         lines.append(
             {
                 "a": pair.a,
                 "sign": pair.sign,
                 "b": pair.b,
                 "num_seeds": pair.num_seeds,
-                "delta": f"{pair.delta:.6f}",
-                "delta_ci_low": f"{pair.low:.6f}",
-                "delta_ci_high": f"{pair.high:.6f}",
-                "delta_wide_low": f"{pair.wide_low:.6f}",
-                "delta_wide_high": f"{pair.wide_high:.6f}",
-                "p": f"{pair.p:.6f}",
-                "p_adjusted": f"{pair.p_adjusted:.6f}",
-                "p_equivalent": f"{pair.p_equivalent:.6f}",
-                "seeds_needed": pair.seeds_needed or "",
+                "delta": pair.delta,
+                "delta_ci_low": pair.low,
+                "delta_ci_high": pair.high,
+                "delta_wide_low": pair.wide_low,
+                "delta_wide_high": pair.wide_high,
+                "p": pair.p,
+                "p_adjusted": pair.p_adjusted,
+                "p_equivalent": pair.p_equivalent,
+                "seeds_needed": pair.seeds_needed,
                 "sign_alone": own.sign,
-                "delta_ci_low_alone": f"{own.low:.6f}",
-                "delta_ci_high_alone": f"{own.high:.6f}",
-                "p_adjusted_alone": f"{own.p_adjusted:.6f}",
+                "delta_ci_low_alone": own.low,
+                "delta_ci_high_alone": own.high,
+                "p_adjusted_alone": own.p_adjusted,
             }
         )
-    return pd.DataFrame(lines).to_csv(index=False)
+    table = pd.DataFrame(lines).astype({"seeds_needed": "Int64"})
+    return table.to_csv(index=False, float_format="%.6f")
 
 
-def relations_table(report: Report) -> str:
-    """Return the published relations, one by one, as a Markdown table."""
-    own_title = [OWN] if report.is_pooled else []
-    titles = ["published", "ours", "Δ", "95 % interval", *own_title, "p (Holm)", "seeds"]
-    lines = [[*titles, "outcome at this setting"]]
+def relations_frame(report: Report) -> pd.DataFrame:
+    """Return a line for each published relation, with its test and its outcome."""
+    lines: list[dict[str, Any]] = []
     for relation, own in zip(report.relations, report.alone.relations, strict=True):
         pair = relation.judged
         a = report.rows[pair.a].name
         b = report.rows[pair.b].name
-        outcome = relation.outcome + mark_change(relation.outcome, own.outcome)
-        if relation.outcome == "open":
-            outcome += f"; {_settling(relation)}"
+        mark = "" if relation.outcome == own.outcome else " †"
+        settling = f"; {_settling(relation)}" if relation.outcome == "open" else ""
         lines.append(
-            [
-                f"{a} {relation.published} {b}",
-                f"{a} {pair.sign} {b}",
-                f"{pair.delta:+.4f}",
-                spell_interval(pair),
-                *([spell_interval(own.judged)] if report.is_pooled else []),
-                spell_p(pair.p_adjusted),
-                str(pair.num_seeds),
-                outcome,
-            ]
+            {
+                "published": f"{a} {relation.published} {b}",
+                "ours": f"{a} {pair.sign} {b}",
+                "delta": pair.delta,
+                "delta_ci_low": pair.low,
+                "delta_ci_high": pair.high,
+                "delta_ci_low_alone": own.judged.low,
+                "delta_ci_high_alone": own.judged.high,
+                "p_holm": pair.p_adjusted,
+                "num_seeds": pair.num_seeds,
+                "outcome": f"{relation.outcome}{mark}{settling}",
+            }
         )
-    return markdown_lines(lines, f"<<>>{'>' * len(own_title)}>><")
+    return pd.DataFrame(lines)
+
+
+def relations_columns(report: Report) -> list[Column]:
+    """Return the columns of `relations_frame` for readers."""
+    own = [Column(OWN, "delta_ci_low_alone", "s", interval_of("_alone"))]
+    return [
+        Column("published", "published"),
+        Column("ours", "ours"),
+        Column("Δ", "delta", "+.4f"),
+        Column("95 % interval", "delta_ci_low", "s", interval_of()),
+        *(own if report.is_pooled else []),
+        Column("p (Holm)", "p_holm", "s", p_of),
+        Column("seeds", "num_seeds", "d"),
+        Column("outcome at this setting", "outcome"),
+    ]
 
 
 def _settling(relation: Relation) -> str:

@@ -5,13 +5,16 @@ docs/protocol.md finds it.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
 
 from rope_exp.evidence.comparable import OWN_RATE, differing_surroundings, mixed_blocks, spelled
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
-from rope_exp.evidence.significance import MARGIN, Judged
+from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report, by_own_deviation
 from rope_exp.report.probed import drift_notes
 from rope_exp.report.spelling import span
@@ -226,14 +229,19 @@ def _alone(report: Report) -> list[str]:
     return [f"{said}.", f"†: {word} by the pair's own standard deviation (paired t, Holm)."]
 
 
-def mark_change(pooled: str, own: str) -> str:
-    """Return a mark for a verdict that the pair's own standard deviation would change."""
-    return "" if own == pooled else " †"
+def interval_of(suffix: str = "") -> Callable[[Mapping[str, Any]], str]:
+    """Return a column's text: the 95 % interval of one contrast, from a line of a frame."""
+
+    def text(line: Mapping[str, Any]) -> str:
+        low, high = line[f"delta_ci_low{suffix}"], line[f"delta_ci_high{suffix}"]
+        return "" if pd.isna(low) else f"{low:+.4f} to {high:+.4f}"
+
+    return text
 
 
-def spell_interval(pair: Judged) -> str:
-    """Return the 95 % interval of one contrast as text."""
-    return f"{pair.low:+.4f} to {pair.high:+.4f}"
+def p_of(line: Mapping[str, Any]) -> str:
+    """Return a column's text: the adjusted p-value, from a line of a frame."""
+    return "" if pd.isna(line["p_holm"]) else spell_p(line["p_holm"])
 
 
 def spell_p(p: float, *, sign: bool = False) -> str:

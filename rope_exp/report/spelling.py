@@ -1,10 +1,70 @@
-"""Formatting of values: spans, counts in millions, and Markdown tables."""
+"""Formatting of values, and tables of a frame: its columns for readers, in Markdown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 NOTHING = "—"
+
+
+class Column(NamedTuple):
+    """A column of a frame, for readers.
+
+    Attributes:
+        heading: above it.
+        key: the column of the frame that it shows, and that it sorts by.
+        form: the format of its numbers; empty: text, which is aligned left.
+        text: returns a cell's text from its line of the frame, instead of `form`.
+    """
+
+    heading: str
+    key: str
+    form: str = ""
+    text: Callable[[Mapping[Any, Any]], str] | None = None
+
+    def spell(self, line: Mapping[Any, Any]) -> str:
+        """Return a cell's text; a dash for a missing value."""
+        value = self.text(line) if self.text else number(line[self.key], self.form)
+        return value or NOTHING
+
+
+def number(value: Any, form: str = "") -> str:
+    """Return a value as text: empty if it is missing, and 0 without a sign."""
+    if pd.isna(value):
+        return ""
+    return format(value, form if value else form.removeprefix("+"))
+
+
+def cells(columns: Sequence[Column], frame: pd.DataFrame) -> list[list[str]]:
+    """Return the headings, and then the cells of each line, as text."""
+    lines = frame.to_dict("records")
+    headings = [column.heading for column in columns]
+    return [headings, *([column.spell(line) for column in columns] for line in lines)]
+
+
+def sides(columns: Iterable[Column]) -> str:
+    """Return the alignment of columns: "<" for text, and ">" for numbers."""
+    return "".join(">" if column.form else "<" for column in columns)
+
+
+def markdown_of(columns: Sequence[Column], frame: pd.DataFrame) -> str:
+    """Return columns of a frame as a Markdown table."""
+    return markdown_lines(cells(columns, frame), sides(columns))
+
+
+def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
+    """Return a whole frame as a Markdown table: floats by `form`, missing values as a dash."""
+    lines = [list(map(str, frame.columns))]
+    for values in frame.itertuples(index=False):
+        lines.append([NOTHING if pd.isna(x) else _spelled(x, form) for x in values])
+    return markdown_lines(lines, "<" * len(frame.columns))
+
+
+def markdown_lines(lines: Sequence[Sequence[str]], aligned: str) -> str:
+    """Return a Markdown table: headings, then cells; `aligned` has "<" or ">" for each column."""
+    rule = ["---" if side == "<" else "---:" for side in aligned]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 
 def span(values: Iterable[float], form: str = "") -> str:
@@ -18,20 +78,6 @@ def millions(count: float) -> str:
     if count >= 999.5e6:
         return f"{count / 1e9:.3g}B"
     return f"{count / 1e6:.3g}M"
-
-
-def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
-    """Format a frame in Markdown: floats by `form`, missing values as a dash."""
-    lines = [list(map(str, frame.columns))]
-    for values in frame.itertuples(index=False):
-        lines.append([NOTHING if pd.isna(x) else _spelled(x, form) for x in values])
-    return markdown_lines(lines, "<" * len(frame.columns))
-
-
-def markdown_lines(lines: Sequence[Sequence[str]], sides: str) -> str:
-    """Format a table in Markdown: titles, then cells; `sides` aligns each column ("<" or ">")."""
-    rule = ["---" if side == "<" else "---:" for side in sides]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 
 
 def _spelled(value: object, form: str) -> str:

@@ -16,8 +16,7 @@ from rope_exp.evidence.records import read_records
 from rope_exp.report.answers import answers_csv, bins, match_relations, shares, task_tables
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Report, build
-from rope_exp.report.page_data import page_data
-from rope_exp.report.page_tables import answers_table
+from rope_exp.report.page_data import answers_table, page_data
 from rope_exp.report.paper import gather
 from rope_exp.report.paper.answers import answers as figure_of
 from rope_exp.report.sentences import caption, notes, summary
@@ -283,17 +282,18 @@ def test_the_page_says_each_levels_unit(spikes: Report, report: Report) -> None:
 
 
 def test_the_page_has_a_table_of_answers(report: Report) -> None:
-    """The means of answers.csv, a column a bin, which sort as numbers."""
+    """The means of answers.csv in %, a column a bin, which sort as numbers."""
     table = answers_table(report)
     titles = [column["title"] for column in table["columns"]]
-    assert titles[:4] == ["variant", "seeds", "right, test", "test, 1"]
-    assert titles[8:10] == ["test, 6", "right, longer"]
+    assert titles[:4] == ["variant", "seeds", "test", "1"]
+    assert titles[8:10] == ["6", "longer"]
 
     of_csv = list(csv.DictReader(io.StringIO(answers_csv(report) or "")))
     for row in table["rows"]:
-        shares = [float(line["right_mean"]) for line in of_csv if line["pe"] == row["id"]]
-        assert [cell[0] for cell in row["cells"][2:]] == [f"{share:.1%}" for share in shares]
-        assert [cell[1] for cell in row["cells"][2:]] == pytest.approx(shares, abs=1e-6)
+        found = [100 * float(line["right_mean"]) for line in of_csv if line["pe"] == row["id"]]
+        shown = [cell[0].partition(" ± ")[0] for cell in row["cells"][2:]]
+        assert shown == [f"{share:.1f}" for share in found]
+        assert [cell[1] for cell in row["cells"][2:]] == pytest.approx(found, abs=1e-4)
 
 
 def test_the_page_has_a_table_of_r2(spikes: Report, report: Report) -> None:

@@ -119,6 +119,7 @@ def test_all_campaigns_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
     records = tmp_path / "records"
     out = tmp_path / "out"
     make_records(records, "mini", rows=("qk_rope", "nope"), seeds=(0, 1))
+    make_records(records, "other", rows=("vo_rope",), seeds=(0,))
     assert write_campaigns(records, "mini", out) == []
 
     made = write_campaigns(records, None, out)

@@ -353,7 +353,7 @@ def test_on_a_gpu_as_many_may_run_as_there_are(tmp_path: Path) -> None:
     assert run_config(["+experiment=on_gpu"]).launch.max_parallel == "auto"
 
 
-def test_without_blocks_a_campaign_may_vary_what_changes_no_number(tmp_path: Path) -> None:
+def test_without_blocks_what_changes_no_number_may_vary(tmp_path: Path) -> None:
     """Like the pilot, which asks whether that is so: it makes no table."""
     cells = ["row=qk seed=0 data.seed=1 launch.num_threads=2"]
     assert names(load(tmp_path, cells=cells)) == ["qk-data.seed=1-launch.num_threads=2-s0"]

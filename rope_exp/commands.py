@@ -47,8 +47,10 @@ def report(words: list[str]) -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        default=DEFAULT_OUTPUT.parent,
-        help="where to write (%(default)s); a campaign gets a folder of its name below",
+        help=f"where to write ({DEFAULT_OUTPUT.parent}); a campaign gets a folder of its name",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace another group's table, if there is no --out"
     )
     parser.add_argument("--reference", help=f"the row that differences are against ({REFERENCE})")
     parser.add_argument(
@@ -66,6 +68,7 @@ def report(words: list[str]) -> int:
         "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
     )
     asked = parser.parse_args(words)
+    out = asked.out or DEFAULT_OUTPUT.parent
 
     if asked.campaign is not None:
         for flag in ("runs", "group", "reference", "factors"):
@@ -78,11 +81,13 @@ def report(words: list[str]) -> int:
 
     if asked.campaign is not None:
         name = None if asked.campaign == "all" else asked.campaign
-        print("\n".join(write_campaigns(asked.records, name, asked.out)))
+        print("\n".join(write_campaigns(asked.records, name, out)))
         return 0
 
     runs = asked.runs or DEFAULT_OUTPUT
-    lines = write(runs, asked.group, asked.out, asked.reference, tuple(asked.factors or ["pe"]))
+    factors = tuple(asked.factors or ["pe"])
+    is_meant = asked.force or asked.out is not None
+    lines = write(runs, asked.group, out, asked.reference, factors, replace=is_meant)
     print("\n".join(lines))
     return 0
 

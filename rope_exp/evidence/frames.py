@@ -123,7 +123,10 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
     file = Path(path)
     file = file / "table.csv" if file.is_dir() else file
     try:
-        return pd.read_csv(file).set_index("pe", drop=False).rename_axis(index=None)
+        table = pd.read_csv(file)
+        # NoPE rotates nothing, and its cell is empty.
+        table["rotate"] = table["rotate"].fillna("")
+        return table.set_index("pe", drop=False).rename_axis(index=None)
     except (OSError, ValueError, KeyError) as error:
         raise ReportError(f"{file} is no table.csv: {error}") from error
 

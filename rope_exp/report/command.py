@@ -11,6 +11,7 @@ from types import ModuleType
 
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks, has_blocks, level_name, telling
+from rope_exp.evidence.frames import load_table
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
@@ -20,7 +21,7 @@ from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
 from rope_exp.report.paper.gather import beside, of_report
 from rope_exp.report.probed import extension_csv, probes_csv
-from rope_exp.report.sentences import summary
+from rope_exp.report.sentences import code_notes, summary
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 from rope_exp.system.console import log
 from rope_exp.system.errors import RecordError
@@ -35,6 +36,8 @@ def write(
     out: Path,
     reference: str | None = None,
     factors: tuple[str, ...] = ("pe",),
+    *,
+    replace: bool = True,
 ) -> list[str]:
     """Read <runs>/<group>/<pe>/seed<k>, check, and only then write below `out`.
 
@@ -45,11 +48,12 @@ def write(
         out: the folder for table.md, table.csv, table.tex and figures/.
         reference: the row that others are compared with; None: the default of `build`.
         factors: the factors that distinguish rows: pe, or keys such as optim.lr.
+        replace: whether the table of another group may be replaced.
     Returns:
         The lines to print.
     Raises:
         RecordError: a file cannot be read, or runs may not share a table; nothing is written.
-        ReportError: the only factor is the seed.
+        ReportError: the only factor is the seed, or another group's table may not be replaced.
         OSError: writing failed.
     """
     try:
@@ -61,9 +65,30 @@ def write(
     if not keys:
         raise ReportError("--factors seed: a row is told by a key or two beside it, such as pe")
     report = build(found, keys, reference, left_out)
+    if not replace:
+        _check_group(out, report)
     files = _table_files(report)
     _write_all(out, files)
-    return [plain_table(report), summary(report), "", *(str(out / name) for name in files)]
+    said = [plain_table(report), summary(report), *code_notes(report)]
+    return [*said, "", *(str(out / name) for name in files)]
+
+
+def _check_group(out: Path, report: Report) -> None:
+    """Refuse to replace the table of another group.
+
+    Raises:
+        ReportError: it is another group's.
+    """
+    try:
+        theirs = set(load_table(out)["group"].astype(str))
+    except ReportError:
+        return
+    ours = {row.runs[0].group for row in report.rows.values()}
+    if theirs != ours:
+        raise ReportError(
+            f"{out / 'table.csv'} is the table of group {', '.join(sorted(theirs))}; --out FOLDER "
+            "keeps it, and --force replaces it"
+        )
 
 
 def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:

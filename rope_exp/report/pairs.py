@@ -7,7 +7,7 @@ import pandas as pd
 from rope_exp.evidence.significance import MOST_SEEDS, SIGNS
 from rope_exp.report.content import Relation, Report
 from rope_exp.report.sentences import OWN, interval_of, p_of
-from rope_exp.report.spelling import Column
+from rope_exp.report.spelling import Column, csv_of
 
 
 def pairs_table(report: Report) -> str:
@@ -39,8 +39,7 @@ def pairs_table(report: Report) -> str:
                 "p_adjusted_alone": own.p_adjusted,
             }
         )
-    table = pd.DataFrame(lines).astype({"seeds_needed": "Int64"})
-    return table.to_csv(index=False, float_format="%.6f")
+    return csv_of(pd.DataFrame(lines).astype({"seeds_needed": "Int64"}))
 
 
 def relations_frame(report: Report) -> pd.DataFrame:

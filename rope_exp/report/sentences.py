@@ -5,6 +5,7 @@ docs/protocol.md finds it.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report, by_own_deviation
 from rope_exp.report.probed import drift_notes
 from rope_exp.report.spelling import span
+from rope_exp.run import provenance
 from rope_exp.system.errors import show
 
 # Title of the interval from a pair's own standard deviation, beside the pooled one.
@@ -133,6 +135,27 @@ def notes(report: Report) -> list[str]:
             said.append(f"Seeds differ in {key}: {', '.join(values)}.")
     for folder in report.left_out:
         said.append(f"{folder} holds no run <pe>/seed<k> and was left out.")
+    return said
+
+
+def code_notes(report: Report) -> list[str]:
+    """Name the rows that were trained by other code than most runs."""
+    codes = {}
+    for row in report.rows.values():
+        found = [run.env["git"] for run in row.runs if run.env.get("git")]
+        codes[row.name] = [provenance.spelled(git) for git in found]
+    counts = Counter(code for of_row in codes.values() for code in of_row)
+    if len(counts) < 2:
+        return []
+
+    [(common, _)] = counts.most_common(1)
+    said = []
+    for name, of_row in codes.items():
+        others = sorted({code for code in of_row if code != common})
+        if others:
+            said.append(f"{name}: trained by commit {', '.join(others)}; most runs by {common}.")
+    if any(code.endswith("+") for code in counts):
+        said.append("+: the code had changes that were not committed.")
     return said
 
 

@@ -36,6 +36,22 @@ def number(value: Any, form: str = "") -> str:
     return format(value, form if value else form.removeprefix("+"))
 
 
+def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
+    """Return a frame as CSV, with six decimals and empty cells for missing values.
+
+    A p-value that would read 0.000000 has three significant digits.
+
+    Args:
+        signed: whether differences (`delta...`) that are positive have a plus.
+    """
+    told = frame.copy()
+    for name in told.columns[told.dtypes == "float64"]:
+        form = "+.6f" if signed and "delta" in name else ".6f"
+        is_p = name == "p" or name.startswith("p_")
+        told[name] = [f"{x:.2e}" if is_p and 0 < x < 5e-7 else number(x, form) for x in told[name]]
+    return told.to_csv(index=False)
+
+
 def cells(columns: Sequence[Column], frame: pd.DataFrame) -> list[list[str]]:
     """Return the headings, and then the cells of each line, as text."""
     lines = frame.to_dict("records")

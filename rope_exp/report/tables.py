@@ -5,6 +5,7 @@ which of them readers see, under which heading and in which format; Markdown, La
 and the page print those. An unfinished or diverged run is shown as a word, never as a number.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,7 +21,7 @@ from rope_exp.report.content import Line, Report
 from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.probed import extension_part
 from rope_exp.report.sentences import OWN, caption, interval_of, notes, p_of, summary
-from rope_exp.report.spelling import NOTHING, Column, cells, markdown_of, number, sides
+from rope_exp.report.spelling import NOTHING, Column, cells, csv_of, markdown_of, number, sides
 
 # Words for a row compared with the reference.
 WORDS: Mapping[Verdict, str] = {
@@ -171,13 +172,7 @@ def _verdict(line: Mapping[str, Any]) -> str:
 
 def csv_table(report: Report) -> str:
     """Return table.csv, with six decimals and empty cells for missing numbers."""
-    table = frame(report).loc[:, :LAST_OF_CSV]
-    for name in table.columns:
-        form = "+.6f" if "delta" in name else ".6f"
-        table[name] = [
-            number(value, form) if isinstance(value, float) else value for value in table[name]
-        ]
-    return table.to_csv(index=False)
+    return csv_of(frame(report).loc[:, :LAST_OF_CSV], signed=True)
 
 
 def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
@@ -223,6 +218,8 @@ def tex_table(report: Report) -> str:
     )
     for sign, in_tex in (("Δ", r"$\Delta$"), (NOTHING, "---"), ("< ", "$<$ "), ("†", r"$\dagger$")):
         table = table.replace(sign, in_tex)
+    # A hyphen before a number is a minus; after a letter it is part of a name.
+    table = re.sub(r"(?<!\w)-(?=\d)", "$-$", table)
     return f"% {caption(report)} Needs \\usepackage{{booktabs}}.\n{table}"
 
 

@@ -94,6 +94,7 @@ def test_a_table_is_by_variant(tmp_path: Path) -> None:
     write(tmp_path / "runs", None, tmp_path)
     for where in (tmp_path, tmp_path / "table.csv"):
         table = load_table(where)
+        assert table.loc["nope", "rotate"] == ""
         assert table.loc["vo_rope", "delta"] == pytest.approx(0.058)
         assert table.loc["vo_rope", "verdict"] == "worse"
 

@@ -138,6 +138,37 @@ def test_a_file_that_the_system_refuses_is_a_refusal(
     assert not (tmp_path / "out").exists()
 
 
+def test_another_groups_table_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody named its folder, and unless one says so; its own group's is made anew."""
+    monkeypatch.chdir(tmp_path)
+    for group in ("small", "large"):
+        make_run(Path("results/runs"), group=group)
+    assert command(["--group", "small"]) == 0
+    assert command(["--group", "small"]) == 0
+    with refused("results/table.csv is the table of group small; --out FOLDER keeps it, and"):
+        command(["--group", "large"])
+    assert table_rows(Path("results"))["qk_rope"]["group"] == "small"
+    for words in (["--out", "other"], ["--out", "other", "--force"], ["--force"]):
+        assert command(["--group", "large", *words]) == 0
+    assert table_rows(Path("results"))["qk_rope"]["group"] == "large"
+
+
+def test_a_row_of_other_code_is_named(tmp_path: Path) -> None:
+    """On the terminal, with the meaning of the plus."""
+    for pe, commit, dirty in (
+        ("qk_rope", "0", False),
+        ("nope", "0", False),
+        ("vo_rope", "1", True),
+    ):
+        git = {"commit": commit * 40, "dirty": dirty}
+        make_run(tmp_path / "runs", pe=pe, env={"git": git})
+    said = write(tmp_path / "runs", None, tmp_path / "out")
+    assert "VO-RoPE: trained by commit 1111111111+; most runs by 0000000000." in said
+    assert "+: the code had changes that were not committed." in said
+
+
 @pytest.mark.torture
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     """In whatever order they were made, wherever they lie, and once more."""

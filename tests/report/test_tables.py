@@ -1,5 +1,7 @@
 """The table in its four spellings, by hand."""
 
+import csv
+import io
 import shutil
 import subprocess
 from pathlib import Path
@@ -275,6 +277,30 @@ def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> No
     assert "| optim.lr | rotates | seeds | loss (mean) |" in text
     assert "| optim.lr=0.01 | q k | 1 | 3.5000 | — | -0.1000 | 1 |" in text
     assert "published" not in text.lower()
+
+
+def test_a_minus_is_one_for_latex(tmp_path: Path) -> None:
+    """A hyphen within a name stays."""
+    for seed in (0, 1):
+        make_run(tmp_path, seed=seed, loss=3.6 + 0.01 * seed)
+        make_run(tmp_path, pe="vo_rope", seed=seed, loss=3.5 + 0.011 * seed)
+    [line] = [text for text in tex_table(report_of(tmp_path)).splitlines() if "VO-RoPE" in text]
+    assert " $-$0.0995 & $-$0.1059 to $-$0.0931 & " in line
+    assert line.startswith("VO-RoPE & ")
+
+
+def test_a_small_p_is_no_zero(tmp_path: Path) -> None:
+    """By scipy: differences of 0.1 nats, of which five seeds differ by less than 0.0001."""
+    losses = np.array([[3.5, 3.51, 3.52, 3.53, 3.54], [3.6, 3.61001, 3.62003, 3.63002, 3.64004]])
+    for pe, of_seeds in zip(("qk_rope", "vo_rope"), losses, strict=True):
+        for seed, loss in enumerate(of_seeds):
+            make_run(tmp_path, pe=pe, seed=seed, loss=float(loss))
+    report = report_of(tmp_path)
+    expected = stats.ttest_rel(*losses).pvalue
+    for text, key in ((csv_table(report), "p_holm"), (pairs_table(report), "p")):
+        *_, line = csv.DictReader(io.StringIO(text))
+        assert float(line[key]) == pytest.approx(expected, rel=0.01)
+        assert 0 < float(line[key]) < 5e-7
 
 
 def test_the_latex_table_compiles(nine: Report, tmp_path: Path) -> None:

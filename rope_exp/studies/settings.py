@@ -74,7 +74,7 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
 
     titled = {titles[place]: report for place, report in of_text.items()}
     drawn = files_of("lead", lead(titled, published.RIVAL))
-    parts += [f"![{PurePosixPath(name).stem}]({name})" for name in drawn if name.endswith("png")]
+    parts += [f"![{PurePosixPath(name).stem}]({name})" for name in drawn]
     every = pd.DataFrame([line for item in settings.items() for line in _long(*item)])
     return {
         "settings.md": ("\n\n".join(parts) + "\n").encode(),
@@ -212,9 +212,10 @@ def lead(settings: Mapping[str, Report], label: str) -> Figure | None:
 
     small_print(
         figure,
-        "Thick: the 95 % interval of the difference within a seed; thin: the one that holds for "
-        "all differences of the setting's own table (Bonferroni); an arrow: it goes on. Verdicts "
-        "are those of that table. Hollow: one seed, which says little.",
+        "Thick: the 95 % interval by the pair's own SD over seeds (paired t); ticks: by the noise "
+        "of all rows, where the setting's table pools it; thin: the one that holds for all "
+        "differences of that table (Bonferroni); an arrow: it goes on. Verdicts are those of that "
+        "table. Hollow: one seed, which says little.",
         f"Grey band: the margin of {MARGIN:g} nats. Next token on text; settings of more runs "
         "stand first.",
     )
@@ -238,7 +239,7 @@ def _draw(axes: Axes, report: Report, label: str, place: int) -> None:
     if judged is None:
         style["markerfacecolor"] = "none"
     else:
-        draw_intervals(axes, judged, place, color=style["color"], gid=str(place))
+        draw_intervals(axes, report, label, place, color=style["color"], gid=str(place))
 
     delta = report.rows[label].ours.delta
     assert delta is not None
@@ -253,7 +254,8 @@ def _draw(axes: Axes, report: Report, label: str, place: int) -> None:
 def _write(axes: Axes, report: Report, label: str, place: int) -> None:
     judged = report.against.get(label)
     if judged is not None:
-        said = f"{judged.delta:+.3f} [{judged.low:+.3f}, {judged.high:+.3f}]"
+        own = report.alone.against[label]
+        said = f"{own.delta:+.3f} [{own.low:+.3f}, {own.high:+.3f}]"
         cells = [said, WORDS[judged.verdict], str(judged.num_seeds)]
     else:
         cells = [f"{report.rows[label].ours.delta:+.3f}", "untested", "1"]

@@ -324,4 +324,4 @@ def test_the_figure_shows_the_shares(report: Report) -> None:
 def test_it_is_one_of_a_reports_figures(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("forest", "curves", "grid"):
         monkeypatch.setattr(gather, name, lambda _: None)
-    assert set(gather.of_report(report)) == {"figures/answers.pdf", "figures/answers.png"}
+    assert set(gather.of_report(report)) == {"figures/answers.svg"}

@@ -175,7 +175,7 @@ def test_a_probe_that_was_not_finite_is_left_out(
     monkeypatch.setattr(records, "_probes", overflowing)
     make_records(tmp_path / "records", "english", rows=("qk_rope", "vo_rope"), seeds=(0,))
     write_campaigns(tmp_path / "records", None, tmp_path / "out")
-    assert (tmp_path / "out/english/figures/probes.png").exists()
+    assert (tmp_path / "out/english/figures/probes.svg").exists()
 
 
 def test_a_campaign_without_records_is_refused(tmp_path: Path) -> None:

@@ -14,13 +14,10 @@ from rope_exp.evidence.published import TABLE
 from rope_exp.report.command import write
 from rope_exp.system.errors import ConfigError
 
-FIGURES = tuple(
-    f"figures/{name}.{kind}" for name in ("curves", "forest") for kind in ("png", "pdf")
-)
-# Of variants alone.
-PUBLISHED = tuple(f"figures/{name}.{kind}" for name in ("grid",) for kind in ("png", "pdf"))
+FIGURES = ("figures/curves.svg", "figures/forest.svg")
 TABLES = ("table.md", "table.csv", "table.tex")
-FILES = (*TABLES, *FIGURES, *PUBLISHED)
+# The grid is for variants alone.
+FILES = (*TABLES, *FIGURES, "figures/grid.svg")
 
 
 def report(runs: Path, out: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -51,7 +48,7 @@ def test_what_runs_were_asked_stands_beside_their_table(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = (tmp_path / "out" / "probes.csv").read_text().splitlines()
     assert "qk_rope,ablation,q,1,4.000000," in lines
-    assert (tmp_path / "out" / "figures" / "probes.png").stat().st_size > 0
+    assert (tmp_path / "out" / "figures" / "probes.svg").stat().st_size > 0
 
 
 def test_a_refusal_exits_2_and_writes_nothing(tmp_path: Path) -> None:

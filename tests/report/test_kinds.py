@@ -104,10 +104,10 @@ def test_each_kind_of_a_campaign_has_its_variants_table(results: Path) -> None:
 
 
 def test_the_grid_of_a_core_and_the_front_are_drawn(results: Path) -> None:
-    assert (results / "cores/attn=linear/figures/grid.png").exists()
-    assert (results / "sequel_mini/figures/cached.png").exists()
+    assert (results / "cores/attn=linear/figures/grid.svg").exists()
+    assert (results / "sequel_mini/figures/cached.svg").exists()
     # All rows of `cores` that keep keys keep as many.
-    assert not (results / "cores/figures/cached.png").exists()
+    assert not (results / "cores/figures/cached.svg").exists()
 
 
 def test_the_page_has_a_level_of_all_kinds_and_of_each(results: Path) -> None:

@@ -53,12 +53,12 @@ def runs(records: Path) -> list[Run]:
 def test_a_campaign_that_asks_gets_figures_table_and_words(records: Path, tmp_path: Path) -> None:
     write_campaigns(records, "asked", tmp_path)
     folder = tmp_path / "asked"
-    drawn = {path.stem for path in (folder / "figures").glob("*.png")}
+    drawn = {path.stem for path in (folder / "figures").glob("*.svg")}
     assert drawn >= {"distance", "kappa-0", "kappa-2", "kappa-3", "extension", "drift", "probes"}
 
     text = (folder / "table.md").read_text(encoding="utf-8")
     for name in ("distance", "kappa-0", "extension", "drift"):
-        assert f"![{name}](figures/{name}.png)" in text
+        assert f"![{name}](figures/{name}.svg)" in text
     assert "| QKVO | YaRN | q, k, v and o | 3 |" in text
     assert "raw: learned frequencies moved by a median |ln(θ/θ₀)| of" in text
     assert (folder / "extension.csv").exists()

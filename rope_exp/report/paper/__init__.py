@@ -1,1 +1,1 @@
-"""Figures for papers: 6.75 inches wide, 8-point text, PDF and PNG, readable in grey."""
+"""Figures for papers: 6.75 inches wide, 8-point text, SVG, readable in grey."""

@@ -58,7 +58,7 @@ def answers(report: Report) -> Figure | None:
 
 
 def _draw(axes: Axes, row: Line, split: str, parts: Sequence[Bin], start: float) -> None:
-    """Draw a row's means, joined within a split, and a bar from its lowest seed to its highest."""
+    """Draw a row's means, joined within a split, and a dot for each seed."""
     style = look(row.label, row.number) | {"linewidth": 0.7, "markersize": 4}
     values = [np.array(list(shares(row, part).values())) * 100 for part in parts]
     places = start + np.arange(len(parts))
@@ -67,8 +67,8 @@ def _draw(axes: Axes, row: Line, split: str, parts: Sequence[Bin], start: float)
     axes.plot(places, means, gid=f"{row.label} {split}", **style)
     for place, found in zip(places, values, strict=True):
         if len(found) > 1:
-            bar: Style = {"color": style["color"], "linewidth": 0.9, "zorder": 1.5}
-            axes.vlines(place, found.min(), found.max(), **bar)
+            dots: Style = {"color": style["color"], "marker": ".", "markersize": 3, "alpha": 0.5}
+            axes.plot(np.full(len(found), place), found, linestyle="none", zorder=1.5, **dots)
 
 
 def _name_split(axes: Axes, split: str, start: int, count: int) -> None:
@@ -86,7 +86,7 @@ def _print(report: Report, rows: Sequence[Line]) -> list[str]:
     counts = [sum("answers" in run.probes for run in row.runs) for row in rows]
     said = [
         f"Group {report.groups}; {seeds(counts)} a row. Marks: means over seeds, side by side; "
-        "bars: from the lowest seed to the highest."
+        "dots: single seeds."
     ]
     if "longer" in splits(report):
         said.append("Test: examples like those of training; longer: longer than any of these.")

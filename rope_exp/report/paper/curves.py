@@ -160,7 +160,10 @@ def _print(report: Report, window: int) -> list[str]:
     num_seeds = len({run.config.seed for run in report.runs})
     seeds = "one seed"
     if num_seeds > 1:
-        seeds = f"means over up to {num_seeds} finished seeds, band: one deviation of a difference"
+        seeds = (
+            f"means over up to {num_seeds} finished seeds; band: one SD of a difference over "
+            "seeds, not a 95 % interval"
+        )
     said = [
         f"Group {report.groups}; {seeds}.",
         f"Training loss: running median over {window} logged steps. Steep beginnings are cut off.",

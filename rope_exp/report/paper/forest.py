@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rope_exp.evidence.significance import MARGIN, Judged
+from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import (
@@ -62,8 +62,9 @@ def _small_print(axes: Axes, report: Report, rows: list[Line]) -> Iterator[str]:
     yield f"Group {report.groups}."
     if report.against:
         yield (
-            "Thick: the 95 % interval of the difference within a seed; thin: the one that holds "
-            f"for all {len(report.against)} differences together (Bonferroni)."
+            "Thick: the 95 % interval by the pair's own SD over seeds (paired t); "
+            f"{'ticks: the one by the pooled noise; ' if report.is_pooled else ''}"
+            f"thin: the one that holds for all {len(report.against)} differences (Bonferroni)."
         )
     left, right = axes.get_xlim()
     if any(pair.wide_low < left or pair.wide_high > right for pair in report.against.values()):
@@ -118,20 +119,30 @@ def _draw(axes: Axes, report: Report, row: Line, place: int) -> None:
     style = look(row.label, row.number) | {"linestyle": "none"}
     axes.plot(row.ours.delta, place, zorder=4, gid=f"{row.label} delta", **style)
 
-    judged = report.against.get(row.label)
-    if judged is not None:
-        draw_intervals(axes, judged, place, color=style["color"], gid=row.label)
+    if row.label in report.against:
+        draw_intervals(axes, report, row.label, place, color=style["color"], gid=row.label)
 
 
-def draw_intervals(axes: Axes, judged: Judged, place: int, *, color: str, gid: str) -> None:
-    """Draw a difference's own and family-wise intervals; an arrow if the latter leaves the axes."""
+def draw_intervals(
+    axes: Axes, report: Report, label: str, place: int, *, color: str, gid: str
+) -> None:
+    """Draw a difference's paired and family-wise intervals, and ticks at the pooled one's ends.
+
+    An arrow marks a family-wise interval that leaves the axes.
+    """
+    judged = report.against[label]
+    own = report.alone.against[label]
     ends = {
         "family": (judged.wide_low, judged.wide_high, 0.8),
-        "interval": (judged.low, judged.high, 2.6),
+        "interval": (own.low, own.high, 2.6),
     }
+    # A projecting cap would lengthen a bar by half its width.
+    style: Style = {"color": color, "solid_capstyle": "butt", "zorder": 3}
     for what, (low, high, width) in ends.items():
-        line = f"{gid} {what}"
-        axes.plot([low, high], [place, place], color=color, linewidth=width, zorder=3, gid=line)
+        axes.plot([low, high], [place, place], linewidth=width, gid=f"{gid} {what}", **style)
+    if report.is_pooled:
+        ticks: Style = {"color": color, "linestyle": "none", "marker": "|", "markersize": 7}
+        axes.plot([judged.low, judged.high], [place, place], zorder=3, gid=f"{gid} pooled", **ticks)
 
     left, right = axes.get_xlim()
     if judged.wide_low < left:
@@ -157,7 +168,8 @@ def _write_words(axes: Axes, report: Report, row: Line, place: int, columns: _Co
     judged = report.against.get(row.label)
     mark = row.mark
     if judged is not None:
-        difference = f"{judged.delta:+.4f} [{judged.low:+.4f}, {judged.high:+.4f}]"
+        own = report.alone.against[row.label]
+        difference = f"{own.delta:+.4f} [{own.low:+.4f}, {own.high:+.4f}]"
         said = [difference, f"{WORDS[judged.verdict]} {mark}".rstrip(), str(judged.num_seeds)]
     elif row.ours.delta is not None:
         said = [f"{row.ours.delta:+.4f}", f"untested {mark}".rstrip(), "1"]

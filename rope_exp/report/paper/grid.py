@@ -14,9 +14,9 @@ from rope_exp.report.tables import WORDS
 
 _SCORES = ("", "q", "k", "qk")
 _VALUES = ("", "v", "o", "vo")
-# Its lightness falls monotonically, so the order is visible in grey, too.
-_COLOURS = "YlGnBu"
-# Cells darker than this share of the scale have white text.
+# Blue is better than the reference, red is worse, and white is equal.
+_COLOURS = "RdBu_r"
+# Cells further from white than this share of the scale have white text.
 _DARK = 0.6
 
 
@@ -56,16 +56,14 @@ def grid(report: Report) -> Figure | None:
 
 
 def _colour(axes: Axes, deltas: np.ndarray) -> QuadMesh:
-    """Colour the cells with a number; the scale always includes 0."""
-    known = deltas[~np.isnan(deltas)]
-    low = min(0.0, float(known.min()))
-    high = max(0.0, float(known.max()), low + 1e-3)
+    """Colour the cells with a number, on a scale that is symmetric about 0."""
+    # Colours at the dark ends of the scheme are hard to distinguish.
+    most = 1.15 * max(float(np.nanmax(np.abs(deltas))), 1e-3)
     return axes.pcolormesh(
         np.ma.masked_invalid(deltas),
         cmap=_COLOURS,
-        vmin=low,
-        # Colours at the darkest end of the scale are hard to distinguish.
-        vmax=low + 1.15 * (high - low),
+        vmin=-most,
+        vmax=most,
         edgecolors="white",
         linewidth=2,
         gid="cells",
@@ -85,8 +83,8 @@ def _write(axes: Axes, report: Report, row: Line | None, i: int, j: int, mesh: Q
         word = row.verdict or "no shared seed"
         axes.text(j + 0.5, i + 0.5, word, ha="center", va="center", color=GREY)
     else:
-        low, high = mesh.get_clim()
-        ink = "white" if (delta - low) / (high - low) > _DARK else INK
+        _, most = mesh.get_clim()
+        ink = "white" if abs(delta) / most > _DARK else INK
         number = f"{delta:+.4f}" if delta else "0"
         gid = f"{row.label} delta"
         axes.text(j + 0.5, i + 0.47, number, ha="center", va="center", color=ink, size=10, gid=gid)

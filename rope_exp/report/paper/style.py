@@ -1,6 +1,6 @@
 """Shared style of all figures: size, fonts, small print, axes, and reproducible files.
 
-A function marked `styled` draws a figure, and `files_of` converts it to PDF and PNG.
+A function marked `styled` draws a figure, and `files_of` converts it to SVG.
 """
 
 import functools
@@ -30,7 +30,6 @@ SMALL = 7.0
 MOST_PANELS = 3  # beside each other
 UNIT = TEXT_UNIT
 
-_DPI = 200
 _STYLE: dict[str, Any] = {
     "font.size": 8.0,
     "font.family": "DejaVu Sans",
@@ -58,8 +57,9 @@ _STYLE: dict[str, Any] = {
     "legend.fontsize": SMALL,
     "legend.handlelength": 3.2,
     "figure.constrained_layout.use": True,
-    # Type 42 (TrueType), as journals require.
-    "pdf.fonttype": 42,
+    # Text is drawn as paths, so that it looks the same without the font; ids do not change.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "rope_exp",
 }
 
 # Keywords of an artist.
@@ -82,16 +82,12 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 @styled
 def files_of(name: str, figure: Figure | None) -> dict[str, bytes]:
-    """Return figures/NAME.pdf and .png, without date or version; empty without a figure."""
+    """Return figures/NAME.svg, without date or version; empty without a figure."""
     if figure is None:
         return {}
-    pdf = io.BytesIO()
-    figure.savefig(
-        pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None}
-    )
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
-    return {f"figures/{name}.pdf": pdf.getvalue(), f"figures/{name}.png": png.getvalue()}
+    svg = io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    return {f"figures/{name}.svg": svg.getvalue()}
 
 
 def panels_of(

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from support.figures import artists, line, overlapping, texts
@@ -47,17 +49,43 @@ def test_the_forest_draws_what_was_judged(report: Report) -> None:
     assert set(report.against) == {"qkvo_rope", "vo_rope", "k_rope", "qv_rope"}
     for label, judged in report.against.items():
         assert line(figure, f"{label} delta")[0] == [judged.delta]
-        assert line(figure, f"{label} interval")[0] == [judged.low, judged.high]
+        own = report.alone.against[label]
+        assert line(figure, f"{label} interval")[0] == [own.low, own.high]
         assert line(figure, f"{label} family")[0] == [judged.wide_low, judged.wide_high]
     margin = artists(figure)["margin"]
     assert isinstance(margin, Rectangle)
     assert (margin.get_x(), margin.get_width()) == (-0.01, 0.02)
 
 
+def test_a_bar_is_as_long_as_its_interval(report: Report) -> None:
+    """A projecting cap would end past it, and might cross 0."""
+    bars = [each for gid, each in artists(drawn(forest(report))).items() if "interval" in gid]
+    assert bars
+    assert {each.get_solid_capstyle() for each in bars if isinstance(each, Line2D)} == {"butt"}
+
+
+def test_a_pooled_interval_has_ticks_beside_the_paired_one(tmp_path: Path) -> None:
+    """Where nothing is pooled there are none."""
+    for pe, losses in {
+        "qk_rope": [3.5, 3.6],
+        "vo_rope": [3.6, 3.71],
+        "k_rope": [3.7, 3.79],
+    }.items():
+        for seed, loss in enumerate(losses):
+            make_run(tmp_path, pe=pe, seed=seed, loss=loss)
+    pooled = report_of(tmp_path)
+    assert pooled.is_pooled
+    figure = drawn(forest(pooled))
+    judged = pooled.against["vo_rope"]
+    assert line(figure, "vo_rope pooled")[0] == [judged.low, judged.high]
+    assert any("ticks: the one by the pooled noise" in said for said in texts(figure))
+    assert "vo_rope pooled" not in artists(drawn(forest(pooled.alone)))
+
+
 def test_the_forest_says_verdict_seeds_and_published(report: Report) -> None:
     said = texts(drawn(forest(report)))
-    judged = report.against["k_rope"]
-    assert f"{judged.delta:+.4f} [{judged.low:+.4f}, {judged.high:+.4f}]" in said
+    own = report.alone.against["k_rope"]
+    assert f"{own.delta:+.4f} [{own.low:+.4f}, {own.high:+.4f}]" in said
     assert {WORDS[each.verdict] for each in report.against.values()} <= set(said)
     assert {"untested", "diverged", "3", "1", "0"} <= set(said)
     assert f"{TABLE.losses['k_rope'] - TABLE.losses['qk_rope']:+.3f}" in said
@@ -180,6 +208,18 @@ def test_a_cell_stands_where_its_sites_say(report: Report) -> None:
     for label, (column, row) in places.items():
         x, y = text(figure, f"{label} delta").get_position()
         assert (int(x), int(y)) == (column, row)
+
+
+def test_colours_diverge_at_0(report: Report) -> None:
+    """A lower loss and an equally higher one are as far from white, in two hues."""
+    mesh = artists(drawn(grid(report)))["cells"]
+    assert isinstance(mesh, QuadMesh)
+    low, high = mesh.get_clim()
+    assert low == -high
+    blue, white, red = mesh.cmap([0.0, 0.5, 1.0])[:, :3]
+    assert min(white) > 0.95
+    assert blue[2] > blue[0]
+    assert red[0] > red[2]
 
 
 def test_what_did_not_run_is_an_empty_cell(report: Report) -> None:

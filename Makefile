@@ -11,14 +11,18 @@ help: ## list the targets
 setup: .venv/ready ## make .venv with what training needs
 setup-dev: .venv/ready-dev ## and what tests and lint need
 
+# Modules are compiled when they are first imported: most of them never are.
+INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
+
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(INSTALL) .
 	@touch $@
 
-.venv/ready-dev: .venv/ready
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+.venv/ready-dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) '.[dev]'
+	@touch $@ .venv/ready
 
 table: setup ## train the nine on the embedded corpus; table and figures in results/
 	$(BIN)/python train.py +experiment=nine run.group=table

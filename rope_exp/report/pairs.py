@@ -61,6 +61,10 @@ def relations_frame(report: Report) -> pd.DataFrame:
                 "delta_ci_low_alone": own.judged.low,
                 "delta_ci_high_alone": own.judged.high,
                 "p_holm": pair.p_adjusted,
+                "p_equivalent": pair.p_equivalent,
+                "word": pair.verdict,
+                "wide_low": pair.wide_low,
+                "wide_high": pair.wide_high,
                 "num_seeds": pair.num_seeds,
                 "outcome": f"{relation.outcome}{mark}{settling}",
             }

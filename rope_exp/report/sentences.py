@@ -209,7 +209,9 @@ def _test_notes(report: Report) -> list[str]:
         said.append(
             "Intervals are of each contrast alone; verdicts are adjusted over the "
             f"{len(report.against)} {contrasts} with {report.reference.name} (differences and "
-            "equivalence, each by Holm), so an interval may leave out 0 where a verdict is open."
+            "equivalence, each by Holm). If an interval leaves out 0 and the verdict is open, the "
+            "adjusted interval (Bonferroni) follows. The p of an equivalent row is that of the "
+            "equivalence test."
         )
     return said + _alone(report)
 
@@ -253,18 +255,28 @@ def _alone(report: Report) -> list[str]:
 
 
 def interval_of(suffix: str = "") -> Callable[[Mapping[str, Any]], str]:
-    """Return a column's text: the 95 % interval of one contrast, from a line of a frame."""
+    """Return a column's text: the 95 % interval of one contrast, from a line of a frame.
+
+    If it leaves out 0 and the verdict is open, the interval for the whole family follows.
+    """
 
     def text(line: Mapping[str, Any]) -> str:
         low, high = line[f"delta_ci_low{suffix}"], line[f"delta_ci_high{suffix}"]
-        return "" if pd.isna(low) else f"{low:+.4f} to {high:+.4f}"
+        if pd.isna(low):
+            return ""
+        said = f"{low:+.4f} to {high:+.4f}"
+        if suffix == "" and low * high > 0 and line["word"] == "open":
+            said += f" (adjusted: {line['wide_low']:+.4f} to {line['wide_high']:+.4f})"
+        return said
 
     return text
 
 
 def p_of(line: Mapping[str, Any]) -> str:
-    """Return a column's text: the adjusted p-value, from a line of a frame."""
-    return "" if pd.isna(line["p_holm"]) else spell_p(line["p_holm"])
+    """Return a column's text: the adjusted p-value of the test that gave the verdict."""
+    if pd.isna(line["p_holm"]):
+        return ""
+    return spell_p(line["p_equivalent" if line["word"] == "equivalent" else "p_holm"])
 
 
 def spell_p(p: float, *, sign: bool = False) -> str:

@@ -77,6 +77,9 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
         "p_holm_alone": own and own.p_adjusted,
         LAST_OF_CSV: own and _word(own, row),
         # For readers.
+        "word": judged and judged.verdict,
+        "wide_low": judged and judged.wide_low,
+        "wide_high": judged and judged.wide_high,
         "name": row.name,
         "rotates": " ".join(config.pe.rotate),
         "attn": config.attn.kind,

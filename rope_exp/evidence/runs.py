@@ -169,24 +169,36 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
     return [runs / name for name in found]
 
 
-def read_runs(groups: Iterable[Path]) -> tuple[list[Run], list[str]]:
+def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     """Read every run of some groups.
 
     Returns:
-        The runs, and the folders without one.
+        The runs; and the folders that were left out, with the reason: they hold no run, or one that
+        cannot be read.
     Raises:
         ReportError: a folder's files do not agree with one another.
-        RecordError: a file cannot be read.
+        RecordError: no run can be read.
     """
     runs = []
-    left_out = []
+    left_out = {}
+    unreadable = []
     for group in groups:
         for pe in folders_in(group):
             for folder in folders_in(pe) or [pe]:
-                if folder != pe and is_run(folder):
+                name = str(folder.relative_to(group.parent))
+                if folder == pe or not is_run(folder):
+                    left_out[name] = "it holds no run <pe>/seed<k>"
+                    continue
+                try:
                     runs.append(_placed(read_run(folder)))
-                else:
-                    left_out.append(str(folder.relative_to(group.parent)))
+                except ReportError:
+                    # Edited or moved: without it, the table would hide that.
+                    raise
+                except RecordError as error:
+                    left_out[name] = str(error)
+                    unreadable.append(error)
+    if unreadable and not runs:
+        raise unreadable[0]
     return runs, left_out
 
 

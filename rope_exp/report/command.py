@@ -21,7 +21,7 @@ from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
 from rope_exp.report.paper.gather import beside, of_report
 from rope_exp.report.probed import extension_csv, probes_csv
-from rope_exp.report.sentences import code_notes, summary
+from rope_exp.report.sentences import code_notes, left_out_notes, summary
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 from rope_exp.system.console import log
 from rope_exp.system.errors import RecordError
@@ -69,7 +69,7 @@ def write(
         _check_group(out, report)
     files = _table_files(report)
     _write_all(out, files)
-    said = [plain_table(report), summary(report), *code_notes(report)]
+    said = [plain_table(report), summary(report), *code_notes(report), *left_out_notes(report)]
     return [*said, "", *(str(out / name) for name in files)]
 
 

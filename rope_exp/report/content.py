@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from rope_exp.config.kinds import SoftmaxConfig
@@ -43,7 +44,7 @@ class Report:
     claim: Claim | None  # published about such rows without numbers
     rows: Mapping[str, Line]  # by label, best first
     reference: Row  # without runs if the comparison has none
-    left_out: Sequence[str]  # folders without a run
+    left_out: Mapping[str, str]  # folders without a readable run, and the reason
     noise: Noise | None  # None with fewer than two seeds
     against: Mapping[str, Judged]  # (reference, row) by other row; one family
     pairs: Mapping[tuple[str, str], Judged]  # all pairs; one family
@@ -128,7 +129,7 @@ def build(
     runs: Sequence[Run],
     keys: Sequence[str],
     reference: str | None = None,
-    left_out: Sequence[str] = (),
+    left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
     """Arrange runs in rows, and compare these with the reference.
 
@@ -139,7 +140,7 @@ def build(
             only q and k, or nope for a kind without queries; no deltas if that is missing. None for
             named rows: softmax attention with qk_rope and as many key/value heads as query heads.
             Otherwise the first row.
-        left_out: folders without a run.
+        left_out: folders without a readable run, and the reason.
     Raises:
         ReportError: the runs may not share a table, or `reference` does not name one row.
     """

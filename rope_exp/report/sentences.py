@@ -133,9 +133,12 @@ def notes(report: Report) -> list[str]:
     for key, values in differing_surroundings(report.runs).items():
         if not any(key in differing for differing in mixed.values()):
             said.append(f"Seeds differ in {key}: {', '.join(values)}.")
-    for folder in report.left_out:
-        said.append(f"{folder} holds no run <pe>/seed<k> and was left out.")
-    return said
+    return said + left_out_notes(report)
+
+
+def left_out_notes(report: Report) -> list[str]:
+    """Name the folders that were left out."""
+    return [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
 
 
 def code_notes(report: Report) -> list[str]:

@@ -51,7 +51,18 @@ def test_what_is_no_run_is_left_out_by_name(tmp_path: Path) -> None:
         (tmp_path / "g" / name).mkdir()
     runs, left_out = read_runs([tmp_path / "g"])
     assert [run.where for run in runs] == ["g/vo_rope/seed0"]
-    assert left_out == ["g/scraps", "g/vo_rope/notes"]
+    assert list(left_out) == ["g/scraps", "g/vo_rope/notes"]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "result.json", "metrics.jsonl", "env.json"])
+def test_a_run_that_cannot_be_read_leaves_the_others(tmp_path: Path, name: str) -> None:
+    """It is named with its file; a table of the rest is possible."""
+    make_run(tmp_path, pe="vo_rope")
+    folder = make_run(tmp_path, pe="nope")
+    (folder / name).write_text("x\n")
+    runs, left_out = read_runs([tmp_path / "g"])
+    assert [run.where for run in runs] == ["g/vo_rope/seed0"]
+    assert str(folder / name) in left_out["g/nope/seed0"]
 
 
 # -- what they hold --------------------------------------------------------------------------------
@@ -157,7 +168,7 @@ def test_a_folder_where_a_file_belongs_is_named(tmp_path: Path, name: str) -> No
         read(tmp_path)
 
 
-def test_a_folder_that_lost_its_config_is_not_left_out(tmp_path: Path) -> None:
+def test_a_folder_that_lost_its_config_is_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     (folder / "config.yaml").unlink()
     with refused(str(folder / "config.yaml")):

@@ -279,11 +279,11 @@ def test_interrupted_and_unequal_runs_are_noted(tmp_path: Path) -> None:
     git = {"commit": "0123456789abcdef", "dirty": True}
     make_run(tmp_path, pe="vo_rope", env={"device": "H200", "git": git})
     make_run(tmp_path, pe="k_rope", env={"device": "H200", "git": None})
-    said = notes(report_of(tmp_path, left_out=["g/scraps"]))
+    said = notes(report_of(tmp_path, left_out={"g/scraps": "it holds no run <pe>/seed<k>"}))
     assert f"QK-RoPE, seed 0: {mark} (g/qk_rope/seed0)." in said
     assert "Runs of seed 0 differ in device: A100, H200." in said
     assert "Runs of seed 0 differ in git: 0123456789+, None." in said
-    assert "g/scraps holds no run <pe>/seed<k> and was left out." in said
+    assert "g/scraps was left out: it holds no run <pe>/seed<k>." in said
 
 
 def test_blocks_of_other_surroundings_are_noted_as_such(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def _tables(runs: Sequence[Run]) -> dict[str, Report]:
 def _table_files(report: Report) -> dict[str, bytes]:
     figures = of_report(report)
     files = {
-        "table.md": markdown(report, [name for name in figures if name.endswith("svg")]).encode(),
+        "table.md": markdown(report, list(figures)).encode(),
         "table.csv": csv_table(report).encode(),
         "table.tex": tex_table(report).encode(),
     }

@@ -240,7 +240,8 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
     counts = {key: Counter(spelled(each, key) for each in configs.values()) for key in _MENTIONED}
     found = []
     for place, config in configs.items():
-        corpus = _CORPORA.get(config.data.name, config.data.name)
+        name = str(config.data.name)
+        corpus = _CORPORA.get(name, name)
         tokens = config.train.num_tokens
         words = [f"{corpus}, {tokens / 1e6:.2g}M tokens, warmup {config.num_warmup_steps}"]
         for key, text in _MENTIONED.items():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -66,7 +67,7 @@ def _bars(report: Report) -> Iterator[tuple[str, str, float, float]]:
 def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Chart]:
     """Draw intervals, the pooled one pale below the row, with an arrow where one goes on."""
     low, high = domain
-    styles = {
+    styles: dict[str, dict[str, Any]] = {
         "family": {"strokeWidth": 1, "opacity": 1},
         "paired": {"strokeWidth": 4, "opacity": 1},
         "pooled": {"strokeWidth": 4, "opacity": 0.45, "yOffset": 7},

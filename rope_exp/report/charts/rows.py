@@ -21,7 +21,7 @@ def in_words(report: Report, row: Line) -> dict[str, Any]:
     The interval in `difference` is the paired one; `half` is half of the table's own.
     """
     delta = row.ours.delta
-    words = {
+    words: dict[str, Any] = {
         "label": row.label,
         "name": row.name,
         "delta": delta,

@@ -85,7 +85,7 @@ def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Cha
 def _columns(base: alt.Chart, table: pd.DataFrame) -> Iterator[alt.Chart]:
     """Write columns of words beside the chart, and leave out an empty one."""
     # Space for the number of diverged seeds behind a verdict.
-    more = 6 * max(0, table["verdict"].str.len().max() - 12)
+    more = 6 * max(0, int(table["verdict"].str.len().max()) - 12)
     for field, (header, offset) in _COLUMNS.items():
         if table[field].any():
             x = alt.value(_WIDTH + offset + (more if field in ("seeds", "published") else 0))

@@ -105,7 +105,9 @@ def test_sixteen_rows_with_runs_that_blew_up_are_readable(tmp_path: Path) -> Non
     assert "O-RoPE (diverged)" in words(chart)
 
     # Crossed out in both panels of losses.
-    crosses = [each for each in layers(chart, "loss'", "point") if "L1,-1" in each["mark"]["shape"]]
+    crosses = [
+        each for each in layers(chart, "loss'", "point") if "L1,-1" in each["mark"].get("shape", "")
+    ]
     assert len(crosses) == 2
     data = chart.to_dict()["datasets"]
     assert [len(data[cross["data"]["name"]]) for cross in crosses] == [1, 1]

@@ -72,8 +72,8 @@ def test_a_bar_is_as_long_as_its_interval(report: Report) -> None:
     """A projecting cap would end past it, and might cross 0."""
     assert CONFIG["rule"]["strokeCap"] == "butt"
     svg = svg_of(forest(report)).decode()
-    assert "square" not in svg
-    assert "round" not in svg
+    assert 'linecap="square"' not in svg
+    assert 'linecap="round"' not in svg
 
 
 def test_a_pooled_interval_is_pale_beside_the_paired_one(tmp_path: Path) -> None:

@@ -1,37 +1,42 @@
 """Each variant's difference to QK-RoPE in every setting with both, in results/settings."""
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import spelled
+from rope_exp.evidence.contrasts import compare
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.charts.style import INK, SIGNED, explained, files_of, limits, zero_and_margin
 from rope_exp.report.content import Report
-from rope_exp.report.looks import look
-from rope_exp.report.paper.forest import draw_intervals, set_lines
-from rope_exp.report.paper.style import (
-    GREY,
-    SMALL,
-    WIDTH,
-    close_up,
-    files_of,
-    limits,
-    small_print,
-    styled,
-)
 from rope_exp.report.spelling import markdown_table, millions
 from rope_exp.report.tables import WORDS
 
-_HEADERS = {0.04: "Δ [95 % interval]", 0.62: "verdict", 0.88: "seeds"}
 # Best first, according to the only published table of all nine variants.
 COLUMNS = [label for label in published.TABLE.losses if label != published.REFERENCE]
+_CORPORA = {"wikipedia-en-good-featured": "English"}
+_COLUMNS = 4
+# Left of the axis, on it, and right of it.
+_SHAPES = ("triangle-left", "circle", "triangle-right")
+# Keys that a setting's name mentions if its value is unlike that of most settings.
+_MENTIONED = {
+    "optim.lr": "lr {}",
+    "train.seq_len": "length {}",
+    "model.hidden_size": "width {}",
+    "model.num_hidden_layers": "layers {}",
+    "model.num_attention_heads": "heads {}",
+    "model.qk_norm": "normed q, k",
+    "data.document_mask": "documents apart",
+    "data.random_start": "random start",
+}
 
 
 def files(
@@ -72,8 +77,7 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
             ]
             parts += [f"{title}:", markdown_table(pd.DataFrame(lines))]
 
-    titled = {titles[place]: report for place, report in of_text.items()}
-    drawn = files_of("lead", lead(titled, published.RIVAL))
+    drawn = files_of("relations", relations(of_text))
     parts += [f"![{PurePosixPath(name).stem}]({name})" for name in drawn]
     every = pd.DataFrame([line for item in settings.items() for line in _long(*item)])
     return {
@@ -180,84 +184,109 @@ def _sizes(report: Report) -> dict[str, int]:
 # -- the figure ------------------------------------------------------------------------------------
 
 
-@styled
-def lead(settings: Mapping[str, Report], label: str) -> Figure | None:
-    """Draw a variant's difference in each setting, by name; None if fewer than two have one.
+def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
+    """Draw the published relations in each setting; None if fewer than two settings have one.
 
-    Only settings with next-token prediction are included: with masked tokens, losses differ by
-    which variant has begun to learn.
+    Only settings in which softmax attention predicts the next token of text are included, without
+    those in float32: with masked tokens, losses differ by which variant has begun to learn.
     """
-    found = {
+    shown = {
         place: report
         for place, report in settings.items()
-        if label in report.rows
-        and report.rows[label].ours.delta is not None
-        and report.runs[0].config.causal
+        if report.published is published.TABLE and report.runs[0].config.train.precision != "fp32"
     }
-    if len(found) < 2:
+    names = _plain_names(shown)
+    points = pd.DataFrame([point for name in names for point in _relations(name, names[name])])
+    if points.empty or points["setting"].nunique() < 2:
         return None
 
-    figure = Figure(figsize=(WIDTH, 1.25 + 0.165 * len(found)))
-    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.15))
-    close_up(figure)
-    reports = list(found.values())
-    _set_axes(axes, list(found), reports, label)
-    words.set_axis_off()
-    for at, header in _HEADERS.items():
-        across = words.get_xaxis_transform()
-        words.text(at, 1.01, header, transform=across, va="bottom", color=GREY, fontsize=SMALL)
-    for place, report in enumerate(reports):
-        _draw(axes, report, label, place)
-        _write(words, report, label, place)
-
-    small_print(
-        figure,
-        "Thick: the 95 % interval by the pair's own SD over seeds (paired t); ticks: by the noise "
-        "of all rows, where the setting's table pools it; thin: the one that holds for all "
-        "differences of that table (Bonferroni); an arrow: it goes on. Verdicts are those of that "
-        "table. Hollow: one seed, which says little.",
-        f"Grey band: the margin of {MARGIN:g} nats. Next token on text; settings of more runs "
-        "stand first.",
-    )
-    return figure
+    panels = []
+    for place, (_, found) in enumerate(points.groupby("place")):
+        # The names stand beside the first panel of a line.
+        axis = alt.Axis(domain=False, ticks=False, grid=True, labelLimit=300, labelFontSize=10)
+        axis.labels = place % _COLUMNS == 0
+        y = alt.Y("setting:N", title=None, scale=alt.Scale(domain=list(names)), axis=axis)
+        panels.append(_panel(found, y))
+    return explained(alt.concat(*panels, columns=_COLUMNS, spacing=12), _sentences())
 
 
-def _set_axes(axes: Axes, places: list[str], reports: list[Report], label: str) -> None:
-    judged = [report.against[label] for report in reports if label in report.against]
+def _panel(points: pd.DataFrame, y: alt.Y) -> alt.LayerChart:
+    """Draw one relation: a line for each setting that has it."""
     # A single seed may lie far off, so tested differences set the axis; arrows mark the others.
-    means = [each.delta for each in judged]
-    ends = [end for each in judged for end in (each.low, each.high)]
-    axes.set_xlim(limits([*means, -MARGIN, MARGIN], ends))
-    set_lines(axes, places)
-    row = reports[0].rows[label]
-    axes.set_xlabel(f"loss of {row.name} minus {reports[0].reference.name}'s; left is better")
+    tested = points[points["is_tested"]]
+    domain = limits([*tested["delta"], -MARGIN, MARGIN], [*tested["low"], *tested["high"]])
+    shapes = pd.cut(points["delta"], [-math.inf, *domain, math.inf], labels=_SHAPES)
+    drawn = points.assign(shape=shapes.astype(str))
+
+    x = alt.X("delta:Q", title=None).scale(domain=domain, nice=False, clamp=True)
+    x = x.axis(labelExpr=SIGNED, tickCount=3, grid=True, labelFontSize=10)
+    base = alt.Chart(drawn).encode(y=y)
+    bars = base.transform_filter("datum.is_tested").mark_rule(color=INK, strokeWidth=2.5)
+    dots = base.mark_point(color=INK, size=28, opacity=1, strokeWidth=1)
+    fill = alt.condition("datum.is_tested", alt.value(INK), alt.value("white"))
+    chart = alt.layer(
+        *zero_and_margin(),
+        bars.encode(x="low:Q", x2="high"),
+        dots.encode(x=x, fill=fill, shape=alt.Shape("shape:N", scale=None)),
+    )
+    title = alt.Title(points["relation"].iloc[0], anchor="middle", color=INK, fontSize=12)
+    return chart.properties(title=title, width=98, height=alt.Step(13))
 
 
-def _draw(axes: Axes, report: Report, label: str, place: int) -> None:
-    style = look(label) | {"linestyle": "none"}
-    judged = report.against.get(label)
-    if judged is None:
-        style["markerfacecolor"] = "none"
-    else:
-        draw_intervals(axes, report, label, place, color=style["color"], gid=str(place))
+def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
+    """Return the settings by plain names, ordered by tokens; the usual ones first."""
+    titles = _titles(settings)
+    configs = {place: report.runs[0].config for place, report in settings.items()}
+    counts = {key: Counter(spelled(each, key) for each in configs.values()) for key in _MENTIONED}
+    found = []
+    for place, config in configs.items():
+        name = str(config.data.name)
+        corpus = _CORPORA.get(name, name)
+        tokens = config.train.num_tokens
+        words = [f"{corpus}, {tokens / 1e6:.2g}M tokens, warmup {config.num_warmup_steps}"]
+        for key, text in _MENTIONED.items():
+            value = spelled(config, key)
+            if value != counts[key].most_common(1)[0][0]:
+                words.append(text.format(value))
+        order = (tokens, len(words) > 1, corpus, config.num_warmup_steps)
+        num_runs = len(settings[place].runs)
+        found.append((order, ", ".join(words), -num_runs, place))
 
-    delta = report.rows[label].ours.delta
-    assert delta is not None
-    left, right = axes.get_xlim()
-    if left < delta < right:
-        axes.plot(delta, place, zorder=4, gid=f"{place} delta", **style)
-    else:
-        marker, at = (4, left) if delta <= left else (5, right)
-        axes.plot(at, place, marker=marker, color=style["color"], zorder=4, clip_on=False)
+    # Among settings of one name, those with fewer runs also say their campaign.
+    named: dict[str, Report] = {}
+    for _, name, _, place in sorted(found):
+        unique = f"{name} ({titles[place]})" if name in named else name
+        named[unique] = settings[place]
+    return named
 
 
-def _write(axes: Axes, report: Report, label: str, place: int) -> None:
-    judged = report.against.get(label)
-    if judged is not None:
-        own = report.alone.against[label]
-        said = f"{own.delta:+.3f} [{own.low:+.3f}, {own.high:+.3f}]"
-        cells = [said, WORDS[judged.verdict], str(judged.num_seeds)]
-    else:
-        cells = [f"{report.rows[label].ours.delta:+.3f}", "untested", "1"]
-    for at, text in zip(_HEADERS, cells, strict=True):
-        axes.text(at, place, text, va="center_baseline", fontsize=SMALL, gid=f"{place} word")
+def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:
+    """Yield the difference of each published relation, with its paired interval if it has one."""
+    judged = {(each.judged.a, each.judged.b): each.judged for each in report.alone.relations}
+    for place, (a, sign, b) in enumerate(published.TABLE.relations):
+        losses = {label: report.rows[label].losses for label in (a, b) if label in report.rows}
+        found = compare(losses, a).get(b)
+        if found is None or found.delta is None:
+            continue
+        names = [report.rows[label].name.removesuffix("-RoPE") for label in (a, b)]
+        own = judged.get((a, b))
+        yield {
+            "setting": name,
+            "place": place,
+            "relation": f" {sign} ".join(names),
+            "delta": found.delta,
+            "low": own and own.low,
+            "high": own and own.high,
+            "is_tested": own is not None,
+        }
+
+
+def _sentences() -> Iterator[str]:
+    yield (
+        "In nats per token: the second variant's loss minus the first's, the mean within a seed. "
+        "A > B was published where A is better, so that the difference is positive, and A ≈ B "
+        "where both are equal. Bar: the 95 % interval by the pair's own SD over seeds (paired t). "
+        "Hollow: one seed, which says little. An arrow: it lies outside; a bar up to an edge goes "
+        f"on. Grey band: the margin of {MARGIN:g} nats. Softmax attention, next token on text. A "
+        "name ends with what is unlike most settings."
+    )

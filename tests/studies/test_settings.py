@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from support.figures import artists, line, overlapping, texts
+from support.charts import domain, parts, records, words
 from support.pages import make_run, make_runs, rotation
 
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report, build
-from rope_exp.studies.settings import lead, settings_files
+from rope_exp.studies.settings import relations, settings_files
 
 FEW = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
 
@@ -82,17 +82,47 @@ def test_the_figure_draws_what_was_judged(tables: Mapping[str, Report]) -> None:
         make_run("far", rotation("qkvo_rope"), 0, 2.5),
     ]
     settings = {place: tables[place] for place in ("nine", "tokens/train.num_steps=1000")}
-    figure = lead({**settings, "far": build(far, ["pe"])}, "qkvo_rope")
-    assert figure is not None
+    chart = relations({**settings, "far": build(far, ["pe"])})
+    assert chart is not None
 
-    judged = tables["nine"].against["qkvo_rope"]
-    assert line(figure, "0 delta") == ([judged.delta], [0.0])
-    own = tables["nine"].alone.against["qkvo_rope"]
-    assert line(figure, "0 interval")[0] == [own.low, own.high]
-    assert {"1 interval", "2 interval", "2 delta"}.isdisjoint(artists(figure))
-    said = texts(figure)
-    assert {"nine", "far", "-1.000", "untested"} <= set(said)
-    assert not overlapping(figure, "word")
+    nine = {each.judged.b: each.judged for each in tables["nine"].alone.relations}
+    first, second, third = records(chart, "relation")
+    assert first["relation"] == "QK ≈ QKVO"
+    own = nine["qkvo_rope"]
+    assert [first[key] for key in ("delta", "low", "high")] == [own.delta, own.low, own.high]
+    assert [first["is_tested"], second["is_tested"], third["is_tested"]] == [True, False, False]
+    assert second["low"] is None
+    assert second["delta"] == pytest.approx(-1)
+    assert [first["shape"], second["shape"], third["shape"]] == [
+        "circle",
+        "triangle-left",
+        "circle",
+    ]
+
+
+def test_every_published_relation_has_a_panel(tables: Mapping[str, Report]) -> None:
+    """Settings have plain names and are ordered by tokens; like ones also say their campaign."""
+    chart = relations({place: tables[place] for place in tables if place != "seven"})
+    assert chart is not None
+    titles = [panel["title"]["text"] for panel in chart.to_dict()["concat"]]
+    assert titles == [
+        "QK ≈ QKVO",
+        "QKVO > K",
+        "K ≈ VO",
+        "VO > QKV",
+        "QKV > NoPE",
+        "NoPE > O",
+        "NoPE > Q",
+        "NoPE > V",
+    ]
+    assert domain(chart, "setting") == [
+        "text, 2M tokens, warmup 100",
+        "text, 4.1M tokens, warmup 200",
+        "text, 8.2M tokens, warmup 400",
+    ]
+    # Of the two lines of panels, the first panel has the names.
+    assert words(chart).count("text, 2M tokens, warmup 100") == 2
+    assert {"low": -0.01, "high": 0.01} in list(parts(chart.to_dict()))
 
 
 def test_hidden_tokens_are_in_the_table_and_not_in_the_figure() -> None:
@@ -104,7 +134,12 @@ def test_hidden_tokens_are_in_the_table_and_not_in_the_figure() -> None:
     files = settings_files(tables)
     assert b"[tokens" in files["settings.md"]
     assert "hidden" in files["settings.csv"].decode()
-    assert lead(tables, "qkvo_rope") is None
+    assert relations(tables) is None
+
+
+def test_float32_is_in_the_table_and_not_in_the_figure(tables: Mapping[str, Report]) -> None:
+    exact = build(make_runs("exact", FEW, (0,), precision="fp32"), ["pe"])
+    assert relations({"nine": tables["nine"], "exact": exact}) is None
 
 
 def test_a_setting_that_was_run_again_is_left_out(tables: Mapping[str, Report]) -> None:

@@ -27,15 +27,3 @@ def texts(figure: Figure) -> list[str]:
     """Return every text that is not empty, without line breaks."""
     found: list[Any] = figure.findobj(Text)
     return [" ".join(text.get_text().split()) for text in found if text.get_text().strip()]
-
-
-def overlapping(figure: Figure, ending: str) -> list[tuple[str, str]]:
-    """Return the pairs of texts with overlapping boxes, among ids with this ending."""
-    found = [artist for artist in figure.findobj(Text) if str(artist.get_gid()).endswith(ending)]
-    boxes = [(text.get_text(), text.get_window_extent()) for text in found]
-    return [
-        (one, other)
-        for place, (one, box) in enumerate(boxes)
-        for other, box_of_other in boxes[place + 1 :]
-        if box.overlaps(box_of_other)
-    ]

@@ -9,29 +9,29 @@ from matplotlib.figure import Figure
 from rope_exp.evidence.comparable import alike, check_blocks
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.report.charts import style as charts
+from rope_exp.report.charts.curves import curves
+from rope_exp.report.charts.forest import forest
+from rope_exp.report.charts.grid import grid
 from rope_exp.report.content import Report, build
 from rope_exp.report.paper.answers import answers
 from rope_exp.report.paper.cached import cached
-from rope_exp.report.paper.curves import curves
 from rope_exp.report.paper.distance import distance, kappa
 from rope_exp.report.paper.drift import drift
 from rope_exp.report.paper.extension import extension
-from rope_exp.report.paper.forest import forest
-from rope_exp.report.paper.grid import grid
 from rope_exp.report.paper.probes import probes
 from rope_exp.report.paper.style import files_of
 
 
 def of_report(report: Report) -> dict[str, bytes]:
     """Return the files of all figures that a report's runs allow."""
-    drawn = {"forest": forest(report), "curves": curves(report), "probes": probes(report)}
-    drawn["answers"] = answers(report)
-    drawn |= _of_probes(report)
+    files = charts.files_of("forest", forest(report)) | charts.files_of("curves", curves(report))
     if report.of_variants:
-        drawn["grid"] = grid(report)
+        files |= charts.files_of("grid", grid(report))
+
+    drawn = {"probes": probes(report), "answers": answers(report), **_of_probes(report)}
     if report.of_rows:
         drawn["cached"] = cached(report)
-    files: dict[str, bytes] = {}
     for name, figure in drawn.items():
         files |= files_of(name, figure)
     return files

@@ -15,11 +15,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator
 
 from rope_exp.config.tasks import TEXT_UNIT
 from rope_exp.evidence.runs import Run
-from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.spelling import span
 
 WIDTH = 6.75
@@ -144,23 +143,6 @@ def freeze(figure: Figure) -> None:
     figure.set_layout_engine("none")
 
 
-def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:
-    """Return the limits of an axis of differences: 0, every mean, and ends of intervals.
-
-    Intervals may extend the axis on each side by at most half the range of the means, or two
-    margins if that is more. So one noisy row leaves the others readable; its interval is cut off.
-    """
-    shown = [0.0, *means]
-    low = min(shown)
-    high = max(shown)
-    span = max(high - low, 4 * MARGIN)
-
-    low = max(min([low, *ends]), low - span / 2)
-    high = min(max([high, *ends]), high + span / 2)
-    pad = 0.04 * max(high - low, span)
-    return low - pad, high + pad
-
-
 def shades(count: int) -> list[tuple[float, ...]]:
     """Return colours for ordered lines, from pale to dark, in grey too."""
     # The palest end of the scheme is invisible on white.
@@ -193,10 +175,3 @@ def engineer(value: float) -> str:
     digits = text.rstrip("kMB")
     suffix = text[len(digits) :]
     return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + suffix
-
-
-def token_axis(axes: Axes) -> None:
-    """Format a linear axis of training tokens."""
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineer(value)))
-    axes.set_xlabel("training tokens")

@@ -1,0 +1,190 @@
+"""Figure 4: losses during training, and their differences to the reference."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from rope_exp.evidence.comparable import Row
+from rope_exp.report.by_tokens import SHOWN_FROM, by_tokens, finished_or_all
+from rope_exp.report.charts.rows import COLOR, markers, with_looks
+from rope_exp.report.charts.style import SIGNED, explained, limits
+from rope_exp.report.content import Report
+from rope_exp.report.paper.labels import spread
+
+_WIDTH = 310
+_HEIGHT = 340
+_SIDE = {"width": 205, "height": _HEIGHT // 2 - 30}
+# Pixels from one line of text to the next.
+_LEADING = 13
+_CROSS = "M-1,-1L1,1M-1,1L1,-1"
+_TOKENS = "datum.value ? format(datum.value, '~s') : '0'"
+
+
+def curves(report: Report) -> alt.HConcatChart | None:
+    """Draw differences to the reference, validation and training losses against tokens.
+
+    None if no run has an evaluation.
+    """
+    if not any("val/loss" in row for run in report.runs for row in run.metrics):
+        return None
+
+    # The running median of training losses covers a tenth of the longest run's rows.
+    window = max(1, max(len(run.metrics) for run in report.runs) // 10)
+    longest = max(run.config.train.num_tokens for run in report.runs)
+    x = alt.X("tokens:Q", title="training tokens").scale(domain=[0, 1.02 * longest], nice=False)
+    x = x.axis(labelExpr=_TOKENS, tickCount=4, labelFlush=False, grid=True)
+
+    losses = [
+        *_losses(report, x, "val/loss", "validation loss", 1),
+        *_losses(report, x, "train/loss", "training loss", window),
+    ]
+    chart = alt.hconcat(*_differences(report, x), alt.vconcat(*losses), spacing=20)
+    return explained(chart, _sentences(report, window))
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
+    """Draw each row's mean difference, the band of its seeds, and its name at the end."""
+    reference = by_tokens(finished_or_all(report.reference), "val/loss")
+    points = _gathered(
+        _points(row, by_tokens(finished_or_all(row), "val/loss").sub(reference))
+        for row in report.rows.values()
+    )
+    if points.empty:
+        return
+
+    late = _late(points, report)
+    domain = limits(late["mean"], [*late["low"].dropna(), *late["high"].dropna()])
+    title = f"validation loss minus {report.reference.name}'s ({report.unit})"
+    y = alt.Y("mean:Q", title=title).scale(domain=domain, nice=False)
+    y = y.axis(labelExpr=SIGNED, tickCount=6, grid=True)
+    base = with_looks(points, report).encode(x=x, y=y)
+
+    # One seed has no band.
+    band = base.transform_filter("isValid(datum.low)").mark_area(clip=True, opacity=0.18)
+    chart = alt.layer(
+        alt.Chart().mark_rule(style="zero").encode(y=alt.datum(0, type="quantitative")),
+        band.encode(y=alt.Y("low:Q", title=title), y2="high", color=COLOR, detail="label:N"),
+        *_lines(base, width=1.6, size=45),
+        *_names(points, report, domain),
+    )
+    yield chart.properties(width=_WIDTH, height=_HEIGHT)
+
+
+def _names(
+    points: pd.DataFrame, report: Report, domain: tuple[float, float]
+) -> Iterator[alt.Chart]:
+    """Write each row's name beside the end of its line, moved apart and joined by a stroke."""
+    low, high = domain
+    ends = points.groupby("label", sort=False).last().reset_index()
+    ends["end"] = ends["mean"].clip(low, high)
+    gap = _LEADING / _HEIGHT * (high - low)
+    ends["place"] = spread(list(ends["end"]), gap, low + gap / 2, high - gap / 2)
+
+    base = alt.Chart(ends)
+    stroke = base.mark_rule(style="quiet").encode(y="end:Q", y2="place")
+    yield stroke.encode(x=alt.value(_WIDTH + 2), x2=alt.value(_WIDTH + 14))
+    name = base.mark_text(align="left").encode(x=alt.value(_WIDTH + 17), y="place:Q")
+    yield name.encode(text="name:N")
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def _losses(
+    report: Report, x: alt.X, key: str, title: str, window: int
+) -> Iterator[alt.LayerChart]:
+    """Draw the mean over finished seeds; a cross marks the end of a diverged run."""
+    rows = report.rows.values()
+    points = _gathered(_points(row, by_tokens(finished_or_all(row), key, window)) for row in rows)
+    if points.empty:
+        return
+
+    late = _late(points, report)["mean"]
+    pad = 0.06 * (late.max() - late.min()) or 0.1
+    domain = [late.min() - pad, late.max() + pad]
+    y = alt.Y("mean:Q", title=[title, f"({report.unit})"], axis=alt.Axis(tickCount=5))
+    y = y.scale(domain=domain, nice=False)
+
+    ends = [_points(row, by_tokens([run], key, window)).tail(1) for row, run in _diverged(report)]
+    crosses = _gathered(ends)
+    # An end outside the scale is drawn at its edge.
+    crosses["mean"] = crosses["mean"].clip(*domain)
+    cross = with_looks(crosses, report).mark_point(shape=_CROSS, size=50, strokeWidth=2, opacity=1)
+    lines = _lines(with_looks(points, report).encode(x=x, y=y), width=1.2, size=20)
+    yield alt.layer(*lines, cross.encode(x=x, y=y, color=COLOR)).properties(**_SIDE)
+
+
+def _diverged(report: Report) -> list[tuple[Row, Any]]:
+    runs = [(row, run) for row in report.rows.values() for run in row.runs]
+    return [(row, run) for row, run in runs if run.status == "diverged"]
+
+
+# -- points ----------------------------------------------------------------------------------------
+
+
+def _points(row: Row, values: pd.DataFrame) -> pd.DataFrame:
+    """Return a row's means over seeds by tokens, one SD on either side, at most 200 or so."""
+    complete = values.dropna(axis="columns", how="all").dropna()
+    mean = complete.mean(axis="columns")
+    sd = complete.std(axis="columns")
+    frame = pd.DataFrame({"mean": mean, "low": mean - sd, "high": mean + sd}).round(6)
+
+    # The last point is kept.
+    thinned = frame.dropna(subset="mean").iloc[:: -max(1, len(frame) // 100)].iloc[::-1]
+    name = f"{row.name} ({row.verdict})" if row.verdict else row.name
+    points = thinned.rename_axis("tokens").reset_index().assign(label=row.label, name=name)
+    # A mark at every point would hide the line.
+    every = max(1, len(points) // 12)
+    return points.assign(marked=points.index % every == every // 2)
+
+
+def _gathered(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Return the points of all tables; those without any would change the types of columns."""
+    found = [table for table in tables if len(table)]
+    return pd.concat(found) if found else pd.DataFrame(columns=["label", "tokens", "mean"])
+
+
+def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
+    """Return the points after the steep beginning, to which axes are scaled.
+
+    Rows that diverged are left out, unless there is nothing else.
+    """
+    diverged = [row.label for row in report.rows.values() if row.verdict == "diverged"]
+    late = points[points["tokens"] >= SHOWN_FROM * points["tokens"].max()]
+    kept = late[~late["label"].isin(diverged)]
+    return points if kept.empty else kept
+
+
+def _lines(base: alt.Chart, width: float, size: int) -> Iterator[alt.Chart]:
+    """Draw each row's line, and markers that tell its numbers."""
+    dash = alt.StrokeDash("dash:N", scale=None)
+    line = base.mark_line(clip=True, strokeWidth=width)
+    yield line.encode(color=COLOR, strokeDash=dash, detail="label:N")
+    told = ["name:N", "tokens:Q", "mean:Q", "low:Q", "high:Q"]
+    yield from markers(base.transform_filter("datum.marked").encode(tooltip=told), size)
+
+
+def _sentences(report: Report, window: int) -> Iterator[str]:
+    num_seeds = len({run.config.seed for run in report.runs})
+    seeds = "one seed"
+    if num_seeds > 1:
+        seeds = (
+            f"means over up to {num_seeds} finished seeds; band: one SD of a difference over "
+            "seeds, not a 95 % interval"
+        )
+    yield f"Group {report.groups}; {seeds}."
+    if report.of_variants:
+        yield (
+            "Colour and fill of the marker: which of Q and K rotate; dash and shape: which of V "
+            "and O."
+        )
+    yield f"Training loss: running median over {window} logged steps. Steep beginnings are cut off."
+    if _diverged(report):
+        yield "×: diverged."
+    if not report.reference.runs:
+        yield f"Without {report.reference.name} there are no differences."

@@ -1,0 +1,118 @@
+"""Figure 1: each row's difference to the reference, its intervals, and the published difference."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.charts.rows import COLOR, TOLD, in_words, markers, with_looks
+from rope_exp.report.charts.style import SIGNED, explained, limits, zero_and_margin
+from rope_exp.report.content import Report
+
+_WIDTH = 310
+# The columns of words beside the chart: header, and distance from the chart's right edge.
+_COLUMNS = {
+    "difference": ("Δ [95 % interval]", 14),
+    "verdict": ("verdict", 172),
+    "seeds": ("seeds", 262),
+    "published": ("published", 304),
+}
+
+
+def forest(report: Report) -> alt.LayerChart | None:
+    """Draw the differences to the reference; None if no row shares a seed with it."""
+    rows = [row for row in report.rows.values() if row.label != report.reference.label]
+    if all(row.ours.delta is None for row in rows):
+        return None
+
+    table = pd.DataFrame([in_words(report, row) for row in rows])
+    bars = pd.DataFrame(_bars(report), columns=["label", "kind", "low", "high"])
+    means = [*table["delta"].dropna(), *table["theirs"].dropna(), -MARGIN, MARGIN]
+    domain = limits(means, [*bars["low"], *bars["high"]])
+
+    title = f"loss minus {report.reference.name}'s ({report.unit}); right is worse"
+    x = alt.X("delta:Q", title=title, scale=alt.Scale(domain=domain, nice=False, clamp=True))
+    x = x.axis(labelExpr=SIGNED, tickCount=4, grid=True)
+    # Without a domain, rows are in the order in which the layers happen to have them.
+    y = alt.Y("label:N", title=None, scale=alt.Scale(domain=list(table["label"])))
+    names = json.dumps({row.label: row.name for row in rows})
+    y = y.axis(domain=False, ticks=False, labelPadding=8, labelExpr=f"{names}[datum.value]")
+
+    base = with_looks(table, report).encode(y=y, tooltip=TOLD)
+    chart = alt.layer(
+        *zero_and_margin(),
+        base.mark_point(style="quiet", size=110, opacity=1).encode(x="theirs:Q"),
+        *_intervals(with_looks(bars, report).encode(y=y, color=COLOR), domain),
+        *markers(base.encode(x=x), size=60),
+        *_columns(base, table),
+    )
+    sized = chart.properties(width=_WIDTH, height=alt.Step(25))
+    is_cut = ((bars["low"] < domain[0]) | (bars["high"] > domain[1])).any()
+    return explained(sized, _sentences(report, bool(table["theirs"].notna().any()), bool(is_cut)))
+
+
+def _bars(report: Report) -> Iterator[tuple[str, str, float, float]]:
+    """Yield the intervals of each row, thin before thick."""
+    for label, judged in report.against.items():
+        own = report.alone.against[label]
+        yield label, "family", judged.wide_low, judged.wide_high
+        yield label, "paired", own.low, own.high
+        if report.is_pooled:
+            yield label, "pooled", judged.low, judged.high
+
+
+def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Chart]:
+    """Draw intervals, the pooled one pale below the row, with an arrow where one goes on."""
+    low, high = domain
+    styles: dict[str, dict[str, Any]] = {
+        "family": {"strokeWidth": 1, "opacity": 1},
+        "paired": {"strokeWidth": 4, "opacity": 1},
+        "pooled": {"strokeWidth": 4, "opacity": 0.45, "yOffset": 7},
+    }
+    for kind, style in styles.items():
+        bars = base.transform_filter(f"datum.kind == '{kind}'")
+        yield bars.mark_rule(**style).encode(x="low:Q", x2="high")
+
+    arrows = {"low": ("triangle-left", f"< {low}"), "high": ("triangle-right", f"> {high}")}
+    for end, (shape, is_outside) in arrows.items():
+        outside = base.transform_filter(f"datum.kind != 'pooled' && datum.{end} {is_outside}")
+        yield outside.mark_point(shape=shape, filled=True, size=45, opacity=1).encode(x=f"{end}:Q")
+
+
+def _columns(base: alt.Chart, table: pd.DataFrame) -> Iterator[alt.Chart]:
+    """Write columns of words beside the chart, and leave out an empty one."""
+    # Space for the number of diverged seeds behind a verdict.
+    more = 6 * max(0, int(table["verdict"].str.len().max()) - 12)
+    for field, (header, offset) in _COLUMNS.items():
+        if table[field].any():
+            x = alt.value(_WIDTH + offset + (more if field in ("seeds", "published") else 0))
+            yield base.mark_text(align="left").encode(x=x, text=f"{field}:N")
+            head = alt.Chart().mark_text(text=header, align="left", style="quiet")
+            yield head.encode(x=x, y=alt.value(-10))
+
+
+def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str]:
+    yield f"Group {report.groups}. Grey band: the margin of {MARGIN:g} {report.margin_unit}."
+    if report.against:
+        yield (
+            "Thick: the 95 % interval by the pair's own SD over seeds (paired t); "
+            f"{'pale, below: the one by the pooled noise; ' if report.is_pooled else ''}"
+            f"thin: the one that holds for all {len(report.against)} differences (Bonferroni). "
+            "A row is equivalent where the test shows that its difference lies within the margin. "
+            "Verdicts: by Holm over the same family."
+        )
+    else:
+        yield "No row shares two seeds with the reference: nothing here can be tested."
+    if is_cut:
+        yield "An arrow: it goes on."
+    if report.published and is_published:
+        theirs = report.published
+        yield (
+            f"Grey circle: published ({theirs.short}; {theirs.setting}); compare order and signs, "
+            "not sizes."
+        )
+    if mark := report.reference.mark:
+        yield f"The reference: {report.reference.name} {mark}."

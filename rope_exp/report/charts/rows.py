@@ -1,0 +1,75 @@
+"""The rows of a report as data for charts: their words, and their looks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from rope_exp.report.content import Line, Report
+from rope_exp.report.looks import look
+from rope_exp.report.page_marks import dashes, filled, outline
+from rope_exp.report.tables import WORDS
+
+COLOR = alt.Color("color:N", scale=None)
+TOLD = ["name:N", "difference:N", "verdict:N", "seeds:N", "published:N"]
+
+
+def in_words(report: Report, row: Line) -> dict[str, Any]:
+    """Return a row's differences, and the words about them.
+
+    The interval in `difference` is the paired one; `half` is half of the table's own.
+    """
+    delta = row.ours.delta
+    words: dict[str, Any] = {
+        "label": row.label,
+        "name": row.name,
+        "delta": delta,
+        "theirs": row.theirs.delta,
+        "number": signed(delta),
+        "difference": signed(delta),
+        "half": "",
+        "seeds": str(row.ours.num_seeds),
+        "published": signed(row.theirs.delta, digits=3),
+    }
+    word = "no shared seed" if delta is None else "untested"
+    if judged := report.against.get(row.label):
+        own = report.alone.against[row.label]
+        words["difference"] += f" [{signed(own.low)}, {signed(own.high)}]"
+        words["half"] = f"± {judged.high - judged.delta:.4f} "
+        word = WORDS[judged.verdict]
+    elif row.label == report.reference.label:
+        word = "reference"
+        words["published"] = ""
+    return words | {"verdict": row.verdict or f"{word} {row.mark}".rstrip()}
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    """Return a difference with its sign; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:+.{digits}f}".replace("-", "−") if value else "0"
+
+
+def with_looks(table: pd.DataFrame, report: Report) -> alt.Chart:
+    """Return a chart of a table with a column `label`, and columns for the looks of the rows."""
+    looks = []
+    for row in report.rows.values():
+        style = look(row.label, row.number)
+        shapes = {"outline": outline(style), "filled": filled(style)}
+        dash = dashes(style) or [1, 0]
+        looks.append({"label": row.label, "color": style["color"], "dash": dash, **shapes})
+    fields = ["color", "dash", "outline", "filled"]
+    found = alt.LookupData(alt.InlineData(looks), key="label", fields=fields)
+    return alt.Chart(table).transform_lookup("label", from_=found)
+
+
+def markers(base: alt.Chart, size: int) -> Iterator[alt.Chart]:
+    """Draw markers: the outline on white, and the part that is filled."""
+    mark = base.mark_point(clip=True, size=size, opacity=1, strokeWidth=1.2, fill="white")
+    shape = alt.Shape("outline:N", scale=None)
+    yield mark.encode(shape=shape, stroke=alt.Stroke("color:N", scale=None))
+
+    mark = base.mark_point(clip=True, size=size, opacity=1, strokeWidth=0)
+    shape = alt.Shape("filled:N", scale=None)
+    yield mark.encode(shape=shape, fill=alt.Fill("color:N", scale=None))

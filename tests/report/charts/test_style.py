@@ -1,0 +1,62 @@
+"""Files of charts: the same bytes again, readable on a page, none without a chart."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from support.records import make_records
+
+from rope_exp.evidence.records import read_records
+from rope_exp.evidence.runs import Run
+from rope_exp.report.charts.curves import curves
+from rope_exp.report.charts.forest import forest
+from rope_exp.report.charts.grid import grid
+from rope_exp.report.charts.style import files_of, limits, svg_of
+from rope_exp.report.content import build
+
+# Text of 11 pixels then has at least 7 points at 6.75 inches.
+WIDEST = 11 / 7 * 72 * 6.75
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    records = tmp_path_factory.mktemp("records")
+    make_records(records, "c", rows=("qk_rope", "vo_rope", "nope"), seeds=(0, 1))
+    return read_records(records, "c")
+
+
+def test_files_have_the_same_bytes_again(runs: list[Run]) -> None:
+    """In any order of the runs and of the charts, of which Vega counts parts."""
+    first = {draw: svg_of(draw(build(runs, ["pe"]))) for draw in (forest, grid, curves)}
+    for draw in (curves, grid, forest):
+        assert svg_of(draw(build(runs[::-1], ["pe"]))) == first[draw]
+
+
+def test_files_are_readable_on_a_page(runs: list[Run]) -> None:
+    report = build(runs, ["pe"])
+    for draw in (forest, grid, curves):
+        svg = ElementTree.fromstring(svg_of(draw(report)))
+        assert float(svg.attrib["width"]) <= WIDEST
+
+
+def test_every_id_is_used_and_defined_once(runs: list[Run]) -> None:
+    svg = ElementTree.fromstring(svg_of(curves(build(runs, ["pe"]))))
+    defined = [each.attrib["id"] for each in svg.iter() if "id" in each.attrib]
+    named = [value for each in svg.iter() for value in each.attrib.values() if "url(#" in value]
+    assert len(defined) == len(set(defined))
+    assert {value.partition("#")[2].rstrip(")") for value in named} <= set(defined)
+
+
+def test_no_chart_is_no_file(runs: list[Run]) -> None:
+    assert files_of("x", None) == {}
+    assert set(files_of("x", forest(build(runs, ["pe"])))) == {str(Path("figures/x.svg"))}
+
+
+def test_limits_leave_the_means_readable_beside_a_wide_interval() -> None:
+    """Means take at least half of the axis; a narrow interval is shown whole."""
+    low, high = limits([0.1, 0.4], [-9.0, 9.0])
+    assert (0.4 - 0.0) / (high - low) > 0.45
+    low, high = limits([0.1, 0.4], [0.38, 0.42])
+    assert low < 0 < 0.42 < high < 0.45
+    low, high = limits([])
+    assert low < -0.001 < 0.001 < high

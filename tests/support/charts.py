@@ -1,0 +1,43 @@
+"""The content of a chart, read from its specification and its SVG file."""
+
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree
+
+from rope_exp.report.charts.style import svg_of
+
+_TEXT = "{http://www.w3.org/2000/svg}text"
+
+
+def records(chart: Any, key: str) -> list[dict[str, Any]]:
+    """Return the lines of the first data set whose lines have this key."""
+    datasets = chart.to_dict()["datasets"].values()
+    return next((lines for lines in datasets if lines and key in lines[0]), [])
+
+
+def parts(spec: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object of a specification, at any depth."""
+    if isinstance(spec, dict):
+        yield spec
+    for each in spec.values() if isinstance(spec, dict) else spec:
+        if isinstance(each, dict | list):
+            yield from parts(each)
+
+
+def domain(chart: Any, field: str) -> list[Any]:
+    """Return the domain of the first channel of a field that has one."""
+    found = (each for each in parts(chart.to_dict()) if each.get("field") == field)
+    return list(
+        next(each["scale"]["domain"] for each in found if "domain" in each.get("scale", {}))
+    )
+
+
+def words(chart: Any) -> list[str]:
+    """Return the texts that are drawn, and the explanation as one."""
+    drawn = [text.text or "" for text in ElementTree.fromstring(svg_of(chart)).iter(_TEXT)]
+    return [*drawn, explanation(chart)]
+
+
+def explanation(chart: Any) -> str:
+    """Return the explanation below a chart."""
+    return " ".join(chart.to_dict()["title"]["text"])

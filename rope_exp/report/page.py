@@ -13,7 +13,6 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
 
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.charts import CONFIG, curves, forest, grid
@@ -59,9 +58,9 @@ def page(tables: Mapping[str, Report]) -> bytes:
 
     text = _template().render(
         policy=policy([library, script], style),
-        style=Markup(style),
-        library=Markup(library),
-        script=Markup(script),
+        style=style,
+        library=library,
+        script=script,
         config=CONFIG,
         num_runs=len(runs),
         hours=sum(run.result.get("wall_s", 0) for run in runs.values()) / 3600,
@@ -93,7 +92,7 @@ def chart_library() -> str:
 
 
 def _template() -> Template:
-    """Return the template. Everything that it prints is escaped, except `Markup`."""
+    """Return the template. It escapes everything that it does not mark as safe."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

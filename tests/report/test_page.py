@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.configs import REPOSITORY
-from support.pages import HOSTILE, make_hostile, make_runs, make_tables
+from support.pages import HOSTILE, make_hostile, make_run, make_runs, make_tables, rotation
 from support.records import make_records
 
 from rope_exp.report import command
@@ -150,12 +150,23 @@ def test_the_answer_says_no_more_than_the_test(text: str, tables: dict[str, Repo
     said = answer(report)
     label = next(iter(report.against))
     line = frame(report).set_index("name").loc[report.rows[label].name]
-    assert said.startswith(f"{report.rows[label].name} is {line['verdict']} than QK-RoPE: ")
+    assert said.startswith(f"{report.rows[label].name} is {line['verdict']} ")
     assert f"{line['delta']:+.4f}" in said
     assert f"{line['delta_ci_low']:+.4f} to {line['delta_ci_high']:+.4f}" in said
     assert html.unescape(said) in html.unescape(text)
     untested = answer(tables["tokens/train.num_steps=1000"])
     assert untested == "No difference to QK-RoPE is tested yet."
+
+
+@pytest.mark.parametrize(("shift", "word"), [(-0.3, "better"), (0.3, "worse")])
+def test_the_answer_has_the_verdicts_direction(shift: float, word: str) -> None:
+    runs = []
+    for row, more in (("qk_rope", 0.0), ("vo_rope", shift)):
+        for seed in range(3):
+            loss = 4.0 + more + 0.01 * seed + 0.001 * (seed % 2) * (row == "vo_rope")
+            runs.append(make_run("nine", rotation(row), seed, loss))
+    report = build(runs, ["pe"])
+    assert answer(report).startswith(f"VO-RoPE is {word} than QK-RoPE: ")
 
 
 def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> None:

@@ -124,12 +124,14 @@ def make_tables() -> dict[str, Report]:
 def make_hostile() -> dict[str, Report]:
     """Return a table whose row, corpus and runs have names that are markup."""
     runs = []
-    for seed in (0, 1):
-        hostile = PeConfig(rotate=("q", "v"))
-        # Unchecked, as a config refuses such a name.
-        object.__setattr__(hostile, "name", HOSTILE)
-        loss = 4.1 + 0.01 * seed
-        for pe, shift in ((hostile, 0.0), (rotation("qk_rope"), -0.1)):
-            run = make_run("nine", pe, seed, loss + shift, corpus=HOSTILE)
+    for row in ("qv_rope", "qk_rope"):
+        for seed in (0, 1):
+            run = make_run(
+                "nine", rotation(row), seed, 4.1 + 0.01 * seed - 0.1 * (row == "qk_rope")
+            )
+            # Unchecked, as a config refuses such names.
+            object.__setattr__(run.config.data, "name", HOSTILE)
+            if row == "qv_rope":
+                object.__setattr__(run.config.pe, "name", HOSTILE)
             runs.append(replace(run, where=f"{run.where}{HOSTILE}"))
     return {"nine": build(runs, ["pe"])}

@@ -86,8 +86,8 @@ def answer(report: Report) -> str:
         line = lines[label]
         return (
             f"{line['name']} {_PHRASES[judged.verdict]} {reference}: its loss minus {reference}’s "
-            f"is {judged.delta:+.4f} {report.unit} (95 % interval {interval_of()(line)}; p "
-            f"{p_of(line)}, adjusted for all differences in the table by Holm; "
+            f"is {judged.delta:+.4f} {report.unit} (95 % interval {interval_of()(line)}; p by Holm "
+            f"over all differences in the table: {p_of(line)}; "
             f"{judged.num_seeds} seeds)."
         )
     return f"No difference to {reference} is tested yet."

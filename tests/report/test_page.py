@@ -42,6 +42,11 @@ def tables() -> dict[str, Report]:
 
 @pytest.fixture(scope="module")
 def text(tables: dict[str, Report]) -> str:
+    return undrawn(tables)
+
+
+@pytest.fixture(scope="module")
+def drawn(tables: dict[str, Report]) -> str:
     return page(tables).decode()
 
 
@@ -123,10 +128,10 @@ def test_numbers_are_those_of_the_tables(text: str, tables: dict[str, Report]) -
             assert shown(markup, 1) == expected
 
 
-def test_every_setting_has_its_figures(text: str, tables: dict[str, Report]) -> None:
+def test_every_setting_has_its_figures(drawn: str, tables: dict[str, Report]) -> None:
     """Forest, grid and curves, as Vega-Lite of the same report."""
     for place, report in tables.items():
-        data = re.findall(r'<script type="application/json">(.*?)</script>', section(text, place))
+        data = re.findall(r'<script type="application/json">(.*?)</script>', section(drawn, place))
         charts = [PARTS[figure](report) for figure in ("forest", "grid", "curves")]
         assert [json.loads(each) for each in data] == [
             json.loads(json.dumps(chart.to_dict())) for chart in charts
@@ -222,10 +227,10 @@ def test_a_run_without_a_loss_is_shown() -> None:
 # -- the whole -------------------------------------------------------------------------------------
 
 
-def test_the_same_runs_give_the_same_page(text: str) -> None:
+def test_the_same_runs_give_the_same_page(drawn: str) -> None:
     """In whatever order tables come."""
     again = dict(reversed(make_tables().items()))
-    assert page(again).decode() == text
+    assert page(again).decode() == drawn
 
 
 def test_a_page_without_settings_says_so() -> None:

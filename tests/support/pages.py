@@ -127,9 +127,9 @@ def make_hostile() -> dict[str, Report]:
     No config may have such names, so they are set past its check.
     """
     runs = []
-    for run in make_runs("nine", ("qk_rope", "qv_rope"), (0, 1)):
+    for run in make_runs("nine", ("qk_rope", "vo_rope"), (0, 1)):
         object.__setattr__(run.config.data, "name", HOSTILE)
         runs.append(replace(run, where=f"{run.where}{HOSTILE}"))
     report = build(runs, ["pe"])
-    row = replace(report.rows["qv_rope"], name=HOSTILE)
-    return {"nine": replace(report, rows={**report.rows, "qv_rope": row})}
+    row = replace(report.rows["vo_rope"], name=HOSTILE)
+    return {"nine": replace(report, rows={**report.rows, "vo_rope": row})}

@@ -16,7 +16,6 @@ from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
 from rope_exp.report.content import Report, build
-from rope_exp.report.levels import kinds_of
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
 from rope_exp.report.paper.gather import beside, of_report
@@ -133,7 +132,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     for study in _studies():
         made |= study.files(asked, read, tables)
     if name is None:
-        made[PAGE] = page(read)
+        made[PAGE] = page(tables)
     _write_all(out, made)
     return [str(out / file) for file in made] + _left_over(out, made)
 
@@ -162,9 +161,27 @@ def _tables(runs: Sequence[Run]) -> dict[str, Report]:
     tables: dict[str, Report] = {}
     for level, found in levels.items():
         tables[level] = build(found, telling(found))
-        for kind, of_kind in kinds_of(found).items():
+        for kind, of_kind in _kinds_of(found).items():
             tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])
     return tables
+
+
+def _kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each kind of attention by its label, for a table with named rows.
+
+    Includes only kinds with at least two variants, all of one size.
+    """
+    if telling(runs) == ["pe"]:
+        return {}
+    kinds: dict[str, list[Run]] = {}
+    for run in runs:
+        kinds.setdefault(run.config.attn.label, []).append(run)
+    return {
+        label: found
+        for label, found in sorted(kinds.items())
+        if len({run.config.pe.label for run in found}) > 1
+        and all(run.config.model == found[0].config.model for run in found)
+    }
 
 
 def _table_files(report: Report) -> dict[str, bytes]:

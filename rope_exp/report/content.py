@@ -190,16 +190,6 @@ def by_own_deviation(runs: Sequence[Run]) -> bool:
     return any(run.test == "paired" for run in runs)
 
 
-def refer(report: Report, label: str) -> Report:
-    """Return the same report with differences to another row, judged as in `build`.
-
-    Noise, all pairs and the published relations do not depend on the reference, and stay.
-    """
-    lines = _lines(report.rows, label, report.published)
-    against = _against(_losses(lines), label, report.noise)
-    return replace(report, rows=lines, reference=lines[label], against=against)
-
-
 def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
     """Return the label of the default reference, which may be missing from the rows."""
     if list(keys) == ["pe"]:

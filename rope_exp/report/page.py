@@ -1,83 +1,69 @@
-"""The page results/report.html: one offline file that shows every level of every campaign.
+"""The page results/report.html: one offline file that shows every setting of every campaign.
 
-It contains the data, the chart library and its own script, and loads nothing else. Its
-Content-Security-Policy forbids all traffic and allows only the two scripts with the listed hashes.
-The same records give the same bytes.
+It contains tables as HTML, figures as Vega-Lite specifications, and the library that draws them,
+and loads nothing else. Its Content-Security-Policy forbids all traffic and allows only the two
+scripts with the listed hashes. The same records give the same bytes.
 """
 
 import base64
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from rope_exp.evidence.runs import ReportError, Run
-from rope_exp.report.packing import packed
-from rope_exp.report.page_data import page_data
+from jinja2 import Environment, StrictUndefined, Template
 
-MAX_BYTES = 3_000_000
-# For every number in the page: a hundred times finer than the tables print.
-DECIMALS = 6
-SCRIPTS = ("state.js", "tables.js", "charts.js", "forest.js", "curves.js", "page.js")
+from rope_exp.report.assumptions import assumptions
+from rope_exp.report.charts.curves import curves
+from rope_exp.report.charts.forest import forest
+from rope_exp.report.charts.grid import grid
+from rope_exp.report.charts.style import CONFIG
+from rope_exp.report.content import Report
+from rope_exp.report.page_settings import answer, answers, at_a_glance, named, relations, rows
+from rope_exp.report.sentences import caption, notes, summary
+
+# Functions of a report that the template calls.
+PARTS: dict[str, Callable[[Report], Any]] = {
+    "answer": answer,
+    "answers": answers,
+    "assumptions": assumptions,
+    "caption": caption,
+    "curves": curves,
+    "forest": forest,
+    "grid": grid,
+    "notes": notes,
+    "relations": relations,
+    "rows": rows,
+    "summary": summary,
+}
 
 
-def page(campaigns: Mapping[str, Sequence[Run]]) -> bytes:
-    """Return the page of all campaigns.
+def page(tables: Mapping[str, Report]) -> bytes:
+    """Return the page of all settings.
 
     Args:
-        campaigns: the runs of each campaign, by its name.
-    Raises:
-        ReportError: runs may not share a table, or the page would be larger than `MAX_BYTES`.
+        tables: the report of each setting, by the folder of its files.
     """
-    return assemble(page_data(campaigns))
-
-
-def assemble(data: Mapping[str, Any]) -> bytes:
-    """Return one file with data, library, script and style.
-
-    Raises:
-        ReportError: the file would be larger than `MAX_BYTES`.
-    """
+    settings = named(tables)
+    # The variants of one kind of attention are also in the table of all kinds.
+    runs = {run.where: run for report in tables.values() for run in report.runs}
     style = _asset("page.css")
-    script = _closed("\n".join(_asset(name) for name in SCRIPTS))
+    script = _closed(_asset("page.js"))
     library = chart_library()
-    parts = {
-        "@policy@": policy([library, script], style),
-        "@style@": style,
-        "@data@": embedded(data),
-        "@library@": library,
-        "@script@": script,
-    }
 
-    text = _asset("page.html")
-    for mark, part in parts.items():
-        before, after = text.split(mark)
-        text = before + part + after
-
-    content = text.encode()
-    if len(content) > MAX_BYTES:
-        raise ReportError(
-            f"report.html would have {len(content):,} bytes, and at most {MAX_BYTES:,} are "
-            "allowed: it holds too many runs"
-        )
-    return content
-
-
-def embedded(data: Mapping[str, Any]) -> str:
-    """Return packed data as JSON that is safe in a script element: ASCII, and without <."""
-    text = json.dumps(packed(_rounded(data)), separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
-
-
-def _rounded(value: Any) -> Any:
-    """Return data with numbers rounded to `DECIMALS`, as further digits would only take space."""
-    if isinstance(value, Mapping):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(each) for each in value]
-    return round(value, DECIMALS) if isinstance(value, float) else value
+    text = _template().render(
+        policy=policy([library, script], style),
+        style=style,
+        library=library,
+        script=script,
+        config=CONFIG,
+        num_runs=len(runs),
+        hours=sum(run.result.get("wall_s", 0) for run in runs.values()) / 3600,
+        settings=settings,
+        glance=at_a_glance(settings),
+    )
+    return text.encode()
 
 
 def policy(scripts: Sequence[str], style: str) -> str:
@@ -99,6 +85,17 @@ def chart_library() -> str:
     return _closed(javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace(
         "</script", "<\\/script"
     )
+
+
+def _template() -> Template:
+    """Return the template. It escapes everything that it does not mark as safe."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    # `tojson` writes <, >, & and ' as escapes, so it may stand in a script element.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.globals.update(PARTS)
+    return environment.from_string(_asset("page.html.j2"))
 
 
 def _closed(script: str) -> str:

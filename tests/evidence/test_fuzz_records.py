@@ -15,7 +15,7 @@ from rope_exp.evidence.records import digest, read_record
 from rope_exp.evidence.runs import Run
 from rope_exp.report.answers import answers_csv
 from rope_exp.report.content import build
-from rope_exp.report.page import page
+from rope_exp.report.page import PARTS, page
 from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown
@@ -81,12 +81,20 @@ def judge(campaign: str, runs: Sequence[Run]) -> None:
         markdown(report, [])
         for write in (csv_table, summary, answers_csv, probes_csv, extension_csv):
             write(report)
+        page({campaign: report})
     cost.files([campaign], {campaign: runs}, {})
-    page({campaign: list(runs)})
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page without its figures, which take most of the time."""
+    for figure in ("forest", "grid", "curves"):
+        monkeypatch.setitem(PARTS, figure, lambda report: None)
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("campaign", CELLS)
+@pytest.mark.usefixtures("undrawn")
 def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, campaign: str, every: bool) -> None:
     """Each place in turn with one harm of all; the long test does every harm to each."""
     first, *others = (RECORDED / campaign / f"{cell}.json" for cell in CELLS[campaign])

@@ -20,8 +20,7 @@ def main() -> int:
     parser.add_argument("out", type=Path, help=".png, or .pdf for what a printer gets")
     parser.add_argument("--width", type=int, default=1360, help="of the window (%(default)s px)")
     parser.add_argument("--height", type=int, help="of the picture; all of the page")
-    parser.add_argument("--dark", action="store_true", help="as a dark system shows it")
-    parser.add_argument("--address", default="", help="what to show: #corpus=...&reference=...")
+    parser.add_argument("--address", default="", help="the setting to show: #english")
     asked = parser.parse_args()
 
     command = find_chromium()
@@ -30,7 +29,7 @@ def main() -> int:
         return 1
 
     with TemporaryDirectory() as profile, Browser(command, Path(profile)) as browser:
-        browser.look(asked.width, dark=asked.dark)
+        browser.look(asked.width)
         browser.open(asked.page.resolve(), asked.address)
         if asked.out.suffix == ".pdf":
             browser.pdf(asked.out)

@@ -16,7 +16,7 @@ from rope_exp.evidence.records import read_records
 from rope_exp.report.answers import answers_csv, bins, match_relations, shares, task_tables
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Report, build
-from rope_exp.report.page_data import answers_table, page_data
+from rope_exp.report.page_settings import answers
 from rope_exp.report.paper import gather
 from rope_exp.report.paper.answers import answers as figure_of
 from rope_exp.report.sentences import caption, notes, summary
@@ -212,9 +212,8 @@ def test_repeats_stand_beside_the_losses_of_the_notebook(tmp_path: Path) -> None
     assert "| 0.319 | -0.011 |" in text
     [said] = [note for note in notes(report) if "Harik" in note]
     assert "values were turned twice" in said
-    [level] = page_data({"roper": report.runs})["levels"]
-    assert level["published"].startswith("Harik")
-    assert "results.ipynb" in level["source"]
+    assert report.source is not None
+    assert "results.ipynb" in report.source.cited
 
 
 @pytest.mark.parametrize("kind", ["repeats", "addition"])
@@ -272,37 +271,24 @@ def test_r2_has_a_table(spikes: Report) -> None:
     assert figure_of(spikes) is None
 
 
-def test_the_page_says_each_levels_unit(spikes: Report, report: Report) -> None:
-    levels = page_data({"spikes": spikes.runs, "addition": report.runs})["levels"]
-    units = {(level["facets"]["corpus"], level["unit"], level["margin_unit"]) for level in levels}
-    assert units == {
-        ("spikes", "mean squared error", "of mean squared error"),
-        ("addition", "nats per answer token", "nats"),
-    }
-
-
 def test_the_page_has_a_table_of_answers(report: Report) -> None:
     """The means of answers.csv in %, a column a bin, which sort as numbers."""
-    table = answers_table(report)
-    titles = [column["title"] for column in table["columns"]]
-    assert titles[:4] == ["variant", "seeds", "test", "1"]
-    assert titles[8:10] == ["6", "longer"]
+    table = answers(report)
+    assert table.headings[:4] == ["variant", "seeds", "test", "1"]
+    assert table.headings[8:10] == ["6", "longer"]
 
     of_csv = list(csv.DictReader(io.StringIO(answers_csv(report) or "")))
-    for row in table["rows"]:
-        found = [100 * float(line["right_mean"]) for line in of_csv if line["pe"] == row["id"]]
-        shown = [cell[0].partition(" ± ")[0] for cell in row["cells"][2:]]
+    for name, _, *cells in table.lines:
+        [label] = [label for label, row in report.rows.items() if row.name == name.text]
+        found = [100 * float(line["right_mean"]) for line in of_csv if line["pe"] == label]
+        shown = [cell.text.partition(" ± ")[0] for cell in cells]
         assert shown == [f"{share:.1f}" for share in found]
-        assert [cell[1] for cell in row["cells"][2:]] == pytest.approx(found, abs=1e-4)
+        assert [float(cell.key or cell.text) for cell in cells] == pytest.approx(found, abs=1e-4)
 
 
-def test_the_page_has_a_table_of_r2(spikes: Report, report: Report) -> None:
-    """A level has one table of the two."""
-    rows = {row["id"]: row["cells"] for row in answers_table(spikes)["rows"]}
-    found = [cell[0] for cell in rows["qkvo_rope-base40000-fraction0.5"][1:]]
-    assert found == ["3", "0.8190", "0.8180", "0.8200"]
-    levels = page_data({"spikes": spikes.runs, "addition": report.runs})["levels"]
-    assert [len(level["answers"]["rows"]) for level in levels] == [4, 2]
+def test_the_page_has_a_table_of_r2(spikes: Report) -> None:
+    lines = {name.text: [cell.text for cell in cells] for name, *cells in answers(spikes).lines}
+    assert lines["QKVO-RoPE base40000-fraction0.5"] == ["3", "0.8190", "0.8180", "0.8200"]
 
 
 # -- the figure ------------------------------------------------------------------------------------

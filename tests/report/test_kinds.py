@@ -15,7 +15,6 @@ from rope_exp.evidence.published import SEQUEL
 from rope_exp.evidence.records import read_records
 from rope_exp.report.command import write, write_campaigns
 from rope_exp.report.content import build
-from rope_exp.report.levels import find_levels
 from rope_exp.report.paper.cached import Point, front
 from rope_exp.report.sentences import notes
 
@@ -108,12 +107,6 @@ def test_the_grid_of_a_core_and_the_front_are_drawn(results: Path) -> None:
     assert (results / "sequel_mini/figures/cached.svg").exists()
     # All rows of `cores` that keep keys keep as many.
     assert not (results / "cores/figures/cached.svg").exists()
-
-
-def test_the_page_has_a_level_of_all_kinds_and_of_each(results: Path) -> None:
-    runs = {"cores": read_records(results / "records", "cores")}
-    attention = [level.facets["attention"].text for level in find_levels(runs)]
-    assert attention == ["rows of all kinds", "decay", "linear", "softmax"]
 
 
 def test_runs_of_no_campaign_have_no_names(tmp_path: Path) -> None:

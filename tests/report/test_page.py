@@ -1,34 +1,71 @@
-"""The page without a browser: its policy, its texts, its size, and the same bytes again."""
+"""The page without a browser: its policy, its texts and tables, and the same bytes again."""
 
+import html
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from support.configs import REPOSITORY
-from support.pages import HOSTILE, make_campaigns, make_pilot, make_runs
+from support.pages import HOSTILE, make_hostile, make_run, make_runs, make_tables, rotation
 from support.records import make_records
-from support.refused import refused
 
 from rope_exp.report import command
 from rope_exp.report import page as page_module
 from rope_exp.report.command import write_campaigns
-from rope_exp.report.page import SCRIPTS, assemble, chart_library, embedded, page, policy
+from rope_exp.report.content import Report, build
+from rope_exp.report.page import PARTS, chart_library, page, policy
+from rope_exp.report.page_settings import answer, at_a_glance, named, relations, rows
+from rope_exp.report.pairs import relations_columns, relations_frame
+from rope_exp.report.spelling import cells
+from rope_exp.report.tables import columns, frame
+
+LIBRARY = "/* the chart library */"
+
+
+def undrawn(tables: Mapping[str, Report]) -> str:
+    """Return the page without figures and library, which take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_module, "chart_library", lambda: LIBRARY)
+        for figure in ("forest", "grid", "curves"):
+            patch.setitem(PARTS, figure, lambda report: None)
+        return page(tables).decode()
 
 
 @pytest.fixture(scope="module")
-def text() -> str:
-    return page(make_campaigns()).decode()
+def tables() -> dict[str, Report]:
+    return make_tables()
 
 
-def strings(value: object) -> list[str]:
-    """Every text somewhere within a value."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        return [text for each in value for text in strings(each)]
-    return [value] if isinstance(value, str) else []
+@pytest.fixture(scope="module")
+def text(tables: dict[str, Report]) -> str:
+    return undrawn(tables)
+
+
+@pytest.fixture(scope="module")
+def drawn(tables: dict[str, Report]) -> str:
+    return page(tables).decode()
+
+
+def section(text: str, place: str) -> str:
+    """The markup of a setting."""
+    found = text.partition(f'<section class="setting" id="{place}"')[2]
+    assert found
+    return found.partition("</section>")[0]
+
+
+def shown(markup: str, number: int) -> list[list[str]]:
+    """The texts of a table: of each line its cells, headings first."""
+    table = re.findall(r"<table.*?</table>", markup, re.DOTALL)[number]
+    lines = re.findall(r"<tr>.*?</tr>", table, re.DOTALL)
+    found = [re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", line, re.DOTALL) for line in lines]
+    return [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in line] for line in found]
+
+
+# -- what may be loaded and run --------------------------------------------------------------------
 
 
 def test_the_policy_lets_nothing_out(text: str) -> None:
@@ -49,34 +86,14 @@ def test_the_policy_names_what_the_page_holds(text: str) -> None:
     assert policy(scripts, styles[0]) in text
 
 
-def test_the_page_refers_to_nothing_outside(text: str) -> None:
+def test_the_page_loads_nothing(text: str) -> None:
+    """Links lead to a setting, or to a file beside the page."""
     markup = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
-    assert not re.search(r"\b(src|href|action|srcset|poster)\s*=|url\(|@import", markup)
-    assert "http://" not in markup
-    assert "https://" not in markup
-
-
-def test_the_page_claims_no_more_than_the_tests(text: str) -> None:
-    assert "which differences the tests find" in " ".join(text.split())
-    assert "a difference, by the tests" in text
-    assert "whether or not the tests tell them apart" in text
-    markup = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
-    assert not re.search(r"\breal\b|\bbetter, orange", markup)
-
-
-def test_texts_of_records_are_no_markup(text: str) -> None:
-    assert HOSTILE not in text
-    assert text.count("</script>") == 3
-    embedded_text = text.split('id="data">')[1].split("</script>")[0]
-    assert any(name == HOSTILE for name in strings(json.loads(embedded_text)))
-
-
-@pytest.mark.parametrize("hostile", ["</script>", "<!--<script>", "]]>", "\u2028", "升级之路"])
-def test_embedded_json_is_ascii_without_markup(hostile: str) -> None:
-    said = embedded({"name": hostile})
-    assert said.isascii()
-    assert "<" not in said
-    assert json.loads(said)["data"] == {"name": hostile}
+    assert not re.search(r"\b(src|action|srcset|poster|style)\s*=|url\(|@import", markup)
+    links = re.findall(r'href="([^"]*)"', markup)
+    own = re.compile(r"#[\w/.=-]+|records/[\w/%.-]+\.json|[\w/%.-]+/table\.(csv|md)")
+    assert links
+    assert [link for link in links if not own.fullmatch(link)] == []
 
 
 def test_the_chart_library_ends_no_element() -> None:
@@ -84,27 +101,149 @@ def test_the_chart_library_ends_no_element() -> None:
     assert "\r" not in chart_library()
 
 
-def test_the_same_runs_give_the_same_page(text: str) -> None:
-    """In whatever order campaigns and runs come."""
-    turned = {name: runs[::-1] for name, runs in reversed(make_campaigns().items())}
-    assert page(turned).decode() == text
+def test_texts_of_records_are_no_markup(tables: dict[str, Report]) -> None:
+    """Names of rows, corpora and runs that are markup; in figures, too."""
+    hostile = page(make_hostile()).decode()
+    assert HOSTILE not in hostile
+    assert "<img" not in re.sub(r"<script>.*?</script>", "", hostile, flags=re.DOTALL)
+    assert html.escape(HOSTILE, quote=False).replace("'", "&#39;") in hostile
+
+    data = re.findall(r'<script type="application/json">(.*?)</script>', hostile)
+    assert len(data) == 3
+    for each in data:
+        assert each.isascii()
+        assert "<" not in each
+    assert any(HOSTILE in json.dumps(json.loads(each)) for each in data)
 
 
-def test_numbers_are_a_little_finer_than_tables_spell() -> None:
-    data = {"loss": [4.869252249598503, (0.1, 3)], "text": "4.869252249598503"}
-    said = '{"loss":[4.869252,[0.1,3]],"text":"4.869252249598503"}'
-    assert embedded(data) == f'{{"data":{said},"shared":[]}}'
+# -- what is shown ---------------------------------------------------------------------------------
 
 
-def test_a_page_that_is_too_large_is_refused() -> None:
-    with refused("report.html would have 3,", "at most 3,000,000 are allowed"):
-        assemble({"texts": "x" * 2_900_000})
+def test_numbers_are_those_of_the_tables(text: str, tables: dict[str, Report]) -> None:
+    for place, report in tables.items():
+        markup = section(text, place)
+        assert shown(markup, 0) == cells(columns(report), frame(report))
+        if report.relations:
+            expected = cells(relations_columns(report), relations_frame(report))
+            assert shown(markup, 1) == expected
+
+
+def test_every_setting_has_its_figures(drawn: str, tables: dict[str, Report]) -> None:
+    """Forest, grid and curves, as Vega-Lite of the same report."""
+    for place, report in tables.items():
+        data = re.findall(r'<script type="application/json">(.*?)</script>', section(drawn, place))
+        charts = [PARTS[figure](report) for figure in ("forest", "grid", "curves")]
+        assert [json.loads(each) for each in data] == [
+            json.loads(json.dumps(chart.to_dict())) for chart in charts
+        ]
+
+
+def test_settings_are_named_and_ordered(text: str, tables: dict[str, Report]) -> None:
+    """First the one with most runs, then by tokens."""
+    names = [setting.name for setting in named(tables)]
+    assert names == [
+        "Text, 2M tokens, warmup 100 (nine)",
+        "Text, 4.1M tokens, warmup 200 (tokens/train.num_steps=1000)",
+        "Text, 8.2M tokens, warmup 400 (tokens/train.num_steps=2000)",
+    ]
+    assert re.findall(r"<option[^>]*>(.*?)</option>", text) == names
+
+
+def test_the_answer_says_no_more_than_the_test(text: str, tables: dict[str, Report]) -> None:
+    """Its numbers are those of the best tested row, and its word is the verdict's."""
+    report = tables["nine"]
+    said = answer(report)
+    label = next(iter(report.against))
+    line = frame(report).set_index("name").loc[report.rows[label].name]
+    assert said.startswith(f"{report.rows[label].name} is {line['verdict']} ")
+    assert f"{line['delta']:+.4f}" in said
+    assert f"{line['delta_ci_low']:+.4f} to {line['delta_ci_high']:+.4f}" in said
+    assert html.unescape(said) in html.unescape(text)
+    untested = answer(tables["tokens/train.num_steps=1000"])
+    assert untested == "No difference to QK-RoPE is tested yet."
+
+
+@pytest.mark.parametrize(("shift", "word"), [(-0.3, "better"), (0.3, "worse")])
+def test_the_answer_has_the_verdicts_direction(shift: float, word: str) -> None:
+    runs = []
+    for row, more in (("qk_rope", 0.0), ("vo_rope", shift)):
+        for seed in range(3):
+            loss = 4.0 + more + 0.01 * seed + 0.001 * (seed % 2) * (row == "vo_rope")
+            runs.append(make_run("nine", rotation(row), seed, loss))
+    report = build(runs, ["pe"])
+    assert answer(report).startswith(f"VO-RoPE is {word} than QK-RoPE: ")
+
+
+def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> None:
+    """Settings whose reference is another row, or has no loss, are left out."""
+    without = build(make_runs("few", ("nope", "vo_rope")), ["pe"])
+    glance = at_a_glance(named({**tables, "few": without}))
+    assert [line[0].link for line in glance.lines] == [
+        "#nine",
+        "#tokens/train.num_steps=1000",
+        "#tokens/train.num_steps=2000",
+    ]
+    for line in glance.lines:
+        found = dict(zip(glance.headings[1:], line[1:], strict=True))
+        report = tables[line[0].link.removeprefix("#")]
+        for row in report.rows.values():
+            if row.label != "qk_rope":
+                verdict = row.label in report.against
+                number, _, word = found.pop(row.name).text.partition(" ")
+                assert number == f"{row.ours.delta:+.4f}"
+                assert bool(word) == verdict
+        assert {cell.text for cell in found.values()} <= {"—"}
+
+
+def test_cells_sort_by_numbers(tables: dict[str, Report]) -> None:
+    """By all digits that a column shows; a missing value has an empty key."""
+    report = tables["nine"]
+    table = rows(report)
+    for line in table.lines:
+        row = next(row for row in report.rows.values() if row.name == line[0].text)
+        cell = line[table.headings.index("loss (mean)")]
+        assert float(cell.key or cell.text) == pytest.approx(row.ours.loss_mean, abs=1e-5)
+        interval = line[table.headings.index("95 % interval")]
+        assert (interval.key == "") == (row.label == "qk_rope")
+    assert relations(report).lines
+
+
+def test_runs_link_to_their_records(text: str, tables: dict[str, Report]) -> None:
+    markup = section(text, "nine")
+    for run in tables["nine"].runs:
+        assert f'href="records/{run.where}.json">{run.where}</a>' in markup
+        assert f"<code>{run.config.config_sha256}</code>" in markup
+    # Nine variants with three seeds, and four at two budgets with one.
+    assert "results of 35 training" in " ".join(text.split())
+
+
+def test_a_run_without_a_loss_is_shown() -> None:
+    runs = make_runs("nine", ("qk_rope", "nope"), (0,))
+    runs[1] = replace(runs[1], result={}, metrics=[])
+    found = undrawn({"nine": build(runs, ["pe"])})
+    assert "unfinished" in found
+
+
+# -- the whole -------------------------------------------------------------------------------------
+
+
+def test_the_same_runs_give_the_same_page(drawn: str) -> None:
+    """In whatever order tables come."""
+    again = dict(reversed(make_tables().items()))
+    assert page(again).decode() == drawn
+
+
+def test_a_page_without_settings_says_so() -> None:
+    text = undrawn({})
+    assert "No campaign has records of rows to compare yet." in text
+    assert "<table" not in text
+    assert "<select" not in text
 
 
 def test_assets_are_of_the_package() -> None:
     """A wheel holds them; each is short enough to read."""
     there = {each.name: each for each in files("rope_exp.report").joinpath("assets").iterdir()}
-    assert there.keys() == {"page.html", "page.css", *SCRIPTS}
+    assert there.keys() == {"page.html.j2", "page.css", "page.js"}
     for name, asset in there.items():
         assert len(asset.read_text(encoding="utf-8").splitlines()) <= 300, name
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
@@ -113,7 +252,7 @@ def test_assets_are_of_the_package() -> None:
 
 def test_all_campaigns_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One campaign alone does not: the page would lack the others."""
-    monkeypatch.setattr(page_module, "chart_library", str)
+    monkeypatch.setattr(page_module, "chart_library", lambda: LIBRARY)
     # Tables and figures have tests of their own.
     monkeypatch.setattr(command, "_table_files", lambda report: {})
     records = tmp_path / "records"
@@ -124,9 +263,6 @@ def test_all_campaigns_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     made = write_campaigns(records, None, out)
     assert made == [str(out / "cost.md"), str(out / "report.html")]
-    assert "mini/qk_rope-s0" in (out / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_page_of_the_pilot_alone_or_of_few_runs_is_made() -> None:
-    assert b'"levels":[]' in page({"noise": make_pilot()})
-    assert b'"reference":"nope"' in page({"one": make_runs("one", ["nope"], [0])})
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert 'href="mini/table.csv"' in text
+    assert 'href="records/other/vo_rope-s0.json"' in text

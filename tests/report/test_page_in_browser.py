@@ -1,22 +1,21 @@
-"""The page in Chromium: it loads alone, shows what it holds, and its address remembers."""
+"""The page in Chromium: it loads alone, draws what it holds, sorts, and fits narrow windows."""
 
 import json
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.browser import Browser, find_chromium
-from support.pages import HOSTILE, make_campaigns, make_pilot, make_run, make_runs, rotation
+from support.pages import HOSTILE, make_hostile, make_runs, make_tables
 
-from rope_exp.config.variants import PeConfig
-from rope_exp.evidence.runs import Run
-from rope_exp.report.page import assemble, page
-from rope_exp.report.page_data import page_data
+from rope_exp.report.content import Report, build
+from rope_exp.report.page import page
 
-Data = dict[str, Any]
+FIRST = "#nine"
+SHORT = "tokens/train.num_steps=1000"
+WIDTHS = (360, 1360)
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +29,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def data() -> Data:
-    return page_data(make_campaigns())
+def tables() -> dict[str, Report]:
+    return make_tables()
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Path:
+def path(tmp_path_factory: pytest.TempPathFactory, tables: dict[str, Report]) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_bytes(assemble(data))
+    path.write_bytes(page(tables))
     return path
 
 
@@ -50,152 +49,151 @@ def opened(browser: Browser, path: Path) -> Iterator[Browser]:
     assert browser.requests == [path.as_uri()]
 
 
-def forest(browser: Browser) -> str:
-    """What the forest says of each row."""
-    script = "[...document.querySelectorAll('.ours_marks > *')].map((m) => m.ariaLabel).join('; ')"
-    return str(browser.evaluate(script))
+def section(place: str) -> str:
+    """The selector of a setting; its id may hold signs that a selector does not."""
+    return f"section[id={json.dumps(place)}]"
 
 
-def names(browser: Browser, table: str) -> list[str]:
-    """The first cell of each line of a table."""
-    script = f"[...document.querySelectorAll('#{table} tbody th')].map((c) => c.textContent)"
+def shown(browser: Browser) -> list[str]:
+    """The settings that are visible."""
+    script = "[...document.querySelectorAll('.setting')].filter((s) => !s.hidden).map((s) => s.id)"
+    return list(browser.evaluate(script))
+
+
+def column(browser: Browser, table: str, number: int) -> list[str]:
+    """The texts of a column, counted from 1."""
+    cells = f"{table} tbody tr > :nth-child({number})"
+    script = f"[...document.querySelectorAll({json.dumps(cells)})].map((c) => c.textContent)"
     return list(browser.evaluate(script))
 
 
 # -- what is shown ---------------------------------------------------------------------------------
 
 
-def test_it_loads_alone_and_shows_what_it_holds(opened: Browser, data: Data) -> None:
-    """Marks, cells and lines are as many as the data has rows, seeds and runs."""
-    level = data["levels"][data["start"]]
-    num_rows = len(level["rows"])
-    assert num_rows == 9
-    assert opened.count(".ours_marks > *") == num_rows
-    assert opened.count(".interval_marks > *") == num_rows - 1
-    assert opened.count(".wide_marks > *") == num_rows - 1
-    assert opened.count(".theirs_marks > *") == num_rows
-    assert opened.count("#grid td.subset") == num_rows
-    assert opened.count("#grid td.missing") == 16 - num_rows
-    assert opened.count("#losses .means_marks") == num_rows
-    assert opened.count("#losses .seeds_marks") == 3 * num_rows
-    assert opened.count("#differences .means_marks") == num_rows
-    assert opened.count("#rows tbody tr") == num_rows
-    assert opened.count("#relations tbody tr") == 8
-    assert opened.text("#published").startswith("Su Jianlin")
-    assert "10862" in opened.text("#source")
-    assert opened.evaluate("document.getElementById('answers-section').hidden")
-    assert opened.count("#runs tbody tr") == 3 * num_rows
-    assert opened.count("#assumptions li") == len(level["assumptions"])
+def test_it_loads_alone_and_shows_the_first_setting(
+    opened: Browser, tables: dict[str, Report]
+) -> None:
+    """Three drawn figures, with a mark for each row, and every row of the table."""
+    assert shown(opened) == ["nine"]
+    assert opened.count(f"{FIRST} figure svg") == 3
+    assert opened.count(f"{FIRST} figure script") == 0
+    names = column(opened, f"{FIRST} table", 1)[:9]
+    assert names == [row.name for row in tables["nine"].rows.values()]
+    drawn = str(opened.evaluate(f"document.querySelector('{FIRST} figure svg').textContent"))
+    for name in names:
+        assert name == "QK-RoPE" or name in drawn
 
 
-def test_controls_are_those_with_a_choice(opened: Browser) -> None:
-    script = "[...document.querySelectorAll('#controls select')].map((s) => s.name)"
-    assert opened.evaluate(script) == ["campaign", "tokens", "reference"]
-    assert opened.count("#controls label select") == 3
+def test_the_menu_draws_every_setting(opened: Browser, tables: dict[str, Report]) -> None:
+    """Figures are drawn when their setting is first shown, and once."""
+    assert opened.count("figure svg") == 3
+    for place, report in tables.items():
+        opened.choose("setting", place)
+        assert shown(opened) == [place]
+        assert opened.evaluate("location.hash") == f"#{place}"
+        assert opened.count(f"{section(place)} figure svg") == 3
+        assert len(column(opened, f"{section(place)} table", 1)) >= len(report.rows)
+    assert opened.count("figure svg") == 9
+    opened.choose("setting", "nine")
+    assert opened.count("figure svg") == 9
 
 
-def test_the_grid_shows_published_values_in_its_corners(opened: Browser) -> None:
-    cell = opened.text("#grid tr:nth-child(2) td:nth-child(5)")
-    assert cell.startswith("+0.058VO-RoPE+0.2")
-    assert cell.endswith("worse")
-
-
-# -- choices ---------------------------------------------------------------------------------------
-
-
-def test_another_reference_changes_forest_and_address(opened: Browser) -> None:
-    """And going back shows what was there before."""
-    before = forest(opened)
-    assert before.startswith("QK-RoPE, reference; QKVO-RoPE, +0.0")
-
-    opened.choose("reference", "nope")
-    assert "reference=nope" in opened.evaluate("location.hash")
-    assert "QK-RoPE, −0.3" in forest(opened)
-    assert "better" in forest(opened)
-    assert opened.text("#h-forest") == "Differences to NoPE"
-
+def test_the_address_remembers_the_setting(opened: Browser, path: Path) -> None:
+    opened.choose("setting", SHORT)
     opened.act("history.back()")
-    assert forest(opened) == before
+    assert shown(opened) == ["nine"]
+    opened.open(path, f"#{SHORT}")
+    assert shown(opened) == [SHORT]
+    assert opened.evaluate("document.getElementById('choose-setting').value") == SHORT
 
 
-def test_the_address_restores_what_is_shown(opened: Browser, path: Path) -> None:
-    opened.choose("tokens", "8,192,000 tokens")
-    assert opened.text("#status") == "Campaign is now tokens."
-    opened.choose("reference", "vo_rope")
-    there = opened.evaluate("location.hash")
-    seen = forest(opened)
-    assert "not tested" in seen
-
-    opened.open(path, there)
-    assert forest(opened) == seen
-    assert opened.evaluate("document.getElementById('choose-tokens').value") == "8,192,000 tokens"
-    assert opened.count(".interval_marks > *") == 0
+@pytest.mark.parametrize("address", ["#nothing", "#__proto__", "#%ZZ", "#h-answer"])
+def test_an_address_of_no_setting_shows_the_first(
+    opened: Browser, path: Path, address: str
+) -> None:
+    opened.open(path, address)
+    assert shown(opened) == ["nine"]
 
 
-def test_an_address_of_nothing_shows_the_nearest(opened: Browser, path: Path) -> None:
-    opened.open(path, "#campaign=nine&tokens=1&reference=__proto__&sort-rows=x&%ZZ")
-    assert "the records do not hold" in opened.text("#status")
-    assert opened.text("#h-forest") == "Differences to QK-RoPE"
+def test_the_glance_leads_to_a_setting(opened: Browser) -> None:
+    opened.act(f"document.querySelector('#glance a[href=\"#{SHORT}\"]').click()")
+    assert shown(opened) == [SHORT]
+    top = f"document.getElementById('{SHORT}').getBoundingClientRect().top"
+    opened.wait(f"Math.abs({top}) < 200")
 
 
-def test_a_heading_sorts_its_table(opened: Browser) -> None:
-    assert names(opened, "rows")[0] == "QK-RoPE"
-    click = "document.querySelector('#rows th:nth-child(4) button').click()"
-    opened.act(click)
-    rising = names(opened, "rows")
-    opened.act(click)
-    assert names(opened, "rows") == rising[::-1]
-    assert opened.count("#rows th[aria-sort=descending]") == 1
-    assert "sort-rows=-4" in opened.evaluate("location.hash")
+# -- tables ----------------------------------------------------------------------------------------
 
 
-def test_every_run_can_be_listed(opened: Browser, data: Data) -> None:
-    opened.act("document.getElementById('all').click()")
-    assert opened.count("#runs tbody tr") == len(data["runs"]["rows"])
+def test_a_heading_sorts_its_table(opened: Browser, tables: dict[str, Report]) -> None:
+    """Numbers by size, either way; the headings say which; missing values come last."""
+    rows = list(tables["nine"].rows.values())
+    table = f"{FIRST} .scroll:not(.chart) table"
+    sort = f"document.querySelector('{table} th:nth-child(6) button').click()"
+    assert opened.text(f"{table} th:nth-child(6)") == "Δ to QK-RoPE"
+
+    opened.evaluate(sort)
+    deltas = [float(text) for text in column(opened, table, 6)[: len(rows)]]
+    assert deltas == sorted(deltas)
+    assert opened.count(f"{table} [aria-sort=ascending]") == 1
+    opened.evaluate(sort)
+    deltas = [float(text) for text in column(opened, table, 6)[: len(rows)]]
+    assert deltas == sorted(deltas, reverse=True)
+    assert opened.count(f"{table} [aria-sort=descending]") == 1
+
+    # By p: the reference has none.
+    for _ in range(2):
+        opened.evaluate(sort.replace("nth-child(6)", "nth-child(8)"))
+        assert column(opened, table, 1)[len(rows) - 1] == "QK-RoPE"
+    assert opened.count(f"{table} [aria-sort]") == 1
 
 
-def test_the_pointer_and_the_slider_choose_tokens(opened: Browser) -> None:
-    assert opened.text("#at-tokens") == "2,048,000 tokens"
-    opened.evaluate("document.getElementById('at').value = 0")
-    opened.evaluate("document.getElementById('at').dispatchEvent(new Event('input'))")
-    assert opened.text("#at-tokens") == "204,800 tokens"
+def test_headings_are_buttons_for_the_keyboard(opened: Browser) -> None:
+    opened.evaluate(f"document.querySelector('{FIRST} th button').focus()")
+    for kind in ("keyDown", "keyUp"):
+        opened.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
+    names = column(opened, f"{FIRST} table", 1)[:9]
+    assert names == sorted(names)
 
-    place = "document.querySelector('#losses .root > g > .background').getBoundingClientRect()"
-    opened.evaluate("document.getElementById('losses').scrollIntoView()")
-    box = json.loads(opened.evaluate(f"JSON.stringify({place})"))
-    middle = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
-    opened.call("Input.dispatchMouseEvent", type="mouseMoved", **middle)
-    opened.wait("document.getElementById('at-tokens').textContent === '1,024,000 tokens'")
-    assert opened.count("#values tr") == 10
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_the_pointer_shows_what_a_mark_says(opened: Browser, tables: dict[str, Report]) -> None:
+    """A row of the forest, by a tooltip that needs no inline style."""
+    place = f"document.querySelector('{FIRST} figure svg')"
+    opened.evaluate(f"{place}.scrollIntoView()")
+    box = json.loads(opened.evaluate(f"JSON.stringify({place}.getBoundingClientRect())"))
+    for share in (0.1, 0.2, 0.3, 0.4):
+        # By small steps down, as a hand does.
+        point = {"x": box["x"] + 180, "y": box["y"] + share * box["height"]}
+        opened.call("Input.dispatchMouseEvent", type="mouseMoved", **point)
+    opened.wait("!document.getElementById('tooltip').hidden")
+    said = opened.text("#tooltip")
+    assert any(row.name in said for row in tables["nine"].rows.values())
 
 
 # -- harm ------------------------------------------------------------------------------------------
 
 
 def test_names_are_text_wherever_they_stand(browser: Browser, tmp_path: Path) -> None:
-    """A row, a corpus and a device whose names are markup; nothing of it becomes an element."""
-    runs = []
-    for seed in (0, 1):
-        hostile = PeConfig(name=HOSTILE, rotate=("q", "v"))
-        loss = 4.1 + 0.01 * seed
-        more: Data = {"env": {"device": HOSTILE}, "corpus": HOSTILE}
-        runs.append(make_run("nine", hostile, seed, loss, **more))
-        runs.append(make_run("nine", rotation("qk_rope"), seed, loss - 0.1, **more))
+    """A row, a corpus and runs whose names are markup; nothing of it becomes an element."""
     path = tmp_path / "hostile.html"
-    path.write_bytes(page({"nine": runs}))
-
+    path.write_bytes(page(make_hostile()))
     browser.open(path)
     assert browser.evaluate("document.title") == "Where in attention should a rotation go?"
     assert browser.count("img") == 0
-    assert HOSTILE in forest(browser)
-    assert HOSTILE in names(browser, "rows")
-    assert HOSTILE in browser.text("#runs")
-    assert HOSTILE in browser.text("#caption")
+    assert HOSTILE in column(browser, f"{FIRST} table", 1)
+    # Labels of an axis are cut where they are long.
+    assert HOSTILE[:16] in browser.text(f"{FIRST} figure svg")
+    assert HOSTILE in browser.text(f"{FIRST} .runs")
+    assert HOSTILE in browser.text(f"{FIRST} .small")
+    assert HOSTILE in browser.text("option")
     assert browser.complaints == []
 
 
 def test_the_policy_stops_what_a_script_would_send(browser: Browser, path: Path) -> None:
-    """Even a script that got into the page reaches no server."""
+    """Even a script that got into the page reaches no server, and makes no code of text."""
     browser.open(path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
@@ -209,11 +207,12 @@ def test_the_policy_stops_what_a_script_would_send(browser: Browser, path: Path)
             const script = document.createElement('script');
             script.textContent = 'document.title = "taken"';
             document.body.append(script);
+            try { setTimeout('document.title = "taken"'); } catch { /* as it should be */ }
             document.body.insertAdjacentHTML('beforeend', '<p style="color: red">');
             await new Promise((done) => setTimeout(done, 200));
             return [...stopped].sort();
         })"""
-        expected = ["connect-src", "img-src", "script-src-elem", "style-src-attr"]
+        expected = ["connect-src", "img-src", "script-src", "script-src-elem", "style-src-attr"]
         assert browser.evaluate(f"{script}('{address}')") == expected
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -223,71 +222,50 @@ def test_the_policy_stops_what_a_script_would_send(browser: Browser, path: Path)
 # -- looks -----------------------------------------------------------------------------------------
 
 
-def test_narrow_and_dark_pages_fit(browser: Browser, path: Path) -> None:
-    """Nothing is wider than a telephone; dark paper is dark, and its curves are lifted."""
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_fits_its_window(browser: Browser, path: Path, width: int) -> None:
+    """Tables and figures scroll in their own boxes, which end within the window."""
     try:
-        browser.look(400, dark=True)
+        browser.look(width)
         browser.open(path)
-        assert browser.evaluate("document.documentElement.scrollWidth") <= 400
-        paper = "getComputedStyle(document.body).backgroundColor"
-        assert browser.evaluate(paper) == "rgb(21, 23, 27)"
-        line = "getComputedStyle(document.querySelector('#losses .means_marks path')).stroke"
-        assert "none" not in browser.evaluate(line)
+        browser.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        outside = (
+            "[...document.querySelectorAll('.setting:not([hidden]) *, #glance *, header *')]"
+            ".filter((e) => !e.closest('.scroll table, svg, .chart > *'))"
+            f".filter((e) => e.getBoundingClientRect().right > {width}).map((e) => e.outerHTML)"
+        )
+        assert browser.evaluate(outside) == []
+        hidden = (
+            "[...document.querySelectorAll('.scroll')]"
+            ".filter((e) => getComputedStyle(e).overflowX !== 'auto').length"
+        )
+        assert browser.evaluate(hidden) == 0
         assert browser.complaints == []
     finally:
         browser.look(1360)
 
 
-@pytest.mark.parametrize("pilot", [make_pilot(), []])
-def test_a_page_without_rows_says_so(browser: Browser, tmp_path: Path, pilot: list[Run]) -> None:
+def test_a_page_without_settings_says_so(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "empty.html"
-    path.write_bytes(page({"noise": pilot}))
+    path.write_bytes(page({}))
     browser.open(path)
-    assert browser.evaluate("document.getElementById('of-level').hidden")
-    assert not browser.evaluate("document.getElementById('nothing').hidden")
-    browser.act("document.querySelector('#runs th:nth-child(5) button').click()")
-    assert browser.count("#runs th[aria-sort=ascending]") == 1
-    assert browser.count("#runs tbody tr") == len(pilot)
+    assert "No campaign has records" in browser.text(".empty")
+    assert browser.count("select, table") == 0
     assert browser.complaints == []
 
 
-def test_a_row_says_what_diverged_and_what_would_settle_it(
-    browser: Browser, tmp_path: Path
-) -> None:
-    """In the forest and the grid, also of the reference; and fits a telephone."""
-    runs = make_runs("nine", ("qk_rope", "qkvo_rope", "nope"), (0, 1, 2))
+def test_what_diverged_or_is_unfinished_is_said(browser: Browser, tmp_path: Path) -> None:
+    """In the figures, too; a row without a loss breaks none of them."""
+    runs = make_runs("nine", ("qk_rope", "qkvo_rope", "nope", "v_rope"), (0, 1, 2))
     lost = {"status": "diverged", "val/loss": None}
-    for place in (2, 5):
-        runs[place] = replace(runs[place], result={**runs[place].result, **lost})
-    data = page_data({"nine": runs})
-    found = data["levels"][0]["against"]["qk_rope"]["rows"]["qkvo_rope"]
-    found |= {"word": "open", "needed": 12}
+    runs[5] = replace(runs[5], result={**runs[5].result, **lost})
+    runs[9:] = [replace(run, result={}, metrics=[]) for run in runs[9:]]
     path = tmp_path / "lost.html"
-    path.write_bytes(assemble(data))
-
+    path.write_bytes(page({"nine": build(runs, ["pe"])}))
     browser.open(path)
-    assert "reference (1\u00a0diverged)" in forest(browser)
-    assert "open (1\u00a0diverged), 12 seeds in all" in forest(browser)
-    assert "12 seeds in all" in browser.text("#forest")
-    assert "open (1\u00a0diverged)" in browser.text("#grid")
-    try:
-        browser.look(400)
-        browser.open(path)
-        assert browser.evaluate("document.documentElement.scrollWidth") <= 400
-        # There is no room for more than the verdict, but in what is read aloud.
-        assert "12 seeds in all" not in browser.text("#forest")
-        assert "12 seeds in all" in forest(browser)
-    finally:
-        browser.look(1360)
-    assert browser.complaints == []
-
-
-def test_a_row_without_a_loss_is_no_mark(browser: Browser, tmp_path: Path) -> None:
-    runs = make_runs("nine", ("qk_rope", "nope"), (0,))
-    runs[1] = replace(runs[1], result={}, metrics=[])
-    path = tmp_path / "few.html"
-    path.write_bytes(page({"nine": runs}))
-    browser.open(path)
-    assert browser.count(".ours_marks > *") == 1
-    assert "unfinished" in browser.text("#grid")
+    assert "(1 diverged)" in browser.text(f"{FIRST} table")
+    assert "(1 diverged)" in browser.text(f"{FIRST} figure svg")
+    assert "unfinished" in browser.text(f"{FIRST} table")
+    assert browser.count(f"{FIRST} figure svg") == 3
     assert browser.complaints == []

@@ -184,8 +184,8 @@ class Browser:
         self.evaluate(f"delete document.body.dataset.drawn; {script}")
         self.wait("document.body.dataset.drawn === (location.hash || '#')")
 
-    def look(self, width: int, *, dark: bool = False) -> None:
-        """Show the page at a width, light or dark."""
+    def look(self, width: int) -> None:
+        """Show the page at a width."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -193,8 +193,6 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
 
     def screenshot(self, path: Path, *, height: int | None = None) -> None:
         """Write the page as PNG: all of it, or its top `height` pixels."""

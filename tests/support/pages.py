@@ -1,4 +1,4 @@
-"""Runs of campaigns for the page, made in memory."""
+"""Runs and tables of campaigns for the page, made in memory."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -10,6 +10,7 @@ from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.evidence.runs import Run
+from rope_exp.report.content import Report, build
 from support.configs import NINE
 from support.records import ENV, nine_losses
 from support.reports import BUDGET, sha256_of
@@ -74,7 +75,13 @@ def make_run(
         config=config,
         result=result,
         metrics=[
-            {"step": step, "tokens": step * per_step, "val/loss": value} for step, value in curve
+            {
+                "step": step,
+                "tokens": step * per_step,
+                "train/loss": value + 0.05,
+                "val/loss": value,
+            }
+            for step, value in curve
         ],
         env={"marks": [], "started": ["2026-01-02T03:04:05Z"], **ENV, **(env or {})},
         where=f"{campaign}/{name}",
@@ -102,29 +109,27 @@ def make_runs(
     return found
 
 
-def make_pilot() -> list[Run]:
-    """Return a pilot of two rows with varying initial weights and order."""
-    found = []
-    for row in ("qk_rope", "vo_rope"):
-        for seed, order in ((0, 0), (1, 0), (2, 0), (0, 1), (0, 2), (1, 1), (2, 2)):
-            loss = nine_losses(row, seed) + 0.002 * order
-            run = make_run("noise", rotation(row), seed, loss, factors={"data.seed": order})
-            found.append(replace(run, config=run.config.replace("data", seed=order)))
-    return found
-
-
-def make_campaigns() -> dict[str, list[Run]]:
-    """Return three campaigns: nine variants, four at two budgets, and the pilot.
-
-    One device has a hostile name.
-    """
+def make_tables() -> dict[str, Report]:
+    """Return the tables of two campaigns: nine variants, and four at two budgets."""
     few = ("qk_rope", "vo_rope", "nope", "k_rope")
-    tokens = []
+    tables = {}
     for steps in (1000, 2000):
         more = {"factors": {"train.num_steps": steps}, "num_steps": steps}
-        tokens += make_runs("tokens", few, (0,), shift=-0.4, **more)
+        runs = make_runs("tokens", few, (0,), shift=-0.4, **more)
+        tables[f"tokens/train.num_steps={steps}"] = build(runs, ["pe"])
+    tables["nine"] = build(make_runs("nine"), ["pe"])
+    return tables
 
-    nine = make_runs("nine")
-    env = {**nine[0].env, "device": HOSTILE}
-    nine[0] = replace(nine[0], env=env)
-    return {"nine": nine, "tokens": tokens, "noise": make_pilot()}
+
+def make_hostile() -> dict[str, Report]:
+    """Return a table whose row, corpus and runs have names that are markup.
+
+    No config may have such names, so they are set past its check.
+    """
+    runs = []
+    for run in make_runs("nine", ("qk_rope", "vo_rope"), (0, 1)):
+        object.__setattr__(run.config.data, "name", HOSTILE)
+        runs.append(replace(run, where=f"{run.where}{HOSTILE}"))
+    report = build(runs, ["pe"])
+    row = replace(report.rows["vo_rope"], name=HOSTILE)
+    return {"nine": replace(report, rows={**report.rows, "vo_rope": row})}

@@ -1,249 +1,99 @@
-// The page: controls, and drawing what the address says.
+// The menu, the figures of the setting that it shows, and tables that sort by a click.
 
-let shown = null;
-let said = "";
-const NEAREST = "The address asks for what the records do not hold; this is the nearest.";
+const byId = (id) => document.getElementById(id);
+const menu = byId("choose-setting");
+const settings = [...document.querySelectorAll(".setting")];
 
-/** Make the controls once: one select for each facet with several values, and the reference. */
-function makeControls() {
-  const form = byId("controls");
-  for (const { key, title, values } of DATA.facets) {
-    if (values.length > 1) form.append(control(key, title, values.map((value) => [value, value])));
+// -- figures --------------------------------------------------------------------------------------
+
+// Expressions are interpreted (`ast`): the page's policy forbids making code from text.
+const EMBED = {
+  mode: "vega-lite",
+  ast: true,
+  actions: false,
+  defaultStyle: false,
+  renderer: "svg",
+  tooltip: showTooltip,
+  config: JSON.parse(byId("config").textContent),
+};
+
+/** Show the texts of the mark under the pointer. Vega's own tooltips would need inline style. */
+function showTooltip(handler, event, item, value) {
+  const tooltip = byId("tooltip");
+  tooltip.hidden = !value;
+  if (!value) return;
+
+  const lines = Object.entries(value).filter(([, text]) => text !== "" && text !== "null");
+  tooltip.replaceChildren(
+    ...lines.map(([name, text]) => {
+      const line = document.createElement("div");
+      line.textContent = `${name}: ${text}`;
+      return line;
+    }),
+  );
+  const room = document.documentElement.clientWidth - tooltip.offsetWidth - 8;
+  tooltip.style.left = `${Math.max(8, Math.min(event.clientX + 14, room))}px`;
+  tooltip.style.top = `${event.clientY + 14}px`;
+}
+
+/** Draw a figure when it is first shown. */
+async function draw(figure) {
+  const data = figure.querySelector("script");
+  if (!data) return;
+  data.remove();
+  await vegaEmbed(figure.querySelector(".chart"), JSON.parse(data.textContent), EMBED);
+}
+
+// -- the menu -------------------------------------------------------------------------------------
+
+/** Show the setting that the address names, or the first. */
+async function show() {
+  const address = location.hash;
+  const shown = settings.find((setting) => `#${setting.id}` === address) ?? settings[0];
+  for (const setting of settings) setting.hidden = setting !== shown;
+  if (shown) {
+    menu.value = shown.id;
+    for (const figure of shown.querySelectorAll("figure")) await draw(figure);
   }
-  form.append(control("reference", "Reference", []));
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("change", (event) => choose(event.target.name, event.target.value));
+  document.body.dataset.drawn = address || "#";
 }
 
-function control(key, title, options) {
-  const label = make("label", title);
-  const select = make("select");
-  select.name = key;
-  select.id = `choose-${key}`;
-  setOptions(select, options);
-  label.append(select);
-  return label;
-}
-
-function setOptions(select, options) {
-  const made = options.map(([value, text]) => {
-    const option = make("option", text);
-    option.value = value;
-    return option;
-  });
-  select.replaceChildren(...made);
-}
-
-/** Go to where one choice leads; what had to change with it is said. */
-function choose(key, value) {
-  if (key === "reference") {
-    go({ ...shown, reference: value });
-    return;
-  }
-
-  const level = nearestLevel({ ...shown.level.facets, [key]: value }, key);
-  const { facets } = shown.level;
-  const others = DATA.facets.filter((of) => of.key !== key);
-  const moved = others.filter((of) => level.facets[of.key] !== facets[of.key]);
-  said = moved.map((of) => `${of.title} is now ${level.facets[of.key]}.`).join(" ");
-  const known = Object.hasOwn(level.against, shown.reference);
-  go({ ...shown, level, reference: known ? shown.reference : level.reference });
-}
-
-/** Draw all that the address asks for. */
-async function render() {
-  shown = readState();
-  const state = shown;
-  byId("status").textContent = said || (shown.missed.length ? NEAREST : "");
-  said = "";
-
-  const { level, reference } = shown;
-  byId("controls").hidden = byId("of-level").hidden = !level;
-  byId("nothing").hidden = Boolean(level);
-  showRuns();
-  if (level) {
-    showControls();
-    showTexts();
-    showTables();
-    await showCharts();
-  }
-  // Unless another was asked for meanwhile.
-  if (shown === state) document.body.dataset.drawn = location.hash || "#";
-}
-
-function showControls() {
-  const { level, reference } = shown;
-  for (const { key } of DATA.facets) {
-    const select = byId(`choose-${key}`);
-    if (select) select.value = level.facets[key];
-  }
-  const known = level.rows.filter((row) => Object.hasOwn(level.against, row.label));
-  const select = byId("choose-reference");
-  setOptions(select, known.map((row) => [row.label, row.name]));
-  select.value = reference ?? "";
-  select.parentElement.hidden = known.length < 2;
-}
-
-function showTexts() {
-  const { level, reference } = shown;
-  const against = level.against[reference];
-  const name = level.rows.find((row) => row.label === reference)?.name ?? "the reference";
-  for (const place of document.querySelectorAll(".reference")) place.textContent = name;
-
-  byId("unit").textContent = level.unit;
-  byId("margin-unit").textContent = level.margin_unit;
-
-  // A line never breaks within a name.
-  byId("summary").textContent = level.summary.replaceAll("-RoPE", "\u2011RoPE");
-  byId("caption").textContent = against?.caption ?? "No run of this level has finished.";
-  fillList("assumptions", level.assumptions);
-  fillList("notes", against?.notes ?? []);
-}
-
-function fillList(id, texts) {
-  byId(id).replaceChildren(...texts.map((text) => make("li", text)));
-}
+menu?.addEventListener("change", () => {
+  // Unlike a change of the hash, this does not scroll.
+  history.pushState(null, "", `#${menu.value}`);
+  show();
+});
+addEventListener("hashchange", async () => {
+  await show();
+  settings.find((setting) => !setting.hidden)?.scrollIntoView();
+});
 
 // -- tables ---------------------------------------------------------------------------------------
 
-function sorting(id) {
-  const onSort = (sort) => {
-    go({ ...shown, sort: { ...shown.sort, [id]: sort } });
+/** Order two keys: numbers by size, texts by letters, missing ones last either way. */
+function compare(a, b, direction) {
+  if (!a || !b) return Boolean(b) - Boolean(a);
+  const difference = a - b;
+  return direction * (Number.isNaN(difference) ? a.localeCompare(b, "en") : difference);
+}
+
+function sort(heading) {
+  const direction = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+  for (const other of heading.parentElement.children) other.removeAttribute("aria-sort");
+  heading.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+
+  const body = heading.closest("table").tBodies[0];
+  const keyOf = (row) => {
+    const cell = row.cells[heading.cellIndex];
+    return cell.dataset.key ?? cell.textContent;
   };
-  return { sort: shown.sort[id] ?? 0, onSort };
+  body.append(...[...body.rows].sort((a, b) => compare(keyOf(a), keyOf(b), direction)));
 }
 
-function showTables() {
-  const { level, reference } = shown;
-  const against = level.against[reference];
-  drawGrid(byId("grid"), level, reference);
-  byId("grid-section").hidden = !level.rows.some((row) => row.cell);
-  if (against) fillTable(byId("rows"), against.table, { ...sorting("rows"), mark: reference });
-  fillTable(byId("answers"), level.answers);
-  byId("answers-section").hidden = !level.answers.rows.length;
-  byId("published-mark").hidden = level.published === null;
-  byId("published").textContent = level.published;
-  byId("source").textContent = level.source;
-  fillTable(byId("relations"), level.relations);
-  byId("relations-section").hidden = !level.relations.rows.length;
-}
+document.addEventListener("click", (event) => {
+  const heading = event.target.closest("thead button")?.parentElement;
+  if (heading) sort(heading);
+});
 
-function showRuns() {
-  const { level, all } = shown;
-  const keep = level && !all ? new Set(level.runs) : null;
-  const count = fillTable(byId("runs"), DATA.runs, { ...sorting("runs"), keep });
-  byId("all").checked = all || !level;
-  byId("all-label").hidden = !level;
-  byId("runs-count").textContent = `${count} of ${DATA.runs.rows.length} runs shown`;
-}
-
-// -- charts ---------------------------------------------------------------------------------------
-
-async function showCharts() {
-  const { level, reference } = shown;
-  for (const id of ["forest", "losses", "differences"]) byId(id).parentElement.hidden = !reference;
-  if (!reference) return;
-
-  const views = await Promise.all([
-    drawForest(level, reference),
-    drawLosses(level),
-    drawDifferences(level, reference),
-  ]);
-  // Null: a later choice is being drawn already.
-  if (views.includes(null)) return;
-  showReadout(level, reference, views.slice(1));
-}
-
-/** Show the values at some tokens, which pointer and slider choose. */
-function showReadout(level, reference, views) {
-  const { tokens, rows } = level.curves;
-  const found = level.against[reference].differences;
-  const slider = byId("at");
-  slider.max = String(tokens.length - 1);
-  slider.value = slider.max;
-
-  function focus(label) {
-    for (const view of views) view.signal("focus", label).runAsync();
-  }
-
-  function show() {
-    const number = Number(slider.value);
-    const at = `${tokens[number].toLocaleString("en")} tokens`;
-    byId("at-tokens").textContent = at;
-    slider.setAttribute("aria-valuetext", at);
-    for (const view of views) view.signal("at", tokens[number]).runAsync();
-
-    const values = level.rows.map((row) => ({
-      row,
-      loss: rows[row.label].mean[number],
-      delta: found[row.label][number],
-    }));
-    values.sort((a, b) => compareKeys(a.loss, b.loss, 1));
-    fillValues(values, reference, focus);
-  }
-
-  slider.oninput = show;
-  for (const id of ["losses", "differences"]) {
-    byId(id).onpointermove = (event) => {
-      const number = pointedAt(byId(id), event, tokens);
-      if (number === null || number === Number(slider.value)) return;
-      slider.value = String(number);
-      show();
-    };
-  }
-  show();
-}
-
-/** Return which of the tokens are nearest to the pointer. */
-function pointedAt(place, event, tokens) {
-  const plot = place.querySelector(".root > g > .background")?.getBoundingClientRect();
-  if (!plot?.width) return null;
-  const pointed = ((event.clientX - plot.left) / plot.width) * AIR * tokens.at(-1);
-  let best = 0;
-  tokens.forEach((at, number) => {
-    if (Math.abs(at - pointed) < Math.abs(tokens[best] - pointed)) best = number;
-  });
-  return best;
-}
-
-function fillValues(values, reference, focus) {
-  const head = make("tr");
-  head.append(make("th", "row"), make("th", "loss", "number"), make("th", "Δ", "number"));
-  const lines = values.map(({ row, loss, delta }) => {
-    const line = make("tr", "", row.label === reference ? "marked" : "");
-    const name = make("th");
-    name.scope = "row";
-    name.append(swatch(row), row.name);
-    const text = loss === null ? row.verdict || DASH : spelledLoss(loss);
-    line.append(name, make("td", text, "number"));
-    line.append(make("td", row.label === reference ? "" : signed(delta), "number"));
-    line.onpointerenter = () => focus(row.label);
-    line.onpointerleave = () => focus("");
-    return line;
-  });
-  byId("values").replaceChildren(head, ...lines);
-}
-
-// -- once -----------------------------------------------------------------------------------------
-
-function begin() {
-  byId("num-runs").textContent = DATA.runs.rows.length;
-  byId("hours").textContent = DATA.hours.toLocaleString("en");
-  byId("margin").textContent = `±${DATA.margin}`;
-  byId("shown-from").textContent = `${100 * DATA.shown_from} %`;
-
-  makeControls();
-  byId("all").addEventListener("change", (event) => go({ ...shown, all: event.target.checked }));
-  addEventListener("hashchange", render);
-
-  // The words beside the forest depend on its width.
-  let width = innerWidth;
-  addEventListener("resize", () => {
-    if (width === innerWidth || !shown.reference) return;
-    width = innerWidth;
-    drawForest(shown.level, shown.reference);
-  });
-  render();
-}
-
-begin();
+if (menu) byId("menu").hidden = false;
+show();

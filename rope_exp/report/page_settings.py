@@ -1,0 +1,118 @@
+"""The settings of the page: their names and order, and the parts of each.
+
+A setting is one table of a campaign: its rows share corpus, size, tokens and everything else that
+does not distinguish them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rope_exp.evidence.published import REFERENCE
+from rope_exp.evidence.significance import Verdict
+from rope_exp.report.answers import fits, matches
+from rope_exp.report.content import Report
+from rope_exp.report.looks import parts
+from rope_exp.report.page_tables import Cell, Table, page_table
+from rope_exp.report.pairs import relations_columns, relations_frame
+from rope_exp.report.sentences import interval_of, p_of
+from rope_exp.report.spelling import NOTHING, millions
+from rope_exp.report.tables import WORDS, columns, frame
+
+# Short names of corpora for the menu. Others keep their own, with a capital letter.
+_CORPORA = {"wikipedia-en-good-featured": "English", "stdlib": "Python's standard library"}
+# A verdict on (reference, row) as a phrase about the row.
+_PHRASES: Mapping[Verdict, str] = {
+    "better": "is worse than",
+    "worse": "is better than",
+    "equivalent": "is equivalent to",
+    "open": "is not distinguished from",
+}
+
+
+class Setting(NamedTuple):
+    """A setting: the folder of its files, its name in the menu, and its report."""
+
+    place: str
+    name: str
+    report: Report
+
+
+def named(tables: Mapping[str, Report]) -> list[Setting]:
+    """Return the settings: first the one with most runs, then the others by tokens and name."""
+    settings = [Setting(place, _name(place, report), report) for place, report in tables.items()]
+    settings.sort(key=lambda setting: (_tokens(setting.report), setting.name))
+    first = max(settings, key=lambda setting: len(setting.report.runs), default=None)
+    return sorted(settings, key=lambda setting: setting is not first)
+
+
+def _name(place: str, report: Report) -> str:
+    """Return a name such as `English, 2M tokens, warmup 25 (english)`."""
+    config = report.runs[0].config
+    corpus = str(config.data.name)
+    corpus = _CORPORA.get(corpus, corpus.capitalize())
+    # Two digits are enough to distinguish token budgets.
+    tokens = millions(float(f"{_tokens(report):.2g}"))
+    return f"{corpus}, {tokens} tokens, warmup {config.num_warmup_steps} ({place})"
+
+
+def _tokens(report: Report) -> int:
+    return max(run.config.train.num_tokens for run in report.runs)
+
+
+# -- the parts of a setting ------------------------------------------------------------------------
+
+
+def rows(report: Report) -> Table:
+    """Return the rows of table.md."""
+    return page_table(columns(report), frame(report))
+
+
+def answers(report: Report) -> Table:
+    """Return the answers on generated data: exact matches, or else R²; no lines without either."""
+    shown, found = matches(report)
+    return page_table(*(fits(report) if found.empty else (shown, found)))
+
+
+def relations(report: Report) -> Table:
+    """Return the published relations, one by one."""
+    return page_table(relations_columns(report), relations_frame(report))
+
+
+def answer(report: Report) -> str:
+    """Say how the best tested row differs from the reference, and how sure this is."""
+    reference = report.reference.name
+    lines = dict(zip(report.rows, frame(report).to_dict("records"), strict=True))
+    for label, judged in report.against.items():
+        line = lines[label]
+        return (
+            f"{line['name']} {_PHRASES[judged.verdict]} {reference}: its loss minus {reference}’s "
+            f"is {judged.delta:+.4f} {report.unit} (95 % interval {interval_of()(line)}; p by Holm "
+            f"over all differences in the table: {p_of(line)}; "
+            f"{judged.num_seeds} seeds)."
+        )
+    return f"No difference to {reference} is tested yet."
+
+
+# -- all settings ----------------------------------------------------------------------------------
+
+
+def at_a_glance(settings: Sequence[Setting]) -> Table:
+    """Return the difference to QK-RoPE of each subset in every setting, with its verdict."""
+    lines = []
+    for setting in settings:
+        report = setting.report
+        if report.reference.label != REFERENCE or not report.reference.losses:
+            continue
+        line = {"setting": Cell(setting.name, link=f"#{setting.place}")}
+        for label, row in report.rows.items():
+            delta = row.ours.delta
+            if delta is not None and label != REFERENCE and parts(label):
+                judged = report.against.get(label)
+                word = WORDS[judged.verdict] if judged else ""
+                line[row.name] = Cell(f"{delta:+.4f} {word}".rstrip(), key=f"{delta:.7g}")
+        lines.append(line)
+
+    headings = list(dict.fromkeys(heading for line in lines for heading in line))
+    missing = Cell(NOTHING, key="")
+    cells = [[line.get(heading, missing) for heading in headings] for line in lines]
+    return Table(headings, "<" + ">" * (len(headings) - 1), cells)

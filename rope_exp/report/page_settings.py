@@ -5,7 +5,7 @@ does not distinguish them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.significance import Verdict
@@ -81,7 +81,7 @@ def relations(report: Report) -> Table:
 def answer(report: Report) -> str:
     """Say how the best tested row differs from the reference, and how sure this is."""
     reference = report.reference.name
-    lines = dict(zip(report.rows, frame(report).to_dict("records"), strict=True))
+    lines: dict[str, Any] = dict(zip(report.rows, frame(report).to_dict("records"), strict=True))
     for label, judged in report.against.items():
         line = lines[label]
         return (

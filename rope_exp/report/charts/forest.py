@@ -30,6 +30,8 @@ def forest(report: Report) -> alt.LayerChart | None:
 
     table = pd.DataFrame([in_words(report, row) for row in rows])
     bars = pd.DataFrame(_bars(report), columns=["label", "kind", "low", "high"])
+    # Without bars, Altair could not tell the columns' types.
+    bars = bars.astype({"low": float, "high": float})
     means = [*table["delta"].dropna(), *table["theirs"].dropna(), -MARGIN, MARGIN]
     domain = limits(means, [*bars["low"], *bars["high"]])
 

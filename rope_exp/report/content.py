@@ -35,7 +35,8 @@ class Relation:
     outcome: str  # confirmed, contradicted or open
 
 
-@dataclass(frozen=True)
+# Compared by identity, so that what is drawn from a report can be kept.
+@dataclass(frozen=True, eq=False)
 class Report:
     """The input of all tables, sentences and figures."""
 

@@ -18,13 +18,13 @@ from rope_exp.report.assumptions import assumptions
 from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
-from rope_exp.report.charts.style import CONFIG
+from rope_exp.report.charts.style import CONFIG, spec_of
 from rope_exp.report.content import Report
 from rope_exp.report.page_settings import answer, answers, at_a_glance, named, relations, rows
 from rope_exp.report.sentences import caption, notes, summary
 
-# Functions of a report that the template calls.
-PARTS: dict[str, Callable[[Report], Any]] = {
+# Functions that the template calls.
+PARTS: dict[str, Callable[..., Any]] = {
     "answer": answer,
     "answers": answers,
     "assumptions": assumptions,
@@ -35,6 +35,7 @@ PARTS: dict[str, Callable[[Report], Any]] = {
     "notes": notes,
     "relations": relations,
     "rows": rows,
+    "spec_of": spec_of,
     "summary": summary,
 }
 

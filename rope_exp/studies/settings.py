@@ -77,7 +77,8 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
             ]
             parts += [f"{title}:", markdown_table(pd.DataFrame(lines))]
 
-    drawn = files_of("relations", relations(of_text))
+    chart = relations(of_text)
+    drawn = {} if chart is None else files_of("relations", chart.to_dict())
     parts += [f"![{PurePosixPath(name).stem}]({name})" for name in drawn]
     every = pd.DataFrame([line for item in settings.items() for line in _long(*item)])
     return {

@@ -15,6 +15,9 @@ from support.records import make_records
 
 from rope_exp.report import command
 from rope_exp.report import page as page_module
+from rope_exp.report.charts.curves import curves
+from rope_exp.report.charts.forest import forest
+from rope_exp.report.charts.grid import grid
 from rope_exp.report.command import write_campaigns
 from rope_exp.report.content import Report, build
 from rope_exp.report.page import PARTS, chart_library, page, policy
@@ -30,8 +33,7 @@ def undrawn(tables: Mapping[str, Report]) -> str:
     """Return the page without figures and library, which take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page_module, "chart_library", lambda: LIBRARY)
-        for figure in ("forest", "grid", "curves"):
-            patch.setitem(PARTS, figure, lambda report: None)
+        patch.setitem(PARTS, "spec_of", lambda draw, report: None)
         return page(tables).decode()
 
 
@@ -132,7 +134,7 @@ def test_every_setting_has_its_figures(drawn: str, tables: dict[str, Report]) ->
     """Forest, grid and curves, as Vega-Lite of the same report."""
     for place, report in tables.items():
         data = re.findall(r'<script type="application/json">(.*?)</script>', section(drawn, place))
-        charts = [PARTS[figure](report) for figure in ("forest", "grid", "curves")]
+        charts = [draw(report) for draw in (forest, grid, curves)]
         assert [json.loads(each) for each in data] == [
             json.loads(json.dumps(chart.to_dict())) for chart in charts
         ]

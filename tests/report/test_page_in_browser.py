@@ -161,13 +161,12 @@ def test_headings_are_buttons_for_the_keyboard(opened: Browser) -> None:
 
 def test_the_pointer_shows_what_a_mark_says(opened: Browser, tables: dict[str, Report]) -> None:
     """A row of the forest, by a tooltip that needs no inline style."""
-    place = f"document.querySelector('{FIRST} figure svg')"
-    opened.evaluate(f"{place}.scrollIntoView()")
+    texts = f"[...document.querySelectorAll('{FIRST} figure svg .mark-text text')]"
+    place = f"{texts}.find(text => text.textContent.includes(' ['))"
+    opened.evaluate(f"{place}.scrollIntoView({{block: 'center'}})")
     box = json.loads(opened.evaluate(f"JSON.stringify({place}.getBoundingClientRect())"))
-    for share in (0.1, 0.2, 0.3, 0.4):
-        # By small steps down, as a hand does.
-        point = {"x": box["x"] + 180, "y": box["y"] + share * box["height"]}
-        opened.call("Input.dispatchMouseEvent", type="mouseMoved", **point)
+    middle = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    opened.call("Input.dispatchMouseEvent", type="mouseMoved", **middle)
     opened.wait("!document.getElementById('tooltip').hidden")
     said = opened.text("#tooltip")
     assert any(row.name in said for row in tables["nine"].rows.values())

@@ -34,7 +34,8 @@ def domain(chart: Any, field: str) -> list[Any]:
 
 def words(chart: Any) -> list[str]:
     """Return the texts that are drawn, and the explanation as one."""
-    drawn = [text.text or "" for text in ElementTree.fromstring(svg_of(chart)).iter(_TEXT)]
+    svg = ElementTree.fromstring(svg_of(chart.to_dict()))
+    drawn = [text.text or "" for text in svg.iter(_TEXT)]
     return [*drawn, explanation(chart)]
 
 

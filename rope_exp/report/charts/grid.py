@@ -19,8 +19,8 @@ _DARK = 0.75
 
 
 def grid(report: Report) -> alt.LayerChart | None:
-    """Draw each subset's mean difference; None if no subset has one."""
-    cells = pd.DataFrame(_cells(report))
+    """Draw each subset's mean difference; None if rows are no variants, or no subset has one."""
+    cells = pd.DataFrame(_cells(report) if report.of_variants else [])
     if cells.empty or cells["delta"].isna().all():
         return None
 

@@ -3,14 +3,19 @@
 A chart is at most about 740 pixels wide, so that its text has 7 points or more at 6.75 inches.
 """
 
+import functools
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import altair as alt
 
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.content import Report
+
+# A Vega-Lite specification.
+Spec = dict[str, Any]
 
 INK = "#222222"
 GREY = "#666666"
@@ -48,21 +53,31 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def svg_of(chart: alt.TopLevelMixin) -> bytes:
+@functools.cache
+def spec_of(draw: Callable[[Report], alt.TopLevelMixin | None], report: Report) -> Spec | None:
+    """Return the Vega-Lite specification of a report's chart, kept for the file and the page.
+
+    None if the report does not allow the chart.
+    """
+    chart = draw(report)
+    return None if chart is None else chart.to_dict()
+
+
+def svg_of(spec: Spec) -> bytes:
     """Return a chart as an SVG file."""
     # Imported here because it loads a JavaScript engine, which only files need.
     from vl_convert import vegalite_to_svg
 
-    svg = vegalite_to_svg(chart.to_dict(), config=CONFIG)
+    svg = vegalite_to_svg(spec, config=CONFIG)
     # Vega counts its ids over all charts of a process. A file must not depend on the others.
     names = dict.fromkeys(re.findall(r'id="(\w+)"', svg))
     numbers = {name: f"id{number}" for number, name in enumerate(names)}
     return re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda found: numbers[found[0]], svg).encode()
 
 
-def files_of(name: str, chart: alt.TopLevelMixin | None) -> dict[str, bytes]:
+def files_of(name: str, spec: Spec | None) -> dict[str, bytes]:
     """Return figures/NAME.svg; empty without a chart."""
-    return {} if chart is None else {f"figures/{name}.svg": svg_of(chart)}
+    return {} if spec is None else {f"figures/{name}.svg": svg_of(spec)}
 
 
 def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:

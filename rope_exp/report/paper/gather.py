@@ -25,9 +25,9 @@ from rope_exp.report.paper.style import files_of
 
 def of_report(report: Report) -> dict[str, bytes]:
     """Return the files of all figures that a report's runs allow."""
-    files = charts.files_of("forest", forest(report)) | charts.files_of("curves", curves(report))
-    if report.of_variants:
-        files |= charts.files_of("grid", grid(report))
+    files: dict[str, bytes] = {}
+    for draw in (forest, curves, grid):
+        files |= charts.files_of(draw.__name__, charts.spec_of(draw, report))
 
     drawn = {"probes": probes(report), "answers": answers(report), **_of_probes(report)}
     if report.of_rows:

@@ -71,7 +71,7 @@ def test_rows_are_in_the_order_of_the_report(report: Report) -> None:
 def test_a_bar_is_as_long_as_its_interval(report: Report) -> None:
     """A projecting cap would end past it, and might cross 0."""
     assert CONFIG["rule"]["strokeCap"] == "butt"
-    svg = svg_of(forest(report)).decode()
+    svg = svg_of(forest(report).to_dict()).decode()
     assert 'linecap="square"' not in svg
     assert 'linecap="round"' not in svg
 

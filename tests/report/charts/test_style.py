@@ -11,7 +11,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
-from rope_exp.report.charts.style import files_of, limits, svg_of
+from rope_exp.report.charts.style import files_of, limits, spec_of, svg_of
 from rope_exp.report.content import build
 
 # Text of 11 pixels then has at least 7 points at 6.75 inches.
@@ -27,20 +27,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 def test_files_have_the_same_bytes_again(runs: list[Run]) -> None:
     """In any order of the runs and of the charts, of which Vega counts parts."""
-    first = {draw: svg_of(draw(build(runs, ["pe"]))) for draw in (forest, grid, curves)}
+    first = {draw: svg_of(draw(build(runs, ["pe"])).to_dict()) for draw in (forest, grid, curves)}
     for draw in (curves, grid, forest):
-        assert svg_of(draw(build(runs[::-1], ["pe"]))) == first[draw]
+        assert svg_of(draw(build(runs[::-1], ["pe"])).to_dict()) == first[draw]
 
 
 def test_files_are_readable_on_a_page(runs: list[Run]) -> None:
     report = build(runs, ["pe"])
     for draw in (forest, grid, curves):
-        svg = ElementTree.fromstring(svg_of(draw(report)))
+        svg = ElementTree.fromstring(svg_of(draw(report).to_dict()))
         assert float(svg.attrib["width"]) <= WIDEST
 
 
 def test_every_id_is_used_and_defined_once(runs: list[Run]) -> None:
-    svg = ElementTree.fromstring(svg_of(curves(build(runs, ["pe"]))))
+    svg = ElementTree.fromstring(svg_of(curves(build(runs, ["pe"])).to_dict()))
     defined = [each.attrib["id"] for each in svg.iter() if "id" in each.attrib]
     named = [value for each in svg.iter() for value in each.attrib.values() if "url(#" in value]
     assert len(defined) == len(set(defined))
@@ -49,7 +49,7 @@ def test_every_id_is_used_and_defined_once(runs: list[Run]) -> None:
 
 def test_no_chart_is_no_file(runs: list[Run]) -> None:
     assert files_of("x", None) == {}
-    assert set(files_of("x", forest(build(runs, ["pe"])))) == {str(Path("figures/x.svg"))}
+    assert set(files_of("x", spec_of(forest, build(runs, ["pe"])))) == {str(Path("figures/x.svg"))}
 
 
 def test_limits_leave_the_means_readable_beside_a_wide_interval() -> None:

@@ -32,8 +32,9 @@ report: setup ## every campaign's tables and figures again, from its records; re
 	$(BIN)/python scripts/report.py --campaign all
 	$(BIN)/python scripts/outside.py compare
 
+# Tests often wait, so three share two cores.
 test: setup-dev ## every test but the long faults
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 torture: setup-dev ## the long tests, and KILLS=50 random kill -9 compared bit for bit, into results/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m torture

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from support.configs import NINE, REPOSITORY
 from support.refused import refused
 from support.reports import ask, make_nine, make_run, sha256_of, table_rows
 
+from rope_exp import cli
 from rope_exp.commands import report as command
 from rope_exp.evidence.published import TABLE
 from rope_exp.report.command import write
@@ -20,16 +23,29 @@ TABLES = ("table.md", "table.csv", "table.tex")
 FILES = (*TABLES, *FIGURES, "figures/grid.svg")
 
 
-def report(runs: Path, out: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command in a process of its own, which takes no warning."""
-    script = str(REPOSITORY / "scripts" / "report.py")
-    command = [sys.executable, "-W", "error", script, "--runs", str(runs), "--out", str(out)]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+Done: TypeAlias = "subprocess.CompletedProcess[str]"
+Command: TypeAlias = Callable[..., Done]
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command, in this process."""
+
+    def run(*words: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["report.py", *map(str, words)])
+        code = cli.main("report")
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(words, code, said.out, said.err)
+
+    return run
 
 
 def test_tables_and_figures_are_written_and_named(tmp_path: Path) -> None:
+    """In a process of its own, which takes no warning."""
     make_nine(tmp_path / "runs")
-    done = report(tmp_path / "runs", tmp_path / "out")
+    words = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-W", "error", str(REPOSITORY / "scripts" / "report.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     for name in FILES:
         assert str(tmp_path / "out" / name) in done.stdout
@@ -38,23 +54,25 @@ def test_tables_and_figures_are_written_and_named(tmp_path: Path) -> None:
     assert "One seed: no difference here can be called real; best QK-RoPE (3.7120)" in done.stdout
 
 
-def test_what_runs_were_asked_stands_beside_their_table(tmp_path: Path) -> None:
+def test_what_runs_were_asked_stands_beside_their_table(
+    tmp_path: Path, report: Callable[..., Done]
+) -> None:
     for pe, costs in (("qk_rope", [0.0, 0.5]), ("nope", [0.0, 0.0])):
         losses = [3.5 + cost for cost in costs]
         ask(
             make_run(tmp_path / "runs", pe=pe), {"ablation": {"without": ["", "q"], "loss": losses}}
         )
-    done = report(tmp_path / "runs", tmp_path / "out")
+    done = report("--runs", tmp_path / "runs", "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")
     lines = (tmp_path / "out" / "probes.csv").read_text().splitlines()
     assert "qk_rope,ablation,q,1,4.000000," in lines
     assert (tmp_path / "out" / "figures" / "probes.svg").stat().st_size > 0
 
 
-def test_a_refusal_exits_2_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_refusal_exits_2_and_writes_nothing(tmp_path: Path, report: Command) -> None:
     make_run(tmp_path / "runs")
     make_run(tmp_path / "runs", pe="vo_rope", result={"init_sha256": sha256_of("other")})
-    done = report(tmp_path / "runs", tmp_path / "out")
+    done = report("--runs", tmp_path / "runs", "--out", tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
@@ -70,31 +88,29 @@ def test_a_flag_of_runs_is_refused_beside_a_campaign(words: str) -> None:
         command(["--campaign", "noise", *words.split()])
 
 
-def test_no_records_at_all_exit_2(tmp_path: Path) -> None:
+def test_no_records_at_all_exit_2(tmp_path: Path, report: Command) -> None:
     """As a clone without records does: in one sentence, and nothing is written."""
     out = tmp_path / "out"
-    script = str(REPOSITORY / "scripts" / "report.py")
-    words = ["--campaign", "all", "--records", str(tmp_path / "empty"), "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, script, *words], capture_output=True, text=True, check=False
-    )
+    done = report("--campaign", "all", "--records", tmp_path / "empty", "--out", out)
     assert (done.returncode, done.stdout) == (2, "")
     assert "holds no record of any campaign" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not out.exists()
 
 
-def test_a_folder_that_cannot_be_written_exits_1(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_exits_1(
+    tmp_path: Path, report: Callable[..., Done]
+) -> None:
     make_run(tmp_path / "runs")
     out = tmp_path / "out"
     out.write_text("a file stands here")
-    done = report(tmp_path / "runs", out)
+    done = report("--runs", tmp_path / "runs", "--out", out)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path) -> None:
+def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path, report: Command) -> None:
     """Each rate is a group of its own; `--factors` compares over groups."""
     for lr, loss in (("0.001", 3.6), ("0.01", 3.5)):
         overrides = [f"optim.lr={lr}"]
@@ -103,7 +119,7 @@ def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path) -> None:
 
     out = tmp_path / "out"
     wanted = ("--group", "lr-*", "--factors", "optim.lr", "--reference", "optim.lr=0.01")
-    done = report(tmp_path / "runs", out, *wanted)
+    done = report("--runs", tmp_path / "runs", "--out", out, *wanted)
     assert (done.returncode, done.stderr) == (0, "")
     assert "optim.lr=0.001  q k" in done.stdout
     assert "Δ to optim.lr=0.01" in done.stdout

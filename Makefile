@@ -12,6 +12,8 @@ setup: .venv/ready ## make .venv with what training needs
 setup-dev: .venv/ready-dev ## and what tests and lint need
 
 # Modules are compiled when they are first imported: most of them never are.
+# Where that is switched off, every start of Python would compile them again.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 
 .venv/ready: pyproject.toml constraints.txt
@@ -32,9 +34,8 @@ report: setup ## every campaign's tables and figures again, from its records; re
 	$(BIN)/python scripts/report.py --campaign all
 	$(BIN)/python scripts/outside.py compare
 
-# Tests often wait, so three share two cores.
 test: setup-dev ## every test but the long faults
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 torture: setup-dev ## the long tests, and KILLS=50 random kill -9 compared bit for bit, into results/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m torture

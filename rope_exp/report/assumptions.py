@@ -1,9 +1,11 @@
-"""Assumptions of a table: choices that the source leaves open, with every value they had."""
+"""Assumptions of a table: choices that the source leaves open, with every value they had.
+
+Those that no key changes are in docs/comparing.md.
+"""
 
 from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
-from rope_exp.config.sections import INIT_STD
 from rope_exp.report.content import Report
 from rope_exp.system.errors import show
 
@@ -37,15 +39,6 @@ _ADDED = (
     "data.order",
     "train.objective",
 )
-# Choices without a key.
-_FIXED = (
-    "Pairing: half-split, feature f with f + K/2, as LLaMA in transformers.",
-    f"Initialisation: normal, deviation {INIT_STD:g}, projections onto the residual stream times "
-    "1/√(2 × layers); the same initial weights for every variant of a seed, kind of attention and "
-    "size.",
-    "Weight decay: of matrices alone, and not of what is learned of positions.",
-    "Precision: bf16 is autocast over float32 weights.",
-)
 _EVALUATION = (
     "Evaluation: mean nats per token on fixed held-out windows of seq_len tokens, eval_sequences "
     "of them, or all there are."
@@ -71,7 +64,7 @@ def assumptions(report: Report) -> list[str]:
         said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
     kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
     beginnings = dict.fromkeys(_beginning(run.config) for run in report.runs)
-    return [*said, *kinds, *filter(None, beginnings), *_FIXED, *_of_data(report)]
+    return [*said, *kinds, *filter(None, beginnings), *_of_data(report)]
 
 
 def _of_data(report: Report) -> list[str]:

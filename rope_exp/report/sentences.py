@@ -290,14 +290,18 @@ def spell_p(p: float, *, sign: bool = False) -> str:
 
 
 def _seed_notes(report: Report) -> list[str]:
-    """List rows with other seeds than the rest: means are not comparable then; Δ and ranks are."""
-    everywhere = {run.config.seed for run in report.runs if run.status == "finished"}
-    said = []
+    """Name rows with other seeds than the rest: means are not comparable then; Δ and ranks are."""
+    by_seeds: dict[str, list[str]] = {}
     for row in report.rows.values():
-        mine = row.losses.keys()
-        shared = mine & report.reference.losses.keys()
-        if mine and not mine == everywhere == shared:
-            said.append(f"{row.name}: mean over {_seeds(mine)}, Δ over {_seeds(shared)}.")
+        if has_other_seeds(report, row):
+            mine = _seeds(row.losses)
+            shared = _seeds(row.losses.keys() & report.reference.losses.keys())
+            words = f"mean and Δ over {mine}"
+            if mine != shared:
+                words = f"mean over {mine}, Δ over {shared}"
+            by_seeds.setdefault(words, []).append(row.name)
+
+    said = [f"‡ {', '.join(names)}: {words}." for words, names in by_seeds.items()]
     if said and any(row.ours.rank for row in report.rows.values()):
         said.append(
             "Ranks are by means that are adjusted for the seeds that a row lacks: those of the "
@@ -306,8 +310,16 @@ def _seed_notes(report: Report) -> list[str]:
     return said
 
 
+def has_other_seeds(report: Report, row: Line) -> bool:
+    """Return whether a row's mean is over other seeds than the table's."""
+    everywhere = {run.config.seed for run in report.runs if run.status == "finished"}
+    mine = row.losses.keys()
+    return bool(mine) and not mine == everywhere == mine & report.reference.losses.keys()
+
+
 def _seeds(seeds: Iterable[int]) -> str:
-    listed = ", ".join(map(str, sorted(set(seeds))))
-    if not listed:
-        return "no seed"
-    return f"seed{'s' if ',' in listed else ''} {listed}"
+    found = sorted(set(seeds))
+    if len(found) < 2:
+        return f"seed {found[0]}" if found else "no seed"
+    is_range = len(found) > 2 and found[-1] - found[0] == len(found) - 1
+    return f"seeds {span(found) if is_range else ', '.join(map(str, found))}"

@@ -20,7 +20,15 @@ from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Line, Report
 from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.probed import extension_part
-from rope_exp.report.sentences import OWN, caption, interval_of, notes, p_of, summary
+from rope_exp.report.sentences import (
+    OWN,
+    caption,
+    has_other_seeds,
+    interval_of,
+    notes,
+    p_of,
+    summary,
+)
 from rope_exp.report.spelling import NOTHING, Column, cells, csv_of, markdown_of, number, sides
 
 # Words for a row compared with the reference.
@@ -78,6 +86,7 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
         LAST_OF_CSV: own and _word(own, row),
         # For readers.
         "word": judged and judged.verdict,
+        "mark": " ‡" if has_other_seeds(report, row) else "",
         "wide_low": judged and judged.wide_low,
         "wide_high": judged and judged.wide_high,
         "name": row.name,
@@ -158,8 +167,9 @@ def _cached(line: Mapping[str, Any]) -> str:
 
 
 def _loss(line: Mapping[str, Any]) -> str:
+    """Return the mean, marked if it is over other seeds than the table's."""
     loss = number(line["loss_mean"], ".4f")
-    return loss or line["verdict"]
+    return f"{loss}{line['mark']}" if loss else line["verdict"]
 
 
 def _verdict(line: Mapping[str, Any]) -> str:
@@ -196,7 +206,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         *extension_part(report),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
         *_notes(report),
-        "Assumptions, which the source leaves open:",
+        "Assumptions, which the source leaves open (docs/comparing.md has those without a key):",
         _bullets(assumptions(report)),
     ]
     return "\n\n".join(parts) + "\n"

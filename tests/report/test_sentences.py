@@ -5,11 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from support.configs import REPOSITORY
 from support.refused import refused
 from support.reports import begun_from, make_nine, make_run, report_of, sha256_of
 
+from rope_exp.config.sections import INIT_STD
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.sentences import caption, notes, summary
+from rope_exp.report.tables import markdown
 
 ASSUMPTIONS = (
     "Corpus: name stdlib, kind stdlib, holdout_fraction 0.05.",
@@ -19,8 +22,6 @@ ASSUMPTIONS = (
     "Optimiser: name adamw, lr 0.003, betas [0.9, 0.95],",
     "Schedule: name cosine, warmup_fraction 0.2,",
     "global_batch_size 16, seq_len 256, eval_sequences 128, precision auto",
-    "Pairing: half-split",
-    "Initialisation: normal, deviation 0.02,",
     "without attention masks",
     "mean nats per token on fixed held-out windows",
 )
@@ -69,6 +70,8 @@ def test_every_assumption_is_said(tmp_path: Path) -> None:
     said = "\n".join(assumptions(report_of(tmp_path)))
     for assumption in ASSUMPTIONS:
         assert assumption in said
+    without_a_key = (REPOSITORY / "docs" / "comparing.md").read_text(encoding="utf-8")
+    assert f"normal with SD {INIT_STD:g};" in without_a_key
 
 
 def test_what_becomes_of_documents_is_said(tmp_path: Path) -> None:
@@ -270,7 +273,8 @@ def test_a_mean_over_other_seeds_is_noted(tmp_path: Path) -> None:
     row = report.rows["vo_rope"].ours
     assert (row.num_seeds, row.loss_mean) == (2, 4.7)
     assert row.delta == pytest.approx(0.2, abs=1e-12)
-    assert "VO-RoPE: mean over seeds 0, 2, Δ over seeds 0, 2." in notes(report)
+    assert "‡ VO-RoPE: mean and Δ over seeds 0, 2." in notes(report)
+    assert "| 4.7000 ‡ |" in markdown(report)
 
 
 def test_interrupted_and_unequal_runs_are_noted(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def assert_ended_by_sigkill(trial: Trial, process: Process, *, rank: int) -> Non
     assert not processes_of(trial.folder)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.torture), 1])
+@pytest.mark.torture
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_raises_shows_its_traceback_alone(trial: Trial, rank: int) -> None:
     """It leaves no orphan, and the run goes on."""
     began = time.monotonic()

@@ -15,7 +15,7 @@ from rope_exp.report.looks import parts
 from rope_exp.report.page_tables import Cell, Table, page_table
 from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.sentences import interval_of, p_of
-from rope_exp.report.spelling import NOTHING, millions
+from rope_exp.report.spelling import NOTHING, budget
 from rope_exp.report.tables import WORDS, columns, frame
 
 # Short names of corpora for the menu. Others keep their own, with a capital letter.
@@ -50,9 +50,7 @@ def _name(place: str, report: Report) -> str:
     config = report.runs[0].config
     corpus = str(config.data.name)
     corpus = _CORPORA.get(corpus, corpus.capitalize())
-    # Two digits are enough to distinguish token budgets.
-    tokens = millions(float(f"{_tokens(report):.2g}"))
-    return f"{corpus}, {tokens} tokens, warmup {config.num_warmup_steps} ({place})"
+    return f"{corpus}, {budget(_tokens(report), config.num_warmup_steps)} ({place})"
 
 
 def _tokens(report: Report) -> int:

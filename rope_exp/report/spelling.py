@@ -89,6 +89,12 @@ def span(values: Iterable[float], form: str = "") -> str:
     return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
 
 
+def budget(num_tokens: int, num_warmup_steps: int) -> str:
+    """Return the tokens and warmup steps of a setting, as its name has them."""
+    # Two digits are enough to distinguish token budgets.
+    return f"{millions(float(f'{num_tokens:.2g}'))} tokens, warmup {num_warmup_steps}"
+
+
 def millions(count: float) -> str:
     """Format a number of tokens or parameters in millions or billions."""
     if count >= 999.5e6:

@@ -17,7 +17,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.charts.style import INK, SIGNED, explained, files_of, limits, zero_and_margin
 from rope_exp.report.content import Report
-from rope_exp.report.spelling import markdown_table, millions
+from rope_exp.report.spelling import budget, markdown_table, millions
 from rope_exp.report.tables import WORDS
 
 # Best first, according to the only published table of all nine variants.
@@ -244,7 +244,7 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
         name = str(config.data.name)
         corpus = _CORPORA.get(name, name)
         tokens = config.train.num_tokens
-        words = [f"{corpus}, {tokens / 1e6:.2g}M tokens, warmup {config.num_warmup_steps}"]
+        words = [f"{corpus}, {budget(tokens, config.num_warmup_steps)}"]
         for key, text in _MENTIONED.items():
             value = spelled(config, key)
             if value != counts[key].most_common(1)[0][0]:

@@ -5,6 +5,27 @@ from support.reports import make_run, report_of
 
 from rope_exp.report.content import Report
 
+# By seed; VO is far noisier than the others, O has one seed, V diverged.
+OURS = {
+    "qk_rope": [3.500, 3.600, 3.700],
+    "qkvo_rope": [3.501, 3.602, 3.700],
+    "vo_rope": [3.9, 3.5, 3.4],
+    "k_rope": [3.6, 3.7005, 3.7995],
+    "o_rope": [3.7],
+    "pe.rotate=[q,v]": [3.45, 3.551, 3.652],
+}
+
+
+@pytest.fixture(scope="package")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Rows that differ in noise and in their number of seeds."""
+    runs = tmp_path_factory.mktemp("runs")
+    for pe, losses in OURS.items():
+        for seed, loss in enumerate(losses):
+            make_run(runs, pe=pe, seed=seed, loss=loss)
+    make_run(runs, pe="v_rope", loss=None, steps=100, result={"steps": 100})
+    return report_of(runs)
+
 
 @pytest.fixture(scope="package")
 def partly(tmp_path_factory: pytest.TempPathFactory) -> Report:

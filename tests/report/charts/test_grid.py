@@ -3,32 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.charts import domain, parts, records, words
 from support.reports import make_run, report_of
 
 from rope_exp.report.charts.grid import grid
 from rope_exp.report.content import Report
 from rope_exp.report.tables import WORDS
-
-OURS = {
-    "qk_rope": [3.500, 3.600, 3.700],
-    "qkvo_rope": [3.501, 3.602, 3.700],
-    "vo_rope": [3.9, 3.5, 3.4],
-    "k_rope": [3.6, 3.7005, 3.7995],
-    "o_rope": [3.7],
-    "pe.rotate=[q,v]": [3.45, 3.551, 3.652],
-}
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    runs = tmp_path_factory.mktemp("runs")
-    for pe, losses in OURS.items():
-        for seed, loss in enumerate(losses):
-            make_run(runs, pe=pe, seed=seed, loss=loss)
-    make_run(runs, pe="v_rope", loss=None, steps=100, result={"steps": 100})
-    return report_of(runs)
 
 
 def cells(chart: Any) -> dict[str, dict[str, Any]]:

@@ -45,8 +45,9 @@ class Judged:
         wide_low, wide_high: the interval that holds for the whole family (Bonferroni).
         p: of no difference, two-sided, of this contrast alone; p_adjusted: by Holm over the family.
         p_equivalent: of a difference past the margin (two one-sided tests), also by Holm.
-        seeds_needed: the total number of seeds that would settle an open pair, with the power
-            `POWER` at the present difference; None: it is settled, or needs more than `MOST_SEEDS`.
+        seeds_needed_low, seeds_needed_high: the smallest and the largest total number of seeds that
+            would settle an open pair with the power `POWER`, if the true difference lies in the
+            95 % interval; None: the pair is settled, or needs more than `MOST_SEEDS`.
     """
 
     a: str
@@ -64,7 +65,8 @@ class Judged:
     p_adjusted: float
     p_equivalent: float
     verdict: Verdict
-    seeds_needed: int | None
+    seeds_needed_low: int | None
+    seeds_needed_high: int | None
 
     @property
     def sign(self) -> str:
@@ -162,7 +164,8 @@ def _judge_one(
         p_adjusted=math.nan,
         p_equivalent=float(not_equivalent(np.array(delta), np.array(tiny), df, margin)),
         verdict="open",
-        seeds_needed=None,
+        seeds_needed_low=None,
+        seeds_needed_high=None,
     )
 
 
@@ -180,7 +183,7 @@ def _judge_family(pairs: Sequence[Judged]) -> list[Judged]:
             verdict = "equivalent"
         elif p < ALPHA:
             verdict = "better" if pair.delta > 0 else "worse"
-        needed = _seeds_needed(pair, len(pairs)) if verdict == "open" else None
+        fewest, most = _seeds_needed(pair, len(pairs)) if verdict == "open" else (None, None)
         judged.append(
             replace(
                 pair,
@@ -189,30 +192,40 @@ def _judge_family(pairs: Sequence[Judged]) -> list[Judged]:
                 p_adjusted=float(p),
                 p_equivalent=float(p_equivalent),
                 verdict=verdict,
-                seeds_needed=needed,
+                seeds_needed_low=fewest,
+                seeds_needed_high=most,
             )
         )
     return judged
 
 
-def _seeds_needed(pair: Judged, family_size: int) -> int | None:
-    """Return the smallest number of seeds that would settle the pair, as a difference or as none.
+def _seeds_needed(pair: Judged, family_size: int) -> tuple[int | None, int | None]:
+    """Return the fewest and the most seeds that would settle the pair, as a difference or as none.
 
-    The level is that of the first step of Holm's rule, so the number errs on the high side.
+    The true difference may lie anywhere in the interval: a large difference and none at all need
+    the fewest seeds, and half the margin about the most. The level is that of the first step of
+    Holm's rule, so the numbers err on the high side.
     """
+    half = pair.margin / 2
+    delta_D1 = np.clip([pair.low, -half, 0, half, pair.high], pair.low, pair.high)[:, None]
     counts = np.arange(pair.num_seeds + 1, MOST_SEEDS + 1)
     error = pair.error * np.sqrt(pair.num_seeds / counts)
     # Assume that degrees of freedom keep growing in proportion to the seeds minus one.
     df = np.round(pair.df / max(pair.num_seeds - 1, 1) * (counts - 1))
 
-    critical = stats.t.ppf(1 - ALPHA / 2 / family_size, df)
-    detected = stats.nct.sf(critical, df, abs(pair.delta) / error)
+    detects = stats.t.ppf(1 - ALPHA / 2 / family_size, df) * error
+    detected_DN = stats.nct.sf(detects / error, df, np.abs(delta_D1) / error)
 
-    # Both one-sided tests must reject.
-    critical = stats.t.ppf(1 - ALPHA / family_size, df)
-    above = stats.norm.cdf((pair.margin - pair.delta) / error - critical)
-    below = stats.norm.cdf((pair.margin + pair.delta) / error - critical)
+    # If equivalence can be shown at all, the pair stays open only between the two thresholds.
+    excludes = pair.margin - stats.t.ppf(1 - ALPHA / family_size, df) * error
+    inside_DN = [
+        stats.norm.cdf((side * delta_D1 - excludes) / error)
+        - stats.norm.cdf((side * delta_D1 - detects) / error)
+        for side in (1, -1)
+    ]
+    open_DN = np.maximum(inside_DN, 0).sum(axis=0)
 
-    # Far out in its tail, the noncentral t returns NaN.
-    settled = np.flatnonzero(np.fmax(detected, above + below - 1) >= POWER)
-    return int(counts[settled[0]]) if len(settled) else None
+    settled_DN = np.where(excludes > 0, 1 - open_DN, detected_DN) >= POWER
+    needed = [int(counts[row.argmax()]) if row.any() else None for row in settled_DN]
+    known = [count for count in needed if count is not None]
+    return min(known, default=None), None if None in needed else max(known)

@@ -15,11 +15,9 @@ from rope_exp.report.looks import parts
 from rope_exp.report.page_tables import Cell, Table, page_table
 from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.sentences import interval_of, p_of
-from rope_exp.report.spelling import NOTHING, budget
+from rope_exp.report.spelling import NOTHING, setting_name
 from rope_exp.report.tables import WORDS, columns, frame
 
-# Short names of corpora for the menu. Others keep their own, with a capital letter.
-_CORPORA = {"wikipedia-en-good-featured": "English", "stdlib": "Python's standard library"}
 # A verdict on (reference, row) as a phrase about the row.
 _PHRASES: Mapping[Verdict, str] = {
     "better": "is worse than",
@@ -39,18 +37,13 @@ class Setting(NamedTuple):
 
 def named(tables: Mapping[str, Report]) -> list[Setting]:
     """Return the settings: first the one with most runs, then the others by tokens and name."""
-    settings = [Setting(place, _name(place, report), report) for place, report in tables.items()]
-    settings.sort(key=lambda setting: (_tokens(setting.report), setting.name))
-    first = max(settings, key=lambda setting: len(setting.report.runs), default=None)
-    return sorted(settings, key=lambda setting: setting is not first)
-
-
-def _name(place: str, report: Report) -> str:
-    """Return a name such as `English, 2M tokens, warmup 25 (english)`."""
-    config = report.runs[0].config
-    corpus = str(config.data.name)
-    corpus = _CORPORA.get(corpus, corpus.capitalize())
-    return f"{corpus}, {budget(_tokens(report), config.num_warmup_steps)} ({place})"
+    settings = [
+        Setting(place, f"{setting_name(report.runs[0].config)} ({place})", report)
+        for place, report in tables.items()
+    ]
+    settings.sort(key=lambda each: (_tokens(each.report), each.name))
+    first = max(settings, key=lambda each: len(each.report.runs), default=None)
+    return sorted(settings, key=lambda each: each is not first)
 
 
 def _tokens(report: Report) -> int:

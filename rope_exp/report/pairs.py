@@ -32,14 +32,16 @@ def pairs_table(report: Report) -> str:
                 "p": pair.p,
                 "p_adjusted": pair.p_adjusted,
                 "p_equivalent": pair.p_equivalent,
-                "seeds_needed": pair.seeds_needed,
+                "seeds_needed_low": pair.seeds_needed_low,
+                "seeds_needed_high": pair.seeds_needed_high,
                 "sign_alone": own.sign,
                 "delta_ci_low_alone": own.low,
                 "delta_ci_high_alone": own.high,
                 "p_adjusted_alone": own.p_adjusted,
             }
         )
-    return csv_of(pd.DataFrame(lines).astype({"seeds_needed": "Int64"}))
+    counts = dict.fromkeys(["seeds_needed_low", "seeds_needed_high"], "Int64")
+    return csv_of(pd.DataFrame(lines).astype(counts))
 
 
 def relations_frame(report: Report) -> pd.DataFrame:
@@ -92,10 +94,13 @@ def _settling(relation: Relation) -> str:
     pair = relation.judged
     if pair.verdict != "open":
         return "there is a difference, which may be larger or smaller than the margin"
-    if pair.seeds_needed is None:
+    if pair.seeds_needed_low is None:
         return f"more than {MOST_SEEDS} seeds would settle it"
-    further = pair.seeds_needed - pair.num_seeds
-    told = f"about {further} more seeds would tell their difference, or that they are equal"
+    fewest = pair.seeds_needed_low - pair.num_seeds
+    most = f"more than {MOST_SEEDS - pair.num_seeds}"
+    if pair.seeds_needed_high is not None:
+        most = str(pair.seeds_needed_high - pair.num_seeds)
+    told = f"{fewest} to {most} more seeds would settle it in 4 of 5 cases"
     if relation.published == SIGNS["equivalent"]:
-        return f"{told}, in 4 of 5 cases; a difference may then still be one below the margin"
-    return f"{told}, in 4 of 5 cases"
+        return f"{told}; a difference may then still be one below the margin"
+    return told

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from rope_exp.config.run import RunConfig
+
 NOTHING = "—"
 
 
@@ -89,10 +91,17 @@ def span(values: Iterable[float], form: str = "") -> str:
     return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
 
 
-def budget(num_tokens: int, num_warmup_steps: int) -> str:
-    """Return the tokens and warmup steps of a setting, as its name has them."""
+def corpus_name(config: RunConfig) -> str:
+    """Return the short name of a run's corpus."""
+    name = str(config.data.name)
+    return {"wikipedia-en-good-featured": "English"}.get(name, name)
+
+
+def setting_name(config: RunConfig) -> str:
+    """Return the corpus, tokens and warmup steps of a run: `English, 2M tokens, warmup 100`."""
     # Two digits are enough to distinguish token budgets.
-    return f"{millions(float(f'{num_tokens:.2g}'))} tokens, warmup {num_warmup_steps}"
+    tokens = millions(float(f"{config.train.num_tokens:.2g}"))
+    return f"{corpus_name(config)}, {tokens} tokens, warmup {config.num_warmup_steps}"
 
 
 def millions(count: float) -> str:

@@ -40,7 +40,16 @@ WORDS: Mapping[Verdict, str] = {
 }
 # The columns of a frame after table.csv's last one are for readers only.
 LAST_OF_CSV = "verdict_alone"
-_COUNTS = ("num_seeds", "seeds_needed", "params", "cached", "state", "rank", "published_rank")
+_COUNTS = (
+    "num_seeds",
+    "seeds_needed_low",
+    "seeds_needed_high",
+    "params",
+    "cached",
+    "state",
+    "rank",
+    "published_rank",
+)
 
 
 # -- the frame -------------------------------------------------------------------------------------
@@ -74,7 +83,8 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
         "published_delta": row.theirs.delta,
         **_among_all_pairs(report, row.label),
         "p_equivalent": judged and judged.p_equivalent,
-        "seeds_needed": judged and judged.seeds_needed,
+        "seeds_needed_low": judged and judged.seeds_needed_low,
+        "seeds_needed_high": judged and judged.seeds_needed_high,
         **{key: _value(row, key) for key in report.keys if key != "pe"},
         "kind": config.attn.label,
         "params": run.result.get("params"),

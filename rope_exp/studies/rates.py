@@ -8,7 +8,6 @@ single learning rate says nothing about them.
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import pandas as pd
@@ -44,6 +43,7 @@ from rope_exp.report.paper.style import (
     styled,
 )
 from rope_exp.report.spelling import markdown_table, span
+from rope_exp.system.console import log
 
 FACTOR = "optim.lr"
 
@@ -60,12 +60,14 @@ def files(
             stem = "rates"
             if len(sweeps) > 1:
                 stem = "-".join(filter(None, [stem, _level(runs[0])]))
-            # Runs of another campaign may not fit after all; then this sweep is left out.
-            with suppress(ReportError):
+            try:
                 tried = Tried.of(runs)
-                found[f"{name}/{stem}.md"] = markdown(tried).encode()
-                drawn = files_of(stem, figure(tried))
-                found |= {f"{name}/{file}": content for file, content in drawn.items()}
+            except ReportError as error:
+                log(f"{name}: {stem}.md is left out: {error}")
+                continue
+            found[f"{name}/{stem}.md"] = markdown(tried).encode()
+            drawn = files_of(stem, figure(tried))
+            found |= {f"{name}/{file}": content for file, content in drawn.items()}
     return found
 
 

@@ -17,12 +17,11 @@ from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.charts.style import INK, SIGNED, explained, files_of, limits, zero_and_margin
 from rope_exp.report.content import Report
-from rope_exp.report.spelling import budget, markdown_table, millions
+from rope_exp.report.spelling import corpus_name, markdown_table, millions, setting_name
 from rope_exp.report.tables import WORDS
 
 # Best first, according to the only published table of all nine variants.
 COLUMNS = [label for label in published.TABLE.losses if label != published.REFERENCE]
-_CORPORA = {"wikipedia-en-good-featured": "English"}
 _COLUMNS = 4
 # Left of the axis, on it, and right of it.
 _SHAPES = ("triangle-left", "circle", "triangle-right")
@@ -241,15 +240,13 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
     counts = {key: Counter(spelled(each, key) for each in configs.values()) for key in _MENTIONED}
     found = []
     for place, config in configs.items():
-        name = str(config.data.name)
-        corpus = _CORPORA.get(name, name)
-        tokens = config.train.num_tokens
-        words = [f"{corpus}, {budget(tokens, config.num_warmup_steps)}"]
+        words = [setting_name(config)]
         for key, text in _MENTIONED.items():
             value = spelled(config, key)
             if value != counts[key].most_common(1)[0][0]:
                 words.append(text.format(value))
-        order = (tokens, len(words) > 1, corpus, config.num_warmup_steps)
+        unusual = len(words) > 1
+        order = (config.train.num_tokens, unusual, corpus_name(config), config.num_warmup_steps)
         num_runs = len(settings[place].runs)
         found.append((order, ", ".join(words), -num_runs, place))
 

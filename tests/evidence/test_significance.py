@@ -163,7 +163,7 @@ def test_verdicts(gap: float, verdict: str, sign: str) -> None:
         losses = drawn({"a": 3.0, "b": 3.0 + gap}, seeds=3, deviation=0.02)
     [pair] = judge(losses, [("a", "b")])
     assert (pair.verdict, pair.sign) == (verdict, sign)
-    assert (pair.seeds_needed is None) == (verdict != "open")
+    assert (pair.seeds_needed_low is None) == (verdict != "open")
 
 
 def test_a_real_difference_below_the_margin_is_none_that_matters() -> None:
@@ -237,21 +237,26 @@ def test_fewer_than_two_shared_seeds_are_judged_nothing() -> None:
 
 
 def test_seeds_needed_are_what_settles_the_pair() -> None:
-    """With so many seeds, the rate at which such a pair is settled is the power that was asked."""
-    gap = 0.03
-    losses = drawn({"a": 3.0, "b": 3.0 + gap}, seeds=3, deviation=0.02, seed=5)
+    """Simulated: the easiest difference with the fewest seeds, the hardest with the most."""
+    losses = drawn({"a": 3.0, "b": 3.0}, seeds=5, deviation=0.012, seed=3)
     [pair] = judge(losses, [("a", "b")], method="paired")
     assert pair.verdict == "open"
-    assert pair.seeds_needed is not None
+    assert pair.low < 0 < pair.high
+    assert pair.seeds_needed_low is not None
+    assert pair.seeds_needed_high is not None
+    assert pair.num_seeds < pair.seeds_needed_low < pair.seeds_needed_high
 
-    random = np.random.default_rng(0)
     deviation = pair.error * math.sqrt(pair.num_seeds)
-    settled = 0
-    for _ in range(400):
-        differences = pair.delta + random.normal(scale=deviation, size=pair.seeds_needed)
-        again: dict[str, Losses] = {
-            "a": dict.fromkeys(range(pair.seeds_needed), 0.0),
-            "b": dict(enumerate(map(float, differences))),
-        }
-        settled += judge(again, [("a", "b")], method="paired")[0].verdict != "open"
-    assert 0.7 < settled / 400 < 0.92
+    random = np.random.default_rng(0)
+
+    def share_settled(difference: float, num_seeds: int) -> float:
+        drawn_SN = random.normal(difference, deviation, (4000, num_seeds))
+        detected = stats.ttest_1samp(drawn_SN, 0, axis=1).pvalue < 0.05
+        below = stats.ttest_1samp(drawn_SN, pair.margin, axis=1, alternative="less").pvalue < 0.05
+        above = stats.ttest_1samp(drawn_SN, -pair.margin, axis=1, alternative="greater").pvalue
+        return float((detected | (below & (above < 0.05))).mean())
+
+    largest = max(pair.low, pair.high, key=abs)
+    assert 0.7 < share_settled(largest, pair.seeds_needed_low) < 0.92
+    assert 0.7 < share_settled(pair.margin / 2, pair.seeds_needed_high) < 0.92
+    assert share_settled(0.0, pair.seeds_needed_high) > 0.75

@@ -144,9 +144,9 @@ def test_settings_are_named_and_ordered(text: str, tables: dict[str, Report]) ->
     """First the one with most runs, then by tokens."""
     names = [setting.name for setting in named(tables)]
     assert names == [
-        "Text, 2M tokens, warmup 100 (nine)",
-        "Text, 4.1M tokens, warmup 200 (tokens/train.num_steps=1000)",
-        "Text, 8.2M tokens, warmup 400 (tokens/train.num_steps=2000)",
+        "text, 2M tokens, warmup 100 (nine)",
+        "text, 4.1M tokens, warmup 200 (tokens/train.num_steps=1000)",
+        "text, 8.2M tokens, warmup 400 (tokens/train.num_steps=2000)",
     ]
     assert re.findall(r"<option[^>]*>(.*?)</option>", text) == names
 

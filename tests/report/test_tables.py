@@ -22,7 +22,10 @@ HEADER = (
     "group,pe,rotate,num_seeds,loss_mean,loss_sd,delta,delta_ci_low,delta_ci_high,p_holm,verdict,"
     "published_loss,published_delta"
 )
-BEHIND = ",p_adjusted,family,delta_wide_low,delta_wide_high,p_equivalent,seeds_needed"
+BEHIND = (
+    ",p_adjusted,family,delta_wide_low,delta_wide_high,p_equivalent"
+    ",seeds_needed_low,seeds_needed_high"
+)
 OF_KIND = ",kind,params,cached,state"
 ALONE = ",delta_ci_low_alone,delta_ci_high_alone,p_holm_alone,verdict_alone"
 
@@ -74,7 +77,7 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
 def test_a_row_of_each_spelling(nine: Report) -> None:
     lines = {
         csv_table: "g,vo_rope,vo,3,3.771000,0.001000,+0.058000,+0.058000,+0.058000,0.000000,worse,"
-        "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,1.000000,,softmax,1328256,256,0,"
+        "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,1.000000,,,softmax,1328256,256,0,"
         "+0.058000,+0.058000,0.000000,worse",
         markdown: "| VO-RoPE | v o | 3 | 3.7710 | 0.0010 | +0.0580 | +0.0580 to +0.0580 | < 0.0001 "
         "| worse | 2.770 | +0.058 | 4 | 4 |",
@@ -244,7 +247,7 @@ def test_a_departing_key_gives_a_name_and_no_published_loss(tmp_path: Path) -> N
     make_run(tmp_path, pe="pe.base=500000", loss=3.4)
     report = report_of(tmp_path)
     assert "| QK-RoPE base500000 | q k | 1 | 3.4000 | — | -0.1000 | — |" in markdown(report)
-    line = "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,,,softmax,1328256,256,0,,,,\n"
+    line = "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,,,,softmax,1328256,256,0,,,,\n"
     assert line in csv_table(report)
 
 
@@ -268,7 +271,7 @@ def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> No
     report = report_of(tmp_path, keys=("optim.lr",))
     header, best, worst = csv_table(report).splitlines()
     assert header == f"{HEADER}{BEHIND},optim.lr{OF_KIND}{ALONE}"
-    empty = "," * 13
+    empty = "," * 14
     of_kind = "softmax,1328256,256,0,,,,"
     assert best == f"lr-0.01,qk_rope,qk,1,3.500000,,-0.100000{empty}0.01,{of_kind}"
     assert worst == f"lr-0.001,qk_rope,qk,1,3.600000,,0.000000{empty}0.001,{of_kind}"

@@ -13,23 +13,23 @@ from rope_exp.report.charts import style as charts
 from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
+from rope_exp.report.charts.probes import probes
 from rope_exp.report.content import Report, build
 from rope_exp.report.paper.answers import answers
 from rope_exp.report.paper.cached import cached
 from rope_exp.report.paper.distance import distance, kappa
 from rope_exp.report.paper.drift import drift
 from rope_exp.report.paper.extension import extension
-from rope_exp.report.paper.probes import probes
 from rope_exp.report.paper.style import files_of
 
 
 def of_report(report: Report) -> dict[str, bytes]:
     """Return the files of all figures that a report's runs allow."""
     files: dict[str, bytes] = {}
-    for draw in (forest, curves, grid):
+    for draw in (forest, curves, grid, probes):
         files |= charts.files_of(draw.__name__, charts.spec_of(draw, report))
 
-    drawn = {"probes": probes(report), "answers": answers(report), **_of_probes(report)}
+    drawn = {"answers": answers(report), **_of_probes(report)}
     if report.of_rows:
         drawn["cached"] = cached(report)
     for name, figure in drawn.items():

@@ -1,0 +1,106 @@
+"""Panels of the probes of finished models."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.records import make_records, nine_losses
+
+from rope_exp.evidence.records import read_records
+from rope_exp.evidence.runs import Run
+from rope_exp.report.charts.probes import points, probes
+from rope_exp.report.charts.style import spec_of
+from rope_exp.report.content import Report, build
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    records = tmp_path_factory.mktemp("records")
+    make_records(records, "c", rows=("qk_rope", "qkv_rope", "nope"), seeds=(0, 1))
+    return read_records(records, "c")
+
+
+def values(report: Report, probe: str, label: str) -> dict[Any, float]:
+    """Return a row's values by place."""
+    table = points(report, probe)
+    of_row = table[table["label"] == label]
+    return dict(zip(of_row["place"], of_row["value"], strict=True))
+
+
+def test_panels_hold_the_means_over_seeds(runs: list[Run]) -> None:
+    report = build(runs, ["pe"])
+    reference = np.mean([nine_losses("qk_rope", seed) for seed in (0, 1)])
+    for label in ("qk_rope", "qkv_rope"):
+        loss = np.mean([nine_losses(label, seed) for seed in (0, 1)])
+        window = values(report, "window", label)
+        trained = report.runs[0].config.train.seq_len
+        assert list(window) == [trained * multiple for multiple in (1, 2, 4, 8)]
+        assert list(window.values()) == pytest.approx(loss + np.array([0, 0.01, 0.05, 0.2]))
+
+        by_position = list(values(report, "position", label).values())
+        np.testing.assert_allclose(by_position, loss - reference, atol=1e-9)
+        cost = 0.1 * (label == "qkv_rope") * np.arange(5)
+        np.testing.assert_allclose(list(values(report, "shift", label).values()), cost, atol=1e-9)
+        assert values(report, "ablation", label)["q"] == pytest.approx(0.3)
+    assert "q" not in values(report, "ablation", "nope")
+    assert "v" not in values(report, "ablation", "qk_rope")
+
+
+def test_each_probe_is_a_column(runs: list[Run]) -> None:
+    spec = spec_of(probes, build(runs, ["pe"]))
+    assert spec is not None
+    assert [column["title"] for column in spec["hconcat"]] == [
+        "loss by position, minus QK-RoPE's",
+        "loss over whole windows",
+        "loss added by a later start",
+        "loss added without a site",
+    ]
+    for column in spec["hconcat"]:
+        drawn = {row["panel"] for row in spec["datasets"][column["data"]["name"]]}
+        assert drawn == {"QK-RoPE", "QKV-RoPE", "NoPE"}
+
+
+def test_runs_without_some_probes_are_drawn_by_the_others(runs: list[Run]) -> None:
+    kept = {"shift": runs[0].probes["shift"]}
+    partly = [replace(run, probes=kept if run.config.seed else {}) for run in runs]
+    report = build(partly, ["pe"])
+    assert len(points(report, "shift"))
+    assert points(report, "window").empty
+    # There is no column without answers.
+    spec = spec_of(probes, report)
+    assert spec is not None
+    [column] = spec["hconcat"]
+    assert column["title"] == "loss added by a later start"
+    said = " ".join(spec["title"]["text"])
+    assert "the same wherever positions begin" in said
+    assert "By position" not in said
+
+
+def test_without_probes_there_is_no_figure(runs: list[Run]) -> None:
+    assert probes(build([replace(run, probes={}) for run in runs], ["pe"])) is None
+
+
+def test_without_the_reference_losses_by_position_are_absolute(runs: list[Run]) -> None:
+    others = [run for run in runs if run.config.pe.label != "qk_rope"]
+    assert min(values(build(others, ["pe"]), "position", "nope").values()) > 3
+
+
+def test_differences_by_position_are_within_a_seed(tmp_path: Path) -> None:
+    """The reference has a seed more: at another level, it would shift a difference of means."""
+
+    def level(row: str, seed: int) -> float:
+        return nine_losses(row, seed) + (seed == 2)
+
+    make_records(tmp_path, "c", rows=("qk_rope", "nope"), seeds=(0, 1), loss=level)
+    make_records(tmp_path, "c", rows=("qk_rope",), seeds=(2,), loss=level)
+    make_records(tmp_path, "c", rows=("vo_rope",), seeds=(3,), loss=level)
+    report = build(read_records(tmp_path, "c"), ["pe"])
+
+    differences = [nine_losses("nope", seed) - nine_losses("qk_rope", seed) for seed in (0, 1)]
+    heights = list(values(report, "position", "nope").values())
+    np.testing.assert_allclose(heights, np.mean(differences), atol=1e-9)
+    # It shares no seed with the reference.
+    assert not values(report, "position", "vo_rope")
+    assert values(report, "window", "vo_rope")

@@ -23,6 +23,7 @@ def run(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.torture
 def test_a_campaign_leaves_its_records_packed(home: Path) -> None:
     """And the same command again has nothing left to do."""
     for _ in range(2):

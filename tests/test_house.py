@@ -24,6 +24,7 @@ FLOORS = {
     "data": 3,
     "evaluation": 5,
     "evidence": 5,
+    "export": 6,
     "training": 6,
     "report": 6,
     "launch": 7,

@@ -1,0 +1,394 @@
+"""A LLaMA whose attention rotates any subset of queries, keys, values and outputs.
+
+    q_i = R_i W_q x_i,  k_j = R_j W_k x_j,  v_j = R_j W_v x_j,  o_i = R_i^T sum_j a_ij v_j
+
+R_m turns the feature pair (f, f + F) of a head by m * theta_f. The output is turned back by its
+query's position, so that with rotated values it depends on j - i alone (Su 2025, eq. 5). The cache
+holds keys and values as they are after rotation.
+
+This file is copied beside exported weights. It imports torch, transformers and its configuration.
+
+Shapes: B batch, T query, E key, H query heads, G key/value heads, K features, F frequencies.
+"""
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, MaskedLMOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaForCausalLM,
+    LlamaModel,
+    LlamaPreTrainedModel,
+    eager_attention_forward,
+)
+
+from .configuration_rope_exp import RopeExpConfig
+
+# From this position on, whole turns are removed from angles in float64, before they are rounded.
+FAR = 2**16
+# T5's table of biases: its buckets, and the distance from which all share the last.
+NUM_BUCKETS = 32
+LARGEST_DISTANCE = 128
+
+
+Table = tuple[Tensor, Tensor]
+
+
+class Positions(NamedTuple):
+    """The tables of q and k, and of v and o, by layer: (cos, sin), each [B, 1 or G, T, F]."""
+
+    qk: list[Table]
+    vo: list[Table]
+
+
+class Rotary(nn.Module):
+    """The rotation tables of every layer; frequencies are computed, or parameters."""
+
+    def __init__(self, config: RopeExpConfig) -> None:
+        super().__init__()
+        self.config = config
+        shapes = {
+            "model": (),
+            "layer": (config.num_hidden_layers,),
+            "head": (config.num_hidden_layers, config.num_key_value_heads),
+        }
+        rotating = {site for sites in config.rotate for site in sites}
+        names = iter(("inv_freq", "inv_freq_vo"))
+        self.learned = {}
+        for pair in ("qk", "vo"):
+            if config.rope_learned and rotating & set(pair):
+                self.learned[pair] = next(names)
+                shape = (*shapes[config.rope_scope], self._features(pair) // 2)
+                self.register_parameter(self.learned[pair], nn.Parameter(torch.empty(shape)))
+
+    def _features(self, pair: str) -> int:
+        return self.config.rope_features if pair == "qk" else self.config.rope_features_vo
+
+    def theta(self, pair: str, device: torch.device) -> Tensor:
+        """Return frequencies in radians a position: [F], [layers, F] or [layers, G, F]."""
+        theta_F = self.computed(pair, device)
+        if pair not in self.learned:
+            return theta_F
+        learned: Tensor = getattr(self, self.learned[pair])
+        return theta_F * learned.exp() if self.config.rope_learned == "log" else learned.abs()
+
+    def computed(self, pair: str, device: torch.device) -> Tensor:
+        """Return theta_f = base^(-2f/n), on n features.
+
+        It is computed anew: a buffer that is not saved would hold nothing after loading.
+        """
+        features = self._features(pair)
+        base = self.config.rope_base if pair == "qk" else self.config.rope_base_vo
+        exponent_F = torch.arange(0, features, 2, device="cpu").float() / features
+        return (1.0 / (base**exponent_F)).to(device)
+
+    def forward(self, hidden_states: Tensor, position_ids: Tensor) -> Positions:
+        position_BT = position_ids + self.config.rope_start
+        return Positions(self._tables("qk", position_BT), self._tables("vo", position_BT))
+
+    def _tables(self, pair: str, position_BT: Tensor) -> list[Table]:
+        theta = self.theta(pair, position_BT.device)
+        if theta.ndim == 1:
+            return [_table(theta[None], position_BT)] * self.config.num_hidden_layers
+        if theta.ndim == 2:
+            theta = theta[:, None]
+        return [_table(theta_GF, position_BT) for theta_GF in theta]
+
+
+def _table(theta_GF: Tensor, position_BT: Tensor) -> Table:
+    position_B1T1 = position_BT[:, None, :, None]
+    angle_BGTF = position_B1T1.float() * theta_GF[:, None]
+    exact_BGTF = (position_B1T1.double() * theta_GF[:, None].double()).remainder(math.tau).float()
+    angle_BGTF = torch.where(position_B1T1.abs() < FAR, angle_BGTF, exact_BGTF)
+    return angle_BGTF.cos(), angle_BGTF.sin()
+
+
+def rotated(x_BHTK: Tensor, table: Table, *, inverse: bool = False) -> Tensor:
+    """Return x with its first 2F features turned by a table's angles, or back by them."""
+    cos, sin = table
+    if cos.shape[1] not in (1, x_BHTK.shape[1]):
+        # Each key/value head's frequencies serve its query heads.
+        num_shared = x_BHTK.shape[1] // cos.shape[1]
+        cos, sin = (each.repeat_interleave(num_shared, dim=1) for each in table)
+    if inverse:
+        sin = -sin
+    num_pairs = cos.shape[-1]
+    x1, x2, rest = x_BHTK.split([num_pairs, num_pairs, x_BHTK.shape[-1] - 2 * num_pairs], dim=-1)
+    turned = [x1.float() * cos - x2.float() * sin, x2.float() * cos + x1.float() * sin]
+    return torch.cat([*(part.to(x_BHTK.dtype) for part in turned), rest], dim=-1)
+
+
+class RopeExpAttention(LlamaAttention):
+    """LlamaAttention with a rotation on the layer's sites, a norm and a bias of scores."""
+
+    def __init__(self, config: RopeExpConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.sites = frozenset(config.rotate[layer_idx])
+        self.is_causal = config.is_causal
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Positions,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q_BHTK = self.q_proj(hidden_states).view(shape)
+        k_BGTK = self.k_proj(hidden_states).view(shape)
+        v_BGTK = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        if self.config.qk_norm:
+            q_BHTK = self.q_norm(q_BHTK.float()).to(q_BHTK.dtype)
+            k_BGTK = self.k_norm(k_BGTK.float()).to(k_BGTK.dtype)
+        q_BHTK = self._turned("q", q_BHTK.transpose(1, 2), position_embeddings)
+        k_BGTK = self._turned("k", k_BGTK.transpose(1, 2), position_embeddings)
+        v_BGTK = self._turned("v", v_BGTK, position_embeddings)
+
+        if past_key_values is not None:
+            k_BGTK, v_BGTK = past_key_values.update(k_BGTK, v_BGTK, self.layer_idx)
+
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        heads = (q_BHTK, k_BGTK, v_BGTK)
+        output, weights = attend(self, *heads, attention_mask, scaling=self.scaling, **kwargs)
+        o_BHTK = self._turned("o", output.transpose(1, 2), position_embeddings)
+        o_BTD = o_BHTK.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)
+        return self.o_proj(o_BTD), weights
+
+    def _turned(self, site: str, x_BHTK: Tensor, positions: Positions) -> Tensor:
+        if site not in self.sites:
+            return x_BHTK
+        tables = positions.qk if site in "qk" else positions.vo
+        return rotated(x_BHTK, tables[self.layer_idx], inverse=site == "o")
+
+
+class AddedPositions(nn.Module):
+    """Sines and cosines, or a learned row, of each position."""
+
+    def __init__(self, config: RopeExpConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.position_input == "learned":
+            self.weight = nn.Parameter(torch.empty(config.num_positions, config.hidden_size))
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
+        config = self.config
+        position_BT = position_ids + config.rope_start
+        if config.position_input == "learned":
+            return inputs_embeds + self.weight[position_BT]
+        if config.position_input == "none":
+            return inputs_embeds
+        exponent_F = torch.arange(0, config.hidden_size, 2, device=position_BT.device).double()
+        theta_F = 1.0 / (10000.0 ** (exponent_F / config.hidden_size))
+        angle_BTF = position_BT.double()[..., None] * theta_F
+        sines_BTD = torch.cat([angle_BTF.sin(), angle_BTF.cos()], dim=-1)
+        return inputs_embeds + config.position_scale * sines_BTD.to(inputs_embeds.dtype)
+
+
+class ScoreBias(nn.Module):
+    """What is added to scores by the distance of two places: a bias, and a window's end.
+
+    The bias is ALiBi's slopes or T5's learned buckets.
+    """
+
+    def __init__(self, config: RopeExpConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.score_bias == "t5":
+            self.weight = nn.Parameter(torch.empty(NUM_BUCKETS, config.num_attention_heads))
+
+    def forward(self, mask: Tensor, num_before: int, like_BTD: Tensor) -> Tensor:
+        """Return numbers to be added to the scores, [B, 1 or H, T, E].
+
+        Args:
+            mask: [B, 1, T, E], true where a query attends, or numbers that are added.
+            num_before: the number of keys in the cache.
+        """
+        place_T = torch.arange(mask.shape[2], device=mask.device) + num_before
+        offset_TE = torch.arange(mask.shape[3], device=mask.device) - place_T[:, None]
+        lowest = torch.finfo(like_BTD.dtype).min
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=like_BTD.dtype).masked_fill(~mask, lowest)
+        if self.config.window is not None:
+            mask = mask.masked_fill(offset_TE <= -self.config.window, lowest)
+        if self.config.score_bias != "none":
+            mask = mask + self._bias(offset_TE).to(mask.dtype)
+        # No sum falls below the lowest number: a row of padding would then be 0/0.
+        return mask.clamp(min=lowest)
+
+    def _bias(self, offset_TE: Tensor) -> Tensor:
+        if self.config.score_bias == "alibi":
+            slopes_H = torch.tensor(alibi_slopes(self.config.num_attention_heads))
+            return -slopes_H.to(offset_TE.device)[:, None, None] * offset_TE.abs()
+        return self.weight[t5_buckets(offset_TE, not self.config.is_causal)].permute(2, 0, 1)
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Return 2^(-8(h+1)/H), steepest first; between powers of two, as BLOOM does."""
+    power = 2 ** (num_heads.bit_length() - 1)
+    exponents = [8 * (head + 1) / power for head in range(power)]
+    exponents += [8 * (2 * head + 1) / (2 * power) for head in range(num_heads - power)]
+    return [2.0**-exponent for exponent in exponents]
+
+
+def t5_buckets(offset_TE: Tensor, is_bidirectional: bool) -> Tensor:
+    """Return the bucket of each key's offset: own ones nearby, logarithmic ones further away."""
+    num_buckets = NUM_BUCKETS // 2 if is_bidirectional else NUM_BUCKETS
+    side_TE = (offset_TE > 0).long() * num_buckets * is_bidirectional
+    distance_TE = offset_TE.abs() if is_bidirectional else (-offset_TE).clamp(min=0)
+    exact = num_buckets // 2
+    octaves_TE = torch.log2(distance_TE.clamp(min=exact).double() / exact)
+    shared_TE = octaves_TE * (num_buckets - exact) / math.log2(LARGEST_DISTANCE / exact)
+    shared_TE = (exact + shared_TE).long().clamp(max=num_buckets - 1)
+    return side_TE + torch.where(distance_TE < exact, distance_TE, shared_TE)
+
+
+class RopeExpPreTrainedModel(LlamaPreTrainedModel):
+    """Loading, saving and initial weights."""
+
+    config_class = RopeExpConfig
+    # Positions of more than 256 have no bfloat16.
+    _keep_in_fp32_modules_strict: ClassVar = ["rotary_emb"]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Rotary):
+            for pair, name in module.learned.items():
+                theta_F = module.computed(pair, torch.device("cpu"))
+                begin_F = theta_F * 0 if self.config.rope_learned == "log" else theta_F
+                parameter = getattr(module, name)
+                init.copy_(parameter, begin_F.expand_as(parameter))
+        elif isinstance(module, AddedPositions | ScoreBias) and hasattr(module, "weight"):
+            init.normal_(module.weight, std=self.config.initializer_range)
+
+
+class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
+    """Embedding, layers and last norm."""
+
+    def __init__(self, config: RopeExpConfig) -> None:
+        super().__init__(config)
+        for number, layer in enumerate(self.layers):
+            layer.self_attn = RopeExpAttention(config, number)
+        self.rotary_emb = Rotary(config)
+        self.added_positions = AddedPositions(config)
+        self.score_bias = ScoreBias(config)
+        if config.score_bias != "none" or config.window is not None:
+            # Flash kernels take no mask of scores.
+            self._supports_flash_attn = False
+            self._supports_flex_attn = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        use_cache = use_cache and self.config.is_causal
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        num_before = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if position_ids is None:
+            position_ids = counted(inputs_embeds, attention_mask, num_before)
+        inputs_embeds = self.added_positions(inputs_embeds, position_ids)
+
+        adds = self.config.score_bias != "none" or self.config.window is not None
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            # With a function to join, the mask is never left out.
+            and_mask_function=_everything if adds else None,
+        )
+        if adds:
+            mask = self.score_bias(mask, num_before, inputs_embeds)
+        return super().forward(
+            attention_mask=mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+
+def _everything(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return key >= 0
+
+
+def counted(inputs_embeds: Tensor, attention_mask: Tensor | None, num_before: int) -> Tensor:
+    """Return positions that count from each row's first token, [B or 1, T].
+
+    A rotation that is not relative depends on where a row begins, behind its padding.
+    """
+    num_new = inputs_embeds.shape[1]
+    if attention_mask is not None and attention_mask.ndim == 2:
+        position_BE = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        return position_BE[:, num_before : num_before + num_new]
+    return torch.arange(num_new, device=inputs_embeds.device)[None] + num_before
+
+
+class RopeExpForCausalLM(RopeExpPreTrainedModel, LlamaForCausalLM):
+    """A language model: predicts the next token."""
+
+    def __init__(self, config: RopeExpConfig) -> None:
+        LlamaPreTrainedModel.__init__(self, config)
+        self.model = RopeExpModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+class RopeExpForMaskedLM(RopeExpPreTrainedModel):
+    """A model that predicts hidden tokens from both sides."""
+
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: RopeExpConfig) -> None:
+        super().__init__(config)
+        self.model = RopeExpModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        hidden = self.model(input_ids, attention_mask, **kwargs).last_hidden_state
+        logits = self.lm_head(hidden)
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return MaskedLMOutput(loss=loss, logits=logits)
+
+
+RopeExpConfig.register_for_auto_class()
+RopeExpModel.register_for_auto_class("AutoModel")
+RopeExpForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+RopeExpForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")

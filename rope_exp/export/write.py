@@ -1,0 +1,180 @@
+"""Export of a run's model as a folder that transformers loads.
+
+A model that transformers has already is exported as that: RoPE on q and k is LlamaForCausalLM, and
+no rotation at all SmolLM3ForCausalLM. Every other model is exported with its own code.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+from transformers import (
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    SmolLM3Config,
+)
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from transformers.models.smollm3.modeling_smollm3 import SmolLM3ForCausalLM
+
+from rope_exp.config.architecture import Architecture
+from rope_exp.config.run import RunConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.evaluation.load import load_run
+from rope_exp.export.configuration_rope_exp import RopeExpConfig
+from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
+from rope_exp.model.decoder import Decoder, weights
+from rope_exp.model.positions import AddedPositions
+from rope_exp.run.folder import ENV, read_config, read_env
+from rope_exp.system.errors import ConfigError, RecordError
+
+Code = Literal["auto", "always"]
+MASK = "<|mask|>"
+
+
+def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = None) -> str:
+    """Write a run's model and tokenizer into a new folder, and return the class of the model.
+
+    Args:
+        code: auto: a class of transformers where one is the same model; always: our own code.
+        step: of the checkpoint; None: the newest.
+    Raises:
+        ConfigError: transformers has no place for this kind of model, or `out` is not empty.
+        RecordError, CheckpointError: the folder is not a run, or has no such checkpoint.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("OUT", str(out), "holds something; name a new folder")
+    config = read_config(run_dir)
+    decoder, tokenizer = load_run(run_dir, step)
+    end_id = read_env(run_dir).get("corpus", {}).get("end_id")
+    if end_id not in range(len(decoder.lm_head.weight)):
+        raise RecordError(f"{run_dir / ENV} does not say which token ends a document")
+
+    made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
+    out.mkdir(parents=True, exist_ok=True)
+    made.save_pretrained(out)
+    _for_transformers(tokenizer, end_id, config).save_pretrained(out)
+    # transformers gives weights to their owner alone.
+    for path in out.glob("*.safetensors"):
+        path.chmod(0o644)
+    return type(made).__name__
+
+
+def exported(
+    decoder: Decoder, code: Code = "auto", end_id: int | None = None, **sizes: Any
+) -> PreTrainedModel:
+    """Return a decoder as a model of transformers, with the same weights.
+
+    Args:
+        end_id: the token that ends a document, begins the first, and pads.
+        sizes: further keys of its config.
+    Raises:
+        ConfigError: see `check`.
+    """
+    architecture = decoder.architecture
+    check(architecture)
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id)
+    made = _built(architecture, _sizes(architecture) | ids | sizes, code)
+    made.load_state_dict(weights(decoder))
+    return made.eval()
+
+
+def check(architecture: Architecture) -> None:
+    """Refuse a decoder that neither transformers nor our own code there describes.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    model = architecture.model
+    heads = model.num_attention_heads
+    refused = (
+        (architecture.attn.kind != "softmax", "attn.kind", architecture.attn.kind, "has no class"),
+        (architecture.num_outputs is not None, "train.objective", "regression", "has no logits"),
+        (model.token_shift, "model.token_shift", True, "keeps an input in its cache"),
+        (
+            model.hidden_size % heads != 0,
+            "model.num_attention_heads",
+            heads,
+            f"does not divide model.hidden_size={model.hidden_size}",
+        ),
+        (architecture.pe.precision == "bf16", "pe.precision", "bf16", "is for a study of noise"),
+    )
+    for is_refused, key, value, why in refused:
+        if is_refused:
+            raise ConfigError(key, value, f"{why}, and cannot be exported to transformers")
+
+
+def _built(architecture: Architecture, sizes: dict[str, Any], code: Code) -> PreTrainedModel:
+    """Return the model with its weights still to come."""
+    model = architecture.model
+    pe = architecture.pe
+    is_plain = replace(pe, name="any") == PeConfig(name="any", rotate=pe.rotate, base=pe.base)
+    is_plain &= architecture.causal and model.window is None and not model.qk_norm
+    is_plain &= model.hidden_size == model.num_attention_heads * model.features_per_head
+    rope = {"rope_type": "default", "rope_theta": pe.base}
+    if code == "auto" and is_plain and pe.rotate == ("q", "k"):
+        return LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope))
+    if code == "auto" and is_plain and not pe.rotate:
+        never = [0] * model.num_hidden_layers
+        config = SmolLM3Config(**sizes, rope_parameters=rope, no_rope_layers=never)
+        return SmolLM3ForCausalLM(config)
+
+    config = RopeExpConfig(**sizes, **_positions(architecture))
+    return RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+
+
+def _sizes(architecture: Architecture) -> dict[str, Any]:
+    model = architecture.model
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+    )
+    head = {"vocab_size": architecture.vocab_size, "head_dim": model.features_per_head}
+    return {**{name: getattr(model, name) for name in names}, **head}
+
+
+def _positions(architecture: Architecture) -> dict[str, Any]:
+    """Return the keys of RopeExpConfig that LlamaConfig lacks."""
+    model = architecture.model
+    pe = architecture.pe
+    width = model.features_per_head
+    return {
+        "rotate": ["".join(pe.sites_of(layer)) for layer in range(model.num_hidden_layers)],
+        "rope_base": pe.base,
+        "rope_base_vo": pe.base_of("vo"),
+        "rope_features": pe.num_features(width),
+        "rope_features_vo": pe.num_features(width, "vo"),
+        "rope_start": pe.start,
+        "rope_learned": {True: "raw", "log": "log"}.get(pe.trainable),
+        "rope_scope": pe.trainable_scope,
+        "position_input": pe.input,
+        "position_scale": AddedPositions(pe, 1, 0).scale if pe.input == "sinusoidal" else None,
+        "num_positions": architecture.num_positions,
+        "score_bias": pe.bias,
+        "qk_norm": model.qk_norm,
+        "window": model.window,
+        "is_causal": architecture.causal,
+    }
+
+
+def _for_transformers(
+    tokenizer: Tokenizer, end_id: int, config: RunConfig
+) -> PreTrainedTokenizerFast:
+    """Return the tokenizer as transformers has it: plain text, padded on the left."""
+    end = tokenizer.id_to_token(end_id)
+    special = {"bos_token": end, "eos_token": end, "pad_token": end}
+    if not config.causal:
+        special["mask_token"] = MASK
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        padding_side="left",
+        split_special_tokens=True,
+        model_max_length=config.train.longest,
+        **special,
+    )

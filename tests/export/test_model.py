@@ -1,0 +1,225 @@
+"""An exported model is ours: the same numbers, by transformers' own ways of using a model."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.models import SUBSETS, VOCAB, make_pe, make_sizes, tokens
+from support.refused import refused
+
+from rope_exp.config.architecture import Architecture
+from rope_exp.export.write import exported
+from rope_exp.model.decoder import Decoder
+
+LENGTH = 24
+PE: list[dict[str, Any]] = [
+    {"rotate": ("v", "o"), "fraction": 0.5, "base": 50.0},
+    {"rotate": ("q", "k", "v", "o"), "base_vo": 7.0, "fraction_vo": 0.5, "start": 3},
+    {"rotate": ("q", "k", "v", "o"), "layers": (1, 0), "layers_vo": (0, 1)},
+    {"rotate": ("q", "k"), "start": 70_000},
+    {"rotate": ("v", "o"), "trainable": "raw"},
+    {"rotate": ("q", "k", "v", "o"), "trainable": "log", "trainable_scope": "layer"},
+    {"rotate": ("q", "k", "v", "o"), "trainable": "log", "trainable_scope": "head"},
+    {"rotate": (), "bias": "alibi"},
+    {"rotate": ("v", "o"), "bias": "t5"},
+    {"rotate": (), "input": "sinusoidal"},
+    {"rotate": ("q",), "input": "learned"},
+]
+SIZES: list[dict[str, Any]] = [
+    {"tie_word_embeddings": True},
+    {"qk_norm": True},
+    {"window": 5},
+    {"head_dim": 6},
+]
+
+
+def decoder_of(sizes: dict[str, Any], pe: dict[str, Any], *, causal: bool = True) -> Decoder:
+    """With attention far from uniform, and learned frequencies moved apart."""
+    rotate = pe.get("rotate", ("q", "k", "v", "o"))
+    others = {key: value for key, value in pe.items() if key != "rotate"}
+    made = make_pe(*rotate, **others)
+    decoder = Decoder(
+        Architecture(make_sizes(**sizes), made, VOCAB, causal=causal, num_positions=2 * LENGTH)
+    )
+    decoder.initialise(0)
+    with torch.no_grad():
+        for number, (name, parameter) in enumerate(decoder.named_parameters()):
+            if "inv_freq" in name:
+                parameter.add_(0.2 * number)
+            elif parameter.ndim == 2 and "lm_head" not in name:
+                parameter.mul_(12)
+    return decoder.eval()
+
+
+@torch.no_grad()
+def assert_same(decoder: Decoder, made: Any) -> None:
+    ids_BT = tokens(2, LENGTH)
+    ours = decoder(ids_BT)
+    theirs = made(ids_BT).logits
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    assert float((ours - theirs).abs().max()) < 1e-5 * float(ours.abs().max())
+
+
+@pytest.mark.parametrize("code", ["auto", "always"])
+@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+def test_every_subset_gives_our_logits(sites: tuple[str, ...], code: Any) -> None:
+    decoder = decoder_of({}, {"rotate": sites})
+    made = exported(decoder, code)
+    native = {("q", "k"): "LlamaForCausalLM", (): "SmolLM3ForCausalLM"}
+    expected = native.get(sites, "RopeExpForCausalLM") if code == "auto" else "RopeExpForCausalLM"
+    assert type(made).__name__ == expected
+    assert_same(decoder, made)
+
+
+@pytest.mark.parametrize("pe", PE, ids=str)
+def test_every_position_gives_our_logits(pe: dict[str, Any]) -> None:
+    decoder = decoder_of({}, pe)
+    assert_same(decoder, exported(decoder))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_size_gives_our_logits(sizes: dict[str, Any]) -> None:
+    decoder = decoder_of(sizes, {})
+    assert_same(decoder, exported(decoder))
+
+
+# -- as transformers uses a model ------------------------------------------------------------------
+
+USED: list[dict[str, Any]] = [
+    {"rotate": ("q", "k")},
+    {"rotate": ("k",)},
+    {"rotate": ("o",)},
+    {"rotate": ("q", "k", "v"), "start": 3},
+    {"rotate": ("q", "k", "v", "o"), "base_vo": 7.0},
+    {"rotate": ("v", "o"), "trainable": "log", "trainable_scope": "head"},
+    {"rotate": ("q", "k"), "bias": "alibi"},
+    {"rotate": (), "bias": "t5"},
+    {"rotate": (), "input": "learned"},
+]
+used = pytest.mark.parametrize(
+    ("pe", "sizes"), [*((pe, {}) for pe in USED), ({}, {"window": 5})], ids=str
+)
+
+
+@used
+@torch.no_grad()
+def test_from_a_cache_in_parts_it_is_the_whole(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
+    made = exported(decoder_of(sizes, pe), "always")
+    ids_BT = tokens(2, LENGTH)
+    whole = made(ids_BT).logits
+    cache = None
+    parts = []
+    for part in ids_BT.split([7, 1, 5, 1, 10], dim=1):
+        output = made(part, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        parts.append(output.logits)
+    assert float((torch.cat(parts, dim=1) - whole).abs().max()) < 1e-5 * float(whole.abs().max())
+
+
+@used
+@torch.no_grad()
+def test_a_padded_batch_is_each_row_alone(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
+    made = exported(decoder_of(sizes, pe), "always")
+    ids_BT = tokens(2, LENGTH)
+    mask_BT = torch.ones_like(ids_BT)
+    mask_BT[1, :9] = 0
+    both = made(ids_BT, attention_mask=mask_BT).logits
+    alone = made(ids_BT[1:, 9:]).logits
+    assert float((both[1:, 9:] - alone).abs().max()) < 1e-5 * float(alone.abs().max())
+
+
+@used
+@torch.no_grad()
+def test_generate_takes_the_likeliest_by_every_way(
+    pe: dict[str, Any], sizes: dict[str, Any]
+) -> None:
+    """With a growing cache, a static one, none, and beside a padded row; by hand with our model."""
+    decoder = decoder_of(sizes, pe)
+    made = exported(decoder, "always")
+    ids_BT = tokens(1, 10)
+    expected = ids_BT
+    for _ in range(8):
+        expected = torch.cat([expected, decoder(expected)[:, -1:].argmax(-1)], dim=1)
+
+    greedy: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    mask_BT = torch.ones_like(ids_BT)
+    for way in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+        said = made.generate(ids_BT, attention_mask=mask_BT, **greedy, **way)
+        assert said.tolist() == expected.tolist(), way
+
+    padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), ids_BT], dim=1)
+    mask_BT = torch.tensor([[0] * 4 + [1] * 10, [1] * 14])
+    batch = torch.cat([padded, tokens(1, 14)], dim=0)
+    said = made.generate(batch, attention_mask=mask_BT, **greedy)
+    assert said[0, 4:].tolist() == expected[0].tolist()
+
+
+@used
+@torch.no_grad()
+def test_beams_find_what_a_search_without_cache_finds(
+    pe: dict[str, Any], sizes: dict[str, Any]
+) -> None:
+    made = exported(decoder_of(sizes, pe), "always")
+    beams: dict[str, Any] = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
+    ids_BT = tokens(2, 9)
+    beams["attention_mask"] = torch.ones_like(ids_BT)
+    with_cache = made.generate(ids_BT, **beams)
+    assert with_cache.tolist() == made.generate(ids_BT, use_cache=False, **beams).tolist()
+
+
+@used
+@torch.no_grad()
+def test_eager_attention_is_sdpa(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
+    made = exported(decoder_of(sizes, pe), "always")
+    ids_BT = tokens(2, LENGTH)
+    fused = made(ids_BT).logits
+    made.set_attn_implementation("eager")
+    assert float((made(ids_BT).logits - fused).abs().max()) < 1e-5 * float(fused.abs().max())
+
+
+@torch.no_grad()
+def test_hidden_tokens_are_a_masked_model() -> None:
+    decoder = decoder_of({}, {}, causal=False)
+    made = exported(decoder)
+    assert type(made).__name__ == "RopeExpForMaskedLM"
+    assert_same(decoder, made)
+    ids_BT = tokens(2, LENGTH)
+    target_BT = torch.full_like(ids_BT, -100)
+    target_BT[:, 3:6] = ids_BT[:, 3:6]
+    loss = made(ids_BT, labels=target_BT).loss
+    by_hand = torch.nn.functional.cross_entropy(
+        decoder(ids_BT)[:, 3:6].flatten(0, 1), ids_BT[:, 3:6].flatten()
+    )
+    assert float(loss) == pytest.approx(float(by_hand), rel=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_a_row_of_any_kind_learns_in_transformers(causal: bool) -> None:
+    """The loss has a gradient for every parameter, learned frequencies too."""
+    decoder = decoder_of({"qk_norm": True}, {"trainable": "log", "bias": "t5"}, causal=causal)
+    made = exported(decoder)
+    ids_BT = tokens(2, LENGTH)
+    with torch.enable_grad():
+        made(ids_BT, labels=ids_BT).loss.backward()
+    for name, parameter in made.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().sum()) > 0, name
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pe", "key"),
+    [
+        ({"token_shift": True}, {}, "model.token_shift=true"),
+        ({}, {"precision": "bf16"}, "pe.precision=bf16"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 10}, {}, "=3"),
+    ],
+)
+def test_a_model_without_a_class_is_refused(
+    sizes: dict[str, Any], pe: dict[str, Any], key: str
+) -> None:
+    with refused(key, "cannot be exported to transformers"):
+        exported(decoder_of(sizes, pe))

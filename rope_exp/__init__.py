@@ -1,6 +1,7 @@
 """A research harness that compares where in attention a rotary embedding should act.
 
-See README.md. `load_run` opens a run's model; `load_runs`, `load_metrics`, `load_probes` and
+See README.md. `load_run` opens a run's model; `patch` rotates other sites in a model of
+transformers; `load_runs`, `load_metrics`, `load_probes` and
 `load_table` return data frames.
 """
 
@@ -9,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rope_exp.evaluation.load import load_run
     from rope_exp.evidence.frames import load_metrics, load_probes, load_runs, load_table
+    from rope_exp.export.patch import patch
 
     __version__: str
 
-__all__ = ["__version__", "load_metrics", "load_probes", "load_run", "load_runs", "load_table"]
+__all__ = [
+    "__version__",
+    "load_metrics",
+    "load_probes",
+    "load_run",
+    "load_runs",
+    "load_table",
+    "patch",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from rope_exp.evaluation.load import load_run
 
         return load_run
+    if name == "patch":
+        from rope_exp.export.patch import patch
+
+        return patch
     if name in ("load_metrics", "load_probes", "load_runs", "load_table"):
         from rope_exp.evidence import frames
 

@@ -4,7 +4,7 @@
 in its package; this module dispatches it and turns its errors into one sentence and an exit code:
 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the same command
 resumes). Unless it is a rank, this process imports torch only to count a model, to generate text,
-or to read a pretrained tokenizer.
+to export a model, or to read a pretrained tokenizer.
 """
 
 # Import nothing slow here: signals reach `leave` only after these imports.
@@ -26,12 +26,13 @@ HELP = """Where in attention should a rotation go?
   rope-exp prepare data=files ...    prepare a corpus ahead of training
   rope-exp mirror RUN_FOLDER ...     send runs to their tracker again, from their files
   rope-exp generate RUN_FOLDER TEXT  text from a run's model
+  rope-exp export RUN_FOLDER OUT     a run's model for transformers
 
 `rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.
 """
 
 # The commands of rope_exp/commands.py.
-OTHERS = ("campaign", "report", "plan", "prepare", "mirror", "generate")
+OTHERS = ("campaign", "report", "plan", "prepare", "mirror", "generate", "export")
 
 
 def main(command: str | None = None) -> int:

@@ -292,3 +292,31 @@ def generate(words: list[str]) -> int:
     for text, completion in zip(asked.texts, completions, strict=True):
         print(f"{text}{completion}", end="\n\n")
     return 0
+
+
+def export(words: list[str]) -> int:
+    """Write a run's model and tokenizer as a folder that transformers loads."""
+    parser = Parser("export", "Write a run's model as a folder that transformers loads.")
+    parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
+    parser.add_argument("out", metavar="OUT", type=Path, help="a new folder")
+    parser.add_argument(
+        "--code",
+        choices=("auto", "always"),
+        default="auto",
+        help="auto: transformers' own class if it has one for this model; always: our code",
+    )
+    parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
+    asked = parser.parse_args(words)
+    _check_is_run(asked.folder)
+
+    # Imported late, because transformers takes seconds to import.
+    from rope_exp.export.write import export as write
+
+    try:
+        name = write(asked.folder, asked.out, asked.code, asked.step)
+    except CheckpointError as error:
+        raise RecordError(str(error)) from error
+    trust = ", trust_remote_code=True" if name.startswith("RopeExp") else ""
+    auto = "AutoModelForMaskedLM" if "Masked" in name else "AutoModelForCausalLM"
+    print(f"{asked.out}: {name}; in Python: {auto}.from_pretrained({str(asked.out)!r}{trust})")
+    return 0

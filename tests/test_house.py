@@ -120,6 +120,21 @@ def test_to_count_a_model_loads_no_compiler() -> None:
     assert done.stdout.strip() == "{'torch'}", done.stderr
 
 
+def test_a_small_run_is_checked_without_torch() -> None:
+    """Its import is a second of every start."""
+    script = (
+        "import sys\n"
+        "from rope_exp.config.compose import run_config\n"
+        "from rope_exp.launch.admit import resolved\n"
+        "resolved(run_config(['train.num_steps=20']))\n"
+        "print({'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "set()", done.stderr
+
+
 def test_few_modules_know_a_variant_by_name() -> None:
     """The default, the published table and the colours of the nine; the rest takes any variant.
 

@@ -4,6 +4,7 @@ Parameters are counted by building a model (model/count.py). That imports torch,
 only where it is needed.
 """
 
+import dataclasses
 import math
 import re
 
@@ -105,6 +106,40 @@ def run_flops(config: RunConfig, vocab_size: int) -> int:
     )
 
 
+def parameters_at_most(config: RunConfig, vocab_size: int) -> int:
+    """Return a number of parameters that no model of these sizes exceeds, without building one.
+
+    A layer has at most 16 matrices, each of at most its two largest sizes. Where even so many fit,
+    an exact count, which takes a second to import torch, is not needed.
+
+    Args:
+        vocab_size: the tokenizer's.
+    """
+    model = config.model
+    architecture = config.architecture(vocab_size)
+    sizes = [*dataclasses.asdict(model).values(), *dataclasses.asdict(config.attn).values()]
+    heads = model.num_attention_heads * max(config.attn.widths(model))
+    widest = max(heads, *(size for size in sizes if isinstance(size, int)))
+    rows = 2 * max(architecture.vocab_size, architecture.head_size) + config.num_positions
+    return model.num_hidden_layers * 16 * widest**2 + rows * widest
+
+
+def operations_at_most(config: RunConfig, vocab_size: int) -> int:
+    """Return operations of a whole run that no run of these sizes exceeds."""
+    weights = 6 * parameters_at_most(config, vocab_size)
+    model, attn = config.model, config.attn
+    return sum(
+        stage.num_tokens
+        * (weights + attention_flops_per_token(model, attn, stage.seq_len, causal=config.causal))
+        for stage in config.train.staged
+    )
+
+
+def checkpoint_bytes_at_most(config: RunConfig, vocab_size: int) -> int:
+    """Return a size of a checkpoint that none of these sizes exceeds."""
+    return 16 * parameters_at_most(config, vocab_size) + 2**20
+
+
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     """Return the size of weights and moments in float32, plus a margin for small files.
 
@@ -125,7 +160,9 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     return 12 * every - 4 * spared + 4 * tied + 2**20
 
 
-def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
+def memory_bytes(
+    config: RunConfig, vocab_size: int, num_parameters: int | None = None
+) -> dict[str, int]:
     """Estimate one process's peak memory in bytes, by the config key that dominates each part.
 
     Counts weights, gradients and moments in float32; the micro-batch of the most demanding stage;
@@ -133,12 +170,15 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
 
     Args:
         vocab_size: the tokenizer's.
+        num_parameters: of the model; None: count them.
     """
-    from rope_exp.model.count import num_parameters
-
     train = config.train
     model = config.model
     architecture = config.architecture(vocab_size)
+    if num_parameters is None:
+        from rope_exp.model.count import num_parameters as count
+
+        num_parameters = count(architecture)
 
     head = 12 * architecture.vocab_size * model.hidden_size
     of_stages = [
@@ -146,7 +186,7 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> dict[str, int]:
     ]
     batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
     found = {
-        "model.name": 16 * num_parameters(architecture),
+        "model.name": 16 * num_parameters,
         batch: max(of_stages) + head,
     }
     if config.pe.bias != "none":

@@ -8,7 +8,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from rope_exp.config.costs import memory_bytes, run_flops
+from rope_exp.config.costs import (
+    memory_bytes,
+    operations_at_most,
+    parameters_at_most,
+    run_flops,
+)
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig, TrainConfig
 from rope_exp.system.errors import ConfigError
@@ -46,6 +51,12 @@ def pays_to_compile(config: RunConfig, device: str) -> float:
     return PAYS_TO_COMPILE[device] * len(lengths)
 
 
+def _pays_to_compile(config: RunConfig, device: str) -> bool:
+    pays = pays_to_compile(config, device)
+    at_most = operations_at_most(config, config.known_vocab_size or MIN_VOCAB_SIZE)
+    return at_most >= pays and operations(config) >= pays
+
+
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return `config` with every `auto` replaced by this machine's value.
 
@@ -63,12 +74,13 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     _check_batch(train, int(launch.num_processes))
 
     has_bf16 = gpus_have_bf16() if device == "cuda" else cpu_has_bf16()
-    automatic: dict[str, Any] = {
-        "precision": "bf16" if has_bf16 else "fp32",
-        "compile": operations(config) >= pays_to_compile(config, device) and has_compiler(device),
-        "deterministic": device == "cpu",
-    }
-    chosen = {key: value for key, value in automatic.items() if getattr(train, key) == "auto"}
+    chosen: dict[str, Any] = {}
+    if train.precision == "auto":
+        chosen["precision"] = "bf16" if has_bf16 else "fp32"
+    if train.compile == "auto":
+        chosen["compile"] = _pays_to_compile(config, device) and has_compiler(device)
+    if train.deterministic == "auto":
+        chosen["deterministic"] = device == "cpu"
     return replace(config, launch=launch, train=replace(train, **chosen))
 
 
@@ -153,38 +165,50 @@ def check_memory(
             tokenizer.
         num_here: the number of the run's processes on this machine; None: all.
     """
-    train = config.train
     num_here = num_here or int(config.launch.num_processes)
     vocab_size = vocab_size or config.known_vocab_size or MIN_VOCAB_SIZE
+    at_most = parameters_at_most(config, vocab_size)
+    if _too_large(config, num_here, memory_bytes(config, vocab_size, at_most)):
+        of_model = memory_bytes(config, vocab_size)
+        for sizes, available, where in _too_large(config, num_here, of_model):
+            raise _memory_error(config, sizes, available, where)
 
+
+def _too_large(
+    config: RunConfig, num_here: int, of_model: Mapping[str, int]
+) -> list[tuple[dict[str, int], int, str]]:
+    """Return the bytes needed of each memory that is far too small, by key; its size; its name.
+
+    Args:
+        of_model: the needs of one process, by key.
+    """
     # The first process reads the whole batch, as 64-bit ids, and lists its windows.
-    read = max(stage.batch_size * (8 * (stage.seq_len + 1) + 64) for stage in train.staged)
+    read = max(stage.batch_size * (8 * (stage.seq_len + 1) + 64) for stage in config.train.staged)
     sizes = {
         "train.global_batch_size": read,
         "launch.num_processes": num_here * PROCESS_BYTES,
     }
-    of_model = memory_bytes(config, vocab_size)
-
+    needs: list[tuple[dict[str, int], int | None, str]] = [(sizes, memory_size(), "this machine")]
     if config.launch.device == "cpu":
         for key, size in of_model.items():
             sizes[key] = sizes.get(key, 0) + num_here * size
     else:
-        _check_fits(config, of_model, gpu_memory_size(), "a GPU here")
-    _check_fits(config, sizes, memory_size(), "this machine")
+        needs.insert(0, (dict(of_model), gpu_memory_size(), "a GPU here"))
+    return [
+        (needed, available, where)
+        for needed, available, where in needs
+        if available is not None and sum(needed.values()) > HOPELESS * available
+    ]
 
 
-def _check_fits(
-    config: RunConfig, sizes: Mapping[str, int], available: int | None, where: str
-) -> None:
-    """Refuse a config that needs far more bytes than available; name the key that takes most."""
-    needed = sum(sizes.values())
-    if available is None or needed <= HOPELESS * available:
-        return
-
+def _memory_error(
+    config: RunConfig, sizes: Mapping[str, int], available: int, where: str
+) -> ConfigError:
+    """Return the error that names the key that takes most."""
     key = max(sizes, key=sizes.__getitem__)
-    raise ConfigError(
+    return ConfigError(
         key.removesuffix(".name"),
         attrgetter(key)(config),
-        f"takes most of the memory that the run needs: about {needed / 2**30:,.0f} GiB, "
-        f"and {where} has {available / 2**30:,.0f}",
+        f"takes most of the memory that the run needs: about {sum(sizes.values()) / 2**30:,.0f} "
+        f"GiB, and {where} has {available / 2**30:,.0f}",
     )

@@ -25,7 +25,7 @@ class RopeExpConfig(LlamaConfig):
         rope_learned: str | None = None,
         rope_scope: str = "model",
         position_input: str = "none",
-        position_scale: float | None = None,
+        position_scale: float = 1.0,
         num_positions: int = 0,
         score_bias: str = "none",
         qk_norm: bool = False,
@@ -55,8 +55,8 @@ class RopeExpConfig(LlamaConfig):
         self.rotate = list(rotate or ["qk"] * self.num_hidden_layers)
         self.rope_base = rope_base
         self.rope_base_vo = rope_base_vo or rope_base
-        self.rope_features = self.head_dim if rope_features is None else rope_features
-        self.rope_features_vo = self.rope_features if rope_features_vo is None else rope_features_vo
+        self.rope_features: int = rope_features or self.head_dim or 0
+        self.rope_features_vo: int = rope_features_vo or self.rope_features
         self.rope_start = rope_start
         self.rope_learned = rope_learned
         self.rope_scope = rope_scope

@@ -57,7 +57,7 @@ class Rotary(nn.Module):
         shapes = {
             "model": (),
             "layer": (config.num_hidden_layers,),
-            "head": (config.num_hidden_layers, config.num_key_value_heads),
+            "head": (config.num_hidden_layers, config.num_key_value_heads or 0),
         }
         rotating = {site for sites in config.rotate for site in sites}
         names = iter(("inv_freq", "inv_freq_vo"))

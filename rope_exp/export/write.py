@@ -117,8 +117,8 @@ def _built(architecture: Architecture, sizes: dict[str, Any], code: Code) -> Pre
         return LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope))
     if code == "auto" and is_plain and not pe.rotate:
         never = [0] * model.num_hidden_layers
-        config = SmolLM3Config(**sizes, rope_parameters=rope, no_rope_layers=never)
-        return SmolLM3ForCausalLM(config)
+        smol = SmolLM3Config(**sizes, rope_parameters=rope, no_rope_layers=never)
+        return SmolLM3ForCausalLM(smol)
 
     config = RopeExpConfig(**sizes, **_positions(architecture))
     return RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
@@ -154,7 +154,7 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
         "rope_learned": {True: "raw", "log": "log"}.get(pe.trainable),
         "rope_scope": pe.trainable_scope,
         "position_input": pe.input,
-        "position_scale": AddedPositions(pe, 1, 0).scale if pe.input == "sinusoidal" else None,
+        "position_scale": AddedPositions(pe, 1, 0).scale,
         "num_positions": architecture.num_positions,
         "score_bias": pe.bias,
         "qk_norm": model.qk_norm,

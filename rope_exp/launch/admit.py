@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rope_exp.config.costs import checkpoint_bytes
+from rope_exp.config.costs import checkpoint_bytes, checkpoint_bytes_at_most
 from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.config.sections import TrainConfig
@@ -26,7 +26,7 @@ from rope_exp.run.origin import with_origin
 from rope_exp.run.tracker import check_trackers
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
-from rope_exp.system.files import check_space, is_full, try_lock
+from rope_exp.system.files import check_space, free_bytes, is_full, try_lock
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
 FRESH = ".fresh"
@@ -233,21 +233,26 @@ def _check_room(jobs: Iterable[Job]) -> None:
     """Prepare the runs' data, and refuse runs that do not fit on the disk or in memory."""
     # Many runs read one corpus.
     open_once = functools.cache(open_data)
-    needed_bytes = 0
+    saves: list[tuple[Job, int]] = []
     for job in jobs:
         config = job.config
         train = config.train
         data = open_once(config.data, config.tokenizer, seq_len=train.seq_len)
         _check_stages(train, data.num_train_tokens)
-        vocab_size = data.vocab_size
+        job.vocab_size = data.vocab_size
         if config.known_vocab_size is None:
-            check_memory(config, vocab_size)
+            check_memory(config, job.vocab_size)
 
         # A new save coexists with the kept ones until they are pruned; every run keeps its own.
         saved = [] if config.run.fresh else list_steps(job.folder / "checkpoints")
-        num_saves = max(2, train.keep_checkpoints + 1 - len(saved))
-        job.checkpoint_bytes = checkpoint_bytes(config, vocab_size)
-        needed_bytes += num_saves * job.checkpoint_bytes
+        saves.append((job, max(2, train.keep_checkpoints + 1 - len(saved))))
+
+    at_most = sum(num * checkpoint_bytes_at_most(job.config, job.vocab_size) for job, num in saves)
+    if all(at_most <= free_bytes(job.folder) for job, _ in saves):
+        return
+    needed_bytes = 0
+    for job, num_saves in saves:
+        needed_bytes += num_saves * checkpoint_bytes(job.config, job.vocab_size)
         check_space(job.folder, needed_bytes, "the checkpoints' room")
 
 

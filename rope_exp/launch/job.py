@@ -16,7 +16,7 @@ class Job:
     Attributes:
         config: resolved for this machine.
         folder: of the run.
-        checkpoint_bytes: the size of one checkpoint.
+        vocab_size: the tokenizer's, once the data are prepared.
         title: shown to users; empty: its variant and seed.
         exit_code: None until the run has ended, or was found to be done.
         reason: of a failure, if the output of its ranks is not enough.
@@ -32,7 +32,7 @@ class Job:
 
     config: RunConfig
     folder: Path
-    checkpoint_bytes: int = 0
+    vocab_size: int = 0
     title: str = ""
     exit_code: int | None = None
     reason: str = ""

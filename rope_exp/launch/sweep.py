@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
+from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.launch import ranks
 from rope_exp.launch.admit import acquire, acquire_or_refuse, admit, make_folder
@@ -161,8 +162,10 @@ def _collect(job: Job) -> None:
         return
 
     if job.log and job.status == "failed":
-        if not job.reason and free_bytes(job.folder) < job.checkpoint_bytes:
-            job.reason = str(disk_full(job.folder, job.checkpoint_bytes, "its checkpoint"))
+        if not job.reason:
+            needed = checkpoint_bytes(job.config, job.vocab_size)
+            if free_bytes(job.folder) < needed:
+                job.reason = str(disk_full(job.folder, needed, "its checkpoint"))
         # The log may lie on the full disk.
         with contextlib.suppress(OSError), job.log.open("a", encoding="utf-8") as file:
             if job.reason:

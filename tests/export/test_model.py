@@ -160,7 +160,12 @@ def test_beams_find_what_a_search_without_cache_finds(
     pe: dict[str, Any], sizes: dict[str, Any]
 ) -> None:
     made = exported(decoder_of(sizes, pe), "always")
-    beams: dict[str, Any] = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
+    beams: dict[str, Any] = {
+        "max_new_tokens": 6,
+        "num_beams": 3,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     ids_BT = tokens(2, 9)
     beams["attention_mask"] = torch.ones_like(ids_BT)
     with_cache = made.generate(ids_BT, **beams)

@@ -1,0 +1,93 @@
+"""A rotation on any subset of sites in a model of transformers that somebody else has trained.
+
+    import rope_exp
+    model = AutoModelForCausalLM.from_pretrained(...)     # a Llama, Qwen, Mistral, SmolLM, ...
+    undo = rope_exp.patch(model, rotate="vo")
+
+Attention gets tables that rotate nothing, and hooks rotate what its projections (or the norms after
+them) return: q, k and v before the cache, and o back before the last projection. Weights, cache and
+attention kernel stay the model's own.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import rotate_half
+
+from rope_exp.config.variants import SITES
+from rope_exp.system.errors import ConfigError
+
+
+def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
+    """Rotate these sites in every layer that rotates queries and keys, by the model's own tables.
+
+    Args:
+        rotate: some of q, k, v, o; none: no rotation at all.
+    Returns:
+        A function that takes the patch back. A patch is not saved with the model.
+    Raises:
+        ConfigError: there is no such site, or no attention with projections and tables.
+    """
+    sites = frozenset(rotate)
+    if not sites <= set(SITES):
+        raise ConfigError("rotate", "".join(sorted(sites)), "must be some of q, k, v, o")
+    layers = [module for module in model.modules() if _is_attention(module)]
+    if not layers:
+        name = type(model).__name__
+        raise ConfigError("model", name, "has no attention with q_proj, k_proj, v_proj and o_proj")
+
+    handles = [handle for layer in layers for handle in _hooked(layer, sites)]
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return undo
+
+
+def _is_attention(module: nn.Module) -> bool:
+    has_projections = all(hasattr(module, f"{site}_proj") for site in SITES)
+    # SmolLM3 has layers that rotate nothing.
+    return has_projections and bool(getattr(module, "use_rope", True))
+
+
+def _hooked(layer: nn.Module, sites: frozenset[str]) -> list[Any]:
+    """Register the hooks of one layer, and return their handles."""
+    tables: list[Tensor] = []
+    head_dim = int(layer.head_dim)  # type: ignore[arg-type]
+
+    def take_tables(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        cos_BTK, sin_BTK = kwargs["position_embeddings"]
+        tables[:] = [cos_BTK, sin_BTK]
+        nothing = (torch.ones_like(cos_BTK), torch.zeros_like(sin_BTK))
+        return args, kwargs | {"position_embeddings": nothing}
+
+    def turn(_: nn.Module, args: Any, x: Tensor) -> Tensor:
+        return _turned(x, head_dim, *tables)
+
+    def turn_back(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        cos_BTK, sin_BTK = tables
+        return (_turned(args[0], head_dim, cos_BTK, -sin_BTK),)
+
+    handles: list[Any] = [layer.register_forward_pre_hook(take_tables, with_kwargs=True)]
+    for site in sites & {"q", "k", "v"}:
+        # Queries and keys are rotated behind their norm.
+        last = getattr(layer, f"{site}_norm", None) or getattr(layer, f"{site}_proj")
+        handles.append(last.register_forward_hook(turn))
+    if "o" in sites:
+        o_proj: nn.Module = layer.get_submodule("o_proj")
+        handles.append(o_proj.register_forward_pre_hook(turn_back))
+
+    return handles
+
+
+def _turned(x: Tensor, head_dim: int, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:
+    """Return x, [B, T, H, K] or [B, T, H K], with the first features of its heads turned."""
+    x_BTHK = x.view(*x.shape[:2], -1, head_dim)
+    num_turning = cos_BTK.shape[-1]
+    turning, rest = x_BTHK.split([num_turning, head_dim - num_turning], dim=-1)
+    half: Tensor = rotate_half(turning)
+    turned = turning * cos_BTK[:, :, None] + half * sin_BTK[:, :, None]
+    return torch.cat([turned, rest], dim=-1).view(x.shape)

@@ -1,0 +1,134 @@
+"""The folder that `rope-exp export` writes, read by a process that has no rope_exp."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.refused import refused
+from transformers import PreTrainedTokenizerFast
+
+from rope_exp import load_run
+from rope_exp.commands import export
+from rope_exp.data.generated import open_data
+from rope_exp.data.sources import held_out_rows
+from rope_exp.export.write import exported
+from rope_exp.run.folder import read_config, read_result
+from rope_exp.system.errors import ConfigError
+
+# Reads a folder as its README says, in one class or the other, and prints what it finds.
+READER = """
+import json, sys
+sys.modules["rope_exp"] = None
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+folder, again, text = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+batch = tokenizer([text, text[5:]], return_tensors="pt", padding=True)
+with torch.no_grad():
+    logits = model(**batch).logits
+said = model.generate(**batch, max_new_tokens=8, do_sample=False)
+model.save_pretrained(again)
+narrow = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True, dtype="bfloat16")
+print(json.dumps({
+    "class": type(model).__name__,
+    "ids": batch["input_ids"].tolist(),
+    "last": logits[:, -1].tolist(),
+    "said": [tokenizer.decode(ids) for ids in said[:, batch["input_ids"].shape[1]:]],
+    "narrow": str(narrow.lm_head.weight.dtype),
+}))
+"""
+TEXT = "Document 3. A text"
+
+
+def read(folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """Read an exported folder in another process, and return what it printed."""
+    places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(folder), str(tmp_path / "again"), TEXT],
+        env=os.environ | places,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_process_without_rope_exp_reads_it(
+    whole: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = whole
+    out = tmp_path / "out"
+    assert export([str(run), str(out)]) == 0
+    assert "trust_remote_code=True" in capsys.readouterr().out
+    found = read(out, tmp_path)
+    assert found["class"] == "RopeExpForCausalLM"
+    assert found["narrow"] == "torch.bfloat16"
+
+    decoder, tokenizer = load_run(run)
+    end = len(decoder.lm_head.weight) - 1
+    texts = [TEXT, TEXT[5:]]
+    prompts = [tokenizer.encode(text).ids for text in texts]
+    assert found["ids"] == [prompts[0], [end] * 5 + prompts[1]]
+    for ids, last, said in zip(prompts, found["last"], found["said"], strict=True):
+        written = torch.tensor([ids])
+        with torch.no_grad():
+            ours = decoder(written)[0, -1]
+            assert float((torch.tensor(last) - ours).abs().max()) < 1e-5 * float(ours.abs().max())
+            for _ in range(8):
+                likeliest = decoder(written)[:, -1:].argmax(-1)
+                written = torch.cat([written, likeliest], dim=1)
+        assert said == tokenizer.decode(written[0, len(ids) :].tolist(), skip_special_tokens=False)
+
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    before = load_file(out / "model.safetensors")
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[name], before[name]) for name in before)
+
+
+def test_files_are_for_everybody_and_text_is_plain(
+    whole: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    export([str(whole[0]), str(out), "--code", "always"])
+    assert (out / "model.safetensors").stat().st_mode & 0o777 == 0o644
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
+    assert tokenizer.padding_side == "left"
+    # The text of the end token is text, as in training.
+    assert len(tokenizer("<|endoftext|>")["input_ids"]) == len("<|endoftext|>")
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 256
+
+
+def test_its_loss_is_the_runs(whole: tuple[Path, list[str]]) -> None:
+    run, _ = whole
+    config = read_config(run)
+    data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    rows = held_out_rows(config, data)
+    made = exported(load_run(run)[0])
+    with torch.no_grad():
+        logits = made(torch.from_numpy(rows.ids_BT)).logits
+        targets = torch.from_numpy(rows.target_BP)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    result = read_result(run)
+    assert result is not None
+    assert float(loss) == pytest.approx(result["val/loss"], abs=1e-4)
+
+
+def test_a_folder_that_holds_something_is_refused(
+    whole: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with refused("OUT=", "holds something", by=ConfigError):
+        export([str(whole[0]), str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with refused("RUN_FOLDER=", "no run", by=ConfigError):
+        export([str(tmp_path), str(tmp_path / "out")])

@@ -1,0 +1,98 @@
+"""A patched model of transformers is ours with the same weights, whatever sites rotate."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.models import BASE, SUBSETS, VOCAB, make_sizes, opinionated, tokens
+from support.refused import refused
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
+
+from rope_exp import patch
+from rope_exp.model.decoder import Decoder, weights
+
+LENGTH = 20
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": BASE},
+}
+
+
+def llama(decoder: Decoder) -> Any:
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model.load_state_dict(weights(decoder))
+    return model.eval()
+
+
+@torch.no_grad()
+def difference(model: Any, decoder: Decoder) -> float:
+    ids_BT = tokens(2, LENGTH)
+    ours = decoder(ids_BT)
+    return float((ours - model(ids_BT).logits).abs().max() / ours.abs().max())
+
+
+@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
+def test_any_subset_is_ours(sites: tuple[str, ...]) -> None:
+    decoder = opinionated(*sites).float()
+    model = llama(decoder)
+    undo = patch(model, sites)
+    assert difference(model, decoder) < 1e-5
+    undo()
+    is_as_before = sites == ("q", "k")
+    assert (difference(model, decoder) < 1e-5) == is_as_before
+
+
+def test_queries_and_keys_turn_behind_their_norm() -> None:
+    decoder = opinionated(*"qkvo", sizes=make_sizes(qk_norm=True)).float()
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8))
+    model.load_state_dict(weights(decoder))
+    patch(model.eval(), "qkvo")
+    assert difference(model, decoder) < 1e-5
+
+
+def test_layers_that_rotate_nothing_stay_so() -> None:
+    decoder = opinionated(*"vo", layers=(1, 0)).float()
+    model = SmolLM3ForCausalLM(SmolLM3Config(**SIZES, no_rope_layers=[1, 0]))
+    model.load_state_dict(weights(decoder))
+    patch(model.eval(), "vo")
+    assert difference(model, decoder) < 1e-5
+
+
+@torch.no_grad()
+def test_a_patched_model_generates_from_its_cache() -> None:
+    decoder = opinionated(*"kvo").float()
+    model = llama(decoder)
+    patch(model, "kvo")
+    ids_BT = tokens(1, 9)
+    expected = ids_BT
+    for _ in range(6):
+        expected = torch.cat([expected, decoder(expected)[:, -1:].argmax(-1)], dim=1)
+    said = model.generate(
+        ids_BT, attention_mask=torch.ones_like(ids_BT), max_new_tokens=6, do_sample=False
+    )
+    assert said.tolist() == expected.tolist()
+
+
+def test_what_cannot_be_patched_is_refused() -> None:
+    with refused("rotate=qx", "some of q, k, v, o"):
+        patch(LlamaForCausalLM(LlamaConfig(**SIZES)), "xq")
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=1, n_layer=1, vocab_size=9))
+    with refused("model=GPT2LMHeadModel", "q_proj"):
+        patch(gpt2, "vo")

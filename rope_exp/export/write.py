@@ -1,7 +1,7 @@
 """Export of a run's model as a folder that transformers loads.
 
-A model that transformers has already is exported as that: RoPE on q and k is LlamaForCausalLM, and
-no rotation at all SmolLM3ForCausalLM. Every other model is exported with its own code.
+A model that transformers has already is exported as that: RoPE on q and k is LlamaForCausalLM (MLA:
+DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come with their own code.
 """
 
 from dataclasses import replace
@@ -10,15 +10,18 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 from transformers import (
+    DeepseekV3Config,
     LlamaConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     SmolLM3Config,
 )
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3ForCausalLM
 
 from rope_exp.config.architecture import Architecture
+from rope_exp.config.kinds import LatentConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import load_run
@@ -73,23 +76,29 @@ def exported(
         ConfigError: see `check`.
     """
     architecture = decoder.architecture
-    check(architecture)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id)
-    made = _built(architecture, _sizes(architecture) | ids | sizes, code)
+    keys = _sizes(architecture) | ids | sizes
+    made = _native(architecture, keys) if code == "auto" else None
+    if made is None:
+        check(architecture)
+        config = RopeExpConfig(**keys, **_positions(architecture))
+        made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
     made.load_state_dict(weights(decoder))
     return made.eval()
 
 
 def check(architecture: Architecture) -> None:
-    """Refuse a decoder that neither transformers nor our own code there describes.
+    """Refuse a decoder that our own code for transformers does not describe.
 
     Raises:
         ConfigError: naming the key.
     """
     model = architecture.model
     heads = model.num_attention_heads
+    kind = architecture.attn.kind
     refused = (
-        (architecture.attn.kind != "softmax", "attn.kind", architecture.attn.kind, "has no class"),
+        (kind == "latent", "attn.kind", kind, "has a class only with RoPE on q and k alone"),
+        (kind != "softmax", "attn.kind", kind, "has no class"),
         (architecture.num_outputs is not None, "train.objective", "regression", "has no logits"),
         (model.token_shift, "model.token_shift", True, "keeps an input in its cache"),
         (
@@ -105,23 +114,40 @@ def check(architecture: Architecture) -> None:
             raise ConfigError(key, value, f"{why}, and cannot be exported to transformers")
 
 
-def _built(architecture: Architecture, sizes: dict[str, Any], code: Code) -> PreTrainedModel:
-    """Return the model with its weights still to come."""
+def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel | None:
+    """Return transformers' own class of this model, without its weights; None: it has none."""
     model = architecture.model
+    attn = architecture.attn
     pe = architecture.pe
-    is_plain = replace(pe, name="any") == PeConfig(name="any", rotate=pe.rotate, base=pe.base)
-    is_plain &= architecture.causal and model.window is None and not model.qk_norm
-    is_plain &= model.hidden_size == model.num_attention_heads * model.features_per_head
-    rope = {"rope_type": "default", "rope_theta": pe.base}
-    if code == "auto" and is_plain and pe.rotate == ("q", "k"):
-        return LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope))
-    if code == "auto" and is_plain and not pe.rotate:
-        never = [0] * model.num_hidden_layers
-        smol = SmolLM3Config(**sizes, rope_parameters=rope, no_rope_layers=never)
-        return SmolLM3ForCausalLM(smol)
+    has_other_keys = replace(pe, name="any") != PeConfig("any", rotate=pe.rotate, base=pe.base)
+    if has_other_keys or not architecture.causal or model.window or model.token_shift:
+        return None
 
-    config = RopeExpConfig(**sizes, **_positions(architecture))
-    return RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+    rope = {"rope_type": "default", "rope_theta": pe.base}
+    is_qk = pe.rotate == ("q", "k")
+    if isinstance(attn, LatentConfig) and is_qk and not attn.value_rope:
+        latent = {
+            "head_dim": attn.rope_dim,
+            "q_lora_rank": attn.q_rank,
+            "kv_lora_rank": attn.kv_rank,
+            "qk_nope_head_dim": attn.nope_dim,
+            "qk_rope_head_dim": attn.rope_dim,
+            "v_head_dim": attn.value_dim,
+            "rope_interleave": False,
+            "first_k_dense_replace": model.num_hidden_layers,
+        }
+        return DeepseekV3ForCausalLM(DeepseekV3Config(**keys | latent, rope_parameters=rope))
+
+    is_usual = model.hidden_size == model.num_attention_heads * model.features_per_head
+    if attn.kind != "softmax" or model.qk_norm or not is_usual:
+        return None
+    if is_qk:
+        return LlamaForCausalLM(LlamaConfig(**keys, rope_parameters=rope))
+    if not pe.rotate:
+        never = [0] * model.num_hidden_layers
+        smol = SmolLM3Config(**keys, rope_parameters=rope, no_rope_layers=never)
+        return SmolLM3ForCausalLM(smol)
+    return None
 
 
 def _sizes(architecture: Architecture) -> dict[str, Any]:

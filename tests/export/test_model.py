@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import SUBSETS, VOCAB, make_pe, make_sizes, tokens
+from support.models import SUBSETS, VOCAB, make_pe, make_sizes, opinionated, tokens
 from support.refused import refused
 
 from rope_exp.config.architecture import Architecture
+from rope_exp.config.kinds import AttnConfig, LatentConfig
+from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.export.write import exported
 from rope_exp.model.decoder import Decoder
 
@@ -81,6 +83,16 @@ def test_every_position_gives_our_logits(pe: dict[str, Any]) -> None:
 def test_every_size_gives_our_logits(sizes: dict[str, Any]) -> None:
     decoder = decoder_of(sizes, {})
     assert_same(decoder, exported(decoder))
+
+
+@pytest.mark.parametrize("q_rank", [None, 7])
+def test_mla_is_deepseek_v3(q_rank: int | None) -> None:
+    latent = LatentConfig(kv_rank=10, q_rank=q_rank, nope_dim=6, rope_dim=4, value_dim=5)
+    sizes = make_sizes(num_key_value_heads=4)
+    decoder = opinionated("q", "k", attn=latent, sizes=sizes).float()
+    made = exported(decoder)
+    assert type(made).__name__ == "DeepseekV3ForCausalLM"
+    assert_same(decoder, made)
 
 
 # -- as transformers uses a model ------------------------------------------------------------------
@@ -228,3 +240,16 @@ def test_a_model_without_a_class_is_refused(
 ) -> None:
     with refused(key, "cannot be exported to transformers"):
         exported(decoder_of(sizes, pe))
+
+
+@pytest.mark.parametrize(
+    ("attn", "sites"),
+    [
+        (LinearConfig(), ("q", "k")),
+        (LatentConfig(kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5), ("q",)),
+    ],
+)
+def test_a_kind_without_a_class_is_refused(attn: AttnConfig, sites: tuple[str, ...]) -> None:
+    sizes = make_sizes(num_key_value_heads=4)
+    with refused(f"attn.kind={attn.kind}", "cannot be exported to transformers"):
+        exported(opinionated(*sites, attn=attn, sizes=sizes))

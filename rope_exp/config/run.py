@@ -8,7 +8,7 @@ the runs that may share a table.
 import dataclasses
 import json
 from collections.abc import Collection, Mapping
-from functools import reduce
+from functools import cached_property, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any
@@ -243,7 +243,11 @@ class RunConfig:
         return json_sha256({key: departing[key] for key in departing if key not in FACTORS})
 
     def numeric_dict(self) -> dict[str, Any]:
-        """Return every value that can change a number of this run."""
+        """Return every value that can change a number of this run; not to be changed."""
+        return self._numeric
+
+    @cached_property
+    def _numeric(self) -> dict[str, Any]:
         return numeric_values(self)
 
     def numeric_value(self, key: str) -> Any:

@@ -15,7 +15,7 @@ from rope_exp.evidence.comparable import spelled
 from rope_exp.evidence.contrasts import compare
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.charts.style import INK, SIGNED, explained, files_of, limits, zero_and_margin
+from rope_exp.report.charts.style import INK, SIGNED, explanation, files_of, limits, zero_and_margin
 from rope_exp.report.content import Report
 from rope_exp.report.spelling import corpus_name, markdown_table, millions, setting_name
 from rope_exp.report.tables import WORDS
@@ -207,7 +207,7 @@ def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
         axis.labels = place % _COLUMNS == 0
         y = alt.Y("setting:N", title=None, scale=alt.Scale(domain=list(names)), axis=axis)
         panels.append(_panel(found, y))
-    return explained(alt.concat(*panels, columns=_COLUMNS, spacing=12), _sentences())
+    return alt.concat(*panels, columns=_COLUMNS, spacing=12, title=explanation(_sentences()))
 
 
 def _panel(points: pd.DataFrame, y: alt.Y) -> alt.LayerChart:
@@ -224,13 +224,15 @@ def _panel(points: pd.DataFrame, y: alt.Y) -> alt.LayerChart:
     bars = base.transform_filter("datum.is_tested").mark_rule(color=INK, strokeWidth=2.5)
     dots = base.mark_point(color=INK, size=28, opacity=1, strokeWidth=1)
     fill = alt.condition("datum.is_tested", alt.value(INK), alt.value("white"))
-    chart = alt.layer(
+    title = alt.Title(points["relation"].iloc[0], anchor="middle", color=INK, fontSize=12)
+    return alt.layer(
         *zero_and_margin(),
         bars.encode(x="low:Q", x2="high"),
         dots.encode(x=x, fill=fill, shape=alt.Shape("shape:N", scale=None)),
+        title=title,
+        width=98,
+        height=alt.Step(13),
     )
-    title = alt.Title(points["relation"].iloc[0], anchor="middle", color=INK, fontSize=12)
-    return chart.properties(title=title, width=98, height=alt.Step(13))
 
 
 def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:

@@ -8,8 +8,8 @@ import pandas as pd
 
 from rope_exp.evidence.comparable import Row
 from rope_exp.report.by_tokens import SHOWN_FROM, by_tokens, finished_or_all
-from rope_exp.report.charts.rows import COLOR, markers, with_looks
-from rope_exp.report.charts.style import SIGNED, explained, limits
+from rope_exp.report.charts.rows import COLOR, looks, markers, with_looks
+from rope_exp.report.charts.style import SIGNED, explanation, limits
 from rope_exp.report.content import Report
 from rope_exp.report.paper.labels import spread
 
@@ -40,8 +40,13 @@ def curves(report: Report) -> alt.HConcatChart | None:
         *_losses(report, x, "val/loss", "validation loss", 1),
         *_losses(report, x, "train/loss", "training loss", window),
     ]
-    chart = alt.hconcat(*_differences(report, x), alt.vconcat(*losses), spacing=20)
-    return explained(chart, _sentences(report, window))
+    return alt.hconcat(
+        *_differences(report, x),
+        alt.vconcat(*losses),
+        spacing=20,
+        datasets=looks(report),
+        title=explanation(_sentences(report, window)),
+    )
 
 
 # -- differences -----------------------------------------------------------------------------------
@@ -62,17 +67,23 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     title = f"validation loss minus {report.reference.name}'s ({report.unit})"
     y = alt.Y("mean:Q", title=title).scale(domain=domain, nice=False)
     y = y.axis(labelExpr=SIGNED, tickCount=6, grid=True)
-    base = with_looks(points, report).encode(x=x, y=y)
+    base = with_looks(points).encode(x=x, y=y)
 
     # One seed has no band.
     band = base.transform_filter("isValid(datum.low)").mark_area(clip=True, opacity=0.18)
-    chart = alt.layer(
-        alt.Chart().mark_rule(style="zero").encode(y=alt.datum(0, type="quantitative")),
-        band.encode(y=alt.Y("low:Q", title=title), y2="high", color=COLOR, detail="label:N"),
+    yield alt.layer(
+        alt.Chart().mark_rule(style="zero").encode(y=alt.YDatum(0, type="quantitative")),
+        band.encode(
+            y=alt.Y("low:Q", title=title),
+            y2=alt.Y2("high"),
+            color=COLOR,
+            detail=alt.Detail("label:N"),
+        ),
         *_lines(base, width=1.6, size=45),
         *_names(points, report, domain),
+        width=_WIDTH,
+        height=_HEIGHT,
     )
-    yield chart.properties(width=_WIDTH, height=_HEIGHT)
 
 
 def _names(
@@ -86,10 +97,10 @@ def _names(
     ends["place"] = spread(list(ends["end"]), gap, low + gap / 2, high - gap / 2)
 
     base = alt.Chart(ends)
-    stroke = base.mark_rule(style="quiet").encode(y="end:Q", y2="place")
-    yield stroke.encode(x=alt.value(_WIDTH + 2), x2=alt.value(_WIDTH + 14))
-    name = base.mark_text(align="left").encode(x=alt.value(_WIDTH + 17), y="place:Q")
-    yield name.encode(text="name:N")
+    stroke = base.mark_rule(style="quiet").encode(y=alt.Y("end:Q"), y2=alt.Y2("place"))
+    yield stroke.encode(x=alt.XValue(_WIDTH + 2), x2=alt.X2Value(_WIDTH + 14))
+    name = base.mark_text(align="left").encode(x=alt.XValue(_WIDTH + 17), y=alt.Y("place:Q"))
+    yield name.encode(text=alt.Text("name:N"))
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -114,9 +125,9 @@ def _losses(
     crosses = _gathered(ends)
     # An end outside the scale is drawn at its edge.
     crosses["mean"] = crosses["mean"].clip(*domain)
-    cross = with_looks(crosses, report).mark_point(shape=_CROSS, size=50, strokeWidth=2, opacity=1)
-    lines = _lines(with_looks(points, report).encode(x=x, y=y), width=1.2, size=20)
-    yield alt.layer(*lines, cross.encode(x=x, y=y, color=COLOR)).properties(**_SIDE)
+    cross = with_looks(crosses).mark_point(shape=_CROSS, size=50, strokeWidth=2, opacity=1)
+    lines = _lines(with_looks(points).encode(x=x, y=y), width=1.2, size=20)
+    yield alt.layer(*lines, cross.encode(x=x, y=y, color=COLOR), **_SIDE)
 
 
 def _diverged(report: Report) -> list[tuple[Row, Any]]:
@@ -164,8 +175,9 @@ def _lines(base: alt.Chart, width: float, size: int) -> Iterator[alt.Chart]:
     """Draw each row's line, and markers that tell its numbers."""
     dash = alt.StrokeDash("dash:N", scale=None)
     line = base.mark_line(clip=True, strokeWidth=width)
-    yield line.encode(color=COLOR, strokeDash=dash, detail="label:N")
-    told = ["name:N", "tokens:Q", "mean:Q", "low:Q", "high:Q"]
+    yield line.encode(color=COLOR, strokeDash=dash, detail=alt.Detail("label:N"))
+    fields = ("name:N", "tokens:Q", "mean:Q", "low:Q", "high:Q")
+    told = [alt.Tooltip(field) for field in fields]
     yield from markers(base.transform_filter("datum.marked").encode(tooltip=told), size)
 
 

@@ -8,8 +8,8 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.charts.rows import COLOR, TOLD, in_words, markers, with_looks
-from rope_exp.report.charts.style import SIGNED, explained, limits, zero_and_margin
+from rope_exp.report.charts.rows import COLOR, TOLD, in_words, looks, markers, with_looks
+from rope_exp.report.charts.style import SIGNED, explanation, limits, zero_and_margin
 from rope_exp.report.content import Report
 
 _WIDTH = 310
@@ -43,17 +43,20 @@ def forest(report: Report) -> alt.LayerChart | None:
     names = json.dumps({row.label: row.name for row in rows})
     y = y.axis(domain=False, ticks=False, labelPadding=8, labelExpr=f"{names}[datum.value]")
 
-    base = with_looks(table, report).encode(y=y, tooltip=TOLD)
-    chart = alt.layer(
+    base = with_looks(table).encode(y=y, tooltip=TOLD)
+    is_cut = ((bars["low"] < domain[0]) | (bars["high"] > domain[1])).any()
+    sentences = _sentences(report, bool(table["theirs"].notna().any()), bool(is_cut))
+    return alt.layer(
         *zero_and_margin(),
-        base.mark_point(style="quiet", size=110, opacity=1).encode(x="theirs:Q"),
-        *_intervals(with_looks(bars, report).encode(y=y, color=COLOR), domain),
+        base.mark_point(style="quiet", size=110, opacity=1).encode(x=alt.X("theirs:Q")),
+        *_intervals(with_looks(bars).encode(y=y, color=COLOR), domain),
         *markers(base.encode(x=x), size=60),
         *_columns(base, table),
+        width=_WIDTH,
+        height=alt.Step(25),
+        datasets=looks(report),
+        title=explanation(sentences),
     )
-    sized = chart.properties(width=_WIDTH, height=alt.Step(25))
-    is_cut = ((bars["low"] < domain[0]) | (bars["high"] > domain[1])).any()
-    return explained(sized, _sentences(report, bool(table["theirs"].notna().any()), bool(is_cut)))
 
 
 def _bars(report: Report) -> Iterator[tuple[str, str, float, float]]:
@@ -76,12 +79,14 @@ def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Cha
     }
     for kind, style in styles.items():
         bars = base.transform_filter(f"datum.kind == '{kind}'")
-        yield bars.mark_rule(**style).encode(x="low:Q", x2="high")
+        yield bars.mark_rule(**style).encode(x=alt.X("low:Q"), x2=alt.X2("high"))
 
     arrows = {"low": ("triangle-left", f"< {low}"), "high": ("triangle-right", f"> {high}")}
     for end, (shape, is_outside) in arrows.items():
         outside = base.transform_filter(f"datum.kind != 'pooled' && datum.{end} {is_outside}")
-        yield outside.mark_point(shape=shape, filled=True, size=45, opacity=1).encode(x=f"{end}:Q")
+        yield outside.mark_point(shape=shape, filled=True, size=45, opacity=1).encode(
+            x=alt.X(f"{end}:Q")
+        )
 
 
 def _columns(base: alt.Chart, table: pd.DataFrame) -> Iterator[alt.Chart]:
@@ -90,10 +95,10 @@ def _columns(base: alt.Chart, table: pd.DataFrame) -> Iterator[alt.Chart]:
     more = 6 * max(0, int(table["verdict"].str.len().max()) - 12)
     for field, (header, offset) in _COLUMNS.items():
         if table[field].any():
-            x = alt.value(_WIDTH + offset + (more if field in ("seeds", "published") else 0))
-            yield base.mark_text(align="left").encode(x=x, text=f"{field}:N")
+            x = alt.XValue(_WIDTH + offset + (more if field in ("seeds", "published") else 0))
+            yield base.mark_text(align="left").encode(x=x, text=alt.Text(f"{field}:N"))
             head = alt.Chart().mark_text(text=header, align="left", style="quiet")
-            yield head.encode(x=x, y=alt.value(-10))
+            yield head.encode(x=x, y=alt.YValue(-10))
 
 
 def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.charts.rows import TOLD, in_words
-from rope_exp.report.charts.style import INK, SIGNED, explained
+from rope_exp.report.charts.style import INK, SIGNED, explanation
 from rope_exp.report.content import Report
 from rope_exp.report.looks import parts
 
@@ -39,13 +39,15 @@ def grid(report: Report) -> alt.LayerChart | None:
     text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(INK)))
     known = base.transform_filter("isValid(datum.delta)").mark_rect()
     corner = text.mark_text(dx=56, dy=-25, align="right", fontStyle="italic")
-    chart = alt.layer(
+    return alt.layer(
         known.encode(color=alt.Color("delta:Q", scale=scale, legend=legend)),
-        text.mark_text(fontSize=15, dy=-4).encode(text="number:N"),
-        text.mark_text(dy=14, lineBreak="\n").encode(text="below:N"),
-        corner.encode(text="published:N"),
+        text.mark_text(fontSize=15, dy=-4).encode(text=alt.Text("number:N")),
+        text.mark_text(dy=14, lineBreak="\n").encode(text=alt.Text("below:N")),
+        corner.encode(text=alt.Text("published:N")),
+        width=4 * 125,
+        height=4 * 68,
+        title=explanation(_sentences(report)),
     )
-    return explained(chart.properties(width=4 * 125, height=4 * 68), _sentences(report))
 
 
 def _cells(report: Report) -> Iterator[dict[str, Any]]:

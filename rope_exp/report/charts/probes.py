@@ -12,7 +12,7 @@ import pandas as pd
 
 from rope_exp.config.variants import SITES
 from rope_exp.evidence.comparable import Row
-from rope_exp.report.charts.style import SIGNED, explained
+from rope_exp.report.charts.style import SIGNED, explanation
 from rope_exp.report.content import Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import seeds
@@ -43,8 +43,8 @@ def probes(report: Report) -> alt.HConcatChart | None:
         _column(report, probe, table, names, _WIDTH // len(shown), is_first=number == 0)
         for number, (probe, table) in enumerate(shown.items())
     ]
-    chart = alt.hconcat(*columns, spacing=14, bounds="full")
-    return explained(chart, _sentences(report, list(shown)))
+    title = explanation(_sentences(report, list(shown)))
+    return alt.hconcat(*columns, spacing=14, bounds="full", title=title)
 
 
 def points(report: Report, probe: str) -> pd.DataFrame:
@@ -116,23 +116,23 @@ def _column(
     else:
         data = pd.concat([*grey, own, empty])
         point = probe != "position" and alt.OverlayMarkDef(size=14, filled=True)
-        mark = drawn.mark_line(strokeWidth=1.4, point=point).encode(detail="label:N")
+        mark = drawn.mark_line(strokeWidth=1.4, point=point).encode(detail=alt.Detail("label:N"))
 
     # A rule is drawn once, not once for each answer.
     rule = alt.Chart().transform_aggregate(count="count()")
     layers = [mark]
     if probe != "window":
         zero = rule.mark_rule(style="zero", opacity=0.4)
-        layers.append(zero.encode(y=alt.datum(0, type="quantitative")))
+        layers.append(zero.encode(y=alt.YDatum(0, type="quantitative")))
     if probe == "position":
         trained = rule.mark_rule(style="quiet", strokeDash=[4, 3])
         length = report.runs[0].config.train.seq_len
-        layers.append(trained.encode(x=alt.datum(length, type="quantitative")))
+        layers.append(trained.encode(x=alt.XDatum(length, type="quantitative")))
 
     header = alt.Header(
         title=None, labels=is_first, labelAngle=0, labelAlign="left", labelPadding=4
     )
-    panels = alt.layer(*layers, data=data).properties(width=width, height=_HEIGHT)
+    panels = alt.layer(*layers, data=data, width=width, height=_HEIGHT)
     row = alt.Row("panel:N", sort=names, header=header)
     return panels.facet(row=row, bounds="flush", spacing=12, title=_title(report, probe))
 

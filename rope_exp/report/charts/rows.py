@@ -11,8 +11,13 @@ from rope_exp.report.looks import look
 from rope_exp.report.page_marks import dashes, filled, outline
 from rope_exp.report.tables import WORDS
 
+LOOKS = "looks"
 COLOR = alt.Color("color:N", scale=None)
-TOLD = ["name:N", "difference:N", "verdict:N", "seeds:N", "published:N"]
+# Channels are made as objects: Altair takes milliseconds to find the class of a string's.
+TOLD = [
+    alt.Tooltip(field)
+    for field in ("name:N", "difference:N", "verdict:N", "seeds:N", "published:N")
+]
 
 
 def in_words(report: Report, row: Line) -> dict[str, Any]:
@@ -51,17 +56,22 @@ def signed(value: float | None, digits: int = 4) -> str:
     return f"{value:+.{digits}f}".replace("-", "−") if value else "0"
 
 
-def with_looks(table: pd.DataFrame, report: Report) -> alt.Chart:
+def with_looks(table: pd.DataFrame) -> alt.Chart:
     """Return a chart of a table with a column `label`, and columns for the looks of the rows."""
-    looks = []
+    fields = ["color", "dash", "outline", "filled"]
+    found = alt.LookupData(alt.NamedData(LOOKS), key="label", fields=fields)
+    return alt.Chart(table).transform_lookup("label", from_=found)
+
+
+def looks(report: Report) -> dict[str, list[dict[str, Any]]]:
+    """Return the data set of `with_looks`, for the whole chart: Altair copies that of a part."""
+    found = []
     for row in report.rows.values():
         style = look(row.label, row.number)
         shapes = {"outline": outline(style), "filled": filled(style)}
         dash = dashes(style) or [1, 0]
-        looks.append({"label": row.label, "color": style["color"], "dash": dash, **shapes})
-    fields = ["color", "dash", "outline", "filled"]
-    found = alt.LookupData(alt.InlineData(looks), key="label", fields=fields)
-    return alt.Chart(table).transform_lookup("label", from_=found)
+        found.append({"label": row.label, "color": style["color"], "dash": dash, **shapes})
+    return {LOOKS: found}
 
 
 def markers(base: alt.Chart, size: int) -> Iterator[alt.Chart]:

@@ -105,13 +105,15 @@ def zero_and_margin() -> list[alt.Chart]:
     band = alt.Chart(alt.InlineData([{"low": -MARGIN, "high": MARGIN}]))
     zero = alt.Chart().mark_rule(style="zero")
     return [
-        band.mark_rect(style="margin").encode(x="low:Q", x2="high"),
-        zero.encode(x=alt.datum(0, type="quantitative")),
+        band.mark_rect(style="margin").encode(x=alt.X("low:Q"), x2=alt.X2("high")),
+        zero.encode(x=alt.XDatum(0, type="quantitative")),
     ]
 
 
-def explained(chart: Any, sentences: Iterable[str]) -> Any:
-    """Write explanations below a chart."""
+def explanation(sentences: Iterable[str]) -> alt.Title:
+    """Return a title below a chart that explains it.
+
+    A chart gets it, and its size, when it is made: a method that returns a changed chart copies it.
+    """
     lines = textwrap.wrap(" ".join(sentences), width=128)
-    title = alt.Title(lines, orient="bottom", anchor="start", frame="bounds", offset=14)
-    return chart.properties(title=title)
+    return alt.Title(lines, orient="bottom", anchor="start", frame="bounds", offset=14)

@@ -27,12 +27,13 @@ HELP = """Where in attention should a rotation go?
   rope-exp mirror RUN_FOLDER ...     send runs to their tracker again, from their files
   rope-exp generate RUN_FOLDER TEXT  text from a run's model
   rope-exp export RUN_FOLDER OUT     a run's model for transformers
+  rope-exp evaluate FOLDER --tasks T a run's or an exported model by lm-evaluation-harness
 
 `rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.
 """
 
 # The commands of rope_exp/commands.py.
-OTHERS = ("campaign", "report", "plan", "prepare", "mirror", "generate", "export")
+OTHERS = ("campaign", "report", "plan", "prepare", "mirror", "generate", "export", "evaluate")
 
 
 def main(command: str | None = None) -> int:

@@ -15,7 +15,7 @@ from rope_exp.system.errors import (
     RecordError,
     first_line,
 )
-from rope_exp.system.files import try_lock
+from rope_exp.system.files import try_lock, write_json
 from rope_exp.system.signals import interrupt, on_signal
 
 # The counts that `prepare` prints for each side: key in the corpus's record, and label.
@@ -319,4 +319,34 @@ def export(words: list[str]) -> int:
     trust = ", trust_remote_code=True" if name.startswith("RopeExp") else ""
     auto = "AutoModelForMaskedLM" if "Masked" in name else "AutoModelForCausalLM"
     print(f"{asked.out}: {name}; in Python: {auto}.from_pretrained({str(asked.out)!r}{trust})")
+    return 0
+
+
+def evaluate(words: list[str]) -> int:
+    """Evaluate a run's or an exported model by lm-evaluation-harness, and print its table."""
+    parser = Parser("evaluate", "Evaluate a run's or an exported model by lm-evaluation-harness.")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="of a run, or of an export")
+    parser.add_argument("--tasks", required=True, help="names, separated by commas")
+    parser.add_argument("--include", type=Path, help="a folder of further tasks, as YAML files")
+    parser.add_argument("--limit", type=int, help="so many examples of each task; all otherwise")
+    parser.add_argument("--batch-size", type=int, default=8, help="(%(default)s)")
+    parser.add_argument("--out", type=Path, help="a JSON file for the results")
+    asked = parser.parse_args(words)
+
+    from rope_exp.export.evaluate import evaluate as by_harness
+    from rope_exp.export.evaluate import table
+
+    try:
+        found = by_harness(
+            asked.folder,
+            asked.tasks.split(","),
+            asked.include,
+            limit=asked.limit,
+            batch_size=asked.batch_size,
+        )
+    except CheckpointError as error:
+        raise RecordError(str(error)) from error
+    print(table(found))
+    if asked.out is not None:
+        write_json(asked.out, {key: found[key] for key in ("results", "weights_sha256", "model")})
     return 0

@@ -11,10 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from rope_exp.evaluation.load import load_run
+from rope_exp.evaluation.load import end_of_text, load_run
 from rope_exp.model.decoder import Decoder
-from rope_exp.run.folder import ENV, read_env
-from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.errors import ConfigError
 
 # Number of tokens of padded prompts that are read at once.
 PART = 512
@@ -53,9 +52,7 @@ def complete(
             cannot be encoded in the tokens of generated data.
     """
     decoder, tokenizer = load_run(run_dir, step)
-    end_id = read_env(run_dir).get("corpus", {}).get("end_id")
-    if end_id not in range(len(decoder.lm_head.weight)):
-        raise RecordError(f"{run_dir / ENV} does not say which token ends a document")
+    end_id = end_of_text(run_dir, decoder)
     return generate(decoder, tokenizer, texts, end_id, sampling)
 
 

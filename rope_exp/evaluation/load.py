@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from rope_exp.data.tokenizer import load_tokenizer
 from rope_exp.model.decoder import Decoder
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import CONFIG, read_config
+from rope_exp.run.folder import CONFIG, ENV, read_config, read_env
 from rope_exp.system.errors import CheckpointError, RecordError
 
 
@@ -46,6 +46,18 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     model = Decoder(architecture)
     checkpoint.load_weights(where, model, saved.model)
     return model.eval(), tokenizer
+
+
+def end_of_text(run_dir: Path, decoder: Decoder) -> int:
+    """Return the id that ends a document in a run's text.
+
+    Raises:
+        RecordError: the run does not record it.
+    """
+    end_id: int | None = read_env(run_dir).get("corpus", {}).get("end_id")
+    if end_id not in range(len(decoder.lm_head.weight)):
+        raise RecordError(f"{run_dir / ENV} does not say which token ends a document")
+    return end_id
 
 
 def _load_checkpoint(checkpoints: Path, step: int | None) -> checkpoint.Checkpoint:

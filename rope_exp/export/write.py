@@ -24,13 +24,13 @@ from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import LatentConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
-from rope_exp.evaluation.load import load_run
+from rope_exp.evaluation.load import end_of_text, load_run
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
 from rope_exp.model.decoder import Decoder, weights
 from rope_exp.model.positions import AddedPositions
-from rope_exp.run.folder import ENV, read_config, read_env
-from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.run.folder import read_config
+from rope_exp.system.errors import ConfigError
 
 Code = Literal["auto", "always"]
 MASK = "<|mask|>"
@@ -50,14 +50,11 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
         raise ConfigError("OUT", str(out), "holds something; name a new folder")
     config = read_config(run_dir)
     decoder, tokenizer = load_run(run_dir, step)
-    end_id = read_env(run_dir).get("corpus", {}).get("end_id")
-    if end_id not in range(len(decoder.lm_head.weight)):
-        raise RecordError(f"{run_dir / ENV} does not say which token ends a document")
-
+    end_id = end_of_text(run_dir, decoder)
     made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
     out.mkdir(parents=True, exist_ok=True)
     made.save_pretrained(out)
-    _for_transformers(tokenizer, end_id, config).save_pretrained(out)
+    tokenizer_of(tokenizer, end_id, config).save_pretrained(out)
     # transformers gives weights to their owner alone.
     for path in out.glob("*.safetensors"):
         path.chmod(0o644)
@@ -189,9 +186,7 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def _for_transformers(
-    tokenizer: Tokenizer, end_id: int, config: RunConfig
-) -> PreTrainedTokenizerFast:
+def tokenizer_of(tokenizer: Tokenizer, end_id: int, config: RunConfig) -> PreTrainedTokenizerFast:
     """Return the tokenizer as transformers has it: plain text, padded on the left."""
     end = tokenizer.id_to_token(end_id)
     special = {"bos_token": end, "eos_token": end, "pad_token": end}

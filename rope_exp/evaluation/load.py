@@ -54,10 +54,10 @@ def end_of_text(run_dir: Path, decoder: Decoder) -> int:
     Raises:
         RecordError: the run does not record it.
     """
-    end_id: int | None = read_env(run_dir).get("corpus", {}).get("end_id")
+    end_id = read_env(run_dir).get("corpus", {}).get("end_id")
     if end_id not in range(len(decoder.lm_head.weight)):
         raise RecordError(f"{run_dir / ENV} does not say which token ends a document")
-    return end_id
+    return int(end_id)
 
 
 def _load_checkpoint(checkpoints: Path, step: int | None) -> checkpoint.Checkpoint:

@@ -11,6 +11,7 @@ This file is copied beside exported weights. It imports torch, transformers and 
 Shapes: B batch, T query, E key, H query heads, G key/value heads, K features, F frequencies.
 """
 
+import inspect
 import math
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
@@ -31,6 +31,9 @@ from transformers.models.llama.modeling_llama import (
 
 from .configuration_rope_exp import RopeExpConfig
 
+# The name of the argument, which changes from version 5.24 on.
+_ARGUMENTS = inspect.signature(LlamaAttention.forward).parameters
+CACHE = "cache" if "cache" in _ARGUMENTS else "past_key_values"
 # From this position on, whole turns are removed from angles in float64, before they are rounded.
 FAR = 2**16
 # T5's table of biases: its buckets, and the distance from which all share the last.
@@ -42,18 +45,24 @@ Table = tuple[Tensor, Tensor]
 
 
 class Positions(NamedTuple):
-    """The tables of q and k, and of v and o, by layer: (cos, sin), each [B, 1 or G, T, F]."""
+    """The tables of q and k, and of v and o, by layer: (cos, sin), each [B, 1 or G, T, F].
+
+    And the bias of scores, if there is one.
+    """
 
     qk: list[Table]
     vo: list[Table]
+    bias: "ScoreBias | None"
 
 
 class Rotary(nn.Module):
     """The rotation tables of every layer; frequencies are computed, or parameters."""
 
-    def __init__(self, config: RopeExpConfig) -> None:
+    def __init__(self, config: RopeExpConfig, bias: "ScoreBias | None") -> None:
         super().__init__()
         self.config = config
+        # In a tuple, it is no part of this module.
+        self.bias = (bias,)
         shapes = {
             "model": (),
             "layer": (config.num_hidden_layers,),
@@ -91,7 +100,8 @@ class Rotary(nn.Module):
 
     def forward(self, hidden_states: Tensor, position_ids: Tensor) -> Positions:
         position_BT = position_ids + self.config.rope_start
-        return Positions(self._tables("qk", position_BT), self._tables("vo", position_BT))
+        qk, vo = (self._tables(pair, position_BT) for pair in ("qk", "vo"))
+        return Positions(qk, vo, *self.bias)
 
     def _tables(self, pair: str, position_BT: Tensor) -> list[Table]:
         theta = self.theta(pair, position_BT.device)
@@ -142,6 +152,7 @@ class RopeExpAttention(LlamaAttention):
         position_embeddings: Positions,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -155,12 +166,21 @@ class RopeExpAttention(LlamaAttention):
         k_BGTK = self._turned("k", k_BGTK.transpose(1, 2), position_embeddings)
         v_BGTK = self._turned("v", v_BGTK, position_embeddings)
 
-        if past_key_values is not None:
-            k_BGTK, v_BGTK = past_key_values.update(k_BGTK, v_BGTK, self.layer_idx)
+        num_before = 0
+        cache = past_key_values if cache is None else cache
+        if cache is not None:
+            # A static cache counts in a tensor, which `update` changes.
+            num_before = cache.get_seq_length(self.layer_idx) + 0
+            # Older versions are told where the new keys are.
+            places = kwargs.get("cache_position")
+            told = () if places is None else ({"cache_position": places},)
+            k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK, self.layer_idx, *told)
+        if position_embeddings.bias is not None:
+            attention_mask = position_embeddings.bias(attention_mask, num_before, q_BHTK, k_BGTK)
 
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
+        kernel = self.config._attn_implementation
+        is_eager = kernel == "eager"
+        attend = eager_attention_forward if is_eager else ALL_ATTENTION_FUNCTIONS[kernel]
         heads = (q_BHTK, k_BGTK, v_BGTK)
         output, weights = attend(self, *heads, attention_mask, scaling=self.scaling, **kwargs)
         o_BHTK = self._turned("o", output.transpose(1, 2), position_embeddings)
@@ -209,24 +229,30 @@ class ScoreBias(nn.Module):
         if config.score_bias == "t5":
             self.weight = nn.Parameter(torch.empty(NUM_BUCKETS, config.num_attention_heads))
 
-    def forward(self, mask: Tensor, num_before: int, like_BTD: Tensor) -> Tensor:
-        """Return numbers to be added to the scores, [B, 1 or H, T, E].
+    def forward(
+        self, mask: Tensor | None, num_before: int, q_BHTK: Tensor, k_BGEK: Tensor
+    ) -> Tensor:
+        """Return numbers to be added to the scores, [B or 1, 1 or H, T, E].
 
         Args:
-            mask: [B, 1, T, E], true where a query attends, or numbers that are added.
-            num_before: the number of keys in the cache.
+            mask: [B, 1, T, E], true where a query attends, or numbers to be added; None: a query
+                attends to itself and all keys before it.
+            num_before: the number of keys that were in the cache.
         """
-        place_T = torch.arange(mask.shape[2], device=mask.device) + num_before
-        offset_TE = torch.arange(mask.shape[3], device=mask.device) - place_T[:, None]
-        lowest = torch.finfo(like_BTD.dtype).min
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=like_BTD.dtype).masked_fill(~mask, lowest)
-        if self.config.window is not None:
-            mask = mask.masked_fill(offset_TE <= -self.config.window, lowest)
+        lowest = torch.finfo(q_BHTK.dtype).min
+        place_T1 = torch.arange(q_BHTK.shape[2], device=q_BHTK.device)[:, None] + num_before
+        offset_TE = torch.arange(k_BGEK.shape[2], device=q_BHTK.device) - place_T1
+        found = torch.zeros_like(offset_TE, dtype=q_BHTK.dtype)[None, None]
         if self.config.score_bias != "none":
-            mask = mask + self._bias(offset_TE).to(mask.dtype)
+            found = found + self._bias(offset_TE).to(q_BHTK.dtype)
+        if self.config.window is not None:
+            found = found.masked_fill(offset_TE <= -self.config.window, lowest)
+        if mask is None:
+            mask = offset_TE <= 0
+        if mask.dtype == torch.bool:
+            return found.masked_fill(~mask, lowest)
         # No sum falls below the lowest number: a row of padding would then be 0/0.
-        return mask.clamp(min=lowest)
+        return (found + mask[..., : k_BGEK.shape[2]]).clamp(min=lowest)
 
     def _bias(self, offset_TE: Tensor) -> Tensor:
         if self.config.score_bias == "alibi":
@@ -281,11 +307,12 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
         super().__init__(config)
         for number, layer in enumerate(self.layers):
             layer.self_attn = RopeExpAttention(config, number)
-        self.rotary_emb = Rotary(config)
         self.added_positions = AddedPositions(config)
         self.score_bias = ScoreBias(config)
-        if config.score_bias != "none" or config.window is not None:
-            # Flash kernels take no mask of scores.
+        has_bias = config.score_bias != "none" or config.window is not None
+        self.rotary_emb = Rotary(config, self.score_bias if has_bias else None)
+        if has_bias:
+            # Flash kernels take no numbers to be added.
             self._supports_flash_attn = False
             self._supports_flex_attn = False
         self.post_init()
@@ -298,6 +325,7 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         if (input_ids is None) == (inputs_embeds is None):
@@ -307,36 +335,33 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
 
         use_cache = self.config.use_cache if use_cache is None else use_cache
         use_cache = use_cache and self.config.is_causal
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        num_before = 0 if past_key_values is None else past_key_values.get_seq_length()
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        num_before = 0 if cache is None else cache.get_seq_length()
         if position_ids is None:
             position_ids = counted(inputs_embeds, attention_mask, num_before)
         inputs_embeds = self.added_positions(inputs_embeds, position_ids)
 
-        adds = self.config.score_bias != "none" or self.config.window is not None
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            # With a function to join, the mask is never left out.
-            and_mask_function=_everything if adds else None,
-        )
-        if adds:
-            mask = self.score_bias(mask, num_before, inputs_embeds)
+        if not self.config.is_causal:
+            attention_mask = both_ways(attention_mask, inputs_embeds)
         return super().forward(
-            attention_mask=mask,
+            attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            **{CACHE: cache},
             **kwargs,
         )
 
 
-def _everything(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return key >= 0
+def both_ways(mask: Tensor | None, inputs_embeds: Tensor) -> Tensor:
+    """Return numbers to be added to scores, [B, 1, T, T]: every token attends to every real one."""
+    num_rows, length = inputs_embeds.shape[:2]
+    found = inputs_embeds.new_zeros(num_rows, 1, length, length)
+    if mask is not None:
+        found = found.masked_fill(mask[:, None, None] == 0, torch.finfo(found.dtype).min)
+    return found
 
 
 def counted(inputs_embeds: Tensor, attention_mask: Tensor | None, num_before: int) -> Tensor:

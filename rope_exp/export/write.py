@@ -19,6 +19,7 @@ from transformers import (
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import LatentConfig
@@ -52,6 +53,7 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
     decoder, tokenizer = load_run(run_dir, step)
     end_id = end_of_text(run_dir, decoder)
     made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
+    disable_progress_bar()
     out.mkdir(parents=True, exist_ok=True)
     made.save_pretrained(out)
     tokenizer_of(tokenizer, end_id, config).save_pretrained(out)

@@ -26,9 +26,10 @@ from rope_exp.config.kinds import LatentConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import end_of_text, load_run
+from rope_exp.export.card import card
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
-from rope_exp.model.decoder import Decoder, weights
+from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.model.positions import AddedPositions
 from rope_exp.run.folder import read_config
 from rope_exp.system.errors import ConfigError
@@ -38,7 +39,7 @@ MASK = "<|mask|>"
 
 
 def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = None) -> str:
-    """Write a run's model and tokenizer into a new folder, and return the class of the model.
+    """Write a run's model, tokenizer and card into a new folder; return the class of the model.
 
     Args:
         code: auto: a class of transformers where one is the same model; always: our own code.
@@ -60,7 +61,10 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
     # transformers gives weights to their owner alone.
     for path in out.glob("*.safetensors"):
         path.chmod(0o644)
-    return type(made).__name__
+    name = type(made).__name__
+    said = card(run_dir, config, name, str(out), weights_sha256(weights(decoder)))
+    (out / "README.md").write_text(said, encoding="utf-8")
+    return name
 
 
 def exported(

@@ -1,6 +1,7 @@
 """The folder that `rope-exp export` writes, read by a process that has no rope_exp."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.refused import refused
 from transformers import PreTrainedTokenizerFast
@@ -18,6 +20,7 @@ from rope_exp.commands import export
 from rope_exp.data.generated import open_data
 from rope_exp.data.sources import held_out_rows
 from rope_exp.export.write import exported
+from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.folder import read_config, read_result
 from rope_exp.system.errors import ConfigError
 
@@ -121,6 +124,27 @@ def test_its_loss_is_the_runs(whole: tuple[Path, list[str]]) -> None:
     result = read_result(run)
     assert result is not None
     assert float(loss) == pytest.approx(result["val/loss"], abs=1e-4)
+
+
+def test_its_card_says_what_the_run_measured(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
+    run, _ = whole
+    out = tmp_path / "out"
+    export([str(run), str(out)])
+    card = ModelCard.load(out / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
+
+    result = read_result(run)
+    assert result is not None
+    loss = result["val/loss"]
+    assert (
+        f"| validation loss | {loss:.4f} nats per token, perplexity {math.exp(loss):.2f}"
+        in card.text
+    )
+    for key in ("config_sha256", "init_sha256", "data_sha256", "order_sha256"):
+        assert f"| {key} | {result[key]} |" in card.text
+    assert weights_sha256(load_file(out / "model.safetensors")) in card.text
+    assert "does not depend on where positions begin" in card.text
+    assert f'from_pretrained("{out}", trust_remote_code=True)' in card.text
 
 
 def test_a_folder_that_holds_something_is_refused(

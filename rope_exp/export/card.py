@@ -1,0 +1,126 @@
+"""The card of an exported model: the README.md that the hub shows."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rope_exp.config.run import RunConfig
+from rope_exp.run.folder import read_env, read_result
+from rope_exp.run.provenance import own_version
+
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: {pipeline}
+tags: [rope, position-encoding, rope_exp]
+---
+
+# {title}
+
+A {params:,}-parameter decoder, trained by rope_exp to compare \
+where in attention a rotary position embedding acts. It is a result to be examined, not a model to \
+be used: it has read {tokens:,} tokens.
+
+## Use
+
+```python
+from transformers import {auto}, PreTrainedTokenizerFast
+
+model = {auto}.from_pretrained("{place}"{trust})
+tokenizer = PreTrainedTokenizerFast.from_pretrained("{place}")
+```
+
+## Model
+
+{equation}
+
+{certificate}
+
+## Training
+
+{table}
+
+Reference: Su Jianlin, "Transformer升级之路：19、第二类旋转位置编码", 2025, \
+https://spaces.ac.cn/archives/10862.
+"""
+
+EQUATIONS = {
+    "q": "q_i = R_i W_q x_i",
+    "k": "k_j = R_j W_k x_j",
+    "v": "v_j = R_j W_v x_j",
+    "o": "o_i = R_i^T sum_j a_ij v_j",
+}
+
+
+def card(run_dir: Path, config: RunConfig, name: str, place: str, weights_sha256: str) -> str:
+    """Return the card of a run's model.
+
+    Args:
+        name: the class of the model.
+        place: the folder or repository from which it is loaded.
+        weights_sha256: of the exported weights.
+    """
+    result = read_result(run_dir) or {}
+    env = read_env(run_dir)
+    is_masked = "Masked" in name
+    sites = config.pe.rotate
+    equation = "No site of attention is rotated."
+    if sites:
+        turned = "; ".join(EQUATIONS[site] for site in sites)
+        equation = (
+            f"Rotated: {', '.join(sites)}. {turned}, where R_m turns each pair of features by m "
+            f"base^(-2f/n), with base {config.pe.base:g}."
+        )
+    return CARD.format(
+        pipeline="fill-mask" if is_masked else "text-generation",
+        auto="AutoModelForMaskedLM" if is_masked else "AutoModelForCausalLM",
+        title=f"{config.pe.name}, {config.data.name}, seed {config.seed}",
+        params=int(env.get("params", 0)),
+        tokens=int(result.get("tokens", 0)),
+        place=place,
+        trust=", trust_remote_code=True" if name.startswith("RopeExp") else "",
+        equation=equation,
+        certificate=_certificate(env.get("certificate", {})),
+        table=_table(_facts(config, result, env, weights_sha256)),
+    )
+
+
+def _certificate(certificate: Mapping[str, Any]) -> str:
+    measured = certificate.get("measured")
+    if measured is None:
+        return "The rotation was not measured before training."
+    words = {"invariant": "does not depend on where positions begin"}
+    said = words.get(measured, f"depends on positions as `{measured}`")
+    return f"Measured in float64 before training: the output of attention {said}."
+
+
+def _facts(
+    config: RunConfig, result: Mapping[str, Any], env: Mapping[str, Any], weights_sha256: str
+) -> dict[str, str]:
+    """Return what the card says of the run, by name."""
+    loss = result.get("val/loss")
+    facts = {
+        "validation loss": "none: the run has not finished",
+        "corpus": str(config.data.name),
+        "steps": f"{result.get('steps', 0):,} of {config.train.num_steps:,}, seed {config.seed}",
+        "device": str(env.get("device")),
+        "versions": ", ".join(f"{key} {value}" for key, value in env.get("versions", {}).items()),
+        "code": f"rope_exp {own_version()}, commit {env.get('git', {}).get('commit')}",
+        "weights": weights_sha256,
+    }
+    if loss is not None:
+        facts["validation loss"] = f"{loss:.4f} {config.data.unit}"
+        corpus = env.get("corpus", {})
+        size = corpus.get("text_bytes", {}).get("validation")
+        if size and config.causal:
+            bits = loss * corpus["tokens"]["validation"] / size / math.log(2)
+            facts["validation loss"] += (
+                f", perplexity {math.exp(loss):.2f}, about {bits:.3f} bits a byte"
+            )
+    hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
+    return facts | {key: result[key] for key in hashes if key in result}
+
+
+def _table(facts: Mapping[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {facts[key]} |" for key in facts)])

@@ -197,11 +197,13 @@ def tokenizer_of(tokenizer: Tokenizer, end_id: int, config: RunConfig) -> PreTra
     end = tokenizer.id_to_token(end_id)
     special = {"bos_token": end, "eos_token": end, "pad_token": end}
     if not config.causal:
+        # Its id is the first that the tokenizer has not.
         special["mask_token"] = MASK
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         padding_side="left",
-        split_special_tokens=True,
+        # As in training, a text holds no special token, but for a mask that a user writes.
+        split_special_tokens=config.causal,
         model_max_length=config.train.longest,
         **special,
     )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
+from support.configs import composed
 from support.refused import refused
 from transformers import PreTrainedTokenizerFast
 
@@ -19,7 +20,8 @@ from rope_exp import load_run
 from rope_exp.commands import export
 from rope_exp.data.generated import open_data
 from rope_exp.data.sources import held_out_rows
-from rope_exp.export.write import exported
+from rope_exp.data.tokenizer import byte_tokenizer
+from rope_exp.export.write import exported, tokenizer_of
 from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.folder import read_config, read_result
 from rope_exp.system.errors import ConfigError
@@ -109,6 +111,12 @@ def test_files_are_for_everybody_and_text_is_plain(
     # The text of the end token is text, as in training.
     assert len(tokenizer("<|endoftext|>")["input_ids"]) == len("<|endoftext|>")
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == 256
+
+
+def test_a_mask_is_the_id_after_the_tokenizers_own() -> None:
+    made = tokenizer_of(byte_tokenizer(), 256, composed("train.objective=mlm", "tokenizer=bytes"))
+    assert made.mask_token_id == 257
+    assert made("a<|mask|>b")["input_ids"] == [97, 257, 98]
 
 
 def test_its_loss_is_the_runs(whole: tuple[Path, list[str]]) -> None:

@@ -306,19 +306,25 @@ def export(words: list[str]) -> int:
         help="auto: transformers' own class if it has one for this model; always: our code",
     )
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to the hub, too")
     asked = parser.parse_args(words)
     _check_is_run(asked.folder)
 
     # Imported late, because transformers takes seconds to import.
+    from rope_exp.export.hub import check_name, push
     from rope_exp.export.write import export as write
 
+    if asked.push is not None:
+        check_name(asked.push)
     try:
-        name = write(asked.folder, asked.out, asked.code, asked.step)
+        name = write(asked.folder, asked.out, asked.code, asked.step, asked.push)
     except CheckpointError as error:
         raise RecordError(str(error)) from error
     trust = ", trust_remote_code=True" if name.startswith("RopeExp") else ""
     auto = "AutoModelForMaskedLM" if "Masked" in name else "AutoModelForCausalLM"
     print(f"{asked.out}: {name}; in Python: {auto}.from_pretrained({str(asked.out)!r}{trust})")
+    if asked.push is not None:
+        print(push(asked.out, asked.push))
     return 0
 
 

@@ -38,12 +38,19 @@ Code = Literal["auto", "always"]
 MASK = "<|mask|>"
 
 
-def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = None) -> str:
+def export(
+    run_dir: Path,
+    out: Path,
+    code: Code = "auto",
+    step: int | None = None,
+    place: str | None = None,
+) -> str:
     """Write a run's model, tokenizer and card into a new folder; return the class of the model.
 
     Args:
         code: auto: a class of transformers where one is the same model; always: our own code.
         step: of the checkpoint; None: the newest.
+        place: from which the card loads the model; None: `out`.
     Raises:
         ConfigError: transformers has no place for this kind of model, or `out` is not empty.
         RecordError, CheckpointError: the folder is not a run, or has no such checkpoint.
@@ -62,7 +69,7 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
     for path in out.glob("*.safetensors"):
         path.chmod(0o644)
     name = type(made).__name__
-    said = card(run_dir, config, name, str(out), weights_sha256(weights(decoder)))
+    said = card(run_dir, config, name, place or str(out), weights_sha256(weights(decoder)))
     (out / "README.md").write_text(said, encoding="utf-8")
     return name
 

@@ -13,6 +13,7 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.configs import composed
+from support.hub import Fault, Hub
 from support.refused import refused
 from transformers import PreTrainedTokenizerFast
 
@@ -52,9 +53,9 @@ print(json.dumps({
 TEXT = "Document 3. A text"
 
 
-def read(folder: Path, tmp_path: Path) -> dict[str, Any]:
+def read(folder: Path | str, tmp_path: Path, **environment: str) -> dict[str, Any]:
     """Read an exported folder in another process, and return what it printed."""
-    places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"} | environment
     done = subprocess.run(
         [sys.executable, "-c", READER, str(folder), str(tmp_path / "again"), TEXT],
         env=os.environ | places,
@@ -164,3 +165,49 @@ def test_a_folder_that_holds_something_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with refused("RUN_FOLDER=", "no run", by=ConfigError):
         export([str(tmp_path), str(tmp_path / "out")])
+
+
+# -- the hub ---------------------------------------------------------------------------------------
+
+
+def pushed(run: Path, out: Path, hub: Hub, repository: str) -> "subprocess.CompletedProcess[str]":
+    places = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_canary", "HF_HOME": str(out.parent / "home")}
+    command = [sys.executable, "-m", "rope_exp", "export", str(run), str(out), "--push", repository]
+    return subprocess.run(
+        command, env=os.environ | places, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_pushed_model_is_loaded_from_the_hub(
+    whole: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    run, _ = whole
+    out = tmp_path / "out"
+    with Hub({}) as hub:
+        done = pushed(run, out, hub, "me/vo")
+        assert done.returncode == 0, done.stderr
+        assert f"{hub.url}/me/vo/commit/{hub.revision}" in done.stdout
+        sent = hub.uploaded["models/me/vo"]
+        assert sent == {path.name: path.read_bytes() for path in out.iterdir()}
+        assert b'from_pretrained("me/vo", trust_remote_code=True)' in sent["README.md"]
+        assert not any(b"hf_canary" in content for content in sent.values())
+        found = read("me/vo", tmp_path, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0")
+    assert found["class"] == "RopeExpForCausalLM"
+    assert found["last"] == read(out, tmp_path)["last"]
+
+
+def test_what_the_hub_does_not_take_is_kept(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
+    run, _ = whole
+    out = tmp_path / "out"
+    with Hub({}) as hub:
+        hub.faults = [Fault(403, "commit")]
+        done = pushed(run, out, hub, "me/vo")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "--push=me/vo: the hub did not take it" in done.stderr
+    assert f"`hf upload me/vo {out}` tries again" in done.stderr
+    assert (out / "model.safetensors").exists()
+
+    with refused("--push=me", "OWNER/NAME", by=ConfigError):
+        export([str(run), str(tmp_path / "another"), "--push", "me"])
+    assert not (tmp_path / "another").exists()

@@ -28,12 +28,23 @@ HELP = """Where in attention should a rotation go?
   rope-exp generate RUN_FOLDER TEXT  text from a run's model
   rope-exp export RUN_FOLDER OUT     a run's model for transformers
   rope-exp evaluate FOLDER --tasks T a run's or an exported model by lm-evaluation-harness
+  rope-exp check-records FOLDER      whether somebody's records are whole and comparable
 
 `rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.
 """
 
 # The commands of rope_exp/commands.py.
-OTHERS = ("campaign", "report", "plan", "prepare", "mirror", "generate", "export", "evaluate")
+OTHERS = (
+    "campaign",
+    "report",
+    "plan",
+    "prepare",
+    "mirror",
+    "generate",
+    "export",
+    "evaluate",
+    "check-records",
+)
 
 
 def main(command: str | None = None) -> int:
@@ -87,7 +98,7 @@ def _other(command: str, words: list[str]) -> int:
 
     if command not in OTHERS:
         raise ConfigError("command", command, f"must be one of train, {', '.join(OTHERS)}")
-    return int(getattr(commands, command)(words))
+    return int(getattr(commands, command.replace("-", "_"))(words))
 
 
 # -- train -------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from typing import NoReturn
 
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.system.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
     CheckpointError,
     ConfigError,
     DataError,
@@ -356,3 +358,38 @@ def evaluate(words: list[str]) -> int:
     if asked.out is not None:
         write_json(asked.out, {key: found[key] for key in ("results", "weights_sha256", "model")})
     return 0
+
+
+def check_records(words: list[str]) -> int:
+    """Check records, such as somebody else's: one sentence for each campaign and each fault."""
+    from rope_exp.evidence.records import read_record, recorded_campaigns
+    from rope_exp.report.command import tables_of
+
+    parser = Parser("check-records", "Check records, such as somebody else's.")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="of campaigns' records")
+    folder = parser.parse_args(words).folder
+    names = recorded_campaigns(folder)
+    if not names:
+        raise ConfigError("FOLDER", str(folder), "holds no CAMPAIGN/CELL.json")
+
+    code = EXIT_DONE
+    for name in names:
+        paths = sorted((folder / name).glob("*.json"))
+        runs = []
+        faults = []
+        for path in paths:
+            try:
+                runs.append(read_record(path))
+            except RecordError as error:
+                faults.append(str(error))
+        try:
+            tables_of(runs)
+            comparable = "may be compared"
+        except RecordError as error:
+            comparable = f"may not be compared: {error}"
+            code = EXIT_FAILED
+        if faults:
+            code = EXIT_FAILED
+        print(f"{name}: {len(runs)} of {len(paths)} records are whole, and {comparable}")
+        print("".join(f"  {fault}\n" for fault in faults), end="")
+    return code

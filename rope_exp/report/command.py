@@ -120,7 +120,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     for each in asked:
         log(f"{each}: {len(read[each])} records")
         others = [run for other in names if other != each for run in read[other]]
-        found = _tables(read[each])
+        found = tables_of(read[each])
         for level, report in sorted(found.items()):
             place = str(Path(each, level))
             tables[place] = report
@@ -144,11 +144,14 @@ def _studies() -> list[ModuleType]:
     return [import_module(f"{package.__name__}.{name}") for name in found]
 
 
-def _tables(runs: Sequence[Run]) -> dict[str, Report]:
+def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
     """Return a campaign's tables by folder: one for each value of its factors, row and seeds apart.
 
     If a table has several kinds of attention, each kind's variants get a further table. A campaign
     without blocks has no table.
+
+    Raises:
+        ReportError: the runs may not share a table.
     """
     if not has_blocks(runs):
         return {}

@@ -341,6 +341,10 @@ def evaluate(words: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     asked = parser.parse_args(words)
 
+    for flag, value in (("--limit", asked.limit), ("--batch-size", asked.batch_size)):
+        if value is not None and value < 1:
+            raise ConfigError(flag, value, "must be at least 1")
+
     from rope_exp.export.evaluate import evaluate as by_harness
     from rope_exp.export.evaluate import table
 

@@ -26,7 +26,11 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
         RecordError: the folder is not a run.
         CheckpointError: there is no such checkpoint, or it does not verify.
     """
-    folder = Path(run_dir)
+    return load_checkpoint(Path(run_dir), step)[:2]
+
+
+def load_checkpoint(folder: Path, step: int | None = None) -> tuple[Decoder, Tokenizer, int]:
+    """Return what `load_run` does, and the step of the checkpoint."""
     if not (folder / CONFIG).exists():
         raise RecordError(f"{folder}: there is no run in this folder")
     config = read_config(folder)
@@ -45,7 +49,7 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
 
     model = Decoder(architecture)
     checkpoint.load_weights(where, model, saved.model)
-    return model.eval(), tokenizer
+    return model.eval(), tokenizer, saved.step
 
 
 def end_of_text(run_dir: Path, decoder: Decoder) -> int:

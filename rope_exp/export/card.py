@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.run import RunConfig
+from rope_exp.config.schema import numeric_values
 from rope_exp.run.folder import read_env, read_result
 from rope_exp.run.provenance import own_version
+from rope_exp.system.errors import show
 
 CARD = """\
 ---
@@ -20,7 +22,7 @@ tags: [rope, position-encoding, rope_exp]
 
 A {params:,}-parameter decoder, trained by rope_exp to compare \
 where in attention a rotary position embedding acts. It is a result to be examined, not a model to \
-be used: it has read {tokens:,} tokens.
+be used: it was trained for {step:,} of {steps:,} steps.
 
 ## Use
 
@@ -53,10 +55,13 @@ EQUATIONS = {
 }
 
 
-def card(run_dir: Path, config: RunConfig, name: str, place: str, weights_sha256: str) -> str:
+def card(
+    run_dir: Path, config: RunConfig, step: int, name: str, place: str, weights_sha256: str
+) -> str:
     """Return the card of a run's model.
 
     Args:
+        step: of the checkpoint.
         name: the class of the model.
         place: the folder or repository from which it is loaded.
         weights_sha256: of the exported weights.
@@ -69,20 +74,25 @@ def card(run_dir: Path, config: RunConfig, name: str, place: str, weights_sha256
     if sites:
         turned = "; ".join(EQUATIONS[site] for site in sites)
         equation = (
-            f"Rotated: {', '.join(sites)}. {turned}, where R_m turns each pair of features by m "
-            f"base^(-2f/n), with base {config.pe.base:g}."
+            f"Rotated: {', '.join(sites)}. {turned}, where R_m turns each pair of rotating "
+            "features by m base^(-2f/n)."
         )
+    equation += (
+        " The table has every setting that departs from its default (base 10000, all features, "
+        "every layer)."
+    )
     return CARD.format(
         pipeline="fill-mask" if is_masked else "text-generation",
         auto="AutoModelForMaskedLM" if is_masked else "AutoModelForCausalLM",
         title=f"{config.pe.name}, {config.data.name}, seed {config.seed}",
         params=int(env.get("params", 0)),
-        tokens=int(result.get("tokens", 0)),
+        step=step,
+        steps=config.train.num_steps,
         place=place,
         trust=", trust_remote_code=True" if name.startswith("RopeExp") else "",
         equation=equation,
         certificate=_certificate(env.get("certificate", {})),
-        table=_table(_facts(config, result, env, weights_sha256)),
+        table=_table(_facts(config, step, result, env, weights_sha256)),
     )
 
 
@@ -96,14 +106,25 @@ def _certificate(certificate: Mapping[str, Any]) -> str:
 
 
 def _facts(
-    config: RunConfig, result: Mapping[str, Any], env: Mapping[str, Any], weights_sha256: str
+    config: RunConfig,
+    step: int,
+    result: Mapping[str, Any],
+    env: Mapping[str, Any],
+    weights_sha256: str,
 ) -> dict[str, str]:
     """Return what the card says of the run, by name."""
-    loss = result.get("val/loss")
+    # A result is that of the last step.
+    loss = result.get("val/loss") if step == result.get("steps") else None
+    departing = {
+        f"{section}.{key}": show(value)
+        for section in ("pe", "attn", "model")
+        for key, value in numeric_values(getattr(config, section), departing=True).items()
+    }
     facts = {
-        "validation loss": "none: the run has not finished",
+        "validation loss": f"not measured at step {step:,}",
         "corpus": str(config.data.name),
-        "steps": f"{result.get('steps', 0):,} of {config.train.num_steps:,}, seed {config.seed}",
+        "steps": f"{step:,} of {config.train.num_steps:,}, seed {config.seed}",
+        **departing,
         "device": str(env.get("device")),
         "versions": ", ".join(f"{key} {value}" for key, value in env.get("versions", {}).items()),
         "code": f"rope_exp {own_version()}, commit {env.get('git', {}).get('commit')}",

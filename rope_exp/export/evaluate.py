@@ -51,24 +51,33 @@ def evaluate(
         allowed = "needs lm-evaluation-harness: pip install 'rope_exp[eval]'"
         raise ConfigError("evaluate", ..., allowed) from None
 
+    class Harness(HFLM):
+        # The usual 256 tokens leave a short model no room for a question.
+        @property
+        def max_gen_toks(self) -> int:
+            return min(256, self.max_length // 2)
+
+    if include is not None and not include.is_dir():
+        raise ConfigError("--include", str(include), "there is no such folder")
     manager = TaskManager(include_path=None if include is None else str(include))
     unknown = sorted(set(tasks) - set(manager.all_tasks))
     if unknown:
         raise ConfigError("--tasks", unknown[0], "the harness knows no such task; see --include")
 
     model, tokenizer, saved = _opened(folder)
-    harness = HFLM(
+    harness = Harness(
         pretrained=model,
         tokenizer=tokenizer,
         batch_size=batch_size,
         max_length=model.config.max_position_embeddings,
         device=str(model.device),
     )
+    expected = weights_sha256(saved)
     found: dict[str, Any] = lm_eval.simple_evaluate(
         harness, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=False
     )
     evaluated = weights_sha256({name: harness.model.state_dict()[name] for name in saved})
-    assert evaluated == weights_sha256(saved), "the harness has evaluated other weights"
+    assert evaluated == expected, "the harness has evaluated other weights"
     return {**found, "weights_sha256": evaluated, "model": type(model).__name__}
 
 
@@ -101,6 +110,11 @@ def _opened(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, dic
         for file in sorted(folder.glob("*.safetensors"))
         for name, tensor in load_file(file).items()
     }
+    if not found:
+        raise ConfigError("FOLDER", str(folder), "holds no weights as safetensors")
+    if model.config.tie_word_embeddings:
+        # safetensors keeps one name of a tensor that has two.
+        found["lm_head.weight"] = found["model.embed_tokens.weight"]
     return model, PreTrainedTokenizerFast.from_pretrained(folder), found
 
 

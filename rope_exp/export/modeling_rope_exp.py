@@ -28,6 +28,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaPreTrainedModel,
     eager_attention_forward,
 )
+from transformers.utils import can_return_tuple  # type: ignore[attr-defined]
 
 from .configuration_rope_exp import RopeExpConfig
 
@@ -76,6 +77,16 @@ class Rotary(nn.Module):
                 self.learned[pair] = next(names)
                 shape = (*shapes[config.rope_scope], self._features(pair) // 2)
                 self.register_parameter(self.learned[pair], nn.Parameter(torch.empty(shape)))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Rotary":
+        """Move learned frequencies as `fn` does, and keep them in float32."""
+
+        def move(parameter: Tensor) -> Tensor:
+            moved: Tensor = fn(parameter)
+            return moved if parameter.is_meta else parameter.to(moved.device)
+
+        super()._apply(move, recurse)
+        return self
 
     def _features(self, pair: str) -> int:
         return self.config.rope_features if pair == "qk" else self.config.rope_features_vo
@@ -142,6 +153,8 @@ class RopeExpAttention(LlamaAttention):
         super().__init__(config, layer_idx)
         self.sites = frozenset(config.rotate[layer_idx])
         self.is_causal = config.is_causal
+        # Flash and flex kernels take no numbers to be added to the scores.
+        self.is_plain = config.is_causal and config.score_bias == "none" and config.window is None
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
@@ -179,6 +192,11 @@ class RopeExpAttention(LlamaAttention):
             attention_mask = position_embeddings.bias(attention_mask, num_before, q_BHTK, k_BGTK)
 
         kernel = self.config._attn_implementation
+        if kernel not in ("eager", "sdpa") and not self.is_plain:
+            raise ValueError(
+                f"attn_implementation={kernel!r} takes no bias, window or bidirectional mask: use "
+                "'sdpa' or 'eager'"
+            )
         is_eager = kernel == "eager"
         attend = eager_attention_forward if is_eager else ALL_ATTENTION_FUNCTIONS[kernel]
         heads = (q_BHTK, k_BGTK, v_BGTK)
@@ -207,6 +225,9 @@ class AddedPositions(nn.Module):
         config = self.config
         position_BT = position_ids + config.rope_start
         if config.position_input == "learned":
+            is_known = torch.compiler.is_compiling() or int(position_BT.max()) < len(self.weight)
+            if not is_known:
+                raise ValueError(f"the model has learned {len(self.weight)} positions, and no more")
             return inputs_embeds + self.weight[position_BT]
         if config.position_input == "none":
             return inputs_embeds
@@ -311,10 +332,6 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
         self.score_bias = ScoreBias(config)
         has_bias = config.score_bias != "none" or config.window is not None
         self.rotary_emb = Rotary(config, self.score_bias if has_bias else None)
-        if has_bias:
-            # Flash kernels take no numbers to be added.
-            self._supports_flash_attn = False
-            self._supports_flex_attn = False
         self.post_init()
 
     def forward(
@@ -398,6 +415,7 @@ class RopeExpForMaskedLM(RopeExpPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -405,12 +423,12 @@ class RopeExpForMaskedLM(RopeExpPreTrainedModel):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        hidden = self.model(input_ids, attention_mask, **kwargs).last_hidden_state
-        logits = self.lm_head(hidden)
+        outputs = self.model(input_ids, attention_mask, **kwargs)
+        logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        return MaskedLMOutput(loss=loss, logits=logits)
+        return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 RopeExpConfig.register_for_auto_class()

@@ -9,6 +9,7 @@ them) return: q, k and v before the cache, and o back before the last projection
 attention kernel stay the model's own.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,7 +29,8 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
     Returns:
         A function that takes the patch back. A patch is not saved with the model.
     Raises:
-        ConfigError: there is no such site, or no attention with projections and tables.
+        ConfigError: there is no such site, no attention with projections, a patch already, or a
+            rotation unlike Llama's.
     """
     sites = frozenset(rotate)
     if not sites <= set(SITES):
@@ -38,13 +40,34 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
         name = type(model).__name__
         raise ConfigError("model", name, "has no attention with q_proj, k_proj, v_proj and o_proj")
 
+    for module in model.modules():
+        if getattr(module, "attention_scaling", 1.0) != 1.0:
+            raise ConfigError("model", type(model).__name__, "scales its tables (YaRN)")
+    for layer in layers:
+        _check(layer)
+
     handles = [handle for layer in layers for handle in _hooked(layer, sites)]
+    for layer in layers:
+        layer.is_patched = True
 
     def undo() -> None:
         for handle in handles:
             handle.remove()
+        for layer in layers:
+            layer.is_patched = False
 
     return undo
+
+
+def _check(layer: nn.Module) -> None:
+    """Refuse attention that is patched already, or whose pairs are not half a head apart."""
+    name = type(layer).__name__
+    if getattr(layer, "is_patched", False):
+        raise ConfigError("model", name, "is patched already; take that patch back first")
+    theirs = getattr(sys.modules[type(layer).__module__], "rotate_half", None)
+    some = torch.arange(8.0)[None]
+    if theirs is None or not torch.equal(theirs(some), rotate_half(some)):
+        raise ConfigError("model", name, "pairs other features than Llama, half a head apart")
 
 
 def _is_attention(module: nn.Module) -> bool:
@@ -85,6 +108,8 @@ def _hooked(layer: nn.Module, sites: frozenset[str]) -> list[Any]:
 
 def _turned(x: Tensor, head_dim: int, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:
     """Return x, [B, T, H, K] or [B, T, H K], with the first features of its heads turned."""
+    if x.shape[1] != cos_BTK.shape[1]:
+        raise ConfigError("model", tuple(x.shape), "norms heads in another order")
     x_BTHK = x.view(*x.shape[:2], -1, head_dim)
     num_turning = cos_BTK.shape[-1]
     turning, rest = x_BTHK.split([num_turning, head_dim - num_turning], dim=-1)

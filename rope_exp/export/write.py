@@ -25,7 +25,7 @@ from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import LatentConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
-from rope_exp.evaluation.load import end_of_text, load_run
+from rope_exp.evaluation.load import end_of_text, load_checkpoint
 from rope_exp.export.card import card
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
@@ -57,8 +57,10 @@ def export(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("OUT", str(out), "holds something; name a new folder")
+    if out.resolve().is_relative_to(run_dir.resolve()):
+        raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
     config = read_config(run_dir)
-    decoder, tokenizer = load_run(run_dir, step)
+    decoder, tokenizer, step = load_checkpoint(run_dir, step)
     end_id = end_of_text(run_dir, decoder)
     made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
     disable_progress_bar()
@@ -69,7 +71,7 @@ def export(
     for path in out.glob("*.safetensors"):
         path.chmod(0o644)
     name = type(made).__name__
-    said = card(run_dir, config, name, place or str(out), weights_sha256(weights(decoder)))
+    said = card(run_dir, config, step, name, place or out.name, weights_sha256(weights(decoder)))
     (out / "README.md").write_text(said, encoding="utf-8")
     return name
 

@@ -308,5 +308,5 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous().cpu()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -153,7 +153,18 @@ def test_its_card_says_what_the_run_measured(whole: tuple[Path, list[str]], tmp_
         assert f"| {key} | {result[key]} |" in card.text
     assert weights_sha256(load_file(out / "model.safetensors")) in card.text
     assert "does not depend on where positions begin" in card.text
-    assert f'from_pretrained("{out}", trust_remote_code=True)' in card.text
+    assert 'from_pretrained("out", trust_remote_code=True)' in card.text
+    assert str(tmp_path) not in card.content
+
+
+def test_an_earlier_checkpoint_has_no_loss_of_the_last(
+    whole: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    export([str(whole[0]), str(tmp_path / "out"), "--step", "50"])
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "| validation loss | not measured at step 50 |" in text
+    assert "| steps | 50 of 60, seed 0 |" in text
+    assert "perplexity" not in text
 
 
 def test_a_folder_that_holds_something_is_refused(
@@ -163,6 +174,8 @@ def test_a_folder_that_holds_something_is_refused(
     with refused("OUT=", "holds something", by=ConfigError):
         export([str(whole[0]), str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with refused("OUT=", "run's own folder", by=ConfigError):
+        export([str(whole[0]), str(whole[0] / "out")])
     with refused("RUN_FOLDER=", "no run", by=ConfigError):
         export([str(tmp_path), str(tmp_path / "out")])
 

@@ -224,6 +224,25 @@ def test_a_row_of_any_kind_learns_in_transformers(causal: bool) -> None:
         assert float(parameter.grad.abs().sum()) > 0, name
 
 
+@torch.no_grad()
+def test_a_masked_model_gives_what_is_asked() -> None:
+    made = exported(decoder_of({}, {}, causal=False))
+    ids_BT = tokens(2, LENGTH)
+    assert len(made(ids_BT, output_hidden_states=True).hidden_states) == 3
+    [logits] = made(ids_BT, return_dict=False)
+    assert torch.equal(logits, made(ids_BT).logits)
+
+
+def test_learned_frequencies_stay_in_float32() -> None:
+    made = exported(decoder_of({}, {"trainable": "raw"}))
+    before = {name: each.clone() for name, each in made.named_parameters() if "inv_freq" in name}
+    made.to(torch.bfloat16)
+    after = dict(made.named_parameters())
+    assert before
+    assert all(torch.equal(after[name], each) for name, each in before.items())
+    assert made.lm_head.weight.dtype == torch.bfloat16
+
+
 # -- refused ---------------------------------------------------------------------------------------
 
 
@@ -240,6 +259,23 @@ def test_a_model_without_a_class_is_refused(
 ) -> None:
     with refused(key, "cannot be exported to transformers"):
         exported(decoder_of(sizes, pe))
+
+
+def test_a_position_past_the_learned_ones_is_named() -> None:
+    made = exported(decoder_of({}, {"input": "learned"}))
+    with pytest.raises(ValueError, match="learned 48 positions"):
+        made(tokens(1, 49))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"window": 5}], ids=str)
+def test_a_kernel_that_takes_no_bias_is_refused(sizes: dict[str, Any]) -> None:
+    made = exported(decoder_of(sizes, {} if sizes else {"bias": "alibi"}))
+    made.config._attn_implementation = "flex_attention"
+    mask_BT = torch.ones(1, LENGTH, dtype=torch.long)
+    with pytest.raises(ValueError, match="flex_attention"):
+        made.model.layers[0].self_attn(
+            torch.zeros(1, LENGTH, 32), made.model.rotary_emb(None, mask_BT)
+        )
 
 
 @pytest.mark.parametrize(

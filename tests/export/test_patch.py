@@ -7,6 +7,8 @@ import torch
 from support.models import BASE, SUBSETS, VOCAB, make_sizes, opinionated, tokens
 from support.refused import refused
 from transformers import (
+    GlmConfig,
+    GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -91,6 +93,18 @@ def test_a_patched_model_generates_from_its_cache() -> None:
 
 
 def test_what_cannot_be_patched_is_refused() -> None:
+    twice = LlamaForCausalLM(LlamaConfig(**SIZES))
+    undo = patch(twice, "vo")
+    with refused("LlamaAttention", "is patched already"):
+        patch(twice, "qk")
+    undo()
+    patch(twice, "qk")
+
+    yarn = SIZES | {"rope_parameters": {"rope_type": "yarn", "rope_theta": BASE, "factor": 8.0}}
+    with refused("LlamaForCausalLM", "scales its tables"):
+        patch(LlamaForCausalLM(LlamaConfig(**yarn, max_position_embeddings=64)), "vo")
+    with refused("GlmAttention", "pairs other features"):
+        patch(GlmForCausalLM(GlmConfig(**SIZES, head_dim=8)), "vo")
     with refused("rotate=qx", "some of q, k, v, o"):
         patch(LlamaForCausalLM(LlamaConfig(**SIZES)), "xq")
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=1, n_layer=1, vocab_size=9))

@@ -214,10 +214,15 @@ def _seeds_needed(pair: Judged, family_size: int) -> tuple[int | None, int | Non
     df = np.round(pair.df / max(pair.num_seeds - 1, 1) * (counts - 1))
 
     detects = stats.t.ppf(1 - ALPHA / 2 / family_size, df) * error
-    detected_DN = stats.nct.sf(detects / error, df, np.abs(delta_D1) / error)
-
-    # If equivalence can be shown at all, the pair stays open only between the two thresholds.
     excludes = pair.margin - stats.t.ppf(1 - ALPHA / family_size, df) * error
+
+    # Equivalence can be shown from some number of seeds on. Up to there, count detection alone.
+    num_early = int(np.argmax(excludes > 0)) if (excludes > 0).any() else len(counts)
+    early = slice(num_early)
+    noncentrality_DN = np.abs(delta_D1) / error[early]
+    detected_DN = stats.nct.sf(detects[early] / error[early], df[early], noncentrality_DN)
+
+    # From there on, the pair stays open only between the two thresholds.
     inside_DN = [
         stats.norm.cdf((side * delta_D1 - excludes) / error)
         - stats.norm.cdf((side * delta_D1 - detects) / error)
@@ -225,7 +230,7 @@ def _seeds_needed(pair: Judged, family_size: int) -> tuple[int | None, int | Non
     ]
     open_DN = np.maximum(inside_DN, 0).sum(axis=0)
 
-    settled_DN = np.where(excludes > 0, 1 - open_DN, detected_DN) >= POWER
+    settled_DN = np.hstack([detected_DN, 1 - open_DN[:, num_early:]]) >= POWER
     needed = [int(counts[row.argmax()]) if row.any() else None for row in settled_DN]
     known = [count for count in needed if count is not None]
     return min(known, default=None), None if None in needed else max(known)

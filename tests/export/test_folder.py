@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rope_exp.data.tokenizer import byte_tokenizer
 from rope_exp.export.write import exported, tokenizer_of
 from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.folder import read_config, read_result
-from rope_exp.system.errors import ConfigError
+from rope_exp.system.errors import ConfigError, DataError
 
 # Reads a folder as its README says, in one class or the other, and prints what it finds.
 READER = """
@@ -183,42 +184,37 @@ def test_a_folder_that_holds_something_is_refused(
 # -- the hub ---------------------------------------------------------------------------------------
 
 
-def pushed(run: Path, out: Path, hub: Hub, repository: str) -> "subprocess.CompletedProcess[str]":
-    places = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_canary", "HF_HOME": str(out.parent / "home")}
-    command = [sys.executable, "-m", "rope_exp", "export", str(run), str(out), "--push", repository]
-    return subprocess.run(
-        command, env=os.environ | places, capture_output=True, text=True, check=False
-    )
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A stand-in, where this process looks for the hub."""
+    with Hub({}) as found:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_canary")
+        yield found
 
 
 def test_a_pushed_model_is_loaded_from_the_hub(
-    whole: tuple[Path, list[str]], tmp_path: Path
+    whole: tuple[Path, list[str]], tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert export([str(whole[0]), str(out), "--push", "me/vo"]) == 0
+    assert f"{hub.url}/me/vo/commit/{hub.revision}" in capsys.readouterr().out
+    sent = hub.uploaded["models/me/vo"]
+    assert sent == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert b'from_pretrained("me/vo", trust_remote_code=True)' in sent["README.md"]
+    assert not any(b"hf_canary" in content for content in sent.values())
+    found = read("me/vo", tmp_path, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0")
+    assert found["class"] == "RopeExpForCausalLM"
+
+
+def test_what_the_hub_does_not_take_is_kept(
+    whole: tuple[Path, list[str]], tmp_path: Path, hub: Hub
 ) -> None:
     run, _ = whole
     out = tmp_path / "out"
-    with Hub({}) as hub:
-        done = pushed(run, out, hub, "me/vo")
-        assert done.returncode == 0, done.stderr
-        assert f"{hub.url}/me/vo/commit/{hub.revision}" in done.stdout
-        sent = hub.uploaded["models/me/vo"]
-        assert sent == {path.name: path.read_bytes() for path in out.iterdir()}
-        assert b'from_pretrained("me/vo", trust_remote_code=True)' in sent["README.md"]
-        assert not any(b"hf_canary" in content for content in sent.values())
-        found = read("me/vo", tmp_path, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0")
-    assert found["class"] == "RopeExpForCausalLM"
-    assert found["last"] == read(out, tmp_path)["last"]
-
-
-def test_what_the_hub_does_not_take_is_kept(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
-    run, _ = whole
-    out = tmp_path / "out"
-    with Hub({}) as hub:
-        hub.faults = [Fault(403, "commit")]
-        done = pushed(run, out, hub, "me/vo")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "--push=me/vo: the hub did not take it" in done.stderr
-    assert f"`hf upload me/vo {out}` tries again" in done.stderr
+    hub.faults = [Fault(403, "commit")]
+    with refused("--push=me/vo: the hub did not take it", f"`hf upload me/vo {out}`", by=DataError):
+        export([str(run), str(out), "--push", "me/vo"])
     assert (out / "model.safetensors").exists()
 
     with refused("--push=me", "OWNER/NAME", by=ConfigError):

@@ -120,6 +120,8 @@ def _facts(
         for section in ("pe", "attn", "model")
         for key, value in numeric_values(getattr(config, section), departing=True).items()
     }
+    # An installed copy has no commit.
+    git = env.get("git") or {}
     facts = {
         "validation loss": f"not measured at step {step:,}",
         "corpus": str(config.data.name),
@@ -127,7 +129,7 @@ def _facts(
         **departing,
         "device": str(env.get("device")),
         "versions": ", ".join(f"{key} {value}" for key, value in env.get("versions", {}).items()),
-        "code": f"rope_exp {own_version()}, commit {env.get('git', {}).get('commit')}",
+        "code": f"rope_exp {own_version()}, commit {git.get('commit')}",
         "weights": weights_sha256,
     }
     if loss is not None:

@@ -1,8 +1,7 @@
 """A research harness that compares where in attention a rotary embedding should act.
 
 See README.md. `load_run` opens a run's model; `patch` rotates other sites in a model of
-transformers; `load_runs`, `load_metrics`, `load_probes` and
-`load_table` return data frames.
+transformers; `load_runs`, `load_metrics`, `load_probes` and `load_table` return data frames.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -313,6 +313,7 @@ def export(words: list[str]) -> int:
     _check_is_run(asked.folder)
 
     # Imported late, because transformers takes seconds to import.
+    from rope_exp.export.card import loading
     from rope_exp.export.hub import check_name, push
     from rope_exp.export.write import export as write
 
@@ -322,9 +323,7 @@ def export(words: list[str]) -> int:
         name = write(asked.folder, asked.out, asked.code, asked.step, asked.push)
     except CheckpointError as error:
         raise RecordError(str(error)) from error
-    trust = ", trust_remote_code=True" if name.startswith("RopeExp") else ""
-    auto = "AutoModelForMaskedLM" if "Masked" in name else "AutoModelForCausalLM"
-    print(f"{asked.out}: {name}; in Python: {auto}.from_pretrained({str(asked.out)!r}{trust})")
+    print(f"{asked.out}: {name}; in Python: {loading(name, str(asked.out))}")
     if asked.push is not None:
         print(push(asked.out, asked.push))
     return 0

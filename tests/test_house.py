@@ -105,34 +105,30 @@ def test_what_the_dispatcher_imports_loads_no_torch(name: str) -> None:
     assert done.stdout.strip() == "set()", done.stderr
 
 
+def loaded_by(script: str) -> str:
+    """Which of torch and its compiler a process has loaded that runs a script with a config."""
+    lines = [
+        "import sys; from rope_exp.config.compose import run_config",
+        script,
+        "print({'torch', 'torch._dynamo'} & set(sys.modules))",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def test_to_count_a_model_loads_no_compiler() -> None:
     """It would take a second more of every start."""
-    script = (
-        "import sys\n"
-        "from rope_exp.config.compose import run_config\n"
-        "from rope_exp.config.resolve import operations\n"
-        "operations(run_config([]))\n"
-        "print({'torch', 'torch._dynamo'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "{'torch'}", done.stderr
+    script = "from rope_exp.config.resolve import operations; operations(run_config([]))"
+    assert loaded_by(script) == "{'torch'}"
 
 
 def test_a_small_run_is_checked_without_torch() -> None:
     """Its import is a second of every start."""
-    script = (
-        "import sys\n"
-        "from rope_exp.config.compose import run_config\n"
-        "from rope_exp.launch.admit import resolved\n"
-        "resolved(run_config(['train.num_steps=20']))\n"
-        "print({'torch'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "set()", done.stderr
+    script = "from rope_exp.launch.admit import resolved; "
+    assert loaded_by(script + "resolved(run_config(['train.num_steps=20']))") == "set()"
 
 
 def test_few_modules_know_a_variant_by_name() -> None:

@@ -29,7 +29,7 @@ be used: it was trained for {step:,} of {steps:,} steps.
 ```python
 from transformers import {auto}, PreTrainedTokenizerFast
 
-model = {auto}.from_pretrained("{place}"{trust})
+model = {load}
 tokenizer = PreTrainedTokenizerFast.from_pretrained("{place}")
 ```
 
@@ -55,6 +55,17 @@ EQUATIONS = {
 }
 
 
+def auto_class(name: str) -> str:
+    """Return transformers' class that loads a model of this class."""
+    return "AutoModelForMaskedLM" if "Masked" in name else "AutoModelForCausalLM"
+
+
+def loading(name: str, place: str) -> str:
+    """Return the Python that loads a model of this class from a folder or the hub."""
+    trust = ", trust_remote_code=True" if name.startswith("RopeExp") else ""
+    return f'{auto_class(name)}.from_pretrained("{place}"{trust})'
+
+
 def card(
     run_dir: Path, config: RunConfig, step: int, name: str, place: str, weights_sha256: str
 ) -> str:
@@ -68,7 +79,6 @@ def card(
     """
     result = read_result(run_dir) or {}
     env = read_env(run_dir)
-    is_masked = "Masked" in name
     sites = config.pe.rotate
     equation = "No site of attention is rotated."
     if sites:
@@ -82,14 +92,14 @@ def card(
         "every layer)."
     )
     return CARD.format(
-        pipeline="fill-mask" if is_masked else "text-generation",
-        auto="AutoModelForMaskedLM" if is_masked else "AutoModelForCausalLM",
+        pipeline="text-generation" if config.causal else "fill-mask",
+        auto=auto_class(name),
         title=f"{config.pe.name}, {config.data.name}, seed {config.seed}",
         params=int(env.get("params", 0)),
         step=step,
         steps=config.train.num_steps,
+        load=loading(name, place),
         place=place,
-        trust=", trust_remote_code=True" if name.startswith("RopeExp") else "",
         equation=equation,
         certificate=_certificate(env.get("certificate", {})),
         table=_table(_facts(config, step, result, env, weights_sha256)),

@@ -12,13 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from rope_exp.config.run import RunConfig
-from rope_exp.evaluation.load import end_of_text, load_run
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
-from rope_exp.export.write import exported, tokenizer_of
-from rope_exp.model.decoder import weights, weights_sha256
-from rope_exp.run.folder import CONFIG, read_config
+from rope_exp.export.write import opened
+from rope_exp.model.decoder import weights_sha256
+from rope_exp.run.folder import CONFIG
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json
 
@@ -91,12 +89,9 @@ def table(found: dict[str, Any]) -> str:
 def _opened(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, dict[str, Tensor]]:
     """Return a folder's model, its tokenizer, and the weights as they are saved."""
     if (folder / CONFIG).exists():
-        config: RunConfig = read_config(folder)
-        decoder, tokenizer = load_run(folder)
-        end_id = end_of_text(folder, decoder)
-        model = exported(decoder, "auto", end_id, max_position_embeddings=config.train.longest)
-        _check_causal(model)
-        return model, tokenizer_of(tokenizer, end_id, config), weights(decoder)
+        run = opened(folder)
+        _check_causal(run.model)
+        return run.model, run.tokenizer, run.weights
 
     if not (folder / "config.json").exists():
         raise ConfigError("FOLDER", str(folder), "holds no run and no exported model")

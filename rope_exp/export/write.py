@@ -6,9 +6,10 @@ DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come w
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import (
     DeepseekV3Config,
     LlamaConfig,
@@ -59,21 +60,42 @@ def export(
         raise ConfigError("OUT", str(out), "holds something; name a new folder")
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
+    run = opened(run_dir, code, step)
+    disable_progress_bar()
+    out.mkdir(parents=True, exist_ok=True)
+    run.model.save_pretrained(out)
+    run.tokenizer.save_pretrained(out)
+    # transformers gives weights to their owner alone.
+    for path in out.glob("*.safetensors"):
+        path.chmod(0o644)
+    name = type(run.model).__name__
+    digest = weights_sha256(run.weights)
+    said = card(run_dir, run.config, run.step, name, place or out.name, digest)
+    (out / "README.md").write_text(said, encoding="utf-8")
+    return name
+
+
+class Opened(NamedTuple):
+    """A run as transformers has it: its model and tokenizer, and what they come from."""
+
+    config: RunConfig
+    step: int
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    weights: dict[str, Tensor]
+
+
+def opened(run_dir: Path, code: Code = "auto", step: int | None = None) -> Opened:
+    """Return a run's model and tokenizer for transformers, and the weights of its checkpoint.
+
+    Raises:
+        ConfigError, RecordError, CheckpointError: see `export`.
+    """
     config = read_config(run_dir)
     decoder, tokenizer, step = load_checkpoint(run_dir, step)
     end_id = end_of_text(run_dir, decoder)
     made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
-    disable_progress_bar()
-    out.mkdir(parents=True, exist_ok=True)
-    made.save_pretrained(out)
-    tokenizer_of(tokenizer, end_id, config).save_pretrained(out)
-    # transformers gives weights to their owner alone.
-    for path in out.glob("*.safetensors"):
-        path.chmod(0o644)
-    name = type(made).__name__
-    said = card(run_dir, config, step, name, place or out.name, weights_sha256(weights(decoder)))
-    (out / "README.md").write_text(said, encoding="utf-8")
-    return name
+    return Opened(config, step, made, tokenizer_of(tokenizer, end_id, config), weights(decoder))
 
 
 def exported(

@@ -3,11 +3,14 @@
 The same runs give the same bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import TypeVar
 
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks, has_blocks, level_name, telling
@@ -15,6 +18,7 @@ from rope_exp.evidence.frames import load_table
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
+from rope_exp.report.charts.svg import Content
 from rope_exp.report.content import Report, build
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
@@ -27,6 +31,8 @@ from rope_exp.system.errors import RecordError
 from rope_exp.system.files import write_atomically
 
 PAGE = "report.html"
+
+T = TypeVar("T")
 
 
 def write(
@@ -116,23 +122,25 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     read = {each: read_records(records, each) for each in names}
     asked = names if name is None else [name]
     tables: dict[str, Report] = {}
-    made: dict[str, bytes] = {}
-    for each in asked:
-        log(f"{each}: {len(read[each])} records")
-        others = [run for other in names if other != each for run in read[other]]
-        found = tables_of(read[each])
-        for level, report in sorted(found.items()):
-            place = str(Path(each, level))
-            tables[place] = report
-            made |= _below(place, _table_files(report))
-            # A table without the reference is joined with rows of another campaign that has it.
-            if (joined := beside(report.runs, others)) is not None:
-                made |= _below(f"{place}/beside", _table_files(joined))
+    made: dict[str, Content] = {}
+    # Drawing holds Python's lock, so another process draws while this one makes the tables.
+    with ProcessPoolExecutor(1, get_context("spawn")) as drawer:
+        for each in asked:
+            log(f"{each}: {len(read[each])} records")
+            others = [run for other in names if other != each for run in read[other]]
+            found = tables_of(read[each])
+            for level, report in sorted(found.items()):
+                place = str(Path(each, level))
+                tables[place] = report
+                made |= _below(place, _table_files(report, drawer))
+                # A table without the reference is joined with another campaign that has it.
+                if (joined := beside(report.runs, others)) is not None:
+                    made |= _below(f"{place}/beside", _table_files(joined, drawer))
 
-    for study in _studies():
-        made |= study.files(asked, read, tables)
-    if name is None:
-        made[PAGE] = page(tables)
+        for study in _studies():
+            made |= study.files(asked, read, tables)
+        if name is None:
+            made[PAGE] = page(tables)
     _write_all(out, made)
     return [str(out / file) for file in made] + _left_over(out, made)
 
@@ -187,9 +195,9 @@ def _kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
     }
 
 
-def _table_files(report: Report) -> dict[str, bytes]:
-    figures = of_report(report)
-    files = {
+def _table_files(report: Report, drawer: Executor | None = None) -> dict[str, Content]:
+    figures = of_report(report, drawer)
+    files: dict[str, Content] = {
         "table.md": markdown(report, list(figures)).encode(),
         "table.csv": csv_table(report).encode(),
         "table.tex": tex_table(report).encode(),
@@ -205,11 +213,11 @@ def _table_files(report: Report) -> dict[str, bytes]:
     return files | figures
 
 
-def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+def _below(folder: str, files: Mapping[str, T]) -> dict[str, T]:
     return {f"{folder}/{name}": content for name, content in files.items()}
 
 
-def _left_over(out: Path, made: Mapping[str, bytes]) -> list[str]:
+def _left_over(out: Path, made: Iterable[str]) -> list[str]:
     """Name the files of an earlier report that these records no longer give, such as a level's.
 
     They are recognized by folders and file names that this report also uses; others are ignored.
@@ -224,8 +232,13 @@ def _left_over(out: Path, made: Mapping[str, bytes]) -> list[str]:
     ]
 
 
-def _write_all(out: Path, files: Mapping[str, bytes]) -> None:
-    for name, content in files.items():
+def _write_all(out: Path, files: Mapping[str, Content]) -> None:
+    """Write all files, once the last is made."""
+    made = {
+        name: content if isinstance(content, bytes) else content.result()
+        for name, content in files.items()
+    }
+    for name, content in made.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)

@@ -18,7 +18,8 @@ from rope_exp.report.assumptions import assumptions
 from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
-from rope_exp.report.charts.style import CONFIG, spec_of
+from rope_exp.report.charts.style import spec_of
+from rope_exp.report.charts.svg import CONFIG
 from rope_exp.report.content import Report
 from rope_exp.report.page_settings import answer, answers, at_a_glance, named, relations, rows
 from rope_exp.report.sentences import caption, notes, summary

@@ -15,7 +15,8 @@ from rope_exp.evidence.comparable import spelled
 from rope_exp.evidence.contrasts import compare
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.charts.style import INK, SIGNED, explanation, files_of, limits, zero_and_margin
+from rope_exp.report.charts.style import SIGNED, explanation, limits, zero_and_margin
+from rope_exp.report.charts.svg import INK, svg_of
 from rope_exp.report.content import Report
 from rope_exp.report.spelling import corpus_name, markdown_table, millions, setting_name
 from rope_exp.report.tables import WORDS
@@ -77,7 +78,7 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
             parts += [f"{title}:", markdown_table(pd.DataFrame(lines))]
 
     chart = relations(of_text)
-    drawn = {} if chart is None else files_of("relations", chart.to_dict())
+    drawn = {} if chart is None else {"figures/relations.svg": svg_of(chart.to_dict())}
     parts += [f"![{PurePosixPath(name).stem}]({name})" for name in drawn]
     every = pd.DataFrame([line for item in settings.items() for line in _long(*item)])
     return {

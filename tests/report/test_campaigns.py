@@ -18,7 +18,7 @@ from rope_exp.report.command import write_campaigns
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables alone: figures take most of the time, and these tests do not look at them."""
-    monkeypatch.setattr(command, "of_report", lambda report: {})
+    monkeypatch.setattr(command, "of_report", lambda *_: {})
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

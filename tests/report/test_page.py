@@ -256,7 +256,7 @@ def test_all_campaigns_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """One campaign alone does not: the page would lack the others."""
     monkeypatch.setattr(page_module, "chart_library", lambda: LIBRARY)
     # Tables and figures have tests of their own.
-    monkeypatch.setattr(command, "_table_files", lambda report: {})
+    monkeypatch.setattr(command, "_table_files", lambda *_: {})
     records = tmp_path / "records"
     out = tmp_path / "out"
     make_records(records, "mini", rows=("qk_rope", "nope"), seeds=(0, 1))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
-from rope_exp.report.charts.style import svg_of
+from rope_exp.report.charts.svg import svg_of
 
 _TEXT = "{http://www.w3.org/2000/svg}text"
 

@@ -8,7 +8,8 @@ import pandas as pd
 
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.charts.rows import TOLD, in_words
-from rope_exp.report.charts.style import INK, SIGNED, explanation
+from rope_exp.report.charts.style import SIGNED, explanation
+from rope_exp.report.charts.svg import INK
 from rope_exp.report.content import Report
 from rope_exp.report.looks import parts
 

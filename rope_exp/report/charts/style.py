@@ -1,57 +1,22 @@
-"""Shared style of all charts: fonts, greys, limits of axes, explanations, and reproducible files.
+"""Shared style of all charts: limits of axes, explanations, and files.
 
 A chart is at most about 740 pixels wide, so that its text has 7 points or more at 6.75 inches.
 """
 
 import functools
-import re
 import textwrap
 from collections.abc import Callable, Iterable
-from typing import Any
+from concurrent.futures import Executor
 
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.report.charts.svg import Content, Spec, svg_of
 from rope_exp.report.content import Report
 
-# A Vega-Lite specification.
-Spec = dict[str, Any]
-
-INK = "#222222"
-GREY = "#666666"
 # An expression for the labels of an axis of differences.
 SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"
-
-CONFIG: dict[str, Any] = {
-    # The converter ships Liberation Sans, so the layout is the same on every machine. Arial, which
-    # readers have, is as wide.
-    "font": "Liberation Sans, Arial, Helvetica, sans-serif",
-    "background": "white",
-    "padding": 8,
-    "aria": False,
-    "view": {"stroke": None},
-    "title": {"color": GREY, "fontSize": 11, "fontWeight": "normal", "lineHeight": 14},
-    "axis": {
-        "domainColor": GREY,
-        "tickColor": GREY,
-        "gridColor": "#EBEBEB",
-        "labelColor": INK,
-        "titleColor": INK,
-        "labelFontSize": 11,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    },
-    "legend": {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"},
-    "text": {"color": INK, "fontSize": 11},
-    # A projecting cap would lengthen a bar by half its width.
-    "rule": {"strokeCap": "butt"},
-    "style": {
-        "margin": {"color": "#E4E4E4"},
-        "zero": {"color": INK},
-        "quiet": {"color": GREY, "strokeWidth": 1},
-    },
-}
 
 
 @functools.cache
@@ -66,21 +31,16 @@ def spec_of(draw: Callable[[Report], alt.TopLevelMixin | None], report: Report) 
         return None if chart is None else chart.to_dict(validate=False)
 
 
-def svg_of(spec: Spec) -> bytes:
-    """Return a chart as an SVG file."""
-    # Imported here because it loads a JavaScript engine, which only files need.
-    from vl_convert import vegalite_to_svg
+def files_of(name: str, spec: Spec | None, drawer: Executor | None = None) -> dict[str, Content]:
+    """Return figures/NAME.svg; empty without a chart.
 
-    svg = vegalite_to_svg(spec, config=CONFIG)
-    # Vega counts its ids over all charts of a process. A file must not depend on the others.
-    names = dict.fromkeys(re.findall(r'id="(\w+)"', svg))
-    numbers = {name: f"id{number}" for number, name in enumerate(names)}
-    return re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda found: numbers[found[0]], svg).encode()
-
-
-def files_of(name: str, spec: Spec | None) -> dict[str, bytes]:
-    """Return figures/NAME.svg; empty without a chart."""
-    return {} if spec is None else {f"figures/{name}.svg": svg_of(spec)}
+    Args:
+        drawer: draws it meanwhile; None: it is drawn now.
+    """
+    if spec is None:
+        return {}
+    drawn = svg_of(spec) if drawer is None else drawer.submit(svg_of, spec)
+    return {f"figures/{name}.svg": drawn}
 
 
 def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:

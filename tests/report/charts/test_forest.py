@@ -10,7 +10,7 @@ from support.reports import make_run, report_of
 
 from rope_exp.evidence.published import TABLE
 from rope_exp.report.charts.forest import forest
-from rope_exp.report.charts.style import CONFIG, svg_of
+from rope_exp.report.charts.svg import CONFIG, svg_of
 from rope_exp.report.content import Report
 from rope_exp.report.tables import WORDS
 

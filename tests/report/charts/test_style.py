@@ -11,7 +11,8 @@ from rope_exp.evidence.runs import Run
 from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
-from rope_exp.report.charts.style import files_of, limits, spec_of, svg_of
+from rope_exp.report.charts.style import files_of, limits, spec_of
+from rope_exp.report.charts.svg import svg_of
 from rope_exp.report.content import build
 
 # Text of 11 pixels then has at least 7 points at 6.75 inches.

@@ -207,7 +207,7 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
 
     assert len(expected) == 9
     header = (
-        "| variant | seeds | loss | Δ to QK-RoPE | 95 % interval | own SD | verdict "
+        "| variant | seeds | loss | Δ to QK-RoPE | 95 % interval, pooled | paired | verdict "
         "| published Δ |\n"
         "|---|---:|---:|---:|---|---|---|---:|\n"
     )

@@ -5,6 +5,7 @@ import os
 import statistics
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
@@ -126,6 +127,12 @@ def campaign(words: list[str]) -> int:
         "--archive", type=Path, metavar="FOLDER", help="pack the records into FOLDER/NAME.tar, too"
     )
     parser.add_argument(
+        "--keep-weights",
+        type=Path,
+        metavar="FOLDER",
+        help="keep each run's last weights in FOLDER/NAME/CELL, in half precision",
+    )
+    parser.add_argument(
         "--config-dir", type=Path, help="a further folder of groups and their choices"
     )
     asked = parser.parse_args(words)
@@ -144,7 +151,7 @@ def campaign(words: list[str]) -> int:
     # Until the runs start, a signal unwinds the preparation of data.
     on_signal(interrupt)
     deadline = None if asked.hours is None else started + 3600 * asked.hours
-    return run_campaign(progress, deadline, asked.archive)
+    return run_campaign(progress, deadline, asked.archive, asked.keep_weights)
 
 
 def plan(words: list[str]) -> int:
@@ -318,14 +325,15 @@ def export(words: list[str]) -> int:
     from rope_exp.export.write import export as write
 
     if asked.push is not None:
-        check_name(asked.push)
+        check_name("--push", asked.push)
     try:
         name = write(asked.folder, asked.out, asked.code, asked.step, asked.push)
     except CheckpointError as error:
         raise RecordError(str(error)) from error
     print(f"{asked.out}: {name}; in Python: {loading(name, str(asked.out))}")
     if asked.push is not None:
-        print(push(asked.out, asked.push))
+        again = f"hf upload {asked.push} {asked.out}"
+        print(push(asked.out, asked.push, flag="--push", again=again))
     return 0
 
 
@@ -360,6 +368,40 @@ def evaluate(words: list[str]) -> int:
     print(table(found))
     if asked.out is not None:
         write_json(asked.out, {key: found[key] for key in ("results", "weights_sha256", "model")})
+    return 0
+
+
+def publish(words: list[str]) -> int:
+    """Write campaigns' records and curves as a data set with their page, or upload both."""
+    from rope_exp.evidence.records import DEFAULT_RECORDS
+    from rope_exp.export.hub import check_name, push
+    from rope_exp.export.publish import SPACE
+    from rope_exp.export.publish import publish as write
+
+    parser = Parser("publish", "Publish campaigns' records, curves and page on the hub.")
+    parser.add_argument("campaigns", metavar="CAMPAIGN", nargs="+")
+    parser.add_argument(
+        "--repo", metavar="OWNER/NAME", required=True, help="of the data set and of the Space"
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="FOLDER", help="write a new folder, and upload nothing"
+    )
+    parser.add_argument(
+        "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
+    )
+    asked = parser.parse_args(words)
+    check_name("--repo", asked.repo)
+    if asked.to is not None:
+        write(asked.campaigns, asked.records, asked.to, asked.repo)
+        print("\n".join(str(path) for path in sorted(asked.to.rglob("*")) if path.is_file()))
+        return 0
+
+    with TemporaryDirectory() as folder:
+        out = Path(folder)
+        write(asked.campaigns, asked.records, out, asked.repo)
+        told = {"flag": "--repo", "again": f"rope-exp publish {' '.join(words)}"}
+        print(push(out, asked.repo, "dataset", ignored=f"{SPACE}/*", **told))
+        print(push(out / SPACE, asked.repo, "space", **told))
     return 0
 
 

@@ -27,12 +27,12 @@ from rope_exp.config.kinds import LatentConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import end_of_text, load_checkpoint
-from rope_exp.export.card import card
+from rope_exp.export.card import card, eval_results
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.model.positions import AddedPositions
-from rope_exp.run.folder import read_config
+from rope_exp.run.folder import read_config, read_result
 from rope_exp.system.errors import ConfigError
 
 Code = Literal["auto", "always"]
@@ -72,6 +72,9 @@ def export(
     digest = weights_sha256(run.weights)
     said = card(run_dir, run.config, run.step, name, place or out.name, digest)
     (out / "README.md").write_text(said, encoding="utf-8")
+    if results := eval_results(run.config, run.step, read_result(run_dir) or {}):
+        (out / ".eval_results").mkdir()
+        (out / ".eval_results" / "rope_exp.yaml").write_text(results, encoding="utf-8")
     return name
 
 

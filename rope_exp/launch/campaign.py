@@ -18,7 +18,13 @@ from rope_exp.launch.progress import Progress
 from rope_exp.launch.sweep import run_all
 from rope_exp.run.provenance import git_state
 from rope_exp.system.console import log
-from rope_exp.system.errors import EXIT_DONE, ConfigError, RecordError, first_line
+from rope_exp.system.errors import (
+    EXIT_DONE,
+    CheckpointError,
+    ConfigError,
+    RecordError,
+    first_line,
+)
 from rope_exp.system.files import is_full, write_atomically
 
 # Statuses of runs with a result, and therefore a record.
@@ -28,7 +34,10 @@ NOT_BEGUN = ("waiting", "elsewhere")
 
 
 def run_campaign(
-    progress: Progress, deadline: float | None = None, archive: Path | None = None
+    progress: Progress,
+    deadline: float | None = None,
+    archive: Path | None = None,
+    weights: Path | None = None,
 ) -> int:
     """Run the cells that have no record, and write one for each as it ends.
 
@@ -36,6 +45,8 @@ def run_campaign(
         deadline: by the monotonic clock; then runs are asked to stop, with checkpoints. None: run
             until all are done.
         archive: a folder for <name>.tar, with all records of the campaign.
+        weights: a folder for <name>/<cell>, with the last weights of each finished run that is
+            here.
     Returns:
         The exit code: 0 every cell has a record, 75 stopped, 1 some cell failed.
     Raises:
@@ -44,8 +55,9 @@ def run_campaign(
     """
     campaign = progress.campaign
     cells = progress.left
-    # This also tests early that the archive can be written.
+    # This also tests early that both folders can be written.
     _archive(progress, archive)
+    _keep_weights(progress, weights)
     for line in (*progress.notes(), progress.summary()):
         log(line)
     if not cells:
@@ -61,6 +73,7 @@ def run_campaign(
         for job, cell in zip(jobs, cells, strict=True):
             if _record(progress, cell, job):
                 _archive(progress, archive, again=True)
+                _keep_weights(progress, weights, again=True)
 
     # Runs may have been done before, and records may have arrived while data were prepared.
     keep_records()
@@ -145,3 +158,29 @@ def _archive(progress: Progress, folder: Path | None, *, again: bool = False) ->
             raise
         else:
             raise ConfigError("--archive", str(folder), said) from None
+
+
+def _keep_weights(progress: Progress, folder: Path | None, *, again: bool = False) -> None:
+    """Keep the last weights of every finished run that is here.
+
+    Args:
+        again: only log a failure, because the next record tries again.
+    """
+    if folder is None:
+        return
+
+    # Imported here because it imports torch.
+    from rope_exp.run.kept import keep
+
+    name = progress.campaign.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for cell in progress.campaign.cells:
+            run = progress.done.get(cell.name)
+            if run is not None and run.status == "finished":
+                keep(cell.config.folder, folder / name / cell.name)
+    except (CheckpointError, OSError) as error:
+        said = f"cannot keep weights: {first_line(error)}"
+        if not again:
+            raise ConfigError("--keep-weights", str(folder), said) from None
+        log(f"{name}: --keep-weights {said}; the next record tries again")

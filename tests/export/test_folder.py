@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
 from safetensors.torch import load_file
 from support.configs import composed
 from support.hub import Fault, Hub
@@ -24,6 +25,7 @@ from rope_exp.commands import export
 from rope_exp.data.generated import open_data
 from rope_exp.data.sources import held_out_rows
 from rope_exp.data.tokenizer import byte_tokenizer
+from rope_exp.export.card import eval_results
 from rope_exp.export.write import exported, tokenizer_of
 from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.folder import read_config, read_result
@@ -196,6 +198,18 @@ def test_a_folder_that_holds_something_is_refused(
 # -- the hub ---------------------------------------------------------------------------------------
 
 
+def test_a_loss_on_a_data_set_of_the_hub_is_left_for_it() -> None:
+    """In the file that the hub reads, by its own reader; none for text that is not there."""
+    config = composed("data=fineweb_edu", "seed=3")
+    text = eval_results(config, 60, {"val/loss": 3.25, "steps": 60})
+    [entry] = parse_eval_result_entries(yaml.safe_load(text or ""))
+    assert (entry.dataset_id, entry.value) == ("HuggingFaceFW/fineweb-edu", 3.25)
+    assert entry.dataset_revision == config.data.revision
+    assert "nats per token, seed 3" in str(entry.notes)
+    assert eval_results(config, 50, {"val/loss": 3.25, "steps": 60}) is None
+    assert eval_results(composed(), 60, {"val/loss": 3.25, "steps": 60}) is None
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A stand-in, where this process looks for the hub."""
@@ -225,7 +239,7 @@ def test_what_the_hub_does_not_take_is_kept(
     run, _ = whole
     out = tmp_path / "out"
     hub.faults = [Fault(403, "commit")]
-    with refused("--push=me/vo: the hub did not take it", f"`hf upload me/vo {out}`", by=DataError):
+    with refused("--push=me/vo: the hub did not take the model", f"`hf upload me/vo {out}`", by=DataError):
         export([str(run), str(out), "--push", "me/vo"])
     assert (out / "model.safetensors").exists()
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from support.campaigns import (
     FIXED,
@@ -26,7 +27,7 @@ from support.campaigns import (
 from support.configs import RECORDED
 from support.refused import refused
 
-from rope_exp import commands
+from rope_exp import commands, load_run
 from rope_exp.commands import campaign as command
 from rope_exp.config import resolve
 from rope_exp.config.campaign import load_campaign
@@ -204,7 +205,7 @@ def test_hours_count_from_the_commands_start(clone: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(campaigns, "run_campaign", lambda *words: asked.append(words) or 0)
     monkeypatch.setattr(commands, "on_signal", lambda _: None)
     assert command(["mine", "--config-dir", str(clone), "--hours", "2"]) == 0
-    assert asked[0][1:] == (1000.0 + 7200.0, None)
+    assert asked[0][1:] == (1000.0 + 7200.0, None, None)
 
 
 def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
@@ -269,6 +270,31 @@ def test_an_archive_that_fails_is_tried_again(
     assert capsys.readouterr().err.count("cannot hold mine.tar") == 1
     with tarfile.open(tmp_path / "kept/mine.tar") as archive:
         assert len(archive.getnames()) == 2
+
+
+def test_last_weights_are_kept_in_half_precision(
+    home: Path, recorded: Path, tmp_path: Path
+) -> None:
+    """Of each finished run, and once; norms stay as they are, and the copy is a run's folder."""
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    assert run_campaign(progress(home), weights=tmp_path) == 0
+    times = {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))}
+    assert run_campaign(progress(home), weights=tmp_path) == 0
+    assert times == {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))}
+
+    for run in (home / RUNS / "mine").iterdir():
+        kept, whole = (load_run(folder)[0] for folder in (tmp_path / "mine" / run.name, run))
+        for (name, half), tensor in zip(
+            kept.state_dict().items(), whole.state_dict().values(), strict=True
+        ):
+            rounded = tensor.bfloat16().float() if tensor.ndim > 1 else tensor
+            assert torch.equal(half, rounded), name
+        sizes = [
+            sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+            for folder in (tmp_path / "mine" / run.name, run)
+        ]
+        # Adam keeps two numbers for each weight.
+        assert sizes[0] < 0.2 * sizes[1]
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -365,6 +391,7 @@ def test_the_projects_records_are_of_their_cells(name: str) -> None:
         (["yours"], "campaign=yours: there is no such campaign"),
         (["../mine"], "campaign=../mine: there is no such campaign"),
         (["mine", "--archive", "corpus/document00.txt"], "cannot hold mine.tar"),
+        (["mine", "--keep-weights", "corpus/document00.txt"], "cannot keep weights"),
     ],
     ids=" ".join,
 )

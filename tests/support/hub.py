@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/api/repos/create" or path.endswith(("/preupload/main", "/commit/main")):
             self.upload(path)
         elif found := re.fullmatch(
-            r"/api/((?:datasets|models)/[^/]+/[^/]+)(?:/([\w-]+)/(\w+)(?:/(.*))?)?", path
+            r"/api/((?:datasets|models|spaces)/[^/]+/[^/]+)(?:/([\w-]+)/(\w+)(?:/(.*))?)?", path
         ):
             files_ = self.repository(found[1], found[3])
             if files_ is not None:
@@ -158,10 +158,11 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/api/repos/create":
             named = json.loads(self.body)
             name = f"{named['organization']}/{named['name']}"
-            self.hub.uploaded.setdefault(f"models/{name}", {})
+            kind = named.get("type", "model")
+            self.hub.uploaded.setdefault(f"{kind}s/{name}", {})
             self.json({"url": f"{self.hub.url}/{name}"})
             return
-        found = re.fullmatch(r"/api/(models/[^/]+/[^/]+)/(preupload|commit)/main", path)
+        found = re.fullmatch(r"/api/(\w+s/[^/]+/[^/]+)/(preupload|commit)/main", path)
         assert found, path
         if found[2] == "preupload":
             files = [file["path"] for file in json.loads(self.body)["files"]]

@@ -24,9 +24,9 @@ FLOORS = {
     "data": 3,
     "evaluation": 5,
     "evidence": 5,
-    "export": 6,
     "training": 6,
     "report": 6,
+    "export": 7,
     "launch": 7,
     "studies": 7,
 }

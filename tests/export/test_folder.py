@@ -239,7 +239,9 @@ def test_what_the_hub_does_not_take_is_kept(
     run, _ = whole
     out = tmp_path / "out"
     hub.faults = [Fault(403, "commit")]
-    with refused("--push=me/vo: the hub did not take the model", f"`hf upload me/vo {out}`", by=DataError):
+    with refused(
+        "--push=me/vo: the hub did not take the model", f"`hf upload me/vo {out}`", by=DataError
+    ):
         export([str(run), str(out), "--push", "me/vo"])
     assert (out / "model.safetensors").exists()
 

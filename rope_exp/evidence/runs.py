@@ -5,7 +5,7 @@ A `ReportError` is one sentence that names the folder. No torch.
 
 import fnmatch
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -41,11 +41,13 @@ _Row = TypedDict("_Row", {"train/loss": FiniteFloat, "val/loss": FiniteFloat})
 
 class _Sizes(TypedDict):
     train: Count
+    validation: NotRequired[Count]
 
 
 class _Corpus(TypedDict):
     # Generated data have no end.
     tokens: NotRequired[_Sizes]
+    text_bytes: NotRequired[_Sizes]
 
 
 class _OfCorpus(TypedDict):
@@ -79,6 +81,20 @@ _LAST_ROW_OF_FINISHED = _LAST_ROW | {"step": "steps", "tokens": "tokens", "val/l
 
 class ReportError(RecordError):
     """Records that contradict themselves or one another; the message names the folders."""
+
+
+def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> float | None:
+    """Return a loss in nats per token as bits per byte of text, by the whole held-out side.
+
+    None if the run does not predict text token after token, or does not record both counts.
+    """
+    corpus = env.get("corpus", {})
+    sizes = [corpus.get(key, {}).get("validation") for key in ("tokens", "text_bytes")]
+    if None in sizes or not config.causal:
+        return None
+    num_tokens, num_bytes = sizes
+    bits: float = loss * num_tokens / num_bytes / math.log(2)
+    return bits
 
 
 @dataclass(frozen=True)

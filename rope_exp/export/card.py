@@ -10,6 +10,7 @@ from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
+from rope_exp.evidence.runs import bits_per_byte
 from rope_exp.run.folder import read_env, read_result
 from rope_exp.run.provenance import own_version
 from rope_exp.system.errors import show
@@ -167,10 +168,7 @@ def _facts(
     }
     if loss is not None:
         facts["validation loss"] = f"{loss:.4f} {config.data.unit}"
-        corpus = env.get("corpus", {})
-        size = corpus.get("text_bytes", {}).get("validation")
-        if size and config.causal:
-            bits = loss * corpus["tokens"]["validation"] / size / math.log(2)
+        if bits := bits_per_byte(loss, config, env):
             facts["validation loss"] += (
                 f", perplexity {math.exp(loss):.2f}, about {bits:.3f} bits a byte"
             )

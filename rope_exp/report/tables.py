@@ -5,6 +5,7 @@ which of them readers see, under which heading and in which format; Markdown, La
 and the page print those. An unfinished or diverged run is shown as a word, never as a number.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -13,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from rope_exp.evidence.comparable import ROW, spelled
+from rope_exp.evidence.runs import bits_per_byte
 from rope_exp.evidence.significance import Judged, Verdict
 from rope_exp.model.count import kept
 from rope_exp.report.answers import task_tables
@@ -39,7 +41,7 @@ WORDS: Mapping[Verdict, str] = {
     "open": "open",
 }
 # The columns of a frame after table.csv's last one are for readers only.
-LAST_OF_CSV = "verdict_alone"
+LAST_OF_CSV = "bits_per_byte"
 _COUNTS = (
     "num_seeds",
     "seeds_needed_low",
@@ -93,7 +95,8 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
         "delta_ci_low_alone": own and own.low,
         "delta_ci_high_alone": own and own.high,
         "p_holm_alone": own and own.p_adjusted,
-        LAST_OF_CSV: own and _word(own, row),
+        "verdict_alone": own and _word(own, row),
+        **_of_text(row),
         # For readers.
         "word": judged and judged.verdict,
         "mark": " ‡" if has_other_seeds(report, row) else "",
@@ -105,6 +108,15 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
         "rank": row.ours.rank,
         "published_rank": row.theirs.rank,
     }
+
+
+def _of_text(row: Line) -> dict[str, float | None]:
+    """Return the mean loss as perplexity and as bits per byte, for runs that predict text."""
+    run = row.runs[0]
+    loss = row.ours.loss_mean
+    bits = None if loss is None else bits_per_byte(loss, run.config, run.env)
+    perplexity = None if bits is None or loss is None else math.exp(loss)
+    return {"perplexity": perplexity, LAST_OF_CSV: bits}
 
 
 def _word(judged: Judged | None, row: Line) -> str:
@@ -148,12 +160,11 @@ def columns(report: Report) -> list[Column]:
             Column("parameters", "params", ",d"),
             Column("cached a token and layer", "cached", text=_cached),
         ]
-    found += [
-        Column("seeds", "num_seeds", "d"),
-        Column("loss (mean)", "loss_mean", ".4f", _loss),
-        Column("sd over seeds", "loss_sd", ".4f"),
-        Column(delta, "delta", "+.4f"),
-    ]
+    found += [Column("seeds", "num_seeds", "d"), Column("loss (mean)", "loss_mean", ".4f", _loss)]
+    if any(_of_text(row)[LAST_OF_CSV] for row in report.rows.values()):
+        found.append(Column("perplexity", "perplexity", ".2f"))
+        found.append(Column("bits a byte", LAST_OF_CSV, ".4f"))
+    found += [Column("sd over seeds", "loss_sd", ".4f"), Column(delta, "delta", "+.4f")]
     if report.noise:
         found.append(Column("95 % interval", "delta_ci_low", text=interval_of()))
         if report.is_pooled:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,6 +29,7 @@ BEHIND = (
 )
 OF_KIND = ",kind,params,cached,state"
 ALONE = ",delta_ci_low_alone,delta_ci_high_alone,p_holm_alone,verdict_alone"
+OF_TEXT = ",perplexity,bits_per_byte"
 
 
 @pytest.fixture
@@ -55,7 +57,8 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
             pe = "pe.rotate=[q,v]" if label == "qv_rope" else label
             make_run(tmp_path / "runs", pe=pe, seed=seed, loss=loss)
     write(tmp_path / "runs", None, tmp_path)
-    assert (tmp_path / "table.csv").read_text().splitlines()[0] == HEADER + BEHIND + OF_KIND + ALONE
+    header = (tmp_path / "table.csv").read_text().splitlines()[0]
+    assert header == HEADER + BEHIND + OF_KIND + ALONE + OF_TEXT
 
     rows = table_rows(tmp_path)
     assert list(rows) == ["qk_rope", "vo_rope", "qv_rope"]  # best first
@@ -74,11 +77,26 @@ def test_table_csv_has_its_columns_and_numbers_by_hand(tmp_path: Path) -> None:
     assert (rows["qv_rope"]["published_loss"], rows["qv_rope"]["published_delta"]) == ("", "")
 
 
+SIZES = {"tokens": 1000, "text_bytes": 2000}
+
+
+def test_losses_are_perplexity_and_bits_a_byte_too(tmp_path: Path) -> None:
+    """Half as many tokens as bytes: a loss of ln 8 is 3 bits a token, and 1.5 a byte."""
+    corpus = {key: {"train": 9000, "validation": n} for key, n in SIZES.items()}
+    for seed, loss in enumerate((math.log(8) - 0.1, math.log(8) + 0.1)):
+        make_run(tmp_path, seed=seed, loss=loss, env={"corpus": corpus})
+    report = report_of(tmp_path)
+    [_, line] = csv_table(report).splitlines()
+    assert line.endswith(",8.000000,1.500000")
+    assert "| loss (mean) | perplexity | bits a byte |" in markdown(report)
+    assert "| 2.0794 | 8.00 | 1.5000 |" in markdown(report)
+
+
 def test_a_row_of_each_spelling(nine: Report) -> None:
     lines = {
         csv_table: "g,vo_rope,vo,3,3.771000,0.001000,+0.058000,+0.058000,+0.058000,0.000000,worse,"
         "2.770000,+0.058000,0.000000,36 pairs,+0.058000,+0.058000,1.000000,,,softmax,1328256,256,0,"
-        "+0.058000,+0.058000,0.000000,worse",
+        "+0.058000,+0.058000,0.000000,worse,,",
         markdown: "| VO-RoPE | v o | 3 | 3.7710 | 0.0010 | +0.0580 | +0.0580 to +0.0580 | < 0.0001 "
         "| worse | 2.770 | +0.058 | 4 | 4 |",
         tex_table: r"VO-RoPE & v o & 3 & 3.7710 & 0.0010 & +0.0580 & +0.0580 to +0.0580 "
@@ -247,7 +265,9 @@ def test_a_departing_key_gives_a_name_and_no_published_loss(tmp_path: Path) -> N
     make_run(tmp_path, pe="pe.base=500000", loss=3.4)
     report = report_of(tmp_path)
     assert "| QK-RoPE base500000 | q k | 1 | 3.4000 | — | -0.1000 | — |" in markdown(report)
-    line = "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,,,,softmax,1328256,256,0,,,,\n"
+    line = (
+        "g,qk_rope-base500000,qk,1,3.400000,,-0.100000,,,,,,,,,,,,,,softmax,1328256,256,0,,,,,,\n"
+    )
     assert line in csv_table(report)
 
 
@@ -270,9 +290,9 @@ def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> No
         make_run(tmp_path, group=f"lr-{lr}", loss=loss, overrides=[f"optim.lr={lr}"])
     report = report_of(tmp_path, keys=("optim.lr",))
     header, best, worst = csv_table(report).splitlines()
-    assert header == f"{HEADER}{BEHIND},optim.lr{OF_KIND}{ALONE}"
+    assert header == f"{HEADER}{BEHIND},optim.lr{OF_KIND}{ALONE}{OF_TEXT}"
     empty = "," * 14
-    of_kind = "softmax,1328256,256,0,,,,"
+    of_kind = "softmax,1328256,256,0,,,,,,"
     assert best == f"lr-0.01,qk_rope,qk,1,3.500000,,-0.100000{empty}0.01,{of_kind}"
     assert worst == f"lr-0.001,qk_rope,qk,1,3.600000,,0.000000{empty}0.001,{of_kind}"
 

@@ -141,7 +141,7 @@ def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
 
 
 def check_blocks(runs: Sequence[Run]) -> None:
-    """Refuse blocks that docs/protocol.md refuses: runs of one seed must be computed alike.
+    """Refuse blocks that docs/protocol.md refuses: runs of one seed must be computed equally.
 
     Raises:
         ReportError: naming the seed, and the difference within it.

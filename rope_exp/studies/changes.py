@@ -23,7 +23,7 @@ from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import markdown_table
 
 # Campaigns of the nine on English, at several budgets and warmups. A setting is compared with the
-# first that has its tokens and warmup, and otherwise with the first of all.
+# first that has the same tokens and warmup, or else with the first of all.
 BASES = ("english", "warmup", "tokens")
 
 

@@ -57,7 +57,7 @@ def main() -> int:
         The exit code: 0, or 2 after a mistake in the command, reported in one sentence.
     """
     about = [f"  {name:9}  {str(part.__doc__).splitlines()[0]}" for name, part in PARTS.items()]
-    about.append(f"  {FIGURE:9}  Draw every result of speed, decode and length anew.")
+    about.append(f"  {FIGURE:9}  Redraw all results of speed, decode and length.")
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__ + "\n".join(about), formatter_class=raw)
     add = parser.add_argument
@@ -65,17 +65,17 @@ def main() -> int:
     add("--models", default="nano,10m", help="default: %(default)s")
     add("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     add("--out", type=Path, help="default: results/bench/<device>")
-    add("--go-on", action="store_true", help="leave out what the same options have measured")
+    add("--go-on", action="store_true", help="skip what the same options have measured")
     add("--rounds", type=int, default=12, help="default: %(default)s")
     add("--arm", dest="arms", action="append", default=[], metavar="'KEY=VALUE ...'")
-    add("--name", default="race", help="of a race's file; default: %(default)s")
-    add("--tree", type=Path, help="the other checkout, for the part against")
+    add("--name", default="race", help="name of a race's file; default: %(default)s")
+    add("--tree", type=Path, help="the other checkout, for part against")
     options = parser.parse_args()
     unknown = {*options.parts} - {*PARTS, FIGURE}
     if unknown:
         parser.error(f"part={unknown.pop()} is not one of {', '.join([*PARTS, FIGURE])}")
     if options.name.partition("-")[0] in {*PARTS} - {"race"}:
-        parser.error(f"--name: {options.name} would be taken for a result of another part")
+        parser.error(f"--name: {options.name} would be mistaken for a result of another part")
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds} must be at least 1")
 
@@ -101,7 +101,7 @@ def measure(bench: Bench, chosen: Sequence[str]) -> None:
             measured = {"on": bench.facts, "options": bench.asked(model)}
             earlier = read_json(path) if bench.options.go_on and path.exists() else {}
             if measured.items() <= earlier.items():
-                log(f"{name}: there already, in {path}")
+                log(f"{name}: already measured, in {path}")
                 result = earlier["result"]
             else:
                 log(f"{name}: measuring")

@@ -31,9 +31,9 @@ ARMS = tuple(f"--arm=pe={pe}" for pe in ("nope", "qk_rope", "vo_rope", "qkvo_rop
 OPTIONS = ("--go-on", "--rounds", "6", "--name", "variants", *ARMS)
 # Two contenders at a time share the memory.
 LARGE = ("--models", "1b", "--set", "train.micro_batch_size=2")
-# Time in which a part must end once asked: a campaign's runs save checkpoints and are packed.
+# Time in which a part must end after a request: a campaign's runs save checkpoints and are packed.
 GRACE_S = 30.0
-# With less time no part begins: a campaign is asked to end twice, by its own clock, then by ours.
+# With less time no part starts: a campaign is asked to end twice, by its own clock, then by ours.
 LEAST_S = 4 * GRACE_S
 
 
@@ -43,7 +43,7 @@ class Part:
 
     Attributes:
         words: of the command line, after the interpreter.
-        is_campaign: it is told its time limit, and stops by itself.
+        is_campaign: it receives its time limit, and stops by itself.
     """
 
     name: str
@@ -56,7 +56,7 @@ def parts(campaigns: Sequence[str], config_dir: Path | None, out: Path) -> list[
     """Return all parts, in order.
 
     Args:
-        config_dir: a further folder of campaigns.
+        config_dir: another folder of campaigns.
         out: the folder for measurements.
     """
     further = [] if config_dir is None else ["--config-dir", str(config_dir)]
@@ -115,7 +115,7 @@ def chosen(found: Sequence[Part], only: Sequence[str]) -> list[Part]:
     names = [part.name for part in found]
     for name in only:
         if name not in names:
-            raise ConfigError("--only", name, f"is none of {', '.join(names)}")
+            raise ConfigError("--only", name, f"is not one of {', '.join(names)}")
     return [part for part in found if part.name in only or not only]
 
 
@@ -126,12 +126,12 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--minutes", type=float, default=28.0, help="for all parts together (%(default)s)")
-    add("--out", type=Path, required=True, help="gets logs, what is measured, and packed records")
+    add("--out", type=Path, required=True, help="folder for logs, measurements and packed records")
     add("--campaigns", nargs="*", default=CAMPAIGNS, help=f"({' '.join(CAMPAIGNS)})")
     add(
         "--only", nargs="*", default=[], metavar="PART", help="tests, bench, bench_1b or a campaign"
     )
-    add("--config-dir", type=Path, help="a further folder of campaigns")
+    add("--config-dir", type=Path, help="another folder of campaigns")
     asked = parser.parse_args()
 
     out = asked.out.absolute()
@@ -150,9 +150,9 @@ def main() -> int:
         left = end - time.monotonic()
         seconds = left * part.share
         if seconds < LEAST_S:
-            log(f"{part.name}: not begun, {max(seconds, 0):.0f} s are left for it")
+            log(f"{part.name}: not started, {max(seconds, 0):.0f} s left")
             continue
-        log(f"{part.name}: begun, {seconds / 60:.1f} minutes are left for it")
+        log(f"{part.name}: started, {seconds / 60:.1f} minutes left")
         codes.append(run(part, seconds, out))
         log(f"{part.name}: exit code {codes[-1]}, in {asked.out / part.name}.log")
     return max(codes, default=EXIT_DONE)

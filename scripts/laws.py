@@ -29,11 +29,11 @@ FORMS = (
 )
 OUT = Path("results/bench/laws.md")
 OTHERS = ("absorbed", "parallel", "cached")
-ABOUT = """# What the laws of attention deviate by
+ABOUT = """# Deviations from the laws of attention
 
-Made by `python scripts/laws.py`, with torch {torch}. Each kind is measured as before a run of `model=nano`: a small instance with random weights in float64, whose positions are shifted by 5. Deviations are relative to the largest output, where that is above 1. By its subset an output must be invariant, turn by R_c, turn by R_-c, or do neither; "another law" is the nearest that does not hold. Absorbed, parallel and cached are other formulas of the same.
+Made by `python scripts/laws.py`, with torch {torch}. Each kind is measured as before a run of `model=nano`: a small instance with random weights in float64, with positions shifted by 5. Deviations are relative to the largest output if that is above 1. Depending on the subset, an output must be invariant, rotate by R_c, rotate by R_-c, or do neither; "another law" is the nearest law that does not hold. Absorbed, parallel and cached are other formulas for the same output.
 
-## The worst of each kind
+## Largest deviations of each kind
 
 {kinds}
 ## Every subset

@@ -34,9 +34,9 @@ RECORDS = Path("results/records")
 OUT = Path("results/ngrams.md")
 MOST = 4
 
-ABOUT = """# What counts alone would give
+ABOUT = """# Losses of n-gram tables
 
-The loss on the held-out windows, in nats a token, of tables of one to four tokens (n; Witten and Bell's smoothing), counted over the tokens that the runs beside them read in training, and of these runs. Made by `python scripts/ngrams.py {patterns}`.
+Loss on the held-out windows, in nats per token, of n-gram tables (n = 1 to 4, Witten and Bell's smoothing) and of the runs beside them. The tables count the tokens that these runs read in training. Made by `python scripts/ngrams.py {patterns}`.
 
 {table}
 """  # noqa: E501
@@ -48,19 +48,19 @@ def beside(runs: Sequence[Run]) -> dict[str, str | float]:
     Args:
         runs: at least one, all on the same tokens in the same order.
     Raises:
-        RecordError: a run does not predict text, token after token, or is a second one of its
+        RecordError: a run does not predict the next token of text, or is a second one of its
             variant; or the tokens here differ.
         DataError: there is no corpus.
     """
     first = runs[0]
     if first.config.train.objective != "causal" or first.config.data.task is not None:
-        raise ReportError(f"{first.where} does not predict text, token after token")
+        raise ReportError(f"{first.where} does not predict the next token of text")
     named: dict[str, Run] = {}
     for run in runs:
         if (other := named.setdefault(run.variant_name, run)) is not run:
             raise ReportError(
-                f"{other.where} and {run.where} are of one variant and the same tokens, and a line "
-                "has a place for one: name them by a pattern that tells them apart"
+                f"{other.where} and {run.where} have the same variant and tokens, but a line holds "
+                "one run: use a pattern that matches only one of them"
             )
     read_WS, held_NS, vocab_size = windows(first.config, first.result["order_sha256"])
 
@@ -94,7 +94,7 @@ def windows(config: RunConfig, order_sha256: str) -> tuple[Ids, Ids, int]:
         found = chain_sha256(found, batch.hashed_BS)
         read.append(batch.hashed_BS)
     if found != order_sha256:
-        raise ReportError(f"the tokens here are not the record's: order_sha256 is {found}")
+        raise ReportError(f"the tokens here differ from the record's: order_sha256 is {found}")
     return np.concatenate(read), held_out_rows(config, data).hashed_BS, data.vocab_size
 
 
@@ -185,7 +185,7 @@ def main() -> int:
         "patterns",
         nargs="+",
         metavar="CAMPAIGN/CELL",
-        help="names of records; '*' stands for anything",
+        help="names of records; '*' matches anything",
     )
     parser.add_argument("--records", type=Path, default=RECORDS, help="(%(default)s)")
     parser.add_argument("--out", type=Path, default=OUT, help="(%(default)s)")

@@ -1,12 +1,12 @@
-"""Train cells of a campaign by code that is not ours, and compare the losses with its records.
+"""Train cells of a campaign with independent code, and compare the losses with its records.
 
     python scripts/outside.py train --rows qk_rope nope --seeds 0
     python scripts/outside.py compare
 
 The model is transformers' LlamaForCausalLM, its attention patched to rotate other sites; loop,
-optimizer, schedule, loss and evaluation are those of transformers' Trainer. Ours are only the
-tokens, their order and the initial weights, so that a run's loss is comparable with the record of
-the same cell. A run writes <out>/CAMPAIGN/CELL.json, and is skipped if that exists; `compare` makes
+optimizer, schedule, loss and evaluation are those of transformers' Trainer. Only the tokens, their
+order and the initial weights are ours, so a run's loss is comparable with the record of the same
+cell. A run writes <out>/CAMPAIGN/CELL.json, and is skipped if that exists; `compare` makes
 CAMPAIGN.md and CAMPAIGN.csv from these files and the records alone.
 """
 
@@ -42,19 +42,19 @@ OUT = Path("results/outside")
 # A run and the record of its cell must agree in these.
 ALIKE = ("config_sha256", "init_sha256", "order_sha256", "steps")
 
-ABOUT = """# The same runs by other code
+ABOUT = """# The same runs with independent code
 
-`python scripts/outside.py train` trains cells of `{campaign}` with transformers' Trainer and LlamaForCausalLM, whose attention is patched to rotate other sites: not compiled, with torch's fused attention (sdpa), its own loop, AdamW, schedule (which is an update late), loss and evaluation. The tokens, their order and the initial weights are those of our records, which hashes prove. transformers {transformers}, torch {torch}. Made by `python scripts/outside.py compare`.
+`python scripts/outside.py train` trains cells of `{campaign}` with transformers' Trainer and LlamaForCausalLM, whose attention is patched to rotate other sites. The model is not compiled and uses torch's fused attention (sdpa). Loop, AdamW, schedule (which is one step late), loss and evaluation are the Trainer's. The tokens, their order and the initial weights are those of our records, as hashes prove. transformers {transformers}, torch {torch}. Made by `python scripts/outside.py compare`.
 
 {cells}
 
-Theirs minus ours: {mean}, deviating by {deviation}, at most {largest:.4f}. Were both draws of the campaign's own noise, the difference of two runs would deviate by {noise}.
+Theirs minus ours: {mean}, SD {deviation}, at most {largest:.4f}. If both were draws from the campaign's noise, the SD of the difference would be {noise}.
 
-Differences to QK within a seed (means):
+Mean within-seed differences from QK:
 
 {contrasts}
 
-Kendall's tau of the two orders of rows, by means that are adjusted for the seeds that a row lacks: {order}.
+Kendall's tau between the two orders of rows, from means adjusted for missing seeds: {order}.
 """  # noqa: E501
 
 
@@ -89,7 +89,7 @@ def train(campaign: str, rows: Sequence[str], seeds: Sequence[int], out: Path) -
     """
     cells = [cell for cell in load_campaign(campaign, None, RUNS).cells if cell.row in rows]
     if unknown := sorted(set(rows) - {cell.row for cell in cells}):
-        raise ConfigError("--rows", unknown[0], f"is no row of the campaign {campaign}")
+        raise ConfigError("--rows", unknown[0], f"is not a row of the campaign {campaign}")
 
     for cell in cells:
         path = out / campaign / f"{cell.name}.json"
@@ -98,7 +98,7 @@ def train(campaign: str, rows: Sequence[str], seeds: Sequence[int], out: Path) -
         # The import is slow, and a comparison does not need it.
         from outside_trainer import train_cell
 
-        log(f"{cell.name}: training by transformers' Trainer")
+        log(f"{cell.name}: training with transformers' Trainer")
         found = train_cell(cell.config)
         write_outside(path, {"row": cell.row, "seed": cell.config.seed, **found})
         log(f"{cell.name}: loss {found['val/loss']:.4f}, {found['wall_s']:.0f} s")
@@ -120,7 +120,7 @@ def comparisons(records: Path, out: Path) -> dict[str, str]:
     """
     folders = sorted({path.parent for path in out.glob("*/*.json")})
     if not folders:
-        raise ReportError(f"{out} holds no run; `train` makes them")
+        raise ReportError(f"{out} holds no runs; `train` creates them")
     files: dict[str, str] = {}
     for folder in folders:
         found = [_read(path) for path in sorted(folder.glob("*.json"))]
@@ -129,12 +129,12 @@ def comparisons(records: Path, out: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a run of other code, after checks of its digest and place."""
+    """Return an outside run, after checks of its digest and place."""
     values = read_json(path)
     check_digest(path, values)
     found = checked(path, values, _Outside)
     if (found["campaign"], found["cell"]) != (path.parent.name, path.stem):
-        raise ReportError(f"{path} is of {found['campaign']}/{found['cell']}: moved, or renamed")
+        raise ReportError(f"{path} holds {found['campaign']}/{found['cell']}: moved or renamed")
     return found
 
 
@@ -162,9 +162,9 @@ def _comparison(
         torch=_all_of(found, "torch"),
         cells=markdown_table(cells, ".4f"),
         mean=_mean(apart),
-        deviation="an unknown amount" if len(apart) < 2 else f"{apart.std():.4f}",
+        deviation="unknown" if len(apart) < 2 else f"{apart.std():.4f}",
         largest=apart.abs().max(),
-        noise="an unknown amount" if noise is None else f"{math.sqrt(2) * noise.deviation:.4f}",
+        noise="unknown" if noise is None else f"{math.sqrt(2) * noise.deviation:.4f}",
         contrasts=markdown_table(_contrasts(theirs, ours, names), "+.4f"),
         order=_order(theirs, ours),
     )
@@ -177,19 +177,19 @@ def _record_of(values: Mapping[str, Any], of_cell: Mapping[str, Run]) -> Run:
     where = f"{values['campaign']}/{values['cell']}"
     run = of_cell.get(where)
     if run is None or run.loss is None:
-        raise ReportError(f"the run of other code {where} is of a cell without a finished record")
+        raise ReportError(f"the outside run {where} belongs to a cell without a finished record")
     for key in ALIKE:
         if values[key] != run.result[key]:
-            raise ReportError(f"the run of other code {where} has another {key} than its record")
+            raise ReportError(f"the outside run {where} differs from its record in {key}")
     if (values["row"], values["seed"]) != (run.row, run.config.seed):
-        raise ReportError(f"the run of other code {where} has another row or seed than its record")
+        raise ReportError(f"the outside run {where} differs from its record in row or seed")
     return run
 
 
 def _mean(apart: pd.Series) -> str:
     """Return the mean with its 95 % interval by Student's t, as if runs were independent."""
     mean = float(apart.mean())
-    text = f"{mean:+.4f} in the mean"
+    text = f"mean {mean:+.4f}"
     if len(apart) < 2:
         return text
     half = float(stats.t.ppf(0.975, len(apart) - 1)) * float(apart.std()) / math.sqrt(len(apart))
@@ -211,7 +211,7 @@ def _cells(
 def _contrasts(
     theirs: Mapping[str, Losses], ours: Mapping[str, Losses], names: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Return each row's mean difference to the reference within its seeds, by both codes."""
+    """Return each row's mean difference to the reference within its seeds, for both codes."""
     by_ours = compare(ours, REFERENCE)
     by_theirs = compare(theirs, REFERENCE)
     lines = []
@@ -248,7 +248,7 @@ def main() -> int:
     of_train.add_argument("--campaign", default="english", help="(%(default)s)")
     of_train.add_argument("--rows", nargs="+", default=[REFERENCE], help="(%(default)s)")
     of_train.add_argument("--seeds", nargs="+", type=int, default=[0], help="(%(default)s)")
-    of_compare = commands.add_parser("compare", help="hold them against the records")
+    of_compare = commands.add_parser("compare", help="compare them with the records")
     of_compare.add_argument("--records", type=Path, default=RECORDS, help="(%(default)s)")
     asked = parser.parse_args()
 

@@ -1,6 +1,6 @@
-"""Training of one cell by other code: transformers' LlamaForCausalLM and Trainer.
+"""Training of one cell with independent code: transformers' LlamaForCausalLM and Trainer.
 
-Ours are the tokens, their order and the initial weights; a variant is a patch of the attention.
+The tokens, their order and the initial weights are ours; a variant is a patch of the attention.
 """
 
 import time
@@ -76,7 +76,7 @@ def check_covered(config: RunConfig) -> None:
     beyond = differing_keys(RunConfig().numeric_dict(), config.numeric_dict(), COVERED)
     if beyond:
         key, _, change = beyond[0].partition(": ")
-        raise ConfigError(key, change.partition(" -> ")[2], "is nothing that the Trainer is told")
+        raise ConfigError(key, change.partition(" -> ")[2], "is not passed to the Trainer")
     if config.data.task is not None:
         raise ConfigError("data.kind", config.data.kind, "is generated; the Trainer reads text")
 
@@ -104,7 +104,7 @@ def rotated_attention(
         projected = getattr(layer, f"{site}_proj")(hidden_states)
         x_BHTK = projected.view(*places, -1, layer.head_dim).transpose(1, 2)
         if site in sites:
-            x_BHTK = x_BHTK * cos_B1TK + _half_turned(x_BHTK) * sin_B1TK
+            x_BHTK = x_BHTK * cos_B1TK + _rotated_half(x_BHTK) * sin_B1TK
         found[site] = x_BHTK
 
     attend = ALL_ATTENTION_FUNCTIONS[layer.config._attn_implementation]
@@ -114,13 +114,13 @@ def rotated_attention(
     if "o" in sites:
         # Rotate by minus the angle.
         o_BHTK = o_BTHK.transpose(1, 2)
-        o_BTHK = (o_BHTK * cos_B1TK - _half_turned(o_BHTK) * sin_B1TK).transpose(1, 2)
+        o_BTHK = (o_BHTK * cos_B1TK - _rotated_half(o_BHTK) * sin_B1TK).transpose(1, 2)
     return layer.o_proj(o_BTHK.reshape(*places, -1)), attention
 
 
-def _half_turned(x_BHTK: Tensor) -> Tensor:
-    turned: Tensor = rotate_half(x_BHTK)  # type: ignore[no-untyped-call]
-    return turned
+def _rotated_half(x_BHTK: Tensor) -> Tensor:
+    rotated: Tensor = rotate_half(x_BHTK)  # type: ignore[no-untyped-call]
+    return rotated
 
 
 def patched_llama(architecture: Architecture) -> LlamaForCausalLM:

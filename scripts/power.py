@@ -245,9 +245,9 @@ def main() -> None:
         type=float,
         nargs="+",
         required=True,
-        help="of a run's loss within a seed, in nats; each is simulated",
+        help="SDs of a run's loss within a seed, in nats; each is simulated",
     )
-    parser.add_argument("--draws", type=int, default=2000, help="of each layout (%(default)s)")
+    parser.add_argument("--draws", type=int, default=2000, help="draws per layout (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/noise"), help="(%(default)s)")
     asked = parser.parse_args()
 

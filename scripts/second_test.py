@@ -4,7 +4,7 @@
 
 To find the error of a rule, all nine rows are drawn equal: the error is the share of draws in which
 a family has any false difference. The first rule pools the noise of all rows unless an F test
-objects; the second gives each pair its own standard deviation. Then one row of nine is moved, to
+objects; the second is the paired test. Then one row of nine is moved, to
 find how often the second rule detects it.
 
 Shapes: D draws, N losses of a layout, S shared seeds of a pair, P pairs.
@@ -64,8 +64,8 @@ GAPS = (0.0, 0.01, 0.02, 0.03, 0.04)  # nats
 def main() -> None:
     """Write <out>/simulated_error.csv and <out>/simulated_power.csv, and print both."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--draws", type=int, default=20_000, help="of each setting (%(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="the folder of the two tables")
+    parser.add_argument("--draws", type=int, default=20_000, help="draws per setting (%(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the two tables")
     options = parser.parse_args()
 
     options.out.mkdir(parents=True, exist_ok=True)

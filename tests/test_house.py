@@ -213,7 +213,7 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
     )
     assert header + "\n".join(expected) + "\n\n" in readme
 
-    summary = next(line for line in table.splitlines() if "pairs tested together" in line)
+    summary = next(line for line in table.splitlines() if "pairs are tested together" in line)
     assert summary in " ".join(readme.split())
 
 

@@ -54,8 +54,8 @@ _OF_ROW = ("pe", "attn", "model")
 # Each row of a campaign may have its own value of this key.
 OWN_RATE = "optim.lr"
 
-# Surroundings of a run (run/provenance.MARKED) that must agree within a block. Differences in the
-# others are marked, see docs/protocol.md.
+# Surroundings of a run (run/provenance.MARKED) that must agree within a block. Other differences
+# are marked (docs/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
 # A fact of result.json must be equal in runs that agree in the keys that determine it.
@@ -68,7 +68,7 @@ _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train
 _OWN_PARAMETERS = ("pe.trainable", "pe.trainable_scope", "pe.input", "pe.bias")
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
-    ("shared_init_sha256", "began at different weights", _BEGINNING),
+    ("shared_init_sha256", "started from different weights", _BEGINNING),
     ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
     ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
 )
@@ -95,7 +95,7 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
         row = rows.setdefault(label, Row(label, name, len(rows), []))
         _check_place(run, row)
         row.runs.append(run)
-        _check_equal(ordered[0], run, factors, "no rows of one group")
+        _check_equal(ordered[0], run, factors, "not comparable")
         _check_equal(row.runs[0], run, ("seed",), "two variants under one name")
 
     for key, complaint, causes in _FACTS:
@@ -141,7 +141,7 @@ def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
 
 
 def check_blocks(runs: Sequence[Run]) -> None:
-    """Refuse blocks that docs/protocol.md refuses: runs of one seed must be computed alike.
+    """Refuse blocks that docs/protocol.md refuses: runs of one seed must be computed equally.
 
     Raises:
         ReportError: naming the seed, and the difference within it.
@@ -151,8 +151,8 @@ def check_blocks(runs: Sequence[Run]) -> None:
             if key in differing:
                 values = " and ".join(differing[key])
                 raise ReportError(
-                    f"seed {seed} of {runs[0].group} has runs with {key} {values}, and a block has "
-                    "one (docs/protocol.md); make the records of one of them anew"
+                    f"seed {seed} of {runs[0].group} has runs with {key} {values}, but a block "
+                    "must have only one (docs/protocol.md); rerun one of them"
                 )
 
 
@@ -183,7 +183,7 @@ def value_of(config: RunConfig, factor: str) -> Any:
         return config.numeric_value(factor)
     except KeyError:
         raise ReportError(
-            f"--factors {factor}: there is no such key of a config that can change a number"
+            f"--factors {factor}: no such config key that can change a number"
         ) from None
 
 
@@ -212,7 +212,7 @@ def _word(run: Run, key: str) -> str:
         return f"{key}={spelled(run.config, key)}"
     if run.config.row_name is None:
         raise ReportError(
-            f"--factors {ROW}: {run.folder} has no row_name; row_name=NAME gives a run one"
+            f"--factors {ROW}: {run.folder} has no row_name; set it with row_name=NAME"
         )
     return f"{ROW}={run.config.row_name}"
 
@@ -252,7 +252,7 @@ def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[
             first = seen.setdefault(block, run)
             if _fact(run, key) != _fact(first, key):
                 raise ReportError(
-                    f"{first.folder} and {run.folder} {complaint}, and cannot be compared "
+                    f"{first.folder} and {run.folder} {complaint}, so they cannot be compared "
                     f"({key} {_fact(first, key)!s:.12} and {_fact(run, key)!s:.12})"
                 )
 
@@ -276,8 +276,8 @@ def check_seeds(runs: Iterable[Run]) -> None:
         of, first = seen.setdefault(run.result[key], (seed, run))
         if of != seed:
             raise ReportError(
-                f"{first.folder} and {run.folder} are of seeds {of} and {seed}, and have one "
-                f"{key} ({run.result[key]:.12}): one of them is a copy of the other's run"
+                f"{first.folder} and {run.folder} have seeds {of} and {seed}, but the same "
+                f"{key} ({run.result[key]:.12}): one of them is a copy of the other"
             )
 
 

@@ -128,7 +128,7 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
         table["rotate"] = table["rotate"].fillna("")
         return table.set_index("pe", drop=False).rename_axis(index=None)
     except (OSError, ValueError, KeyError) as error:
-        raise ReportError(f"{file} is no table.csv: {error}") from error
+        raise ReportError(f"{file} is not a table.csv: {error}") from error
 
 
 def _named(where: str | PathLike[str]) -> Iterator[tuple[Run, dict[str, Any]]]:

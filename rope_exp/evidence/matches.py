@@ -21,13 +21,13 @@ def count_matches(run: Run, split: str, first: float = -inf, last: float = inf) 
 
 
 def share_right(run: Run, split: str, first: float = -inf, last: float = inf) -> float | None:
-    """Return the share of these that a run answered right; None if it was asked none."""
+    """Return the share of these examples that a run answered right; None if it has none."""
     count, right = count_matches(run, split, first, last)
     return right / count if count else None
 
 
 def is_too_easy(runs: Iterable[Run]) -> bool:
-    """Return whether all runs that were asked answer almost all examples like training's right.
+    """Return whether all runs with answers solve almost all examples like those in training.
 
     Then neither losses nor matches show which is better (docs/protocol.md, section 8).
     """

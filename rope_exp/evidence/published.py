@@ -25,8 +25,8 @@ class Published:
         short: the same for fonts without Chinese.
         setting: the known facts about its training.
         losses: in nats per token, by the rows' labels, best first.
-        order: the source's own, with ">" for better and "≈" for too close to tell; empty: it
-            gives none.
+        order: the source's own, with ">" for better and "≈" for too close to distinguish; empty:
+            it gives none.
         relations: that order as pairs of neighbours, with the sign between them.
         cached: the numbers that a layer caches per token, by the rows' labels.
     """
@@ -106,7 +106,7 @@ SEQUEL = Published(
     short="Su Jianlin, 4 May 2025, spaces.ac.cn/archives/10907",
     setting=(
         "0.8B to 1.2B parameters, 16B tokens in steps of 1M, length 4,096, Muon, one seed, corpus "
-        "and rate not given"
+        "and learning rate not given"
     ),
     losses={
         "row=gqa1_s3": 2.677,
@@ -157,8 +157,8 @@ COPY_REPEAT = Published(
     ),
     short="Harik and Jayasiri, June 2022, the notebook of copy_repeat",
     setting=(
-        "three layers of width 128, ten runs each, batches at the end of 33.5M tokens; values were "
-        "turned twice and outputs back once"
+        "three layers of width 128, ten runs each, last batches of 33.5M tokens; values were "
+        "rotated twice, and outputs back once"
     ),
     losses={"qkvo_rope": 0.319, "qk_rope": 0.330},
     relations=ROPER.relations,

@@ -34,7 +34,7 @@ from rope_exp.system.files import read_json, readable, write_atomically
 DEFAULT_RECORDS = Path("results/records")
 FORMAT = 1
 
-# Left out of a record: these keys tell a run's place and its trackers, and nothing of its numbers.
+# Left out of a record: these keys only describe a run's place and trackers, not its numbers.
 _NOT_OF_CONFIG = ("run", "tracker")
 _NOT_OF_ENV = ("accelerate", "platform", "params")
 _CURVE = ("step", "train/loss", "val/loss")
@@ -147,11 +147,11 @@ def _verified(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record's values, after checks of its digest, format and place."""
     check_digest(path, values)
     if values.get("format") != FORMAT:
-        raise ReportError(f"{path} is of format {values.get('format')}, and this reads {FORMAT}")
+        raise ReportError(f"{path} has format {values.get('format')}, but this code reads {FORMAT}")
     record = checked(path, values, _Record)
     if record["cell"] != path.stem or record["campaign"] != path.parent.name:
         raise ReportError(
-            f"{path} is the record of {record['campaign']}/{record['cell']}: moved, or renamed"
+            f"{path} is the record of {record['campaign']}/{record['cell']}: moved or renamed"
         )
     return record
 
@@ -170,7 +170,7 @@ def check_digest(path: Path, values: Mapping[str, Any]) -> None:
     if stated != found:
         raise ReportError(
             f"{path} was changed since it was written: its content has the SHA-256 {found:.12}, "
-            f"and it says {stated!s:.12}"
+            f"but it states {stated!s:.12}"
         )
 
 
@@ -228,8 +228,8 @@ def _check_commit(run: Run) -> None:
     earlier = [mark for mark in run.env.get("marks", ()) if mark.startswith("went on with git ")]
     if git.get("dirty") or any("+" in mark for mark in earlier):
         raise ReportError(
-            f"{run.folder} was trained by code that was changed since {git.get('commit')!s:.10}: "
-            "remove it, commit, and the campaign runs this cell anew"
+            f"{run.folder} was trained with code that was changed since {git.get('commit')!s:.10}: "
+            "remove it and commit, and the campaign reruns this cell"
         )
 
 
@@ -237,13 +237,13 @@ def _check_cell(run: Run, cell: str) -> None:
     """Refuse a record if its run does not match its cell's name, or its probes its config."""
     if cell != cell_name(run.row, run.factors) or run.factors.get("seed") != run.config.seed:
         raise ReportError(
-            f"{run.folder} says that its row is {run.row} and its factors {show(run.factors)}, "
-            f"which are not those of {cell}, or not of its config"
+            f"{run.folder} states the row {run.row} and the factors {show(run.factors)}, "
+            f"which do not match {cell}, or not its config"
         )
 
     asked = run.config.train.probes if run.status == "finished" else ()
     if set(run.probes) != set(asked):
         raise ReportError(
-            f"{run.folder} holds the probes {show(sorted(run.probes))}, and its config asks for "
+            f"{run.folder} holds the probes {show(sorted(run.probes))}, but its config asks for "
             f"{show(sorted(asked))}"
         )

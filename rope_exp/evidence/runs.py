@@ -142,7 +142,7 @@ class Run:
 
     @property
     def epochs(self) -> float | None:
-        """The planned passes over the corpus; None if env.json does not tell its size."""
+        """The planned passes over the corpus; None if env.json does not give its size."""
         sizes = self.env.get("corpus", {}).get("tokens")
         return self.config.train.num_tokens / sizes["train"] if sizes else None
 
@@ -164,22 +164,22 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
     ]
     if not groups and any(map(is_run, [runs, *folders_in(runs)])):
         raise ReportError(
-            f"{runs} holds a run of its own run.dir, which is in no group; a table takes runs in "
-            "<group>/<pe>/seed<k> below --runs: move its folder there, as with `mv X "
-            "results/runs/mine/vo_rope/seed0`, and give --group mine"
+            f"{runs} holds a run with a custom run.dir, which is in no group; a table takes runs "
+            "in <group>/<pe>/seed<k> below --runs: move its folder there, e.g. `mv X "
+            "results/runs/mine/vo_rope/seed0`, and pass --group mine"
         )
     if not groups:
         raise ReportError(
-            f"{runs} holds no runs (<group>/<pe>/seed<k>); `rope-exp train +experiment=nine` makes "
-            "the nine, and a run of its own run.dir must be moved there"
+            f"{runs} holds no runs (<group>/<pe>/seed<k>); `rope-exp train +experiment=nine` "
+            "trains the nine, and a run with a custom run.dir must be moved there"
         )
 
     found = fnmatch.filter(groups, pattern or "*")
     if not found or (len(found) > 1 and not several):
         named = f"groups {pattern}" if pattern else "groups"
         raise ReportError(
-            f"{runs} holds {len(found) or 'no'} {named}, and a table is of one (of several with "
-            "--factors and the keys that differ, such as pe optim.lr); --group takes "
+            f"{runs} holds {len(found) or 'no'} {named}, but a table takes one (or several, with "
+            "--factors and the keys that differ, such as pe optim.lr). Available for --group: "
             f"{', '.join(found or groups)}"
         )
     return [runs / name for name in found]
@@ -294,19 +294,19 @@ def check_env(path: Path, env: dict[str, Any]) -> None:
 
 
 def check_identity(run: Run) -> None:
-    """Check that the result belongs to this config, and that the run began with its weights."""
+    """Check that the result belongs to this config, and that the run started from its weights."""
     began = run.env.get("init_from", {}).get("weights_sha256")
     if began != run.config.init_weights:
         raise ReportError(
-            f"{_file(run, ENV)} says that the run began with the weights {began!s:.12}, and by its "
-            f"config it began with {run.config.init_weights!s:.12}"
+            f"{_file(run, ENV)} says that the run started from the weights {began!s:.12}, but by "
+            f"its config it started from {run.config.init_weights!s:.12}"
         )
     for key, name in _FROM_CONFIG.items():
         value = attrgetter(name)(run.config)
         if run.result[key] != value:
             raise ReportError(
-                f"{_file(run, RESULT)} says {key}={run.result[key]!r}, and by its config it "
-                f"is {value!r}: one of them was edited, or is another run's"
+                f"{_file(run, RESULT)} says {key}={run.result[key]!r}, but by its config it "
+                f"is {value!r}: one of them was edited, or belongs to another run"
             )
 
 
@@ -318,12 +318,12 @@ def check_end(run: Run) -> None:
     for key, name in same.items():
         if last.get(key) != run.result[name]:
             raise ReportError(
-                f"{path} ends with {key}={last.get(key)!r}, and by {RESULT} the run ended with "
+                f"{path} ends with {key}={last.get(key)!r}, but by {RESULT} the run ended with "
                 f"{run.result[name]!r}: rows are missing, or one of them was edited"
             )
     if last.get("step", 0) > run.result["steps"]:
         raise ReportError(
-            f"{path} goes on to step {last['step']}, past the {run.result['steps']} of {RESULT}"
+            f"{path} continues to step {last['step']}, past the {run.result['steps']} of {RESULT}"
         )
 
 

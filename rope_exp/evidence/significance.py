@@ -29,7 +29,7 @@ POWER = 0.8
 # Larger numbers of seeds are not reported.
 MOST_SEEDS = 200
 
-# For a pair (a, b): a is better than b, worse, as good within the margin, or undecided yet.
+# For a pair (a, b): a is better than b, worse, equal within the margin, or none is shown yet.
 Verdict = Literal["better", "worse", "equivalent", "open"]
 SIGNS: Mapping[Verdict, str] = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
 

@@ -67,7 +67,7 @@ def bins(report: Report, split: str) -> list[Bin]:
 
 
 def shares(row: Row, part: Bin) -> dict[int, float]:
-    """Return by seed the share of a bin's examples that were answered without a wrong token."""
+    """Return the share of a bin's examples answered without a wrong token, by seed."""
     found = {}
     for run in row.runs:
         share = share_right(run, part.split, part.first, part.last)
@@ -79,7 +79,7 @@ def shares(row: Row, part: Bin) -> dict[int, float]:
 def match_relations(report: Report) -> dict[str, list[Relation]]:
     """Return the published relations by split, judged by exact matches.
 
-    The share of wrong answers is tested in the place of the loss; the margin is one in a hundred.
+    The test uses the share of wrong answers instead of the loss; the margin is 1 point.
     """
     found = {}
     for split in splits(report):
@@ -95,7 +95,7 @@ def match_relations(report: Report) -> dict[str, list[Relation]]:
             sign = signs[pair.a, pair.b]
             of_both = [*wrong[pair.a].values(), *wrong[pair.b].values()]
             has_room = max(of_both) > ROOM and min(of_both) < 1 - ROOM
-            outcome = pair.outcome(sign) if has_room else "open; no room to differ"
+            outcome = pair.outcome(sign) if has_room else "open; floor or ceiling effect"
             relations.append(Relation(sign, pair, outcome))
         found[split] = relations
     return found
@@ -109,21 +109,21 @@ def task_tables(report: Report) -> list[str]:
     parts = []
     if with_answers(report) and report.task:
         parts.append(
-            f"Exact matches in %, by {report.task.span} (the mean over seeds; of a whole split "
-            "with the deviation over seeds):"
+            f"Exact matches in %, by {report.task.span} (mean over seeds; for a whole split, "
+            "with the SD over seeds):"
         )
         parts.append(markdown_of(*matches(report)))
         relations = match_relations(report)
         if any(relations.values()):
             parts.append(
-                "The published relations by exact matches (Δ: the first's share minus the "
-                "second's, in points):"
+                "Published relations, judged by exact matches (Δ: the first variant's share minus "
+                "the second's, in percentage points):"
             )
             parts.append(markdown_of(*_relations(report, relations)))
 
     columns, frame = fits(report)
     if len(frame):
-        parts.append("The variance that is explained on the held-out rows:")
+        parts.append("Explained variance (R²) on the held-out rows:")
         parts.append(markdown_of(columns, frame))
     return parts
 
@@ -205,7 +205,7 @@ def fits(report: Report) -> tuple[list[Column], pd.DataFrame]:
 def _relations(
     report: Report, of_splits: Mapping[str, Sequence[Relation]]
 ) -> tuple[list[Column], pd.DataFrame]:
-    """Return the published relations as judged by exact matches, in points."""
+    """Return the published relations, judged by exact matches, in percentage points."""
     lines = []
     for split, relations in of_splits.items():
         for relation in relations:

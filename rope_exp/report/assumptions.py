@@ -40,20 +40,21 @@ _ADDED = (
     "train.objective",
 )
 _EVALUATION = (
-    "Evaluation: mean nats per token on fixed held-out windows of seq_len tokens, eval_sequences "
-    "of them, or all there are."
+    "Evaluation: mean nats per token on fixed held-out windows of seq_len tokens: eval_sequences "
+    "windows, or all if there are fewer."
 )
 # For generated data; {unit} is its unit.
 _OF_TASKS = (
-    "Data: generated, row by row from the data seed, so that no row of training comes twice.",
-    "Evaluation: {unit} on eval_sequences rows of another stream, the same for every run.",
+    "Data: generated row by row from the data seed; no training row is repeated.",
+    "Evaluation: {unit} on eval_sequences rows of a separate stream, the same for every run.",
 )
 
 # For runs that predict masked tokens.
 _MASKED = (
-    "Objective mlm: attention looks both ways; of each sequence 15 % of the tokens are predicted, "
-    "of which 80 % are read as a mask, 10 % as a random token and 10 % as they are; losses are "
-    "means over them alone. Which they are of held-out windows is the same in every run."
+    "Objective mlm: attention is bidirectional. In each sequence, 15 % of the tokens are "
+    "predicted: 80 % of these are replaced by a mask, 10 % by a random token, and 10 % are "
+    "unchanged. Losses are means over the predicted tokens only. Every run predicts the same "
+    "held-out tokens."
 )
 
 
@@ -83,31 +84,31 @@ def _of_data(report: Report) -> list[str]:
 def _kind(config: RunConfig) -> str:
     """Describe the kind of attention."""
     if isinstance(config.attn, SoftmaxConfig):
-        return "Attention: softmax with the scale 1/√K, K the features of a head."
+        return "Attention: softmax with scale 1/√K, where K is the size of a head."
     values = {key: value for key, value in numeric_values(config.attn).items() if key != "kind"}
     listed = [f"{key} {show(value)}" for key, value in values.items() if value is not None]
     return f"Attention: {', '.join([config.attn.kind, *listed])}."
 
 
 def _documents(config: RunConfig) -> str:
-    """Describe the treatment of documents in a row, and the positions of rows."""
+    """Describe how documents fill a row, and where positions start."""
     data = config.data
-    said = ["Documents: packed one after another, an end-of-text token between them"]
-    said.append("attention within each" if data.document_mask else "without attention masks")
+    said = ["Documents: packed, with an end-of-text token between them"]
+    said.append("attention within documents" if data.document_mask else "without attention masks")
     if data.reset_positions:
-        said.append("positions from 0 in each")
+        said.append("positions restart at 0 in each document")
     if data.random_start:
-        said.append(f"in training positions of a row from a random one up to {data.random_start}")
+        said.append(f"training rows start at a random position up to {data.random_start}")
     return f"{', '.join(said)}."
 
 
 def _beginning(config: RunConfig) -> str:
-    """Describe the initial weights of a run that begins from another; empty for others."""
+    """Describe the initial weights of a run that starts from another; empty for others."""
     if config.init_weights is None:
         return ""
     return (
-        f"Beginning: the weights {config.init_weights:.12} of a finished run; what that has not "
-        "begins as below."
+        f"Initial weights: {config.init_weights:.12} from a finished run; parameters that it lacks "
+        "are initialized as in other runs."
     )
 
 

@@ -68,7 +68,7 @@ def write(
 
     keys = [factor for factor in factors if factor != "seed"]
     if not keys:
-        raise ReportError("--factors seed: a row is told by a key or two beside it, such as pe")
+        raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
     report = build(found, keys, reference, left_out)
     if not replace:
         _check_group(out, report)
@@ -91,13 +91,13 @@ def _check_group(out: Path, report: Report) -> None:
     ours = {row.runs[0].group for row in report.rows.values()}
     if theirs != ours:
         raise ReportError(
-            f"{out / 'table.csv'} is the table of group {', '.join(sorted(theirs))}; --out FOLDER "
-            "keeps it, and --force replaces it"
+            f"{out / 'table.csv'} is the table of group {', '.join(sorted(theirs))}; pass "
+            "--out FOLDER to keep it, or --force to replace it"
         )
 
 
 def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
-    """Make a campaign's files again from its records, in <out>/<name>.
+    """Rebuild a campaign's files from its records, in <out>/<name>.
 
     Args:
         records: the folder with the records of all campaigns.
@@ -112,11 +112,11 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     names = recorded_campaigns(records)
     if not names:
         raise ReportError(
-            f"{records} holds no record of any campaign; `rope-exp campaign NAME` makes them"
+            f"{records} holds no campaign records; `rope-exp campaign NAME` creates them"
         )
     if name is not None and name not in names:
         there = ", ".join(names)
-        raise ReportError(f"{records} holds no record of a campaign {name}; it holds {there}")
+        raise ReportError(f"{records} holds no records of campaign {name}. Available: {there}")
 
     # Make all files before writing any. A table may include another campaign's rows.
     read = {each: read_records(records, each) for each in names}
@@ -218,14 +218,14 @@ def _below(folder: str, files: Mapping[str, T]) -> dict[str, T]:
 
 
 def _left_over(out: Path, made: Iterable[str]) -> list[str]:
-    """Name the files of an earlier report that these records no longer give, such as a level's.
+    """Name the files of an earlier report that these records no longer produce.
 
     They are recognized by folders and file names that this report also uses; others are ignored.
     """
     folders = {Path(file).parts[0] for file in made if len(Path(file).parts) > 1}
     ours = {Path(file).name for file in made}
     return [
-        f"{path} is of an earlier report: these records give no such file"
+        f"{path} is left over from an earlier report: these records do not produce it"
         for folder in sorted(folders)
         for path in sorted((out / folder).rglob("*"))
         if path.name in ours and str(path.relative_to(out)) not in made

@@ -35,7 +35,7 @@ class Relation:
     outcome: str  # confirmed, contradicted or open
 
 
-# Compared by identity, so that what is drawn from a report can be kept.
+# Compared by identity, so that charts of a report can be cached.
 @dataclass(frozen=True, eq=False)
 class Report:
     """The input of all tables, sentences and figures."""
@@ -63,7 +63,7 @@ class Report:
 
     @cached_property
     def alone(self) -> "Report":
-        """The same report with each pair judged only by its own differences (paired t).
+        """The same report with every pair judged by the paired t test.
 
         This assumes less than the pooled residual, and has less power with few seeds.
         """
@@ -181,13 +181,13 @@ def _label(reference: str, rows: Mapping[str, Row]) -> str:
         either = (dict.fromkeys([label, row.name]) for label, row in rows.items())
         there = ", ".join(" or ".join(names) for names in either)
         raise ReportError(
-            f"--reference {reference} names {len(named) or 'no'} rows; there is {there}"
+            f"--reference {reference} matches {len(named) or 'no'} rows. Available: {there}"
         )
     return named[0]
 
 
 def by_own_deviation(runs: Sequence[Run]) -> bool:
-    """Return whether a campaign of these runs always uses each pair's own standard deviation."""
+    """Return whether a campaign of these runs always uses the paired test."""
     return any(run.test == "paired" for run in runs)
 
 
@@ -238,7 +238,7 @@ def _predicts_text(run: Run) -> bool:
 
 
 def _from_the_start(runs: Sequence[Run]) -> bool:
-    """Return whether all runs began from random weights, as the published ones did."""
+    """Return whether all runs started from random weights, as the published ones did."""
     return not any(run.config.init_weights for run in runs)
 
 
@@ -285,6 +285,6 @@ def _relations(
     for pair in judge(_losses(rows), list(signs), noise):
         sign = signs[pair.a, pair.b]
         is_open = is_too_easy([*rows[pair.a].runs, *rows[pair.b].runs])
-        outcome = "open; too easy a task" if is_open else pair.outcome(sign)
+        outcome = "open; the task is too easy" if is_open else pair.outcome(sign)
         found.append(Relation(sign, pair, outcome))
     return found

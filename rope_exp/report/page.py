@@ -94,7 +94,7 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # `tojson` writes <, >, & and ' as escapes, so it may stand in a script element.
+    # `tojson` writes <, >, & and ' as escapes, so it may appear in a script element.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.globals.update(PARTS)
     return environment.from_string(_asset("page.html.j2"))

@@ -65,30 +65,30 @@ def answers(report: Report) -> Table:
 
 
 def relations(report: Report) -> Table:
-    """Return the published relations, one by one."""
+    """Return the published relations."""
     return page_table(relations_columns(report), relations_frame(report))
 
 
 def answer(report: Report) -> str:
-    """Say how the best tested row differs from the reference, and how sure this is."""
+    """Describe the difference of the best tested row from the reference, and its test."""
     reference = report.reference.name
     lines: dict[str, Any] = dict(zip(report.rows, frame(report).to_dict("records"), strict=True))
     for label, judged in report.against.items():
         line = lines[label]
         return (
             f"{line['name']} {_PHRASES[judged.verdict]} {reference}: its loss minus {reference}’s "
-            f"is {judged.delta:+.4f} {report.unit} (95 % interval {interval_of()(line)}; p by Holm "
-            f"over all differences in the table: {p_of(line)}; "
+            f"is {judged.delta:+.4f} {report.unit} (95 % interval {interval_of()(line)}; p, "
+            f"adjusted by Holm over all differences in the table: {p_of(line)}; "
             f"{judged.num_seeds} seeds)."
         )
-    return f"No difference to {reference} is tested yet."
+    return f"No difference from {reference} has been tested yet."
 
 
 # -- all settings ----------------------------------------------------------------------------------
 
 
 def at_a_glance(settings: Sequence[Setting]) -> Table:
-    """Return the difference to QK-RoPE of each subset in every setting, with its verdict."""
+    """Return the difference of each subset from QK-RoPE in every setting, with its verdict."""
     lines = []
     for setting in settings:
         report = setting.report

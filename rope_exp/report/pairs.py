@@ -13,7 +13,7 @@ from rope_exp.report.spelling import Column, csv_of
 def pairs_table(report: Report) -> str:
     """Return pairs.csv: every pair of rows, judged together; delta is b's loss minus a's.
 
-    The last columns are from the paired t-test, which pools nothing.
+    The last columns are from the paired t test.
     """
     lines = []
     for pair in report.pairs.values():
@@ -93,14 +93,14 @@ def _settling(relation: Relation) -> str:
     """Say how an open published relation could be settled."""
     pair = relation.judged
     if pair.verdict != "open":
-        return "there is a difference, which may be larger or smaller than the margin"
+        return "a difference is shown, but not whether it exceeds the margin"
     if pair.seeds_needed_low is None:
-        return f"more than {MOST_SEEDS} seeds would settle it"
+        return f"settling it needs more than {MOST_SEEDS} seeds"
     fewest = pair.seeds_needed_low - pair.num_seeds
     most = f"more than {MOST_SEEDS - pair.num_seeds}"
     if pair.seeds_needed_high is not None:
         most = str(pair.seeds_needed_high - pair.num_seeds)
     told = f"{fewest} to {most} more seeds would settle it in 4 of 5 cases"
     if relation.published == SIGNS["equivalent"]:
-        return f"{told}; a difference may then still be one below the margin"
+        return f"{told}; a difference may then still be below the margin"
     return told

@@ -99,7 +99,7 @@ def extension_part(report: Report) -> list[str]:
             line = {
                 "row": report.rows[label].name,
                 "frequencies": METHOD_NAMES[method],
-                "of": PAIR_NAMES.get(sites),
+                "sites": PAIR_NAMES.get(sites),
                 "seeds": len(answers),
             }
             for length, mean in zip(lengths, losses.mean(axis=0), strict=True):
@@ -108,8 +108,8 @@ def extension_part(report: Report) -> list[str]:
     if not lines:
         return []
     return [
-        "Loss in windows of so many training lengths, where pairs of sites turn by frequencies for "
-        "that length (mean over seeds):",
+        "Loss by window length, in training lengths; the listed sites rotate at frequencies "
+        "adapted to that length (mean over seeds):",
         markdown_table(pd.DataFrame(lines), ".4f"),
     ]
 

@@ -22,8 +22,8 @@ from rope_exp.report.spelling import span
 from rope_exp.run import provenance
 from rope_exp.system.errors import show
 
-# Title of the interval from a pair's own standard deviation, beside the pooled one.
-OWN = "95 % interval, own SD"
+# Title of the interval of the paired t test, beside the pooled one.
+OWN = "95 % interval, paired"
 
 
 def caption(report: Report) -> str:
@@ -39,40 +39,42 @@ def caption(report: Report) -> str:
     return (
         f"Group {report.groups}: {rows}, {_seeds(run.config.seed for run in report.runs)}; "
         f"{params or 'unknown'} parameters; corpus {' or '.join(corpora)}; "
-        f"{tokens} tokens a run{passes}. "
+        f"{tokens} tokens per run{passes}. "
         f"Losses are validation losses in {report.unit}; "
-        f"Δ is the mean difference to {report.reference.name} within a seed."
+        f"Δ is the mean within-seed difference from {report.reference.name}."
     )
 
 
 def summary(report: Report) -> str:
-    """Summarize the losses in one sentence, without claims that they do not support."""
+    """Summarize the order of the rows, without claims that the runs do not support."""
     trained = [row for row in report.rows.values() if row.losses]
     means = [f"{row.name} ({row.ours.loss_mean:.4f})" for row in trained]
     if len(trained) < 2:
-        return f"There is nothing to compare; rows with a loss: {', '.join(means) or 'none'}."
+        return f"Nothing to compare. Rows with a loss: {', '.join(means) or 'none'}."
     ranked = [row for row in trained if row.ours.rank]
     if not ranked:
-        tested = "; pairs are tested over those they share" if report.pairs else ""
-        return f"Rows share too few seeds for an order{tested}."
+        tested = " Pairs are tested over their shared seeds." if report.pairs else ""
+        return f"Rows share too few seeds for an order.{tested}"
     agreement = _tau(report, report.published) if report.published else ""
 
     counts = [row.ours.num_seeds for row in ranked]
     if max(counts) == 1:
         return (
-            f"One seed: no difference here can be called real; best {means[0]}, worst {means[-1]}"
-            f"{agreement}."
+            f"One seed: no difference can be tested. Best: {means[0]}; worst: {means[-1]}."
+            f"{agreement}"
         )
 
     if not report.pairs:
-        return f"No two rows share two seeds, so nothing can be tested{agreement}."
+        return f"No two rows share two seeds, so nothing can be tested.{agreement}"
     order = _order(report, ranked)
     margin = f"{MARGIN:g} {report.margin_unit}"
-    signs = f'">": better, "≈": shown to differ by less than {margin}, "?": not settled'
+    verb = "means" if "≈" in order else "would mean"
+    signs = f'">" means better, "?" open; "≈" {verb} shown to differ by less than {margin}'
     if "<" in order:
-        signs += ', "<": worse over the seeds that both have'
-    together = f"; all {len(report.pairs)} pairs tested together" if len(report.pairs) > 1 else ""
-    return f"{order} ({span(counts, 'd')} seeds; {signs}{together}{agreement})."
+        signs += '; "<" means worse over the shared seeds'
+    num_pairs = len(report.pairs)
+    together = f" All {num_pairs} pairs are tested together." if num_pairs > 1 else ""
+    return f"{order} ({span(counts, 'd')} seeds). {signs}.{together}{agreement}"
 
 
 def _order(report: Report, ranked: Sequence[Line]) -> str:
@@ -91,7 +93,7 @@ def _tau(report: Report, published: Published) -> str:
     if count < 3:
         return ""
     value = "undefined" if tau is None else f"{tau:.3f}"
-    return f"; Kendall's tau-b against the published losses is {value} (n = {count})"
+    return f" Kendall's tau-b against the published losses is {value} (n = {count})."
 
 
 def notes(report: Report) -> list[str]:
@@ -99,22 +101,22 @@ def notes(report: Report) -> list[str]:
     said = []
     if "," in report.groups and report.pairs:
         said.append(
-            "Rows are of several groups. What one group's table says of its own rows is decided "
-            "there: here more pairs are tested together, under the noise of all rows."
+            "Rows come from several groups. For the rows of one group, the table of that group "
+            "decides: here more pairs are tested together, with the noise of all rows."
         )
     if report.published:
         theirs = report.published
         if theirs.order:
             said.append(f'Published order: {theirs.order} (">" is better).')
         said.append(
-            "Ranks: ours among the rows here that have a loss, untested; the published among its "
-            f"{len(theirs.losses)}. Source: {theirs.cited}."
+            "Ranks are not tested. Ours rank the rows with a loss in this table; the published "
+            f"ones rank all {len(theirs.losses)} published rows. Source: {theirs.cited}."
         )
     if report.claim:
-        said.append(f"What is published of such rows, without numbers: {report.claim.source}.")
+        said.append(f"Published claim about such rows, without numbers: {report.claim.source}.")
     if not report.reference.losses:
         # The reference of a campaign's tables cannot be changed.
-        other = "" if any(run.row for run in report.runs) else "; --reference takes another row"
+        other = "" if any(run.row for run in report.runs) else "; --reference selects another row"
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ{other}.")
 
     said += _test_notes(report)
@@ -142,7 +144,7 @@ def left_out_notes(report: Report) -> list[str]:
 
 
 def code_notes(report: Report) -> list[str]:
-    """Name the rows that were trained by other code than most runs."""
+    """Name the rows that were trained with other code than most runs."""
     codes = {}
     for row in report.rows.values():
         found = [run.env["git"] for run in row.runs if run.env.get("git")]
@@ -156,13 +158,13 @@ def code_notes(report: Report) -> list[str]:
     for name, of_row in codes.items():
         others = sorted({code for code in of_row if code != common})
         if others:
-            said.append(f"{name}: trained by commit {', '.join(others)}; most runs by {common}.")
+            said.append(f"{name}: trained at commit {', '.join(others)}; most runs at {common}.")
     if any(code.endswith("+") for code in counts):
-        said.append("+: the code had changes that were not committed.")
+        said.append("+: the code had uncommitted changes.")
     return said
 
 
-# -- of one run ------------------------------------------------------------------------------------
+# -- one run ---------------------------------------------------------------------------------------
 
 
 def _run_notes(row: str, run: Run) -> list[str]:
@@ -171,7 +173,7 @@ def _run_notes(row: str, run: Run) -> list[str]:
     most = max(run.probes.get("floors", {}).get("share", [0.0]))
     if most:
         said.append(
-            f"{name}: at most {most:.3%} of the sums below a layer's fraction are floored at "
+            f"{name}: at most {most:.3%} of a layer's denominators are floored at "
             f"attn.eps={show(run.config.numeric_value('attn.eps'))} ({run.where})."
         )
     if run.status != "finished":
@@ -192,28 +194,27 @@ def _test_notes(report: Report) -> list[str]:
         return []
     look = ""
     if noise.p_equal is not None:
-        look = f"; equal noise of rows: p {spell_p(noise.p_equal, sign=True)}"
-    how = "pooled over rows"
+        look = f"; equal noise across rows: p {spell_p(noise.p_equal, sign=True)}"
+    how = "pooled t test"
     protocol = "docs/protocol.md"
     if noise.method == "paired":
-        how = "each pair's own, as rows look unequally noisy, so no second interval is printed"
+        how = "paired t test, because rows look unequally noisy; no second interval is printed"
     elif not report.is_pooled:
-        how = "the one pair's own"
+        how = "paired t test of the only pair"
     if by_own_deviation(report.runs):
-        how = "each pair's own"
+        how = "paired t test"
         protocol = "docs/protocol-2.md"
     said = [
-        f"Noise: the residual of seed x row deviates by {noise.deviation:.4f} "
-        f"{report.margin_unit} ({noise.df} degrees of freedom{look}); standard errors: {how}. "
-        f"Tests: {protocol}."
+        f"Noise: residual SD {noise.deviation:.4f} {report.margin_unit} "
+        f"({noise.df} degrees of freedom{look}). Test: {how} ({protocol})."
     ]
     if report.against:
         contrasts = "contrast" if len(report.against) == 1 else "contrasts"
         said.append(
-            "Intervals are of each contrast alone; verdicts are adjusted over the "
-            f"{len(report.against)} {contrasts} with {report.reference.name} (differences and "
-            "equivalence, each by Holm). If an interval leaves out 0 and the verdict is open, the "
-            "adjusted interval (Bonferroni) follows. The p of an equivalent row is that of the "
+            "Intervals are not adjusted. Verdicts are adjusted by Holm over the "
+            f"{len(report.against)} {contrasts} with {report.reference.name}, separately for "
+            "difference and equivalence. If an interval excludes 0 but the verdict is open, the "
+            "adjusted interval (Bonferroni) follows. The p of an equivalent row is from the "
             "equivalence test."
         )
     return said + _alone(report)
@@ -225,16 +226,16 @@ def _rate_notes(report: Report) -> list[str]:
     if OWN_RATE in report.keys or len(set(rates.values())) < 2:
         return []
     listed = ", ".join(f"{name} {rate}" for name, rate in rates.items())
-    return [f"Each row has a learning rate of its own: {listed}."]
+    return [f"Learning rates differ between rows: {listed}."]
 
 
 def _alone(report: Report) -> list[str]:
-    """Report the results without pooled noise, in case rows are unequally noisy after all."""
+    """Report the results of the paired test, in case rows are unequally noisy after all."""
     ranked = [row for row in report.rows.values() if row.ours.rank]
     if not report.is_pooled or len(ranked) < 2:
         return []
     alone = report.alone
-    said = f"Each pair by its own deviation, nothing pooled (paired t): {_order(alone, ranked)}"
+    said = f"The paired t test, without pooling, gives {_order(alone, ranked)}."
     changed = {
         f"{report.rows[after.judged.a].name} {after.published} "
         f"{report.rows[after.judged.b].name}": after.outcome
@@ -243,24 +244,24 @@ def _alone(report: Report) -> list[str]:
     }
     if changed:
         told = ", ".join(f"{relation} is {outcome}" for relation, outcome in changed.items())
-        said += f"; of the published relations, {told}"
+        said += f" Published relations with another outcome: {told}."
     elif report.relations:
-        said += "; the published relations have the same outcomes"
+        said += " The published relations have the same outcomes."
 
     marked = set(changed.values())
     for label, own in alone.against.items():
         if own.verdict != report.against[label].verdict:
             marked.add(own.verdict)
     if not marked:
-        return [f"{said}."]
+        return [said]
     word = "open" if marked <= {"open"} else "another verdict"
-    return [f"{said}.", f"†: {word} by the pair's own standard deviation (paired t, Holm)."]
+    return [said, f"†: {word} in the paired t test (Holm)."]
 
 
 def interval_of(suffix: str = "") -> Callable[[Mapping[str, Any]], str]:
     """Return a column's text: the 95 % interval of one contrast, from a line of a frame.
 
-    If it leaves out 0 and the verdict is open, the interval for the whole family follows.
+    If it excludes 0 but the verdict is open, the interval for the whole family follows.
     """
 
     def text(line: Mapping[str, Any]) -> str:
@@ -283,7 +284,7 @@ def p_of(line: Mapping[str, Any]) -> str:
 
 
 def spell_p(p: float, *, sign: bool = False) -> str:
-    """Return a p-value as text; with `sign`, as it follows the letter p."""
+    """Return a p-value as text; with `sign`, in the form that follows the letter p."""
     if p < 0.0001:
         return "< 0.0001"
     return f"= {p:.4f}" if sign else f"{p:.4f}"
@@ -304,8 +305,8 @@ def _seed_notes(report: Report) -> list[str]:
     said = [f"‡ {', '.join(names)}: {words}." for words, names in by_seeds.items()]
     if said and any(row.ours.rank for row in report.rows.values()):
         said.append(
-            "Ranks are by means that are adjusted for the seeds that a row lacks: those of the "
-            "least squares fit of loss = seed + row."
+            "Ranks use means adjusted for missing seeds, from a least-squares fit of "
+            "loss = seed + row."
         )
     return said
 

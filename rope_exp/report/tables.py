@@ -158,7 +158,7 @@ def columns(report: Report) -> list[Column]:
         found += [
             Column("kind", "attn"),
             Column("parameters", "params", ",d"),
-            Column("cached a token and layer", "cached", text=_cached),
+            Column("cached per token and layer", "cached", text=_cached),
         ]
     found += [Column("seeds", "num_seeds", "d"), Column("loss (mean)", "loss_mean", ".4f", _loss)]
     if any(_of_text(row)[LAST_OF_CSV] for row in report.rows.values()):
@@ -184,7 +184,7 @@ def _cached(line: Mapping[str, Any]) -> str:
     cached, state = line["cached"], line["state"]
     if not state:
         return f"{cached:,}"
-    return f"{cached:,}, and {state:,} once" if cached else f"{state:,} once"
+    return f"{cached:,}, plus {state:,} fixed" if cached else f"{state:,} fixed"
 
 
 def _loss(line: Mapping[str, Any]) -> str:
@@ -194,7 +194,7 @@ def _loss(line: Mapping[str, Any]) -> str:
 
 
 def _verdict(line: Mapping[str, Any]) -> str:
-    """Return a judged row's verdict, marked if its own standard deviation would change it."""
+    """Return a judged row's verdict, marked if the paired test would change it."""
     if pd.isna(line["p_holm"]):
         return ""
     mark = "" if line["verdict"] == line["verdict_alone"] else " †"
@@ -214,7 +214,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
     relations = []
     if report.relations:
         relations = [
-            "The published relations, one by one (Δ: the second's loss minus the first's):",
+            "Published relations (Δ: the second variant's loss minus the first's):",
             markdown_of(relations_columns(report), relations_frame(report)),
         ]
 
@@ -227,7 +227,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         *extension_part(report),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
         *_notes(report),
-        "Assumptions, which the source leaves open (docs/comparing.md has those without a key):",
+        "Assumptions that the source leaves open (docs/comparing.md lists those without a key):",
         _bullets(assumptions(report)),
     ]
     return "\n\n".join(parts) + "\n"

@@ -23,7 +23,7 @@ from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import markdown_table
 
 # Campaigns of the nine on English, at several budgets and warmups. A setting is compared with the
-# first that has its tokens and warmup, and otherwise with the first of all.
+# first that has the same tokens and warmup, or else with the first of all.
 BASES = ("english", "warmup", "tokens")
 
 
@@ -167,14 +167,14 @@ def _markdown(changes: Sequence[Change], report: Report, base: str) -> str:
         lines.append(line)
     num_judged = sum(change.judged is not None for change in changes)
     judged_as = (
-        " The change is judged as a contrast with NoPE in the layout of the differences, here "
-        f"minus there, seed by row; the family is these {num_judged}."
+        " Changes are tested as contrasts with NoPE in the layout of the differences, here minus "
+        f"there, seed by row; the family is these {num_judged}."
         if num_judged
-        else " Of fewer than two seeds nothing is judged."
+        else " With fewer than two seeds, nothing is tested."
     )
     return (
-        f"**What variants gain over NoPE in {report.groups}, beside {base}: the loss of NoPE "
-        "minus the row's, at the same seeds of both.**\n\n"
+        f"**Gains over NoPE in {report.groups}, compared with {base}: the loss of NoPE minus that "
+        "of the row, at the seeds of both.**\n\n"
         f"{markdown_table(pd.DataFrame(lines))}\n\n"
         f"In {report.unit} here.{judged_as}\n"
     )
@@ -187,9 +187,9 @@ def _noise(here: Mapping[str, Losses], there: Mapping[str, Losses], base: str) -
         return ""
     ours, theirs, p = found
     return (
-        f"\nNoise: over the rows and seeds of both, the residual of seed x row deviates by "
-        f"{ours.deviation:.4f} here and by {theirs.deviation:.4f} in {base} ({ours.df} degrees "
-        f"of freedom each; p of equal noise, by an F test of the two: {spell_p(p)}).\n"
+        f"\nNoise: over the rows and seeds of both, the residual SD is {ours.deviation:.4f} here "
+        f"and {theirs.deviation:.4f} in {base} ({ours.df} degrees of freedom each; p of equal "
+        f"noise, by an F test: {spell_p(p)}).\n"
     )
 
 

@@ -21,9 +21,9 @@ def files(
     everything = [run for runs in records.values() for run in runs]
     table = markdown_table(pd.DataFrame([*lines, _line("all", everything)]))
     text = (
-        "**The cost of the campaigns: recorded runs, the tokens that they trained on, and their "
-        "hours. Hours are summed over runs, several of which ran at a time; commits are those of "
-        f"the code that trained.**\n\n{table}\n"
+        "**Cost of the campaigns: recorded runs, training tokens and hours. Hours are summed over "
+        "runs, several of which ran at the same time. Commits are those of the training code."
+        f"**\n\n{table}\n"
     )
     return {"cost.md": text.encode()}
 

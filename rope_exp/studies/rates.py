@@ -113,7 +113,7 @@ class Tried:
         names: the variants' names, by label.
         tables: the variants' losses by label: a column for each learning rate, a line for each
             seed that was run at two or more.
-        means: the variants' means by learning rate, adjusted for the seeds that a rate lacks.
+        means: the variants' means by learning rate, adjusted for missing seeds.
         common: the learning rate with the most runs; among equals, the one with the lowest mean.
         num_diverged: the number of runs that diverged.
     """
@@ -137,7 +137,7 @@ class Tried:
         finished = [run for run in runs if run.loss is not None]
         tables = losses_by_rate(finished)
         if not tables:
-            raise ReportError("no variant was run at two learning rates with one seed")
+            raise ReportError("no variant was run at two learning rates with the same seed")
         means = {label: adjusted_means(table) for label, table in tables.items()}
         over_variants = pd.DataFrame(means).mean(axis="columns")
         counts = Counter(run.config.optim.lr for run in finished)
@@ -202,25 +202,25 @@ def markdown(tried: Tried) -> str:
     at_common = [run for run in tried.runs if run.config.optim.lr == tried.common]
     report = build(at_common, ["pe"])
     parts = [
-        "**The loss of each variant by learning rate.** Means are adjusted for the seeds that a "
-        "learning rate lacks, by the least squares fit of loss = seed + learning rate.",
+        "**Loss of each variant by learning rate.** Means are adjusted for missing seeds, by a "
+        "least-squares fit of loss = seed + learning rate.",
         markdown_table(_by_rate(tried), ".4f"),
     ]
     differences = _differences(tried, report.reference.label)
     if len(differences):
         parts += [
-            f"**Differences to {report.reference.name} at the common learning rate of "
-            f"{tried.common:g}, and with each variant at its best.** Over the seeds that both have "
-            "there (their number), untested. The best of several runs flatters, noisy variants "
-            "most.",
+            f"**Differences from {report.reference.name} at the common learning rate of "
+            f"{tried.common:g}, and with each variant at its best.** Means over shared seeds "
+            "(their number in parentheses), not tested. The best of several runs is an "
+            "optimistic choice, most of all for noisy variants.",
             markdown_table(differences),
         ]
     relations = _relations(tried, report.source.relations if report.source else ())
     if len(relations):
         parts += [
-            "**The published relations: the second's loss minus the first's, over the seeds that "
-            "have both differences.** A relation whose sign changes at each variant's best "
-            "learning rate is open, whatever its verdict at the common one.",
+            "**Published relations: the second variant's loss minus the first's, over the seeds "
+            "with both differences.** If the sign changes at each variant's best learning rate, "
+            "the relation is open, whatever its verdict at the common one.",
             markdown_table(relations),
         ]
     return "\n\n".join(parts) + "\n"
@@ -233,7 +233,7 @@ def _by_rate(tried: Tried) -> pd.DataFrame:
     for label in sorted(tried.means, key=lambda label: tried.means[label].min()):
         mean = tried.means[label]
         best = tried.best(label)
-        at_end = " (the last that was tried)" if best in (mean.index[0], mean.index[-1]) else ""
+        at_end = " (at the end of the range)" if best in (mean.index[0], mean.index[-1]) else ""
         told = {"variant": tried.names[label], "seeds": span(tried.tables[label].count())}
         of_rates = {f"{rate:g}": mean.get(rate) for rate in rates}
         lines.append({**told, **of_rates, "best": f"{best:g}{at_end}"})
@@ -274,7 +274,7 @@ def _relations(tried: Tried, relations: Sequence[tuple[str, str, str]]) -> pd.Da
                     "published": f"{tried.names[a]} {sign} {tried.names[b]}",
                     "Δ, common": _spell(shared["common"]),
                     "Δ, each at its best": _spell(shared["best"]),
-                    "sign": "the same" if is_kept else "another: open",
+                    "sign": "the same" if is_kept else "changed: open",
                 }
             )
     return pd.DataFrame(lines)
@@ -315,7 +315,7 @@ def figure(tried: Tried) -> Figure:
     small_print(
         drawn,
         f"{groups(tried.runs)}. Lines: means ({seeds(counts)}, adjusted for missing ones); pale "
-        "dots: single runs; ring: a variant's best learning rate of these.",
+        "dots: single runs; ring: a variant's best learning rate.",
         diverged,
     )
     freeze(drawn)

@@ -1,4 +1,4 @@
-"""Each variant's difference to QK-RoPE in every setting with both, in results/settings."""
+"""Each variant's difference from QK-RoPE in every setting with both, in results/settings."""
 
 import math
 from collections import Counter
@@ -33,8 +33,8 @@ _MENTIONED = {
     "model.hidden_size": "width {}",
     "model.num_hidden_layers": "layers {}",
     "model.num_attention_heads": "heads {}",
-    "model.qk_norm": "normed q, k",
-    "data.document_mask": "documents apart",
+    "model.qk_norm": "QK norm",
+    "data.document_mask": "document mask",
     "data.random_start": "random start",
 }
 
@@ -60,12 +60,12 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
     titles = _titles(settings)
     names = {label: row.name for each in settings.values() for label, row in each.rows.items()}
     parts = [
-        f"**What each variant's loss is minus that of {names[published.REFERENCE]}, in every "
-        "setting that both were run in:** the mean within a seed, and of how many seeds. A star: "
-        "the test of the setting's own table tells it from 0, by Holm over the differences there, "
-        "which takes two seeds. Settings of more runs stand first, and one whose cells are all "
-        "another's too, run again, is left out. Of one seed a difference says little. Intervals, "
-        "and variants beyond the nine, are in settings.csv."
+        f"**Each variant's loss minus that of {names[published.REFERENCE]}, in every setting with "
+        "both:** mean within a seed, with the number of seeds in parentheses. A star marks a "
+        "difference that the test of the setting's table distinguishes from 0 (adjusted by Holm "
+        "over the differences there; at least two seeds). Settings with more runs come first. A "
+        "setting that only repeats cells of another is left out. A difference from one seed says "
+        "little. Intervals, and variants beyond the nine, are in settings.csv."
     ]
     of_text = {place: report for place, report in settings.items() if report.task is None}
     others = {place: report for place, report in settings.items() if report.task is not None}
@@ -203,7 +203,7 @@ def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
 
     panels = []
     for place, (_, found) in enumerate(points.groupby("place")):
-        # The names stand beside the first panel of a line.
+        # Only the first panel of a line shows the names.
         axis = alt.Axis(domain=False, ticks=False, grid=True, labelLimit=300, labelFontSize=10)
         axis.labels = place % _COLUMNS == 0
         y = alt.Y("setting:N", title=None, scale=alt.Scale(domain=list(names)), axis=axis)
@@ -253,7 +253,7 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
         num_runs = len(settings[place].runs)
         found.append((order, ", ".join(words), -num_runs, place))
 
-    # Among settings of one name, those with fewer runs also say their campaign.
+    # If settings share a name, those with fewer runs also name their campaign.
     named: dict[str, Report] = {}
     for _, name, _, place in sorted(found):
         unique = f"{name} ({titles[place]})" if name in named else name
@@ -284,10 +284,10 @@ def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:
 
 def _sentences() -> Iterator[str]:
     yield (
-        "In nats per token: the second variant's loss minus the first's, the mean within a seed. "
-        "A > B was published where A is better, so that the difference is positive, and A ≈ B "
-        "where both are equal. Bar: the 95 % interval by the pair's own SD over seeds (paired t). "
-        "Hollow: one seed, which says little. An arrow: it lies outside; a bar up to an edge goes "
-        f"on. Grey band: the margin of {MARGIN:g} nats. Softmax attention, next token on text. A "
-        "name ends with what is unlike most settings."
+        "The second variant's loss minus the first's, in nats per token: mean within a seed. "
+        "Published A > B means that A is better, so the difference is positive; A ≈ B means that "
+        "both are equal. Bar: 95 % interval of the paired t test. Hollow: one seed, which says "
+        "little. Arrow: outside the axis; a bar that reaches an edge extends further. Grey band: "
+        f"margin of {MARGIN:g} nats. Softmax attention, next token on text. A name ends with the "
+        "values that differ from most settings."
     )

@@ -43,7 +43,7 @@ def test_a_row_is_as_finished_as_its_best_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "what"),
     [
-        ("init_sha256", "began at different weights"),
+        ("init_sha256", "started from different weights"),
         ("data_sha256", "read different corpora"),
         ("order_sha256", "saw different tokens"),
         ("params", "differ in parameters"),
@@ -85,7 +85,7 @@ def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
     make_run(tmp_path, pe="t5", result=result | shared)
     assert len(compared(tmp_path)) == 3
     make_run(tmp_path, pe="learned", result=result | {"shared_init_sha256": OTHER})
-    with refused("began at different weights", "shared_init_sha256"):
+    with refused("started from different weights", "shared_init_sha256"):
         compared(tmp_path)
 
 
@@ -95,7 +95,7 @@ def test_one_seed_under_several_numbers_is_refused(tmp_path: Path) -> None:
     first = make_run(tmp_path)
     make_run(tmp_path, pe="vo_rope")
     second = make_run(tmp_path, seed=1, result=copied)
-    with refused(str(first), str(second), "are of seeds 0 and 1, and have one init_sha256"):
+    with refused(str(first), str(second), "have seeds 0 and 1, but the same init_sha256"):
         compared(tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_what_all_began_with_is_no_copy_and_an_order_is(tmp_path: Path) -> None:
 
     began["result"]["order_sha256"] = sha256_of("order 1 500")
     make_run(tmp_path, seed=2, **began)
-    with refused("are of seeds 1 and 2, and have one order_sha256"):
+    with refused("have seeds 1 and 2, but the same order_sha256"):
         compared(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_weights_that_runs_began_with_are_no_seed(tmp_path: Path) -> None:
     assert list(compared(tmp_path)) == ["nope", "qk_rope"]
 
     second = make_run(tmp_path, seed=1, **began[1])
-    with refused(str(second), "no rows of one group (init_weights: "):
+    with refused(str(second), "not comparable (init_weights: "):
         compared(tmp_path)
     rows = compared(tmp_path, keys=("pe", "init_weights"))
     assert sorted(row.losses.popitem()[0] for row in rows.values()) == [0, 0, 1]
@@ -136,7 +136,7 @@ def test_weights_that_runs_began_with_are_no_seed(tmp_path: Path) -> None:
 def test_other_keys_that_change_a_number_are_refused(tmp_path: Path) -> None:
     qk = make_run(tmp_path, overrides=["optim.lr=0.002"])
     vo = make_run(tmp_path, pe="vo_rope")
-    with refused(str(qk), str(vo), "no rows of one group (optim.lr: 0.002 -> 0.003)"):
+    with refused(str(qk), str(vo), "not comparable (optim.lr: 0.002 -> 0.003)"):
         compared(tmp_path)
 
 
@@ -209,14 +209,14 @@ def test_what_a_learning_rate_leaves_equal_is_asked_for(tmp_path: Path) -> None:
     """Weights and order do not follow from the rate, so they must be equal within a seed."""
     make_rate(tmp_path, lr="0.001")
     make_rate(tmp_path, lr="0.01", result={"init_sha256": OTHER})
-    with refused("began at different weights"):
+    with refused("started from different weights"):
         compared(tmp_path, keys=LR)
 
 
 def test_what_a_comparison_does_not_name_must_be_equal(tmp_path: Path) -> None:
     make_rate(tmp_path, lr="0.001")
     make_rate(tmp_path, lr="0.01", pe="vo_rope")
-    with refused("no rows of one group", "pe.name: QK-RoPE -> VO-RoPE"):
+    with refused("not comparable", "pe.name: QK-RoPE -> VO-RoPE"):
         compared(tmp_path, keys=LR)
     rows = compared(tmp_path, keys=("pe", *LR))
     assert {row.name for row in rows.values()} == {
@@ -237,7 +237,7 @@ def test_models_have_weights_of_their_own(tmp_path: Path) -> None:
     assert list(rows) == ["model=wide128 qk_rope", "model=wide256 qk_rope"]
 
     make_size(tmp_path, width=256, pe="vo_rope")
-    with refused("began at different weights", "wide256/qk_rope", "wide256/vo_rope"):
+    with refused("started from different weights", "wide256/qk_rope", "wide256/vo_rope"):
         compared(tmp_path, keys=keys)
 
     shutil.rmtree(tmp_path / "wide256")
@@ -267,7 +267,7 @@ def test_one_run_twice_is_refused_over_groups_too(tmp_path: Path) -> None:
 )
 def test_a_factor_is_a_key_that_can_change_a_number(tmp_path: Path, factor: str) -> None:
     make_run(tmp_path)
-    with refused(f"--factors {factor}", "no such key"):
+    with refused(f"--factors {factor}", "no such config key"):
         compared(tmp_path, keys=(factor,))
 
 
@@ -296,7 +296,7 @@ def test_another_objective_has_weights_and_tokens_of_its_own(tmp_path: Path) -> 
         compared(tmp_path)
 
     make_run(tmp_path, group="mlm", pe="vo_rope", overrides=[f"{key}=mlm"])
-    with refused("began at different weights"):
+    with refused("started from different weights"):
         compared(tmp_path, keys=("pe", key))
 
 

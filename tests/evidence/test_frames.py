@@ -130,7 +130,7 @@ def test_runs_that_were_asked_nothing_have_no_line(tmp_path: Path) -> None:
 def test_what_is_none_is_refused(tmp_path: Path) -> None:
     with refused("holds neither runs nor records"):
         load_runs(tmp_path)
-    with refused("is no table.csv"):
+    with refused("is not a table.csv"):
         load_table(tmp_path)
 
 

@@ -228,7 +228,7 @@ def test_a_record_of_another_name_or_place(record: Path) -> None:
     moved.parent.mkdir()
     for path in (renamed, moved):
         shutil.copy(record, path)
-        with refused(str(path), f"is the record of mine/{NAME}: moved, or renamed"):
+        with refused(str(path), f"is the record of mine/{NAME}: moved or renamed"):
             read_record(path)
 
 
@@ -250,7 +250,7 @@ def at(*keys: str | int, to: Any) -> Edit:
 
 
 CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
-    "another format": (at("format", to=2), "is of format 2, and this reads 1"),
+    "another format": (at("format", to=2), "has format 2, but this code reads 1"),
     "another rate": (at("config", "optim", "lr", to=0.5), "group_sha256"),
     "another seed": (at("config", "seed", to=4), "seed=3"),
     "a key of no version": (at("config", "optim", "rate", to=1), "holds no config"),
@@ -272,9 +272,9 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
     "an emptied curve": (
         at("curve", to={"step": [], "train/loss": [], "val/loss": []}), "ends with train/loss=None"
     ),
-    "a seed of another cell": (at("factors", "seed", to=4), "are not those of"),
-    "a factor of another cell": (at("factors", "optim.lr", to=4), "are not those of"),
-    "another row": (at("row", to="qk"), "are not those of"),
+    "a seed of another cell": (at("factors", "seed", to=4), "do not match"),
+    "a factor of another cell": (at("factors", "optim.lr", to=4), "do not match"),
+    "another row": (at("row", to="qk"), "do not match"),
     "a probe that is gone": (lambda values: values["probes"].pop("shift"), "holds other probes"),
     "a probe more, of an older run": (
         lambda values: (

@@ -38,9 +38,9 @@ def test_no_runs_are_refused_with_the_way_to_make_them(tmp_path: Path) -> None:
     with refused("holds no runs", "rope-exp train +experiment=nine"):
         find_groups(tmp_path, None)
     make_run(tmp_path)
-    with refused("holds a run of its own run.dir", "mv X results/runs/mine/vo_rope/seed0"):
+    with refused("holds a run with a custom run.dir", "mv X results/runs/mine/vo_rope/seed0"):
         find_groups(tmp_path / "g" / "qk_rope", None)
-    with refused("holds no groups other", "--group takes g"):
+    with refused("holds no groups other", "Available for --group: g"):
         find_groups(tmp_path, "other")
 
 
@@ -114,10 +114,10 @@ def test_weights_that_the_config_does_not_say_are_refused(tmp_path: Path) -> Non
     """Or that it says, and the run did not begin with."""
     one, other = (begun_from(sha256_of(name)) for name in ("one", "other"))
     folder = make_run(tmp_path, **{**one, "env": other["env"]})
-    with refused(f"{folder / 'env.json'} says that the run began with the weights"):
+    with refused(f"{folder / 'env.json'} says that the run started from the weights"):
         read(tmp_path)
     make_run(tmp_path / "plain", env=one["env"])
-    with refused("by its config it began with None"):
+    with refused("by its config it started from None"):
         read(tmp_path / "plain")
     make_run(tmp_path / "whole", **one)
     assert len(read(tmp_path / "whole")) == 1

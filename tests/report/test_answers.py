@@ -147,8 +147,8 @@ def test_the_csv_has_the_same_numbers(report: Report) -> None:
     [
         ((0.7, 0.9), "confirmed"),
         ((0.9, 0.7), "contradicted"),
-        ((1.0, 1.0), "open; no room to differ"),
-        ((0.0, 0.0), "open; no room to differ"),
+        ((1.0, 1.0), "open; floor or ceiling effect"),
+        ((0.0, 0.0), "open; floor or ceiling effect"),
     ],
 )
 def test_ropers_claim_is_judged_by_matches(
@@ -174,7 +174,7 @@ def test_ropers_claim_is_judged_by_matches(
 def test_a_task_without_mistakes_opens_both_measures(report: Report) -> None:
     """Losses, too, however far apart they are; where nothing is right, the matches alone."""
     assert [relation.outcome for relation in report.relations] == ["confirmed"]
-    for share, outcome in ((1.0, "open; too easy a task"), (0.0, "confirmed")):
+    for share, outcome in ((1.0, "open; the task is too easy"), (0.0, "confirmed")):
         found = with_levels(report, lambda row, seed, span, share=share: share)
         assert [relation.outcome for relation in found.relations] == [outcome]
         assert f"| {outcome} |" in markdown(found)
@@ -211,7 +211,7 @@ def test_repeats_stand_beside_the_losses_of_the_notebook(tmp_path: Path) -> None
     assert "published loss" in text
     assert "| 0.319 | -0.011 |" in text
     [said] = [note for note in notes(report) if "Harik" in note]
-    assert "values were turned twice" in said
+    assert "values were rotated twice" in said
     assert report.source is not None
     assert "results.ipynb" in report.source.cited
 

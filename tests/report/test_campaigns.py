@@ -57,7 +57,7 @@ def test_each_level_of_a_factor_has_a_table(tmp_path: Path) -> None:
     write_campaigns(tmp_path / "records", "tokens", tmp_path)
     for steps in (500, 1000):
         text = (tmp_path / "tokens" / f"train.num_steps={steps}" / "table.md").read_text()
-        assert f"{steps * 4096:,} tokens a run" in text
+        assert f"{steps * 4096:,} tokens per run" in text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -120,10 +120,11 @@ def test_files_of_an_earlier_report_are_named(tmp_path: Path) -> None:
 
     for name in (None, "english"):
         *_, last = write_campaigns(tmp_path / "records", name, tmp_path)
-        assert last == f"{old} is of an earlier report: these records give no such file"
+        left_over = "is left over from an earlier report: these records do not produce it"
+        assert last == f"{old} {left_over}"
     old.unlink()
     assert not any(
-        "of an earlier" in line for line in write_campaigns(tmp_path / "records", None, tmp_path)
+        "from an earlier" in line for line in write_campaigns(tmp_path / "records", None, tmp_path)
     )
 
 
@@ -180,9 +181,9 @@ def test_a_probe_that_was_not_finite_is_left_out(
 
 def test_a_campaign_without_records_is_refused(tmp_path: Path) -> None:
     make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0,))
-    with refused("holds no record of a campaign table; it holds english"):
+    with refused("holds no records of campaign table. Available: english"):
         write_campaigns(tmp_path / "records", "table", tmp_path / "out")
-    with refused("empty holds no record of any campaign"):
+    with refused("empty holds no campaign records"):
         write_campaigns(tmp_path / "empty", None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -205,7 +206,7 @@ def test_a_paired_campaign_pools_nothing(tmp_path: Path) -> None:
     assert float(row["delta_ci_high"]) == pytest.approx(interval.high, abs=1e-6)
 
     text = (tmp_path / "ours/table.md").read_text(encoding="utf-8")
-    assert "standard errors: each pair's own. Tests: docs/protocol-2.md." in text
+    assert "Test: paired t test (docs/protocol-2.md)." in text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -215,7 +216,7 @@ def test_rows_of_a_campaign_may_have_rates_of_their_own(tmp_path: Path) -> None:
     write_campaigns(tmp_path / "records", "ours", tmp_path)
     text = (tmp_path / "ours/table.md").read_text(encoding="utf-8")
     assert "QK-RoPE ≈ QKVO-RoPE" in text
-    rates = next(line for line in text.splitlines() if "learning rate of its own" in line)
+    rates = next(line for line in text.splitlines() if "Learning rates differ between rows" in line)
     assert "QK-RoPE 0.001" in rates
     assert "NoPE 0.004" in rates
 

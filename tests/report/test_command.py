@@ -51,7 +51,7 @@ def test_tables_and_figures_are_written_and_named(tmp_path: Path) -> None:
         assert str(tmp_path / "out" / name) in done.stdout
         assert (tmp_path / "out" / name).stat().st_size > 0
     assert "QKVO-RoPE" in done.stdout
-    assert "One seed: no difference here can be called real; best QK-RoPE (3.7120)" in done.stdout
+    assert "One seed: no difference can be tested. Best: QK-RoPE (3.7120)" in done.stdout
 
 
 def test_what_runs_were_asked_stands_beside_their_table(
@@ -93,7 +93,7 @@ def test_no_records_at_all_exit_2(tmp_path: Path, report: Command) -> None:
     out = tmp_path / "out"
     done = report("--campaign", "all", "--records", tmp_path / "empty", "--out", out)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "holds no record of any campaign" in done.stderr
+    assert "holds no campaign records" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not out.exists()
 
@@ -160,7 +160,7 @@ def test_another_groups_table_is_not_replaced(
         make_run(Path("results/runs"), group=group)
     assert command(["--group", "small"]) == 0
     assert command(["--group", "small"]) == 0
-    with refused("results/table.csv is the table of group small; --out FOLDER keeps it, and"):
+    with refused("results/table.csv is the table of group small; pass --out FOLDER to keep it, or"):
         command(["--group", "large"])
     assert table_rows(Path("results"))["qk_rope"]["group"] == "small"
     for words in (["--out", "other"], ["--out", "other", "--force"], ["--force"]):
@@ -178,8 +178,8 @@ def test_a_row_of_other_code_is_named(tmp_path: Path) -> None:
         git = {"commit": commit * 40, "dirty": dirty}
         make_run(tmp_path / "runs", pe=pe, env={"git": git})
     said = write(tmp_path / "runs", None, tmp_path / "out")
-    assert "VO-RoPE: trained by commit 1111111111+; most runs by 0000000000." in said
-    assert "+: the code had changes that were not committed." in said
+    assert "VO-RoPE: trained at commit 1111111111+; most runs at 0000000000." in said
+    assert "+: the code had uncommitted changes." in said
 
 
 @pytest.mark.torture

@@ -61,7 +61,7 @@ def test_a_row_says_what_it_caches_once(tmp_path: Path) -> None:
     assert kept == {"plain": ("256", "0"), "shifted": ("256", "128")}
     table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert "| 256 |" in table
-    assert "| 256, and 128 once |" in table
+    assert "| 256, plus 128 fixed |" in table
     assert "token_shift true" in table
 
 
@@ -124,7 +124,7 @@ def test_how_often_a_sum_was_floored_is_noted(results: Path) -> None:
     said = notes(build(runs, ["row"]))
     found = [line for line in said if "attn.eps" in line]
     assert [line.partition(":")[0] for line in found] == ["linear_qk, seed 0", "linear_qk, seed 1"]
-    assert "at most 1.250% of the sums" in found[0]
+    assert "at most 1.250% of a layer's denominators" in found[0]
 
 
 points = st.lists(

@@ -162,7 +162,7 @@ def test_the_answer_says_no_more_than_the_test(text: str, tables: dict[str, Repo
     assert f"{line['delta_ci_low']:+.4f} to {line['delta_ci_high']:+.4f}" in said
     assert html.unescape(said) in html.unescape(text)
     untested = answer(tables["tokens/train.num_steps=1000"])
-    assert untested == "No difference to QK-RoPE is tested yet."
+    assert untested == "No difference from QK-RoPE has been tested yet."
 
 
 @pytest.mark.parametrize(("shift", "word"), [(-0.3, "better"), (0.3, "worse")])
@@ -237,7 +237,7 @@ def test_the_same_runs_give_the_same_page(drawn: str) -> None:
 
 def test_a_page_without_settings_says_so() -> None:
     text = undrawn({})
-    assert "No campaign has records of rows to compare yet." in text
+    assert "No campaign has records to compare yet." in text
     assert "<table" not in text
     assert "<select" not in text
 

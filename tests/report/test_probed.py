@@ -83,7 +83,7 @@ def test_the_table_of_lengths_holds_means_over_seeds(runs: list[Run]) -> None:
 
     sentence, table = extension_part(report)
     header, _, first, *_ = table.splitlines()
-    assert header == "| row | frequencies | of | seeds | 1× | 2× | 4× | 8× |"
+    assert header == "| row | frequencies | sites | seeds | 1× | 2× | 4× | 8× |"
     assert first.split(" | ")[1:4] == ["as trained", "—", "3"]
     assert sentence.endswith(":")
 

@@ -30,9 +30,9 @@ ASSUMPTIONS = (
 def test_the_caption_says_what_was_run(tmp_path: Path) -> None:
     make_nine(tmp_path)
     assert caption(report_of(tmp_path)) == (
-        "Group g: 9 variants, seed 0; 1,328,256 parameters; corpus stdlib; 2,048,000 tokens a "
-        "run. Losses are validation losses in nats per token; Δ is the mean difference to QK-RoPE "
-        "within a seed."
+        "Group g: 9 variants, seed 0; 1,328,256 parameters; corpus stdlib; 2,048,000 tokens per "
+        "run. Losses are validation losses in nats per token; Δ is the mean within-seed difference "
+        "from QK-RoPE."
     )
 
 
@@ -54,15 +54,15 @@ def test_rows_without_a_seed_in_common_have_no_order(tmp_path: Path) -> None:
             make_run(tmp_path, pe=pe, seed=seed, loss=3.5 + (pe == "vo_rope") + 0.01 * seed)
     report = report_of(tmp_path)
     assert [pair.sign for pair in report.pairs.values()] == [">"]
-    shared = "pairs are tested over those they share"
-    assert summary(report) == f"Rows share too few seeds for an order; {shared}."
+    shared = "Pairs are tested over their shared seeds"
+    assert summary(report) == f"Rows share too few seeds for an order. {shared}."
 
 
 def test_the_caption_says_the_epochs_where_the_runs_know(tmp_path: Path) -> None:
     """Tokens a run over the training tokens of the corpus, of which env.json tells."""
     make_run(tmp_path, env={"corpus": {"tokens": {"train": 4_096_000, "validation": 9}}})
     make_run(tmp_path, pe="vo_rope", loss=None, steps=20)
-    assert "2,048,000 tokens a run, 0.5 epochs. Losses" in caption(report_of(tmp_path))
+    assert "2,048,000 tokens per run, 0.5 epochs. Losses" in caption(report_of(tmp_path))
 
 
 def test_every_assumption_is_said(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_what_becomes_of_documents_is_said(tmp_path: Path) -> None:
     make_run(tmp_path, overrides=words)
     said = "\n".join(assumptions(report_of(tmp_path)))
     assert (
-        "between them, attention within each, positions from 0 in each, in training positions of "
-        "a row from a random one up to 256."
+        "between them, attention within documents, positions restart at 0 in each document, "
+        "training rows start at a random position up to 256."
     ) in said
     assert "without attention masks" not in said
 
@@ -91,9 +91,7 @@ def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
     make_run(tmp_path, **begun_from(weights))
     make_run(tmp_path, pe="vo_rope", **begun_from(weights))
     report = report_of(tmp_path)
-    assert f"Beginning: the weights {weights:.12} of a finished run" in "\n".join(
-        assumptions(report)
-    )
+    assert f"Initial weights: {weights:.12} from a finished run" in "\n".join(assumptions(report))
     assert report.published is None
     assert "published" not in caption(report) + summary(report) + "\n".join(notes(report))
 
@@ -124,8 +122,8 @@ def test_an_assumption_is_said_with_every_value_that_it_had(tmp_path: Path) -> N
 def test_one_seed_calls_no_difference_real(tmp_path: Path) -> None:
     make_nine(tmp_path)
     assert summary(report_of(tmp_path)) == (
-        "One seed: no difference here can be called real; best QK-RoPE (3.7120), worst V-RoPE "
-        "(3.8560); Kendall's tau-b against the published losses is 1.000 (n = 9)."
+        "One seed: no difference can be tested. Best: QK-RoPE (3.7120); worst: V-RoPE (3.8560). "
+        "Kendall's tau-b against the published losses is 1.000 (n = 9)."
     )
 
 
@@ -135,17 +133,17 @@ def test_several_seeds_say_what_is_settled_between_neighbours(tmp_path: Path) ->
     said = summary(report_of(tmp_path))
     order = "QK-RoPE ≈ QKVO-RoPE > K-RoPE ≈ VO-RoPE > QKV-RoPE > NoPE > O-RoPE "
     assert said.startswith(order)
-    assert "(3 seeds;" in said
-    assert "all 36 pairs tested together" in said
+    assert "(3 seeds)." in said
+    assert "All 36 pairs are tested together." in said
 
 
-def test_what_the_runs_cannot_tell_is_not_settled(tmp_path: Path) -> None:
+def test_what_the_runs_do_not_show_is_open(tmp_path: Path) -> None:
     noise = {"qk_rope": (0.0, 0.2, -0.2), "vo_rope": (0.1, -0.1, 0.05), "nope": (0.0, -0.1, 0.2)}
     for pe, losses in noise.items():
         for seed, loss in enumerate(losses):
             make_run(tmp_path, pe=pe, seed=seed, loss=3.5 + loss)
     said = summary(report_of(tmp_path))
-    assert said.startswith("QK-RoPE ? VO-RoPE ? NoPE (3 seeds;")
+    assert said.startswith("QK-RoPE ? VO-RoPE ? NoPE (3 seeds). ")
     assert " > " not in said
 
 
@@ -158,13 +156,14 @@ def test_where_noise_is_pooled_the_paired_t_is_told_too(tmp_path: Path) -> None:
         make_run(tmp_path, pe="k_rope", seed=seed, loss=3.9 - wobble / 2)
     report = report_of(tmp_path)
     assert summary(report).startswith("QKVO-RoPE > QK-RoPE > VO-RoPE > K-RoPE")
-    said, mark = [note for note in notes(report) if "paired t" in note]
-    assert mark == "†: open by the pair's own standard deviation (paired t, Holm)."
+    said, mark = [note for note in notes(report) if "paired t test" in note]
+    assert mark == "†: open in the paired t test (Holm)."
     assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in said
     assert "QK-RoPE ≈ QKVO-RoPE is open" in said
 
     # The same again, where nothing is pooled.
-    assert not [note for note in notes(report.alone) if "paired t" in note]
+    [said] = [note for note in notes(report.alone) if "paired t" in note]
+    assert said.startswith("Noise: ")
 
 
 def test_the_paired_t_is_that_of_scipy(tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_the_paired_t_is_that_of_scipy(tmp_path: Path) -> None:
 
 def test_without_two_losses_there_is_nothing_to_compare(tmp_path: Path) -> None:
     make_run(tmp_path, loss=None, steps=20)
-    nothing = "There is nothing to compare; rows with a loss: "
+    nothing = "Nothing to compare. Rows with a loss: "
     assert summary(report_of(tmp_path)) == f"{nothing}none."
     make_run(tmp_path, pe="vo_rope")
     assert summary(report_of(tmp_path)) == f"{nothing}VO-RoPE (3.5000)."
@@ -238,14 +237,14 @@ def test_published_differences_need_a_published_reference(tmp_path: Path) -> Non
 def test_a_reference_that_the_group_lacks_is_refused(tmp_path: Path) -> None:
     """Unasked for, its absence is said."""
     make_run(tmp_path, pe="nope")
-    with refused("--reference qk_rope names no rows; there is nope or NoPE"):
+    with refused("--reference qk_rope matches no rows. Available: nope or NoPE"):
         report_of(tmp_path, reference="qk_rope")
     report = report_of(tmp_path)
     assert report.rows["nope"].ours.delta is None
     assert report.rows["nope"].theirs.delta == 2.795 - 2.712
     [said] = [note for note in notes(report) if "so there is no Δ" in note]
     assert said == (
-        "qk_rope has no finished run here, so there is no Δ; --reference takes another row."
+        "qk_rope has no finished run here, so there is no Δ; --reference selects another row."
     )
 
 
@@ -325,7 +324,7 @@ def test_what_differs_between_rows_is_said_of_each(tmp_path: Path) -> None:
     report = report_of(tmp_path, keys=("optim.lr", "train.num_steps"))
     said = caption(report)
     assert said.startswith("Group lr-0.001, lr-0.01: 2 rows by optim.lr, train.num_steps, seed 0;")
-    assert "1,638,400 to 2,048,000 tokens a run." in said
+    assert "1,638,400 to 2,048,000 tokens per run." in said
     rates = [line for line in assumptions(report) if line.startswith("Optimiser")]
     assert [line.split(", ")[1] for line in rates] == ["lr 0.001", "lr 0.01"]
     assert "published" not in " ".join([summary(report), *notes(report)]).lower()
@@ -336,7 +335,7 @@ def test_runs_on_hidden_tokens_say_what_is_hidden(tmp_path: Path) -> None:
     said = assumptions(report_of(tmp_path))
     [training] = [line for line in said if line.startswith("Training")]
     assert "objective mlm" in training
-    assert any(line.startswith("Objective mlm: attention looks both ways") for line in said)
+    assert any(line.startswith("Objective mlm: attention is bidirectional") for line in said)
 
 
 def test_runs_in_stages_say_each_of_them(tmp_path: Path) -> None:
@@ -345,4 +344,4 @@ def test_runs_in_stages_say_each_of_them(tmp_path: Path) -> None:
     [training] = [line for line in assumptions(report) if line.startswith("Training")]
     assert "stages [[256, 400], [512, 100, 16]]" in training
     tokens = 400 * 4096 + 100 * 512 * 16
-    assert f"{tokens:,} tokens a run" in caption(report)
+    assert f"{tokens:,} tokens per run" in caption(report)

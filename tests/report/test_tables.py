@@ -152,7 +152,7 @@ def test_the_intervals_and_p_of_the_table_are_those_of_the_tests(tmp_path: Path)
         assert row[f"{key}_alone"] == row[key]
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert OWN not in text
-    assert "so no second interval is printed" in text
+    assert "; no second interval is printed" in text
 
 
 def test_the_pairs_own_interval_stands_beside(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_an_open_relation_says_what_would_settle_it(tmp_path: Path) -> None:
         make_run(tmp_path, pe="qkvo_rope", seed=seed, loss=qkvo)
     text = markdown(report_of(tmp_path))
     assert "| QK-RoPE ≈ QKVO-RoPE | QK-RoPE ? QKVO-RoPE |" in text
-    assert "in 4 of 5 cases; a difference may then still be one below the margin |" in text
+    assert "in 4 of 5 cases; a difference may then still be below the margin |" in text
 
 
 def test_every_pair_stands_once_in_pairs_csv(nine: Report) -> None:

@@ -45,7 +45,7 @@ def test_a_contender_that_fails_ends_the_race_in_its_words(tiny_overrides: list[
     [
         (["sped"], "part=sped is not one of check, limits, speed"),
         (["--rounds", "0"], "--rounds: 0 must be at least 1"),
-        (["race", "--name", "length"], "--name: length would be taken for a result"),
+        (["race", "--name", "length"], "--name: length would be mistaken for a result"),
         (["--models", "nanno"], "model=nanno"),
         (["--set", "launch.num_processes=2"], "launch.num_processes=2: must be 1"),
         (["against", "--tree", "{empty}"], "must be the folder of a checkout"),

@@ -38,14 +38,14 @@ def test_a_campaign_leaves_its_records_packed(home: Path) -> None:
 def test_what_has_no_time_left_is_not_begun(home: Path) -> None:
     done = run(home, "--minutes", "0.5")
     assert done.returncode == 0
-    assert "mine: not begun, 30 s are left" in done.stderr
+    assert "mine: not started, 30 s left" in done.stderr
     assert not (home / "out/mine.log").exists()
 
 
 def test_a_part_that_there_is_not_is_refused(home: Path) -> None:
     done = run(home, "--only", "bnech")
     assert done.returncode == EXIT_USAGE
-    assert "--only=bnech: is none of tests, bench, bench_1b, mine" in done.stderr
+    assert "--only=bnech: is not one of tests, bench, bench_1b, mine" in done.stderr
     assert not (home / "out").exists()
 
 

@@ -108,7 +108,7 @@ def test_the_windows_are_those_that_a_run_reads(tiny: Tiny, tmp_path: Path) -> N
     assert read_WS.shape == (6 * train.global_batch_size, train.seq_len + 1)
     assert held_NS.shape == (train.eval_sequences, train.seq_len + 1)
     assert max(read_WS.max(), held_NS.max()) < vocab_size
-    with refused("the tokens here are not the record's", by=ReportError):
+    with refused("the tokens here differ from the record's", by=ReportError):
         ngrams.windows(tiny("train.num_steps=6", "seed=1"), trainer.train_step.order_sha256)
 
 
@@ -143,7 +143,7 @@ def test_two_runs_of_a_variant_are_refused(tmp_path: Path) -> None:
     make_records(tmp_path, "lr", rows=("nope",), seeds=(0,))
     [run] = read_records(tmp_path, "lr")
     other = replace(run, where="lr/nope-optim.lr=0.003-s0")
-    with refused("lr/nope-s0 and lr/nope-optim.lr=0.003-s0 are of one variant", by=ReportError):
+    with refused("lr/nope-s0 and lr/nope-optim.lr=0.003-s0 have the same variant", by=ReportError):
         ngrams.beside([run, other])
 
 
@@ -151,5 +151,5 @@ def test_hidden_tokens_are_refused(tmp_path: Path) -> None:
     make_records(
         tmp_path, "mlm", rows={"nope": ["pe=nope", "train.objective=mlm"]}, seeds=(0,), probes=()
     )
-    with refused("mlm/nope-s0 does not predict text, token after token", by=ReportError):
+    with refused("mlm/nope-s0 does not predict the next token of text", by=ReportError):
         ngrams.beside(read_records(tmp_path, "mlm"))

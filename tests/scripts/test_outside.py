@@ -87,7 +87,7 @@ def test_what_would_not_be_trained_is_refused(tiny: Tiny, override: str, key: st
 
 
 def write_runs(records: Path, out: Path, apart: float = 0.01, **changes: Any) -> None:
-    """Write a run of other code for each record, so far above it."""
+    """Write an outside run for each record, so far above it."""
     make_records(records, "english", rows=("nope", "qk_rope"), seeds=(0, 1))
     for run in read_records(records, "english"):
         values = {
@@ -105,8 +105,8 @@ def test_losses_stand_beside_those_of_the_records(tmp_path: Path) -> None:
     write_runs(tmp_path / "records", tmp_path / "out")
     files = outside.comparisons(tmp_path / "records", tmp_path / "out")
     text = files["english.md"]
-    assert "+0.0100 in the mean (+0.0100 to +0.0100), deviating by 0.0000, at most 0.0100" in text
-    assert "adjusted for the seeds that a row lacks: 1.00 over 2 rows" in text
+    assert "mean +0.0100 (+0.0100 to +0.0100), SD 0.0000, at most 0.0100" in text
+    assert "adjusted for missing seeds: 1.00 over 2 rows" in text
     assert len(files["english.csv"].splitlines()) == 1 + 4
 
 
@@ -115,19 +115,19 @@ def test_one_run_has_no_deviation(tmp_path: Path) -> None:
     for path in sorted((tmp_path / "out" / "english").glob("*.json"))[1:]:
         path.unlink()
     text = outside.comparisons(tmp_path / "records", tmp_path / "out")["english.md"]
-    assert "+0.0100 in the mean, deviating by an unknown amount" in text
+    assert "mean +0.0100, SD unknown" in text
 
 
 @pytest.mark.parametrize("key", ["config_sha256", "init_sha256", "order_sha256"])
 def test_another_config_weights_or_tokens_are_refused(tmp_path: Path, key: str) -> None:
     write_runs(tmp_path / "records", tmp_path / "out", **{key: "0" * 64})
-    with refused(f"another {key} than its record", by=ReportError):
+    with refused(f"differs from its record in {key}", by=ReportError):
         outside.comparisons(tmp_path / "records", tmp_path / "out")
 
 
 def test_a_row_that_is_not_its_records_is_refused(tmp_path: Path) -> None:
     write_runs(tmp_path / "records", tmp_path / "out", row="vo_rope")
-    with refused("another row or seed than its record", by=ReportError):
+    with refused("differs from its record in row or seed", by=ReportError):
         outside.comparisons(tmp_path / "records", tmp_path / "out")
 
 

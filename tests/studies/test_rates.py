@@ -58,7 +58,7 @@ def test_each_variant_has_its_best_rate(text: str) -> None:
     """Seed 1 lies 0.38 above seed 0 by least squares; a best at an end may be further out."""
     assert line_of(text, "variant", 1)[2:] == ["0.001", "0.003", "0.01", "best"]
     assert line_of(text, "QK-RoPE", 1)[1:] == ["1 to 2", "3.7900", "3.7000", "3.8800", "0.003"]
-    assert line_of(text, "QKVO-RoPE", 1)[-1] == "0.001 (the last that was tried)"
+    assert line_of(text, "QKVO-RoPE", 1)[-1] == "0.001 (at the end of the range)"
     assert text.index("K-RoPE") < text.index("QKVO-RoPE") < text.index("| QK-RoPE")
 
 
@@ -68,7 +68,7 @@ def test_a_seed_of_one_rate_tells_nothing_of_rates(text: str) -> None:
 
 def test_differences_stand_at_the_common_and_the_best_rate(text: str) -> None:
     """Each over the seeds that both have there."""
-    assert "Differences to QK-RoPE at the common learning rate of 0.003" in text
+    assert "Differences from QK-RoPE at the common learning rate of 0.003" in text
     assert line_of(text, "QKVO-RoPE", 3)[1:] == ["-0.0600 (2)", "-0.1000 (1)"]
     assert line_of(text, "K-RoPE", 3)[1:] == ["+0.0500 (1)", "-0.2000 (1)"]
 
@@ -78,7 +78,7 @@ def test_a_relation_whose_sign_hangs_on_the_rate_is_open(text: str) -> None:
     same = line_of(text, "QK-RoPE ≈ QKVO-RoPE", 5)
     assert same[1:] == ["-0.0500 (1)", "-0.1000 (1)", "the same"]
     other = line_of(text, "QKVO-RoPE > K-RoPE", 5)
-    assert other[1:] == ["+0.1000 (1)", "-0.1000 (1)", "another: open"]
+    assert other[1:] == ["+0.1000 (1)", "-0.1000 (1)", "changed: open"]
 
 
 def test_without_the_common_rate_there_is_no_difference(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_without_the_published_rows_nothing_stands_beside(tmp_path: Path) -> Non
             overrides = [f"optim.lr={rate}", "train.objective=mlm"]
             make_run(tmp_path / "mlm", pe=pe, loss=loss, group=f"of{rate}", overrides=overrides)
     text = markdown(Tried.of(all_runs(tmp_path / "mlm")))
-    assert "Differences to QK-RoPE" in text
+    assert "Differences from QK-RoPE" in text
     assert "published" not in text
 
 
@@ -115,7 +115,7 @@ def test_runs_that_differ_in_more_than_the_rate_are_refused(tmp_path: Path) -> N
 def test_without_two_rates_at_one_seed_there_is_no_table(tmp_path: Path) -> None:
     make_run(tmp_path, group="a", seed=0, overrides=["optim.lr=0.001"])
     make_run(tmp_path, group="b", seed=1, overrides=["optim.lr=0.003"])
-    with refused("two learning rates with one seed"):
+    with refused("two learning rates with the same seed"):
         Tried.of(all_runs(tmp_path))
 
 

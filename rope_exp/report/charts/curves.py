@@ -161,7 +161,7 @@ def _gathered(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
-    """Return the points after the steep beginning, to which axes are scaled.
+    """Return the points after the steep start; axes are scaled to them.
 
     Rows that diverged are left out, unless there is nothing else.
     """
@@ -172,7 +172,7 @@ def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
 
 
 def _lines(base: alt.Chart, width: float, size: int) -> Iterator[alt.Chart]:
-    """Draw each row's line, and markers that tell its numbers."""
+    """Draw each row's line, and markers whose tooltips show its numbers."""
     dash = alt.StrokeDash("dash:N", scale=None)
     line = base.mark_line(clip=True, strokeWidth=width)
     yield line.encode(color=COLOR, strokeDash=dash, detail=alt.Detail("label:N"))
@@ -186,17 +186,17 @@ def _sentences(report: Report, window: int) -> Iterator[str]:
     seeds = "one seed"
     if num_seeds > 1:
         seeds = (
-            f"means over up to {num_seeds} finished seeds; band: one SD of a difference over "
+            f"means over up to {num_seeds} finished seeds; band: one SD of the differences over "
             "seeds, not a 95 % interval"
         )
     yield f"Group {report.groups}; {seeds}."
     if report.of_variants:
         yield (
-            "Colour and fill of the marker: which of Q and K rotate; dash and shape: which of V "
-            "and O."
+            "Colour and marker fill show which of Q and K rotate; dash and marker shape, which of "
+            "V and O."
         )
-    yield f"Training loss: running median over {window} logged steps. Steep beginnings are cut off."
+    yield f"Training loss: running median over {window} logged steps. The steep start is cut off."
     if _diverged(report):
         yield "×: diverged."
     if not report.reference.runs:
-        yield f"Without {report.reference.name} there are no differences."
+        yield f"No differences: {report.reference.name} has no runs here."

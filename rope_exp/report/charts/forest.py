@@ -30,7 +30,7 @@ def forest(report: Report) -> alt.LayerChart | None:
 
     table = pd.DataFrame([in_words(report, row) for row in rows])
     bars = pd.DataFrame(_bars(report), columns=["label", "kind", "low", "high"])
-    # Without bars, Altair could not tell the columns' types.
+    # Without bars, Altair could not infer the types of the columns.
     bars = bars.astype({"low": float, "high": float})
     means = [*table["delta"].dropna(), *table["theirs"].dropna(), -MARGIN, MARGIN]
     domain = limits(means, [*bars["low"], *bars["high"]])
@@ -70,7 +70,7 @@ def _bars(report: Report) -> Iterator[tuple[str, str, float, float]]:
 
 
 def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Chart]:
-    """Draw intervals, the pooled one pale below the row, with an arrow where one goes on."""
+    """Draw intervals, the pooled one pale below the row, with an arrow where one is cut off."""
     low, high = domain
     styles: dict[str, dict[str, Any]] = {
         "family": {"strokeWidth": 1, "opacity": 1},
@@ -102,19 +102,19 @@ def _columns(base: alt.Chart, table: pd.DataFrame) -> Iterator[alt.Chart]:
 
 
 def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str]:
-    yield f"Group {report.groups}. Grey band: the margin of {MARGIN:g} {report.margin_unit}."
+    yield f"Group {report.groups}. Grey band: margin of {MARGIN:g} {report.margin_unit}."
     if report.against:
         yield (
-            "Thick: the 95 % interval by the pair's own SD over seeds (paired t); "
-            f"{'pale, below: the one by the pooled noise; ' if report.is_pooled else ''}"
-            f"thin: the one that holds for all {len(report.against)} differences (Bonferroni). "
-            "A row is equivalent where the test shows that its difference lies within the margin. "
-            "Verdicts: by Holm over the same family."
+            "Thick: 95 % interval of the paired t test; "
+            f"{'pale, below: of the pooled t test; ' if report.is_pooled else ''}"
+            f"thin: interval that holds for all {len(report.against)} differences (Bonferroni). "
+            "Equivalent: the test shows that the difference is within the margin. "
+            "Verdicts are adjusted by Holm over the same differences."
         )
     else:
-        yield "No row shares two seeds with the reference: nothing here can be tested."
+        yield "No row shares two seeds with the reference, so nothing can be tested."
     if is_cut:
-        yield "An arrow: it goes on."
+        yield "Arrow: the interval extends further."
     if report.published and is_published:
         theirs = report.published
         yield (

@@ -20,7 +20,7 @@ _DARK = 0.75
 
 
 def grid(report: Report) -> alt.LayerChart | None:
-    """Draw each subset's mean difference; None if rows are no variants, or no subset has one."""
+    """Draw each subset's mean difference; None if rows are not variants, or no subset has one."""
     cells = pd.DataFrame(_cells(report) if report.of_variants else [])
     if cells.empty or cells["delta"].isna().all():
         return None
@@ -33,8 +33,8 @@ def grid(report: Report) -> alt.LayerChart | None:
     is_dark = f"abs(datum.delta) > {_DARK * largest}"
 
     base = alt.Chart(cells).encode(
-        x=_sites(alt.X("values:N", title="rotated of V and O"), _VALUES),
-        y=_sites(alt.Y("scores:N", title="rotated of Q and K"), _SCORES),
+        x=_sites(alt.X("values:N", title="rotation of V and O"), _VALUES),
+        y=_sites(alt.Y("scores:N", title="rotation of Q and K"), _SCORES),
         tooltip=TOLD,
     )
     text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(INK)))
@@ -56,7 +56,7 @@ def _cells(report: Report) -> Iterator[dict[str, Any]]:
     for row in report.rows.values():
         if place := parts(row.label):
             words = in_words(report, row)
-            # The number of diverged seeds has a line of its own.
+            # The number of diverged seeds is on a separate line.
             below = (words["half"] + words["verdict"]).replace(" (", "\n(")
             scores, values = place
             yield {**words, "below": below, "scores": _SCORES[scores], "values": _VALUES[values]}
@@ -70,9 +70,9 @@ def _sites(channel: Any, names: dict[str, str]) -> Any:
 
 def _sentences(report: Report) -> Iterator[str]:
     yield (
-        f"Group {report.groups}. In a cell: the mean difference within a seed, and where there are "
-        "two seeds half of the 95 % interval of the table's test, and its verdict, by the runs "
-        "that did not diverge. Empty: not run."
+        f"Group {report.groups}. Cells show the mean within-seed difference and, with at least two "
+        "seeds, half the width of the 95 % interval of the table's test, and the verdict. Diverged "
+        "runs are excluded. Empty: not run."
     )
     if report.published:
-        yield "In the corner, in italics: the published difference."
+        yield "Italics in the corner: published difference."

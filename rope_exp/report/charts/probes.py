@@ -161,8 +161,8 @@ def _title(report: Report, probe: str) -> str:
     titles = {
         "position": "loss by position",
         "window": "loss over whole windows",
-        "shift": "loss added by a later start",
-        "ablation": "loss added without a site",
+        "shift": "added loss, shifted start",
+        "ablation": "added loss, ablated site",
     }
     has_differences = probe == "position" and report.reference.runs
     return titles[probe] + (f", minus {report.reference.name}'s" if has_differences else "")
@@ -170,12 +170,12 @@ def _title(report: Report, probe: str) -> str:
 
 def _sentences(report: Report, shown: list[str]) -> Iterator[str]:
     counts = [sum(bool(run.probes) for run in row.runs) for row in report.rows.values()]
-    yield f"Group {report.groups}; {seeds(counts)} a row; losses in {report.unit}."
+    yield f"Group {report.groups}; {seeds(counts)} per row; losses in {report.unit}."
     if set(shown) - {"ablation"} and report.reference.runs:
         yield f"Grey: {report.reference.name}."
     if "position" in shown:
-        yield "By position: bins of half an octave; dashed: the training length."
+        yield "By position: bins of half an octave. Dashed: training length."
     if "shift" in shown:
-        yield "Relative variants are the same wherever positions begin."
+        yield "Relative variants do not depend on the first position."
     if "ablation" in shown:
-        yield "Without a site: its rotation is switched off in the trained model."
+        yield "Ablated site: its rotation is switched off in the trained model."

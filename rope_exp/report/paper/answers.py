@@ -85,9 +85,9 @@ def _name_split(axes: Axes, split: str, start: int, count: int) -> None:
 def _print(report: Report, rows: Sequence[Line]) -> list[str]:
     counts = [sum("answers" in run.probes for run in row.runs) for row in rows]
     said = [
-        f"Group {report.groups}; {seeds(counts)} a row. Marks: means over seeds, side by side; "
-        "dots: single seeds."
+        f"Group {report.groups}; {seeds(counts)} per row. Markers: means over seeds, drawn side by "
+        "side; dots: single seeds."
     ]
     if "longer" in splits(report):
-        said.append("Test: examples like those of training; longer: longer than any of these.")
+        said.append("Test: examples like those in training; longer: longer than any in training.")
     return said

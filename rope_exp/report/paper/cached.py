@@ -110,18 +110,18 @@ def _draw(
 
     log_axis(axes, {point.num_bytes for point in points}, lambda value: f"{value:,.0f}")
     axes.tick_params(axis="x", rotation=45)
-    axes.set_xlabel("bytes cached a token and layer, in bf16")
+    axes.set_xlabel("bytes cached per token and layer, in bf16")
 
 
 def _print(report: Report, rows: Sequence[Line], beside: bool) -> list[str]:
     said = [
-        f"Group {report.groups}. Grey: the front of the means, of which no row caches as little "
-        "and loses less; where intervals (95 %, of rows with two seeds or more) reach past it, "
-        "who is on it is not settled."
+        f"Group {report.groups}. Grey: Pareto front of the means, where no other row caches as "
+        "little at a lower loss. Bars: 95 % intervals, for rows with at least two seeds. Where a "
+        "bar crosses the front, membership is open."
     ]
     if beside and report.published:
         said.append(f"Published: {report.published.short}; {report.published.setting}.")
     others = [row.name for row in report.rows.values() if row not in rows]
     if others:
-        said.append(f"Not drawn, as they keep a state or have no difference: {', '.join(others)}.")
+        said.append(f"Not drawn (only a fixed state, or no difference): {', '.join(others)}.")
     return said

@@ -111,7 +111,7 @@ def kappa(
         return None
 
     titles = [(names or {}).get(label, label) for label in drawn]
-    figure, panels = panels_of(titles, "κ(m), in a logit", margin=1.0, height=2.1)
+    figure, panels = panels_of(titles, "κ(m) (logits)", margin=1.0, height=2.1)
     for axes, (label, answer) in zip(panels, drawn.items(), strict=True):
         _draw_heads(axes, label, answer, str(layer))
 
@@ -119,9 +119,9 @@ def kappa(
     _legend(figure, most)
     small_print(
         figure,
-        f"Layer {layer}, counted from 0; one run a row. κ(m) is the score that a head's mean query "
-        "gives its mean key m tokens before, whatever they say: what the head makes of distance "
-        "alone. The query's own token stands at 1.",
+        f"Layer {layer}, counting from 0; one run per row. κ(m) is the score of a head's mean "
+        "query with its mean key m tokens earlier. It shows the effect of distance alone, "
+        "independent of content. The query's token is at 1.",
     )
     return figure
 
@@ -135,7 +135,7 @@ def _draw_uniform(
     names: Mapping[str, str],
     looks: Mapping[str, Style],
 ) -> None:
-    """Draw uniform attention, once for each distinct one: e.g. a row with a window has its own."""
+    """Draw uniform attention, once for each distinct line: a row with a window differs."""
     levels = _distinct(answers, "uniform")
     style: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 1}
     name = "uniform"
@@ -220,14 +220,14 @@ def _distance_axis(axes: Axes) -> None:
 
 def _print(answers: Mapping[str, Sequence[Answer]]) -> list[str]:
     said = [
-        "Mean over heads, layers and the queries of the second half of a window "
-        f"({seeds(len(found) for found in answers.values())} a row). The query's own token stands "
-        "at 1. Dashed: every query weighs all its keys alike, which are i + 1 unless a window or "
-        "later keys change that."
+        "Mean over heads, layers and the queries in the second half of a window "
+        f"({seeds(len(found) for found in answers.values())} per row). The query's token is at 1. "
+        "Dashed: uniform attention, where query i weights its i + 1 keys equally; attention "
+        "windows and bidirectional attention have another number of keys."
     ]
     if any("bound" in found[0] for found in answers.values()):
         said.append(
-            "Dotted: f(m), a bound of what distance can do to a score, up to a factor; it is drawn "
-            "at uniform attention's mean, so that its slope alone says something."
+            "Dotted: f(m), a bound on the effect of distance on a score, up to a factor. It is "
+            "scaled to the mean of uniform attention, so only its slope is meaningful."
         )
     return said

@@ -5,7 +5,7 @@ The input is the answers to the probe `drift`, as in probes.json:
     {
         "sites": {                          sites with learned frequencies: qk, vo or both
             "qk": {
-                "theta0": [...],            at the start, in radians a position, by pair
+                "theta0": [...],            at the start, in radians per position, by pair
                 "theta": [[...], ...],      at the end: one list for the model, or for each layer,
                                             or for each layer and head; only layers that rotate
                 "median": 0.05,             of |ln(theta/theta0)|, over all of these
@@ -83,9 +83,10 @@ def drift(
     counts = seeds(len(found) for found in drawn.values())
     small_print(
         figure,
-        "A line: the learned frequencies θ of the model, of a layer, or of a key/value head of a "
-        f"layer, the palest first ({counts} a row); θ₀: at the start. Above 0 a pair turns faster "
-        "than it did. Median: of the absolute value over a run's lines, the mean over runs.",
+        "Each line shows the learned frequencies θ of the model, a layer, or a key/value head in a "
+        f"layer, the palest first ({counts} per row). θ₀: at the start. Above 0, a pair rotates "
+        "faster than at the start. Median: of the absolute values over a run's lines, averaged "
+        "over runs.",
     )
     return figure
 
@@ -110,6 +111,6 @@ def _draw(axes: Axes, gid: str, title: str, sites: Sequence[Mapping[str, Any]]) 
     # The mean over runs, as in the notes.
     middle = np.mean([np.median(np.abs(of_run)) for of_run in of_runs])
     axes.set_title(f"{title}: median {middle:.3g}")
-    axes.set(xlabel="θ₀ (radians a position)", ylabel="ln(θ / θ₀)")
+    axes.set(xlabel="θ₀ (radians per position)", ylabel="ln(θ / θ₀)")
     axes.set_xscale("log")
     zero_line(axes)

@@ -75,10 +75,10 @@ def extension(
     figure.legend(handles=handles, loc="outside upper center", ncols=math.ceil(len(handles) / 2))
     small_print(
         figure,
-        "Held-out windows of so many training lengths "
-        f"({seeds(len(found) for found in answers.values())} a row). Colour: how the frequencies "
-        "of longer windows follow from those of training; dash: which sites turn by them, while "
-        "others turn as trained. YaRN sharpens the scores too, where q and k turn by its own.",
+        "Held-out windows, in training lengths "
+        f"({seeds(len(found) for found in answers.values())} per row). Colour: method that extends "
+        "the frequencies to longer windows. Dash: sites that rotate at these frequencies; other "
+        "sites rotate as trained. YaRN also sharpens the scores if it extends q and k.",
     )
     return figure
 

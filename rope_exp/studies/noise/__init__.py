@@ -62,27 +62,28 @@ def _markdown(
     train = runs[0].config.train
     hours = sum(run.result["wall_s"] for run in runs if run.result) / 3600
     parts = [
-        f"**The pilot's noise: {len(runs)} runs of {train.num_tokens:,} tokens each "
+        f"**Noise in the pilot: {len(runs)} runs of {train.num_tokens:,} tokens each "
         f"({hours:.1f} hours), corpus {runs[0].config.data.name}; nats per token.**"
     ]
     if found:
         parts += [
-            "How far losses deviate (sd) when one thing varies, and two rows' difference: at the "
-            "same value of it (paired) and at different ones (unpaired). The last column: what an "
-            "sd of so few values is to be multiplied by for its 95 % interval; that of an unpaired "
-            "difference, which rests on two rows' values, is no wider.",
+            "Standard deviation (sd) of losses when one source varies, and of the difference "
+            "between two rows: at the same value of the source (paired) and at different values "
+            "(unpaired). Multiply an sd by the factors in the last column for its 95 % interval. "
+            "The interval of an unpaired difference, which uses the values of two rows, is no "
+            "wider.",
             markdown_table(_spreads_table(found), ".4f"),
         ]
     if len(changed):
         parts += [
-            "How much the loss changes when the same run is computed otherwise, and how much the "
-            "differences of rows do:",
+            "Change in the loss when the same run is computed differently, and change in the "
+            "differences between rows:",
             markdown_table(changed.assign(rate=changed["rate"].map(show)), "+.4f"),
         ]
     if len(windows):
         parts += [
-            "The standard error that the held-out windows leave in a difference averaged over "
-            "seeds, by the bootstrap over windows and over blocks of eight neighbours:",
+            "Standard error, from the choice of held-out windows, of a difference averaged over "
+            "seeds: bootstrap over windows and over blocks of eight neighbours:",
             markdown_table(windows.assign(rate=windows["rate"].map(show)), ".4f"),
             _windows_needed(windows),
         ]
@@ -95,7 +96,7 @@ def _windows_needed(windows: pd.DataFrame) -> str:
     needed = math.ceil((windows["windows"] * (errors / allowed) ** 2).max())
     there = ", ".join(f"{count}" for count in sorted(set(windows["windows"])))
     return (
-        f"For an error below a third of the margin ({allowed:.4f} nats) the widest pair needs "
+        f"For an error below a third of the margin ({allowed:.4f} nats), the noisiest pair needs "
         f"{needed} windows; there are {there}."
     )
 

@@ -56,11 +56,11 @@ def deviations(spreads: Sequence[Spread], names: Mapping[str, str] | None = None
     panels[-1, 0].set_xlabel(f"standard deviation of a difference ({UNIT})")
     small_print(
         figure,
-        "Full dot: two rows at the same value of what varies (paired); hollow: at different values "
-        "(unpaired); bars: 95 % intervals of a normal sample's deviation (of the hollow, no "
-        "wider); beside: paired over "
-        f"unpaired, root mean square over the pairs. Grey band: up to the margin of {MARGIN:g} "
-        "nats. One pair of runs; a mean over n seeds deviates by 1/√n of this.",
+        "Full dot: two rows at the same value of the source that varies (paired); hollow: at "
+        "different values (unpaired). Bars: 95 % intervals of a normal sample's SD (no wider for "
+        "hollow dots). Right: paired over unpaired, root mean square over the pairs. Grey band: up "
+        f"to the margin of {MARGIN:g} nats. The SDs are for one pair of runs; the SD of a mean "
+        "over n seeds is 1/√n of this.",
     )
     return figure
 

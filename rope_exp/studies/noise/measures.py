@@ -30,10 +30,10 @@ LEAST_VALUES = 3  # for a standard deviation
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviations of losses and differences when one thing varies.
+    """Standard deviations of losses and differences when one source varies.
 
     Attributes:
-        what: the thing that varies, and the learning rate.
+        what: the source that varies, and the learning rate.
         count: the number of its values.
         losses: of a row's loss, by row.
         paired: of two rows' difference at the same value, by pair.
@@ -55,7 +55,7 @@ class Spread:
 
     @property
     def known_within(self) -> tuple[float, float]:
-        """The factors that turn a standard deviation of `count` values into its 95 % interval."""
+        """The factors from a standard deviation of `count` values to its 95 % interval."""
         df = self.count - 1
         low = math.sqrt(df / float(stats.chi2.ppf(0.975, df)))
         return low, math.sqrt(df / float(stats.chi2.ppf(0.025, df)))
@@ -64,7 +64,7 @@ class Spread:
 def spreads(runs: Sequence[Run]) -> list[Spread]:
     """Return the deviations under initial weights, order, and both together, at each learning rate.
 
-    At least three values are needed: two say nothing about a deviation.
+    At least three values are needed: two say nothing about a standard deviation.
     """
     found = []
     for rate, of_rate in by_rate(runs).items():
@@ -76,7 +76,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
             "weights and order": [run for run in plain if run.config.seed == run.config.order_seed],
         }
         for what, varying in kinds.items():
-            found.append(_spread(f"{what}, at rate {show(rate)}", varying))
+            found.append(_spread(f"{what}, at learning rate {show(rate)}", varying))
     return [spread for spread in found if spread is not None]
 
 

@@ -1,7 +1,7 @@
 """How differences between variants move with size, tokens and length: results/scaling/scaling.md.
 
 The differences of several campaigns are fitted by lines in logarithms (fit.py). Other tables show
-who passes whom as tokens grow (below) and within a run (passes.py), and the order of variants at
+crossings as tokens grow (below) and within a run (passes.py), and the order of variants at
 each size and budget (orders.py). Nothing is extrapolated.
 """
 
@@ -71,8 +71,8 @@ def scaling(runs: Sequence[Run]) -> str:
     campaigns = dict.fromkeys(run.group for run in runs)
     ranges = [f"{axis} {_range(found, axis)}" for axis in AXES]
     parts = [
-        f"**The difference to {published.REFERENCE} as a line in logarithms, fitted to the "
-        f"differences within blocks of {', '.join(campaigns)}: {', '.join(ranges)}.** Nats per "
+        f"**Difference from {published.REFERENCE} as a line in logarithms, fitted to the "
+        f"within-block differences of {', '.join(campaigns)}: {', '.join(ranges)}.** Nats per "
         "token; slopes are nats per doubling.",
         markdown_table(pd.DataFrame([_line(label, fitted) for label, fitted in found.items()])),
         _limits(found, runs),
@@ -98,8 +98,8 @@ def _check_once(runs: Sequence[Run]) -> None:
             other = known.setdefault(place, run)
             if other is not run:
                 raise ReportError(
-                    f"{other.where} and {run.where} are of one variant, seed, size, budget and "
-                    "length, and a line has one such run"
+                    f"{other.where} and {run.where} have the same variant, seed, size, budget and "
+                    "length; a fit takes only one such run"
                 )
 
 
@@ -138,15 +138,15 @@ def _limits(found: Mapping[str, Fit], runs: Sequence[Run]) -> str:
     varied = {axis for fitted in found.values() for axis in fitted.axes}
     fixed = [axis for axis in AXES if axis not in varied]
     said = [
-        "The lines describe the tested range alone. Runs of one seed begin alike at every budget, "
-        "so their differences are not quite independent, as the fit assumes. Only runs with at "
-        f"least {LEAST_WARMUP} steps of warmup are included."
+        "The lines describe only the tested range. The fit assumes independent differences, but "
+        "runs of one seed start from the same weights at every budget. Only runs with at least "
+        f"{LEAST_WARMUP} steps of warmup are included."
     ]
     if fixed:
-        said.append(f"Nothing varied in {' and '.join(fixed)}.")
+        said.append(f"Not varied: {' and '.join(fixed)}.")
     diverged = sorted(run.where for run in runs if run.status == "diverged")
     if diverged:
-        said.append(f"Diverged, and not included: {', '.join(diverged)}.")
+        said.append(f"Excluded because they diverged: {', '.join(diverged)}.")
     return " ".join(said)
 
 
@@ -168,9 +168,9 @@ def _crossings(alike: Sequence[Run], place: str) -> list[str]:
             {
                 "pair": f"{b} minus {a}",
                 "differences": str(fitted.count),
-                "the line at the fewest tokens": _at(fitted, least),
+                "line at the fewest tokens": _at(fitted, least),
                 "at the most": _at(fitted, most),
-                "a doubling of tokens": f"{slope:+.4f} ({low:+.4f} to {high:+.4f})",
+                "per doubling of tokens": f"{slope:+.4f} ({low:+.4f} to {high:+.4f})",
                 "p of a line": _p(fitted),
                 "0 at tokens": _zero(fitted),
             }
@@ -178,10 +178,10 @@ def _crossings(alike: Sequence[Run], place: str) -> list[str]:
     if not lines:
         return []
     return [
-        f"**Who passes whom: the difference of two rows as a line in log tokens, at {place}.** "
-        "With 95 % intervals, each of one pair alone (of the crossing: Fieller's). If budgets lie "
-        "further from a line than seeds of one budget differ (F test of lack of fit, at 5 %), the "
-        "line is rejected and no crossing is given.",
+        f"**Crossings: the difference between two rows as a line in log tokens, at {place}.** "
+        "The 95 % intervals are not adjusted for the number of pairs; those of crossings are "
+        "Fieller's. If budgets deviate from a line by more than seeds of one budget differ (F test "
+        "of lack of fit, at 5 %), the line is rejected and no crossing is given.",
         markdown_table(pd.DataFrame(lines)),
     ]
 

@@ -44,10 +44,10 @@ def orders(runs: Sequence[Run], length: int) -> list[str]:
         for label in dict.fromkeys(itertools.chain.from_iterable(ordered))
     ]
     return [
-        f"**The order at each size and budget: the mean difference to {published.REFERENCE} within "
-        f"a seed, and of how many seeds, at length {length}.** Columns are parameters, tokens "
-        "(tokens a parameter). Untested. Below: Kendall's tau with the order of another column, "
-        "over the variants that both have.",
+        "**Order at each size and budget: mean within-seed difference from "
+        f"{published.REFERENCE}, with the number of seeds, at length {length}.** Columns are "
+        "parameters, tokens (tokens per parameter). Not tested. Below: Kendall's tau with the "
+        "order of another column, over shared variants.",
         markdown_table(pd.DataFrame(lines + _agreements(levels)).rename(columns=_spelled)),
     ]
 

@@ -65,11 +65,11 @@ def passes_within(runs: Sequence[Run], place: str) -> list[str]:
     if not lines:
         return []
     return [
-        f"**Who passes whom within a run, at {place}:** the variant that is ahead at the end, and "
-        "since how many tokens it is for good, by the held-out losses of runs of that many tokens "
-        "in all, between evaluations on a straight line. The mean over the seeds that cross (how "
-        "many), with its 95 % interval where all do. A run's rate falls to its end, so that this "
-        "is no statement of shorter budgets.",
+        f"**Crossings within a run, at {place}:** the variant that is ahead at the end, and the "
+        "tokens after which it stays ahead, for runs of each budget. Held-out losses are "
+        "interpolated linearly between evaluations. Means are over the seeds that cross (their "
+        "number in parentheses), with a 95 % interval if all cross. The learning rate decays to "
+        "the end of a run, so this says nothing about shorter budgets.",
         markdown_table(pd.DataFrame(lines).rename(columns=_spelled)),
     ]
 

@@ -60,7 +60,7 @@ def test_a_band_is_one_deviation_and_says_so(tmp_path: Path) -> None:
     assert end["high"] - end["mean"] == pytest.approx(np.std([0.1, 0.12], ddof=1), abs=1e-5)
     assert end["mean"] - end["low"] == pytest.approx(end["high"] - end["mean"], abs=1e-5)
     assert points(chart, DIFFERENCE, "nope")[-1]["high"] is None
-    assert "band: one SD of a difference over seeds, not a 95 % interval" in explanation(chart)
+    assert "band: one SD of the differences over seeds, not a 95 % interval" in explanation(chart)
 
 
 def test_a_diverged_run_of_the_reference_cuts_no_curve(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_without_the_reference_losses_are_drawn_alone(tmp_path: Path) -> None:
     chart = curves(report_of(tmp_path))
     assert layers(chart, DIFFERENCE, "line") == []
     assert points(chart, "'validation loss'", "vo_rope")
-    assert "Without qk_rope there are no differences." in explanation(chart)
+    assert "No differences: qk_rope has no runs here." in explanation(chart)
 
 
 def test_without_an_evaluation_there_are_no_curves(tmp_path: Path) -> None:

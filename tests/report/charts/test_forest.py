@@ -70,7 +70,7 @@ def test_a_pooled_interval_is_pale_beside_the_paired_one(tmp_path: Path) -> None
     assert bars(chart)["vo_rope", "pooled"] == [judged.low, judged.high]
     assert bars(chart)["vo_rope", "paired"] == [own.low, own.high]
     assert f"[{own.low:+.4f}".replace("-", "−") in lines(chart)["vo_rope"]["difference"]
-    assert "pale, below: the one by the pooled noise" in explanation(chart)
+    assert "pale, below: of the pooled t test" in explanation(chart)
     assert ("vo_rope", "pooled") not in bars(forest(pooled.alone))
 
 
@@ -99,7 +99,7 @@ def test_a_noisy_row_leaves_the_others_readable(report: Report) -> None:
     judged = report.against["vo_rope"]
     assert judged.wide_low < low
     assert judged.wide_high > high
-    assert "An arrow: it goes on." in explanation(chart)
+    assert "Arrow: the interval extends further." in explanation(chart)
     filters = {str(each["filter"]) for each in parts(chart.to_dict()) if "filter" in each}
     assert any(f"datum.low < {low}" in each for each in filters)
     assert any(f"datum.high > {high}" in each for each in filters)
@@ -115,7 +115,7 @@ def test_one_seed_has_dots_beside_the_published_and_no_interval(tmp_path: Path) 
     assert lines(chart)["vo_rope"]["theirs"] == pytest.approx(published)
     assert lines(chart)["qv_rope"]["theirs"] is None
     assert bars(chart) == {}
-    assert "nothing here can be tested" in explanation(chart)
+    assert "so nothing can be tested" in explanation(chart)
     assert "arrow" not in explanation(chart)
 
 
@@ -162,5 +162,5 @@ def _text(layer: dict[str, Any]) -> Any:
 
 def test_the_margin_alone_makes_no_row_equivalent(report: Report) -> None:
     said = explanation(forest(report))
-    assert "equivalent where the test shows" in said
+    assert "Equivalent: the test shows" in said
     assert "count as equal" not in said

@@ -54,8 +54,8 @@ def test_each_probe_is_a_column(runs: list[Run]) -> None:
     assert [column["title"] for column in spec["hconcat"]] == [
         "loss by position, minus QK-RoPE's",
         "loss over whole windows",
-        "loss added by a later start",
-        "loss added without a site",
+        "added loss, shifted start",
+        "added loss, ablated site",
     ]
     for column in spec["hconcat"]:
         drawn = {row["panel"] for row in spec["datasets"][column["data"]["name"]]}
@@ -72,9 +72,9 @@ def test_runs_without_some_probes_are_drawn_by_the_others(runs: list[Run]) -> No
     spec = spec_of(probes, report)
     assert spec is not None
     [column] = spec["hconcat"]
-    assert column["title"] == "loss added by a later start"
+    assert column["title"] == "added loss, shifted start"
     said = " ".join(spec["title"]["text"])
-    assert "the same wherever positions begin" in said
+    assert "do not depend on the first position" in said
     assert "By position" not in said
 
 

@@ -52,7 +52,7 @@ def test_runs_stand_in_one_panel_under_one_median() -> None:
     assert figure is not None
     assert {f"raw qk {run} 0" for run in range(3)} <= set(artists(figure))
     assert "raw q and k: median 0.2" in texts(figure)
-    assert any("(3 seeds a row)" in said for said in texts(figure))
+    assert any("(3 seeds per row)" in said for said in texts(figure))
 
 
 def test_pairs_of_sites_that_are_not_learned_have_no_panel() -> None:

@@ -92,13 +92,13 @@ def test_each_rate_is_a_pilot_of_its_own(plain: Run) -> None:
         runs.append(replace(run, config=slower, factors=factors, result=result))
     found = {spread.what: spread.losses["qk_rope"] for spread in spreads(runs)}
     assert list(found) == [
-        "weights and order, at rate 0.001",
-        "initial weights, at rate 0.003",
-        "order of batches, at rate 0.003",
-        "weights and order, at rate 0.003",
+        "weights and order, at learning rate 0.001",
+        "initial weights, at learning rate 0.003",
+        "order of batches, at learning rate 0.003",
+        "weights and order, at learning rate 0.003",
     ]
-    assert found["weights and order, at rate 0.001"] == pytest.approx(
-        3 * found["weights and order, at rate 0.003"]
+    assert found["weights and order, at learning rate 0.001"] == pytest.approx(
+        3 * found["weights and order, at learning rate 0.003"]
     )
     assert len(rounding(runs)) == 0
 
@@ -129,7 +129,7 @@ def test_an_unfinished_pilot_says_what_it_can(plain: Run) -> None:
 
 def test_a_seed_under_two_numbers_is_refused(plain: Run) -> None:
     copied = replace(plain, config=replace(plain.config, seed=101))
-    with refused("are of seeds 100 and 101, and have one init_sha256"):
+    with refused("have seeds 100 and 101, but the same init_sha256"):
         noise_files([plain, copied])
 
 

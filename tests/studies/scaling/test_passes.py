@@ -1,4 +1,4 @@
-"""Who passes whom within a run: curves that were made to cross at a known place."""
+"""Crossings within a run: curves that were made to cross at a known place."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""scaling.md: lines in logarithms, who passes whom, and the order at each size and budget."""
+"""scaling.md: lines in logarithms, crossings, and the order at each size and budget."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -157,7 +157,7 @@ def test_two_runs_of_one_place_are_refused(tmp_path: Path) -> None:
         factors = {"train.eval_sequences": [count]}
         make_records(tmp_path, f"of_{count}", rows=ROWS, seeds=(0,), factors=factors)
     found = [run for count in (128, 256) for run in read_records(tmp_path, f"of_{count}")]
-    with refused("of one variant, seed, size, budget and length"):
+    with refused("the same variant, seed, size, budget and length"):
         scaling(found)
 
 
@@ -173,7 +173,7 @@ def test_sizes_that_are_spelled_alike_are_two_columns(tmp_path: Path) -> None:
 
 
 def test_an_axis_that_did_not_vary_is_named(ladder: str) -> None:
-    assert "Nothing varied in parameters and length" in ladder
+    assert "Not varied: parameters and length" in ladder
 
 
 # -- what may stand on a line ----------------------------------------------------------------------

@@ -170,7 +170,7 @@ def _facts(
         facts["validation loss"] = f"{loss:.4f} {config.data.unit}"
         if bits := bits_per_byte(loss, config, env):
             facts["validation loss"] += (
-                f", perplexity {math.exp(loss):.2f}, about {bits:.3f} bits a byte"
+                f", perplexity {math.exp(loss):.2f}, about {bits:.3f} bits per byte"
             )
     hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
     return facts | {key: result[key] for key in hashes if key in result}

@@ -163,7 +163,7 @@ def columns(report: Report) -> list[Column]:
     found += [Column("seeds", "num_seeds", "d"), Column("loss (mean)", "loss_mean", ".4f", _loss)]
     if any(_of_text(row)[LAST_OF_CSV] for row in report.rows.values()):
         found.append(Column("perplexity", "perplexity", ".2f"))
-        found.append(Column("bits a byte", LAST_OF_CSV, ".4f"))
+        found.append(Column("bits per byte", LAST_OF_CSV, ".4f"))
     found += [Column("sd over seeds", "loss_sd", ".4f"), Column(delta, "delta", "+.4f")]
     if report.noise:
         found.append(Column("95 % interval", "delta_ci_low", text=interval_of()))

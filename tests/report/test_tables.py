@@ -88,7 +88,7 @@ def test_losses_are_perplexity_and_bits_a_byte_too(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     [_, line] = csv_table(report).splitlines()
     assert line.endswith(",8.000000,1.500000")
-    assert "| loss (mean) | perplexity | bits a byte |" in markdown(report)
+    assert "| loss (mean) | perplexity | bits per byte |" in markdown(report)
     assert "| 2.0794 | 8.00 | 1.5000 |" in markdown(report)
 
 

@@ -24,9 +24,8 @@ tags: [rope, position-encoding, rope_exp]
 
 # {title}
 
-A {params:,}-parameter decoder, trained by rope_exp to compare \
-where in attention a rotary position embedding acts. It is a result to be examined, not a model to \
-be used: it was trained for {step:,} of {steps:,} steps.
+A decoder with {params:,} parameters, trained by rope_exp to compare where in attention a rotary \
+position embedding acts.
 
 ## Use
 
@@ -35,7 +34,7 @@ from transformers import {auto}, PreTrainedTokenizerFast
 
 model = {load}
 tokenizer = PreTrainedTokenizerFast.from_pretrained("{place}")
-```
+{example}```
 
 ## Model
 
@@ -47,8 +46,26 @@ tokenizer = PreTrainedTokenizerFast.from_pretrained("{place}")
 
 {table}
 
-Reference: Su Jianlin, "Transformer升级之路：19、第二类旋转位置编码", 2025, \
-https://spaces.ac.cn/archives/10862.
+## Limits
+
+This is a result to be examined, not a model to be used. It is one seed, trained for {step:,} of \
+{steps:,} steps: its loss alone does not show that its variant is better or worse than another.
+
+## Reference
+
+```bibtex
+@online{{su2025rotary,
+  author = {{Su, Jianlin}},
+  title = {{Transformer升级之路：19、第二类旋转位置编码}},
+  year = {{2025}},
+  url = {{https://spaces.ac.cn/archives/10862}}
+}}
+```
+"""
+
+GENERATION = """\
+batch = tokenizer(["A text", "Another"], return_tensors="pt", padding=True)
+texts = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=32))
 """
 
 EQUATIONS = {
@@ -88,7 +105,7 @@ def card(
     if sites:
         turned = "; ".join(EQUATIONS[site] for site in sites)
         equation = (
-            f"Rotated: {', '.join(sites)}. {turned}, where R_m turns each pair of rotating "
+            f"Rotated: {', '.join(sites)}. {turned}, where R_m rotates the f-th pair of n "
             "features by m base^(-2f/n)."
         )
     equation += (
@@ -98,6 +115,7 @@ def card(
     return CARD.format(
         pipeline="text-generation" if config.causal else "fill-mask",
         auto=auto_class(name),
+        example=GENERATION if config.causal else "",
         title=f"{config.pe.name}, {config.data.name}, seed {config.seed}",
         params=int(env.get("params", 0)),
         step=step,

@@ -10,10 +10,13 @@ if TYPE_CHECKING:
     from rope_exp.evaluation.load import load_run
     from rope_exp.evidence.frames import load_metrics, load_probes, load_runs, load_table
     from rope_exp.export.patch import patch
+    from rope_exp.model.own import Position, Sizes
 
     __version__: str
 
 __all__ = [
+    "Position",
+    "Sizes",
     "__version__",
     "load_metrics",
     "load_probes",
@@ -30,6 +33,10 @@ def __getattr__(name: str) -> Any:
         from rope_exp.evaluation.load import load_run
 
         return load_run
+    if name in ("Position", "Sizes"):
+        from rope_exp.model import own
+
+        return getattr(own, name)
     if name == "patch":
         from rope_exp.export.patch import patch
 

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
 from rope_exp.config.mistakes import CAMPAIGNS, explain
+from rope_exp.config.own import with_source
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import alternatives, defaults_of
 from rope_exp.system.errors import ConfigError
@@ -64,14 +65,16 @@ store_defaults()
 # -- from a tree to a config ---------------------------------------------------------------------
 
 
-def to_run_config(tree: DictConfig) -> RunConfig:
+def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     """Convert a composed config, once.
 
     `${oc.env:NAME}` becomes its value. If the name looks secret it stays unresolved, because
     configs are saved with every run.
 
+    Args:
+        hydra: Hydra's own node, if the tree has none.
     Raises:
-        ConfigError: a reference names no key; see also RunConfig.from_dict.
+        ConfigError: a reference names no key; see also RunConfig.from_dict and with_source.
     """
     try:
         with _secrets_kept():
@@ -82,7 +85,7 @@ def to_run_config(tree: DictConfig) -> RunConfig:
         raise explain(error) from error
     if CAMPAIGNS in plain:
         raise ConfigError(CAMPAIGNS, ..., "is no key of a run; `rope-exp campaign NAME` runs one")
-    return RunConfig.from_dict(plain)
+    return with_source(RunConfig.from_dict(plain), _own_folders(hydra or tree.hydra))
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:
@@ -106,9 +109,17 @@ def _secrets_kept() -> Iterator[None]:
 
 def check_folders(tree: DictConfig) -> None:
     """Refuse additional folders with a different choice under one of our names."""
-    for source in tree.hydra.runtime.config_sources:
-        if source.provider not in ("hydra", "main") and source.schema == "file":
-            check_folder(Path(source.path))
+    for folder in _own_folders(tree.hydra):
+        check_folder(folder)
+
+
+def _own_folders(hydra: Any) -> list[Path]:
+    """Return the user's folders of configs, from Hydra's own node."""
+    return [
+        Path(source.path)
+        for source in hydra.runtime.config_sources
+        if source.provider not in ("hydra", "main") and source.schema == "file"
+    ]
 
 
 def check_folder(folder: Path) -> None:

@@ -117,6 +117,11 @@ def parameters_at_most(config: RunConfig, vocab_size: int) -> int:
     """
     model = config.model
     architecture = config.architecture(vocab_size)
+    if config.pe.code is not None:
+        # Only the class itself says how many it has.
+        from rope_exp.model.count import num_parameters
+
+        return num_parameters(architecture)
     sizes = [*dataclasses.asdict(model).values(), *dataclasses.asdict(config.attn).values()]
     heads = model.num_attention_heads * max(config.attn.widths(model))
     widest = max(heads, *(size for size in sizes if isinstance(size, int)))
@@ -189,9 +194,14 @@ def memory_bytes(
         "model.name": 16 * num_parameters,
         batch: max(of_stages) + head,
     }
+    # A bias three times in float32: itself, its added form, its gradient. One serves all layers;
+    # that of a class of one's own depends on the layer and on the text.
+    of_bias = 12 * model.num_attention_heads * train.longest**2
     if config.pe.bias != "none":
-        # One bias for all layers, three times in float32: itself, its added form, its gradient.
-        found["train.seq_len"] = 12 * model.num_attention_heads * train.longest**2
+        found["train.seq_len"] = of_bias
+    if config.pe.code is not None:
+        rows = max(_sequences_at_once(config, stage) for stage in train.staged)
+        found["train.seq_len"] = of_bias * model.num_hidden_layers * rows
     return found
 
 

@@ -29,6 +29,8 @@ class Kind:
     # True if it supports model.qk_norm or model.token_shift, respectively.
     takes_norm = False
     takes_shift = False
+    # True if a position encoding of one's own can act in it.
+    takes_code = False
 
     @property
     def label(self) -> str:
@@ -93,6 +95,8 @@ class Kind:
             )
         if pe.bias != "none" and not self.keeps_keys:
             raise ConfigError("pe.bias", pe.bias, f"{name} has no scores of pairs to add it to")
+        if pe.code is not None and not self.takes_code:
+            raise ConfigError("pe.code", pe.code, f"acts in attn.kind=softmax alone, not in {name}")
         if model.qk_norm and not self.takes_norm:
             raise ConfigError(
                 "model.qk_norm", True, f"{name} has none; attn=softmax has, and here leave false"

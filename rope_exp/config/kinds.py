@@ -47,6 +47,7 @@ class SoftmaxConfig(KeysKind):
 
     takes_norm = True
     takes_shift = True
+    takes_code = True
 
 
 @dataclass(frozen=True, config=SECTION)

@@ -167,6 +167,8 @@ def _kept(config: RunConfig) -> str:
     from rope_exp.model.count import kept
 
     a_token, at_all = kept(config.attn, config.model, config.pe)
+    if a_token is None:
+        return f"; what pe.code={config.pe.code} caches is not counted"
     return f"; a layer caches {a_token:,} numbers a token, and {at_all:,} that do not grow"
 
 

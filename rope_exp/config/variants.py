@@ -1,5 +1,6 @@
 """The config of a variant: the sites of attention that rotate, and how. Files are in configs/pe."""
 
+import hashlib
 import itertools
 import re
 from typing import Annotated, Any, Literal
@@ -12,10 +13,12 @@ from rope_exp.config.schema import (
     Name,
     Natural,
     Positive,
+    Sha256,
     labelled,
     numeric,
     numeric_values,
     rule,
+    setting,
 )
 from rope_exp.system.errors import ConfigError
 
@@ -46,6 +49,13 @@ Pattern = Annotated[
     ),
 ]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+ClassOfFile = Annotated[
+    str,
+    rule(
+        "must be FILE.CLASS, such as wave.Wave",
+        re.compile(r"[A-Za-z_]\w{0,63}\.[A-Za-z_]\w{0,63}", re.ASCII).fullmatch,
+    ),
+]
 
 
 def subset_name(rotate: tuple[str, ...]) -> str:
@@ -95,16 +105,31 @@ class PeConfig:
     input_scale: Positive | None = numeric(None)
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
     bias: Literal["none", "alibi", "t5"] = numeric("none")
+    # A position encoding of your own: wave.Wave is the class Wave in wave.py, in a folder of
+    # --config-dir. The file's text and its SHA-256 are filled in.
+    code: ClassOfFile | None = numeric(None)
+    code_sha256: Sha256 | None = numeric(None)
+    source: str | None = setting(None)
 
     def __post_init__(self) -> None:
         ordered = tuple(site for site in SITES if site in self.rotate)
         object.__setattr__(self, "rotate", ordered)
         self._one_spelling()
         self._refuse_idle_keys()
+        self._check_source()
 
         # A scheme's name describes the scheme, so `pe.rotate=[q,v]` alone renames the variant.
         if self.name in SUBSET_NAMES | SCHEME_NAMES.keys():
             object.__setattr__(self, "name", self._scheme() or subset_name(ordered))
+
+    def _check_source(self) -> None:
+        """Set the hash of the source, or refuse a source that was changed."""
+        if self.source is None:
+            return
+        digest = hashlib.sha256(self.source.encode()).hexdigest()
+        if self.code_sha256 not in (None, digest):
+            raise ConfigError("pe.source", ..., "was changed: pe.code_sha256 is of another text")
+        object.__setattr__(self, "code_sha256", digest)
 
     # -- pairs of sites: qk or vo --------------------------------------------------------------
 
@@ -215,6 +240,7 @@ class PeConfig:
             "trainable_lr": (self.trainable, "pe.trainable"),
             "trainable_scope": (self.trainable, "pe.trainable"),
             "input_scale": (self.input == "sinusoidal", "pe.input=sinusoidal"),
+            "code_sha256": (self.code, "pe.code"),
         }
         departing = numeric_values(self, departing=True)
         for key, (is_met, what) in needs.items():

@@ -53,8 +53,9 @@ _OF_RESULT = (
 _OF_ENV = ("device", "torch", "num_threads")
 # Columns of every line of a longer frame.
 _NAMES = ("where", "pe", "seed", "optim.lr")
-# Left out: where a run goes, how it is watched, and keys that `pe` and `rotate` repeat.
-_NOT_TOLD = ("run", "launch", "tracker", "pe.name", "pe.rotate")
+# Left out: where a run goes, how it is watched, keys that `pe` and `rotate` repeat, and the text
+# behind a hash.
+_NOT_TOLD = ("run", "launch", "tracker", "pe.name", "pe.rotate", "pe.source")
 
 
 def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:

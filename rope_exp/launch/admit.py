@@ -53,6 +53,11 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     data = pin_revision(config.data)
     pinned = with_origin(replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer)))
     config = resolve(pinned, world_size)
+    if config.pe.code is not None:
+        # A mistake in a class of one's own ends here, before anything is written.
+        from rope_exp.model.laws import certificate
+
+        certificate(config.model, config.pe, config.attn, causal=config.causal)
     check_memory(config, num_here=1 if world_size else None)
     return config
 

@@ -57,13 +57,13 @@ def run_job(values: DictConfig) -> float:
             raise SystemExit(code)
     elif (code := _run_one(values)) not in (EXIT_DONE, EXIT_DIVERGED):
         raise ChildProcessError(f"the run ended with exit code {code}; see its own words")
-    return _loss(to_run_config(values))
+    return _loss(to_run_config(values, hydra))
 
 
 def _run_one(values: DictConfig) -> int:
     """Dispatch one run, or train it if this process is a rank; return the exit code."""
     check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
-    config = to_run_config(values)
+    config = to_run_config(values, HydraConfig.get())
 
     # Imported late: they take half a second, which a mistake need not wait for.
     from rope_exp.launch import sweep

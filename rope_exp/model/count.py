@@ -31,11 +31,14 @@ def layer_weights(architecture: Architecture) -> int:
 
 
 @functools.cache
-def kept(attn: AttnConfig, model: ModelConfig, pe: PeConfig) -> tuple[int, int]:
+def kept(attn: AttnConfig, model: ModelConfig, pe: PeConfig) -> tuple[int, int] | tuple[None, None]:
     """Return a layer's cached elements per token, and the elements of its fixed-size states.
 
-    If the rotating sites differ between layers, each count is the largest over layers.
+    If the rotating sites differ between layers, each count is the largest over layers. Unknown
+    with a class of one's own: reading a record must not execute somebody's code.
     """
+    if pe.code is not None:
+        return None, None
     # Added positions change nothing here, and checking their range needs a tensor with data.
     rotating = replace(pe, input="none", input_scale=None)
     decoder = on_meta(Architecture(model, rotating, vocab_size=1, attn=attn))

@@ -21,6 +21,7 @@ from rope_exp.config.variants import PeConfig
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
 from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy, summed_squares
+from rope_exp.model.own import make_own
 from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
 from rope_exp.system.errors import ConfigError
 
@@ -61,6 +62,7 @@ class Trunk(nn.Module):
         self.score_bias = ScoreBias(
             pe, config.num_attention_heads, bidirectional=not architecture.causal
         )
+        self.own = make_own(pe, config, layer=None)
 
     def forward(
         self,
@@ -90,10 +92,14 @@ class Trunk(nn.Module):
 
         x_BTD = self.embed_tokens(ids_BT)
         x_BTD = self.added_positions(x_BTD, position_T)
+        if self.own is not None:
+            x_BTD = self.own.embed(x_BTD, self.start + position_T).to(x_BTD.dtype)
         bias_HTE = self.score_bias(num_new, num_keys)
         of_positions = self.rotary_emb(position_T)
         for layer, at, of_layer in zip(self.layers, of_positions, of_layers, strict=True):
             at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT)
+            if self.pe.code is not None:
+                at = at._replace(position_T=self.start + position_T)
             x_BTD = layer(x_BTD, at, of_layer)
         return self.last_norm(x_BTD)
 
@@ -135,6 +141,10 @@ class Trunk(nn.Module):
                 list(self.pe.rotate),
                 "depends on positions themselves, so that a cache cannot be renumbered; that takes "
                 "both of q and k or neither, and both of v and o or neither",
+            )
+        if self.pe.code is not None:
+            raise ConfigError(
+                "pe.code", self.pe.code, "may keep positions, so that a cache cannot be renumbered"
             )
         if self.rotary_emb.in_bf16:
             raise ConfigError(

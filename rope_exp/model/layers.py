@@ -13,6 +13,7 @@ from rope_exp.config.sections import ModelConfig
 from rope_exp.model.attention.base import linears
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.cache import LayerCache
+from rope_exp.model.own import make_own
 from rope_exp.model.positions import Positions
 
 
@@ -45,6 +46,7 @@ class Block(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = make_attention(config, architecture.attn, sites)
         self.self_attn.causal = architecture.causal
+        self.self_attn.own = make_own(architecture.pe, config, number)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 

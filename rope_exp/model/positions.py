@@ -31,12 +31,14 @@ class Positions(NamedTuple):
         vo: the tables of v and o; None: those of q and k.
         bias_HTE: added to the scores of queries at the last T of E places; None: nothing.
         document_BT: the document of each token; a query attends to its own only. None: to all.
+        position_T: the positions themselves, or [B, T], for a class of one's own.
     """
 
     qk: Tables
     vo: Tables | None = None
     bias_HTE: Tensor | None = None
     document_BT: Tensor | None = None
+    position_T: Tensor | None = None
 
     def tables(self, site: str) -> Tables:
         """Return the rotation tables of a site."""

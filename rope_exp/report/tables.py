@@ -182,6 +182,8 @@ def columns(report: Report) -> list[Column]:
 
 def _cached(line: Mapping[str, Any]) -> str:
     cached, state = line["cached"], line["state"]
+    if pd.isna(cached):
+        return ""
     if not state:
         return f"{cached:,}"
     return f"{cached:,}, plus {state:,} fixed" if cached else f"{state:,} fixed"

@@ -157,8 +157,9 @@ def _begin(config: RunConfig, folder: Path) -> Any:
     tracker = config.tracker
     module = importlib.import_module(tracker.name)
     env = read_env(folder)
+    # A tracker gets no code: its hash identifies it.
     facts = {
-        **config.to_dict(),
+        **config.replace("pe", source=None).to_dict(),
         "rotate": _sites(config),
         "params": env.get("params"),
         "tokens_planned": config.train.num_tokens,

@@ -17,6 +17,7 @@ from rope_exp.config.kind import Kind
 from rope_exp.config.sections import ModelConfig
 from rope_exp.model.attention.kernel import attention, attention_after, wide
 from rope_exp.model.cache import LayerCache
+from rope_exp.model.own import Position
 from rope_exp.model.positions import Positions, Tables
 from rope_exp.model.rope import rotate
 
@@ -28,14 +29,17 @@ class Attention(nn.Module):
 
     Attributes:
         causal: whether queries attend to no later key; kinds with a state are always causal.
+        own: a position encoding of a user's own that acts in this layer.
     """
 
     o_proj: nn.Linear
+    own: Position | None
     causal = True
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
         self.config = config
+        self.own = None
         self.sites = frozenset(sites)
         self.rotary_dim = attn.rotary_dim(config)
         self.scale = attn.widths(config)[0] ** -0.5
@@ -136,10 +140,20 @@ class Attention(nn.Module):
         return turned(x_BEGK, tables, self.rotary_dim, inverse=True)
 
     def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
-        """Return x rotated by its position, or back for o, if the site rotates."""
-        if site not in self.sites:
+        """Return x rotated by its position, or back for o, if the site rotates.
+
+        A class of one's own acts before the rotation, and on outputs after it.
+        """
+        if site != "o":
+            x_BTHK = self._own_turn(site, x_BTHK, at)
+        if site in self.sites:
+            x_BTHK = turned(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
+        return self._own_turn(site, x_BTHK, at) if site == "o" else x_BTHK
+
+    def _own_turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
+        if self.own is None or at.position_T is None:
             return x_BTHK
-        return turned(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
+        return self.own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
 
 
 class HeadLinear(nn.Linear):

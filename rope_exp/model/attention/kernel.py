@@ -43,7 +43,8 @@ def attention(
     Args:
         window: the number of keys that a query attends to, its own being the last; None: all.
         causal: the sum is over j <= i; otherwise over all j, without a window.
-        bias_HTT: added to the score of query i and key j; it may have a gradient.
+        bias_HTT: added to the score of query i and key j; it may have a gradient, and a batch:
+            [B, H, T, T].
         document_BT: a query attends only to keys of the same number; None: to all.
     """
     assert causal or window is None
@@ -123,7 +124,8 @@ def attention_after(
         values: [B, E, G, ...] each; the output concatenates their features.
         scale: factor on the scores.
         num_pads_B: the number of a row's first keys that are padding; None: none.
-        bias_HTE: added to the scores; it may cover more keys, of which these are the last.
+        bias_HTE: added to the scores, or [B, H, T, E]; it may cover more keys, of which these are
+            the last.
     """
     num_keys, num_groups = k_BEGK.shape[1:3]
     meets_1TE = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
@@ -134,7 +136,7 @@ def attention_after(
     q_BTGSK = torch.unflatten(q_BTHK, 2, (num_groups, -1))
     score_BGSTE = wide(torch.einsum("btgsk,begk->bgste", q_BTGSK, k_BEGK)) * scale
     if bias_HTE is not None:
-        bias_GSTE = torch.unflatten(bias_HTE[..., -num_keys:], 0, (num_groups, -1))
+        bias_GSTE = torch.unflatten(bias_HTE[..., -num_keys:], -3, (num_groups, -1))
         score_BGSTE = score_BGSTE + bias_GSTE
     score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
     weight_BGSTE = score_BGSTE.softmax(-1).to(q_BTHK.dtype)
@@ -177,7 +179,7 @@ class _Short(torch.autograd.Function):
         for queries, keys in _blocks(q_NTK.shape[1], window, causal):
             s_NCE = wide(q_NTK[:, queries] @ k_NTK[:, keys].mT) * scale
             if bias_HTT is not None:
-                s_NCE = _by_head(s_NCE, bias_HTT).add(bias_HTT[:, queries, keys]).flatten(0, 1)
+                s_NCE = _by_head(s_NCE, bias_HTT).add(bias_HTT[..., queries, keys]).flatten(0, 1)
 
             # int32 is as wide as the scores, so the mask vectorises.
             key_E = torch.arange(keys.start, keys.stop, dtype=torch.int32)
@@ -231,7 +233,8 @@ class _Short(torch.autograd.Function):
             dw_NCE = wide(g_NCV @ v_NTV[:, keys].mT)
             if dbias_HTT is not None:
                 ds_NCE = wide(w_NCE) * (dw_NCE - g_dot_o_NC1)
-                dbias_HTT[:, queries, keys] = _by_head(ds_NCE, dbias_HTT).sum(0)
+                ds_BHCE = _by_head(ds_NCE, dbias_HTT)
+                dbias_HTT[..., queries, keys] = ds_BHCE if dbias_HTT.ndim == 4 else ds_BHCE.sum(0)
                 ds_NCE = (ds_NCE * scale).to(dtype)
             else:
                 ds_NCE = (wide(w_NCE) * (dw_NCE - g_dot_o_NC1) * scale).to(dtype)
@@ -261,7 +264,7 @@ def _blocks(length: int, window: int | None, causal: bool) -> list[tuple[slice, 
 
 def _by_head(x_NCE: Tensor, bias_HTT: Tensor) -> Tensor:
     """Return [B, H, C, E]."""
-    return torch.unflatten(x_NCE, 0, (-1, len(bias_HTT)))
+    return torch.unflatten(x_NCE, 0, (-1, bias_HTT.shape[-3]))
 
 
 def _heads_first(x_BTHK: Tensor) -> Tensor:

@@ -43,12 +43,22 @@ class SoftmaxAttention(Attention):
         q_BTHK = self.turn("q", q_BTHK, at)
         k_BTGK = self.turn("k", k_BTGK, at)
         v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
+        of_tokens = self._of_tokens(x_BTD, at)
         if cache is not None:
-            kept = cache.append(k=k_BTGK, v=v_BTGK)
-            k_BTGK, v_BTGK = kept["k"], kept["v"]
+            of_tokens = cache.append(k=k_BTGK, v=v_BTGK, **of_tokens)
+            k_BTGK, v_BTGK = of_tokens["k"], of_tokens["v"]
+        if self.own is not None and "position_BE" in of_tokens:
+            at = with_scores(at, self.own.scores(of_tokens, q_BTHK.shape[1]))
 
         o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK, at, cache)
         return self.turn("o", o_BTHK, at)
+
+    def _of_tokens(self, x_BTD: Tensor, at: Positions) -> dict[str, Tensor]:
+        """Return what a class of one's own needs of each token to add to the scores."""
+        if self.own is None or at.position_T is None or not self.own.overrides("scores"):
+            return {}
+        position_BE = at.position_T.expand(len(x_BTD), -1)
+        return {**self.own.of_tokens(x_BTD, at.position_T), "position_BE": position_BE}
 
     def _projected(
         self, x_BTD: Tensor, at: Positions, cache: LayerCache | None
@@ -59,6 +69,13 @@ class SoftmaxAttention(Attention):
         change_BTD = previous(x_BTD, at, cache) - x_BTD
         shifted_BTD = x_BTD + self.token_shift * change_BTD
         return self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj)
+
+
+def with_scores(at: Positions, more_HTE: Tensor | None) -> Positions:
+    """Return the inputs of a layer with more added to the scores, [H, T, E] or [B, H, T, E]."""
+    if more_HTE is None:
+        return at
+    return at._replace(bias_HTE=more_HTE if at.bias_HTE is None else at.bias_HTE + more_HTE)
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:

@@ -71,9 +71,9 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 
 def _bytes(row: Line) -> int:
-    """Return the bytes that a layer caches for a token; 0 if it only keeps a fixed-size state."""
+    """Return the bytes that a layer caches for a token; 0: only a fixed-size state, or unknown."""
     config = row.runs[0].config
-    return _BYTES * kept(config.attn, config.model, config.pe)[0]
+    return _BYTES * (kept(config.attn, config.model, config.pe)[0] or 0)
 
 
 def _published_points(report: Report, rows: Sequence[Line]) -> list[Point]:

@@ -1,0 +1,160 @@
+"""Position encodings of a user's own file: the class to derive from, and how it is loaded.
+
+A `Position` acts in each layer (on q, k, v, scores and output) or at the input, or both; it
+overrides the methods for the places where it acts. See docs/own-position.md.
+
+Shapes: B batch, T position, E keys (the last T are the queries' own), H query heads, K features.
+"""
+
+import functools
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from rope_exp.config.sections import ModelConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.system.console import log
+from rope_exp.system.errors import ConfigError, first_line
+
+
+class Sizes(NamedTuple):
+    """The sizes of a decoder, and the place of one instance in it.
+
+    Attributes:
+        layer: from 0; None: the instance at the input.
+    """
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    num_hidden_layers: int
+    layer: int | None
+
+
+class Position(nn.Module):
+    """A position encoding. Override what it does; what is not overridden does nothing.
+
+    Parameters are those of any torch module. Matrices are drawn from N(0, 0.02^2) by their names;
+    others keep the values that `__init__` gives them, which must not be random.
+
+    Attributes:
+        relative: whether the logits stay the same when all positions grow by the same number. It
+            is measured before training. None: no law is stated, and none is measured.
+    """
+
+    relative: bool | None = True
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
+        """Return the embeddings with something added; positions are [T] or [B, T]."""
+        return x_BTD
+
+    def turn(self, site: str, x_BTHK: Tensor, position_T: Tensor) -> Tensor:
+        """Return queries, keys or values before the scores, or the output after the sum.
+
+        Args:
+            site: q, k, v or o. The output is that of the query's position.
+        """
+        return x_BTHK
+
+    def of_tokens(self, x_BTD: Tensor, position_T: Tensor) -> dict[str, Tensor]:
+        """Return what `scores` needs of each token, [B, T, ...] by name; it is cached.
+
+        Args:
+            x_BTD: the normed input of the layer's attention.
+        """
+        return {}
+
+    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor | None:
+        """Return what is added to the scores, [H, T, E] or [B, H, T, E]; None: nothing.
+
+        Args:
+            kept: of E tokens, the last `num_queries` of which are the queries: what `of_tokens`
+                returned, and `position_BE`.
+        """
+        return None
+
+    @classmethod
+    def overrides(cls, *methods: str) -> bool:
+        """Return whether the class has a method of these of its own."""
+        return any(getattr(cls, name) is not getattr(Position, name) for name in methods)
+
+
+def make_own(pe: PeConfig, model: ModelConfig, layer: int | None) -> Position | None:
+    """Return the instance of a layer, or of the input (None); None if it does nothing there.
+
+    Raises:
+        ConfigError: the file or the class fails; its traceback is logged.
+    """
+    if pe.code is None:
+        return None
+    assert pe.source is not None, "the config was not composed with its source"
+    own = _class_of(pe.code, pe.source)
+    acts = ("embed",) if layer is None else ("turn", "of_tokens", "scores")
+    if not own.overrides(*acts):
+        return None
+    sizes = Sizes(
+        model.hidden_size,
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.features_per_head,
+        model.num_hidden_layers,
+        layer,
+    )
+    with explained_by(pe):
+        return own(sizes)
+
+
+def is_relative(pe: PeConfig) -> bool | None:
+    """Return what the class states of shifts; True without one."""
+    return True if pe.code is None else _class_of(pe.code, str(pe.source)).relative
+
+
+@functools.cache
+def _class_of(code: str, source: str) -> type[Position]:
+    """Execute the file once, and return its class."""
+    file, _, name = code.partition(".")
+    module = ModuleType(f"own_{file}")
+    path = f"{file}.py"
+    # Tracebacks and torch's compiler then find the text.
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    sys.modules[module.__name__] = module
+    with _explained(code):
+        exec(compile(source, path, "exec"), module.__dict__)
+    found = getattr(module, name)
+    if not (isinstance(found, type) and issubclass(found, Position)):
+        raise ConfigError("pe.code", code, "must be a class derived from rope_exp.Position")
+    return found
+
+
+def explained_by(pe: PeConfig) -> AbstractContextManager[None]:
+    """Turn an error of the user's class into one sentence, after the traceback of its own lines."""
+    return nullcontext() if pe.code is None else _explained(pe.code)
+
+
+@contextmanager
+def _explained(code: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        path = f"{code.partition('.')[0]}.py"
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
+        ]
+        said = f"{type(error).__name__}: {first_line(error)}"
+        if frames:
+            log("".join(traceback.format_list(frames)).rstrip())
+            said = f"{path}, line {frames[-1].lineno}: {said}"
+        raise ConfigError("pe.code", code, said) from error

@@ -1,0 +1,246 @@
+"""A position encoding from a user's file: the examples of the docs, and built-in ones written so.
+
+Every built-in scheme that a file can express must give the same logits as ours.
+"""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.configs import REPOSITORY
+from support.models import BASE, VOCAB, make_pe, make_sizes, normal, tokens
+from support.refused import refused
+from torch import Tensor
+
+from rope_exp.config.architecture import Architecture
+from rope_exp.config.own import with_source
+from rope_exp.config.run import RunConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.model.decoder import Decoder
+from rope_exp.model.laws import certificate
+from rope_exp.model.rope import angles, frequencies
+from rope_exp.system.errors import ConfigError
+
+PAGE = (REPOSITORY / "docs" / "own-position.md").read_text(encoding="utf-8")
+HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"
+
+# Built-in schemes, as a user would write them.
+OURS = {
+    "rotation": """
+class Own(Position):
+    def turn(self, site, x_BTHK, position_T):
+        if site in "qk":
+            return x_BTHK
+        half = x_BTHK.shape[-1] // 2
+        theta_F = 100.0 ** -(torch.arange(half, dtype=torch.float64) / half)
+        angle = (position_T[..., None] * theta_F)[..., None, :] * (-1 if site == "o" else 1)
+        a, b = x_BTHK[..., :half], x_BTHK[..., half:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+""",
+    "alibi": """
+class Own(Position):
+    def scores(self, kept, num_queries):
+        heads = self.sizes.num_attention_heads
+        slope_H = 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1))
+        key_BE = kept["position_BE"]
+        distance_BTE = (key_BE[:, -num_queries:, None] - key_BE[:, None]).abs()
+        return -slope_H[:, None, None] * distance_BTE[:, None]
+""",
+    "sinusoidal": """
+class Own(Position):
+    relative = False
+
+    def embed(self, x_BTD, position_T):
+        half = x_BTD.shape[-1] // 2
+        theta_F = 10000.0 ** -(torch.arange(half, dtype=torch.float64) / half)
+        angle = position_T[..., None] * theta_F
+        return x_BTD + 0.02 * 2**0.5 * torch.cat([angle.sin(), angle.cos()], dim=-1)
+""",
+}
+BUILT_IN = {
+    "rotation": make_pe("v", "o"),
+    "alibi": make_pe(bias="alibi"),
+    "sinusoidal": make_pe(input="sinusoidal"),
+}
+
+
+def own(source: str, *sites: str, name: str = "Own") -> PeConfig:
+    return replace(make_pe(*sites), name="mine", code=f"mine.{name}", source=HEAD + source)
+
+
+def example(name: str, *sites: str) -> PeConfig:
+    """The example of the docs with this class."""
+    [block] = [
+        block
+        for block in re.findall(r"(?:^(?:    .*)?\n)+", PAGE, re.MULTILINE)
+        if f"class {name}(" in block
+    ]
+    source = re.sub(r"^    ", "", block.strip("\n"), flags=re.MULTILINE)
+    return replace(make_pe(*sites), name=name, code=f"mine.{name}", source=source)
+
+
+def decoder_of(pe: PeConfig) -> Decoder:
+    decoder = Decoder(Architecture(make_sizes(num_key_value_heads=2), pe, VOCAB))
+    decoder.initialise(0)
+    # Far from uniform attention, so that positions matter.
+    for parameter in decoder.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(8)
+    return decoder.double().eval()
+
+
+@pytest.mark.parametrize("scheme", OURS)
+@torch.no_grad()
+def test_a_built_in_scheme_from_a_file_is_the_same(scheme: str) -> None:
+    ids_BT = tokens(2, 12)
+    there = decoder_of(own(OURS[scheme]))(ids_BT)
+    here = decoder_of(BUILT_IN[scheme])(ids_BT)
+    torch.testing.assert_close(there, here, rtol=0, atol=1e-6)
+    assert not torch.allclose(here, decoder_of(make_pe())(ids_BT), atol=1e-3)
+
+
+def forgetting(decoder: Decoder, x_BTD: Tensor, sites: tuple[str, ...]) -> Tensor:
+    """Attention by the definition: each score plus the logarithms of all later gates up to i."""
+    attention = decoder.model.layers[0].self_attn
+    mine = attention.own
+    q, k, v = (
+        F.linear(x_BTD, layer.weight).unflatten(-1, (-1, attention.head_dim))
+        for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    shared = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(shared, dim=2) for x in (k, v))
+    gate_BTH = torch.sigmoid(x_BTD @ mine.weight.T + mine.bias)
+    out = torch.zeros_like(q)
+    theta = frequencies(attention.head_dim, BASE, torch.float64)
+
+    def rotation(distance: int) -> Tensor:
+        angle = angles(theta, torch.tensor([distance]))[0]
+        cos, sin = torch.diag(angle.cos()), torch.diag(angle.sin())
+        return torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)])
+
+    for b, i, h in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
+        scores = [
+            q[b, i, h] @ k[b, j, h] / math.sqrt(attention.head_dim)
+            + gate_BTH[b, j + 1 : i + 1, h].log().sum()
+            for j in range(i + 1)
+        ]
+        weights = torch.stack(scores).softmax(0)
+        for j in range(i + 1):
+            turn = rotation(j - i) if sites else torch.eye(attention.head_dim).double()
+            out[b, i, h] += weights[j] * turn @ v[b, j, h]
+    return out
+
+
+@pytest.mark.parametrize("sites", [(), ("v", "o")], ids=["alone", "with VO"])
+@torch.no_grad()
+def test_forgetting_is_its_definition(sites: tuple[str, ...]) -> None:
+    decoder = decoder_of(example("Forget", *sites))
+    x_BTD = normal(2, 7, 32)
+    at = decoder.model.rotary_emb.double()(torch.arange(7))[0]
+    at = at._replace(position_T=torch.arange(7))
+    found = decoder.model.layers[0].self_attn.heads(x_BTD, at, None)
+    torch.testing.assert_close(found, forgetting(decoder, x_BTD, sites), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Wave", "Forget", "Tide"])
+@torch.no_grad()
+def test_an_example_is_cached_padded_and_measured(name: str) -> None:
+    pe = example(name)
+    decoder = decoder_of(pe)
+    ids_BT = tokens(2, 12)
+    whole = decoder(ids_BT)
+    cache = decoder.new_cache()
+    parts = [decoder(part, cache=cache) for part in ids_BT.split([5, 1, 1, 5], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
+
+    # A row behind padding is as it is alone.
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.int64), ids_BT], dim=1)
+    found = decoder(padded, cache=decoder.new_cache(torch.tensor([3, 3])))
+    torch.testing.assert_close(found[:, 3:], whole, rtol=0, atol=1e-9)
+
+    measured = certificate(make_sizes(), pe)["decoder"]
+    expected = {"Wave": None, "Forget": "invariant", "Tide": "changed"}
+    assert measured["expected"] == expected[name]
+    assert measured["cached"] < 1e-9
+
+
+def test_what_a_file_learns_has_gradients_and_its_own_stream() -> None:
+    decoder = decoder_of(example("Forget"))
+    ids_BT = tokens(2, 12)
+    decoder(ids_BT, ids_BT).backward()
+    named = dict(decoder.named_parameters())
+    gates = [named[f"model.layers.{layer}.self_attn.own.weight"] for layer in range(2)]
+    assert all(float(gate.grad.abs().sum()) > 0 for gate in gates if gate.grad is not None)
+    assert all(gate.grad is not None for gate in gates)
+    assert not torch.equal(*gates)
+    # LLaMA's weights are those of every variant.
+    plain = dict(decoder_of(make_pe()).named_parameters())
+    assert all(torch.equal(named[name], plain[name]) for name in plain)
+
+
+FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n        return 1 / 0"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "class Own(Position):\n    def scores(self, kept, num_queries):\n        return 1 / 0",
+            "7",
+        ),
+        ("class Own:\n    pass", "derived from rope_exp.Position"),
+        ("raise ValueError('no')\n\nclass Own(Position):\n    pass", "line 5: ValueError: no"),
+        (OURS["sinusoidal"].replace("relative = False", ""), "must be invariant"),
+        (OURS["alibi"] + "\n    relative = False", "must be changed"),
+        (
+            "class Own(Position):\n    def turn(self, site, x_BTHK, position_T):\n"
+            "        return x_BTHK.cumsum(1)",
+            "with a cache gives other logits",
+        ),
+    ],
+)
+def test_a_mistake_of_a_class_is_one_sentence(
+    source: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with refused("pe.code=mine.Own", said, by=ConfigError):
+        certificate(make_sizes(), own(source))
+    if source == FAULTY:
+        assert "return 1 / 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no mine.py"),
+        ("class Own(", "line 1"),
+        ("x = 1", "has no class Own"),
+        ("import pandas\nclass Own: pass", "not pandas"),
+        ("from .other import x\nclass Own: pass", "may import"),
+    ],
+)
+def test_a_mistake_of_a_file_is_one_sentence(text: str | None, said: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    config = RunConfig(pe=PeConfig("mine", rotate=(), code="mine.Own"))
+    with refused("pe.code=mine.Own", said, by=ConfigError):
+        with_source(config, [tmp_path])
+
+
+def test_a_changed_text_is_refused() -> None:
+    pe = own(OURS["alibi"])
+    assert pe.code_sha256 is not None
+    with refused("pe.source", "was changed", by=ConfigError):
+        replace(pe, source=pe.source + "\n")
+    other = replace(pe, source=str(pe.source) + "\n", code_sha256=None)
+    assert RunConfig(pe=pe).config_sha256 != RunConfig(pe=other).config_sha256
+
+
+def test_another_kind_of_attention_refuses_a_file() -> None:
+    with refused("pe.code=mine.Own", "attn.kind=softmax alone", by=ConfigError):
+        RunConfig.from_dict(
+            {"pe": {"code": "mine.Own", "rotate": []}, "attn": {"kind": "retention"}}
+        )

@@ -65,7 +65,13 @@ _IDS = (*_VOCABULARY, "train.objective")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
 # Keys that give a variant its own parameters.
-_OWN_PARAMETERS = ("pe.trainable", "pe.trainable_scope", "pe.input", "pe.bias")
+_OWN_PARAMETERS = (
+    "pe.trainable",
+    "pe.trainable_scope",
+    "pe.input",
+    "pe.bias",
+    "pe.code_sha256",
+)
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
     ("shared_init_sha256", "started from different weights", _BEGINNING),

@@ -48,12 +48,15 @@ def direct(
 @pytest.mark.parametrize("longest", [MAX_WRITTEN_OUT, 0], ids=["written out", "torch's"])
 @pytest.mark.parametrize("of_documents", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
-def test_outputs_and_all_gradients(causal: bool, of_documents: bool, longest: int) -> None:
+@pytest.mark.parametrize("rows", [(), (2,)], ids=["one bias", "a bias for each row"])
+def test_outputs_and_all_gradients(
+    rows: tuple[int, ...], causal: bool, of_documents: bool, longest: int
+) -> None:
     """By queries, keys, values and the bias, for several blocks of queries."""
     length = LENGTH if not of_documents else 40
     q, gradient = (drawn(2, length, HEADS, 6, seed=seed) for seed in (1, 2))
     k, v = (drawn(2, length, GROUPS, 6, seed=seed) for seed in (3, 4))
-    leaves = [q, k, v, drawn(HEADS, length, length, seed=5)]
+    leaves = [q, k, v, drawn(*rows, HEADS, length, length, seed=5)]
     for leaf in leaves:
         leaf.requires_grad_()
 

@@ -1,0 +1,115 @@
+"""A variant from a Python file outside the package: trained, resumed, generated, in one table."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from support.configs import TINY
+from support.refused import refused
+from support.runs import final_weights, train
+
+from rope_exp import load_run
+from rope_exp.commands import generate, report
+from rope_exp.run.folder import read_config
+from rope_exp.system.errors import RecordError
+
+FILE = """
+import torch
+from torch import nn
+from rope_exp import Position
+
+
+class Pull(Position):
+    \"\"\"A learned slope for each head: scores fall with the distance.\"\"\"
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.slope = nn.Parameter(torch.ones(sizes.num_attention_heads))
+
+    def scores(self, kept, num_queries):
+        key_BE = kept["position_BE"]
+        distance_BTE = key_BE[:, -num_queries:, None] - key_BE[:, None]
+        return -self.slope[:, None, None] * distance_BTE[:, None].abs()
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Path:
+    """A folder with `my/pull.py`, and a run of it beside one of NoPE."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "my" / "pe").mkdir(parents=True)
+    (folder / "my" / "pull.py").write_text(FILE)
+    (folder / "my" / "pe" / "pull.yaml").write_text("name: Pull\nrotate: []\ncode: pull.Pull\n")
+    done = train(*command(corpus, cache), "-m", "pe=nope,pull", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def command(corpus: Path, cache: Path) -> list[str]:
+    data = [f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
+    return ["--config-dir", "my", *TINY, *data, "run.group=g"]
+
+
+def test_it_is_in_one_table_with_ours_and_generates(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(trained)
+    assert report(["--group", "g", "--out", "out"]) == 0
+    table = (trained / "out" / "table.md").read_text()
+    assert "| Pull | — | 1 |" in table
+    assert "| NoPE | — | 1 |" in table
+    assert generate(["results/runs/g/pull/seed0", "a text", "--tokens", "4"]) == 0
+    assert "a text" in capsys.readouterr().out
+
+
+def test_it_resumes_bit_for_bit_and_a_changed_file_does_not(
+    trained: Path, tmp_path: Path, corpus: Path, cache: Path
+) -> None:
+    """From the last checkpoint but one of a run that lost its end."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    run = tmp_path / "results/runs/g/pull/seed0"
+    whole = final_weights(run)
+    (run / "result.json").unlink()
+    words = [*command(corpus, cache), "pe=pull", "train.keep_checkpoints=2"]
+    text = (tmp_path / "my/pull.py").read_text()
+
+    (tmp_path / "my/pull.py").write_text(text.replace("torch.ones(", "2 * torch.ones("))
+    changed = train(*words, cwd=tmp_path)
+    assert changed.returncode == 2
+    assert "pe.code_sha256" in changed.stderr
+
+    (tmp_path / "my/pull.py").write_text(text)
+    shutil.rmtree(run / "checkpoints/step_00000006")
+    resumed = train(*words, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    again = final_weights(run)
+    assert again.keys() == whole.keys()
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
+    assert "model.layers.1.self_attn.own.slope" in whole
+
+
+def test_a_changed_copy_in_the_folder_is_not_run(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained / "results/runs/g/pull/seed0", run)
+    assert read_config(run).pe.source == FILE
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["pe"]["source"] += "raise SystemExit('executed')\n"
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    with refused("pe.source", "was changed", by=RecordError):
+        load_run(run)
+
+
+def test_a_mistake_ends_before_anything_is_written(
+    tmp_path: Path, corpus: Path, cache: Path
+) -> None:
+    (tmp_path / "my" / "pe").mkdir(parents=True)
+    (tmp_path / "my" / "pull.py").write_text(FILE.replace("kept[", "kept_of["))
+    (tmp_path / "my" / "pe" / "pull.yaml").write_text("name: Pull\nrotate: []\ncode: pull.Pull\n")
+    done = train(*command(corpus, cache), "pe=pull", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "pe.code=pull.Pull: pull.py, line 15: NameError" in done.stderr
+    assert 'key_BE = kept_of["position_BE"]' in done.stderr
+    assert "softmax.py" not in done.stderr
+    assert not (tmp_path / "results").exists()

@@ -85,7 +85,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         raise explain(error) from error
     if CAMPAIGNS in plain:
         raise ConfigError(CAMPAIGNS, ..., "is no key of a run; `rope-exp campaign NAME` runs one")
-    return with_source(RunConfig.from_dict(plain), _own_folders(hydra or tree.hydra))
+    return with_source(RunConfig.from_dict(plain), [CONFIGS, *_own_folders(hydra or tree.hydra)])
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:
@@ -128,11 +128,12 @@ def check_folder(folder: Path) -> None:
     Hydra would silently ignore one of the two. Campaigns may reuse our names, because Hydra does
     not read them.
     """
-    for ours in sorted(CONFIGS.rglob("*.yaml")):
+    for ours in sorted([*CONFIGS.rglob("*.yaml"), *CONFIGS.glob("*.py")]):
         choice = ours.relative_to(CONFIGS)
         if choice.parts[0] == CAMPAIGNS:
             continue
-        for theirs in (folder / choice, (folder / choice).with_suffix(".yml")):
+        spelled = [choice, choice.with_suffix(".yml")] if choice.suffix == ".yaml" else [choice]
+        for theirs in (folder / each for each in spelled):
             leads_nowhere = theirs.parent.is_symlink() and not theirs.parent.exists()
             if not (leads_nowhere or os.path.lexists(theirs)):
                 continue

@@ -33,7 +33,9 @@ def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
     file = f"{code.partition('.')[0]}.py"
     found = [folder / file for folder in folders if (folder / file).is_file()]
     if not found:
-        raise ConfigError("pe.code", code, f"there is no {file} in a folder of --config-dir")
+        raise ConfigError(
+            "pe.code", code, f"there is no {file} in configs/ or a folder of --config-dir"
+        )
     try:
         source = found[0].read_text(encoding="utf-8")
         tree = ast.parse(source)

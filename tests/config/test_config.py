@@ -118,7 +118,7 @@ def test_a_corpus_never_bears_the_name_of_another(overrides: list[str], name: st
 
 
 MISTAKES = [
-    ("pe=nosuch", "pe=nosuch", "choose one of alibi, k_rope"),
+    ("pe=nosuch", "pe=nosuch", "choose one of alibi, fox, fox_vo, k_rope"),
     ("pe.rotate=[x]", 'pe.rotate=["x"]', "a list of some of q, k, v, o"),
     ("pe.rotate=[q,q]", 'pe.rotate=["q", "q"]', "each at most once"),
     ("pe.rotate=q", "pe.rotate=q", "must be a list"),

@@ -32,6 +32,8 @@ DEFAULTS = {
         "base_vo": None, "fraction_vo": None, "layers": None, "layers_vo": None,
         "trainable_lr": 1.0, "trainable_scope": "model", "input": "none", "input_scale": None,
         "bias": "none",
+        "code": None,
+        "code_sha256": None,
     },
     "model": {
         "name": "nano", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,

@@ -8,7 +8,7 @@ from rope_exp.system.errors import ConfigError
 
 CHOICES = [
     ("pe=vo_rop", "pe=vo_rop: there is no such choice; did you mean vo_rope?"),
-    ("pe=zz", "pe=zz: there is no such choice; choose one of alibi, k_rope"),
+    ("pe=zz", "pe=zz: there is no such choice; choose one of alibi, fox, fox_vo, k_rope"),
     ("+experiment=nin", "experiment=nin: there is no such choice; did you mean nine?"),
     ("+experiment=../../elsewhere", "experiment"),
     ("model=nano2", "model=nano2: there is no such choice; did you mean nano?"),

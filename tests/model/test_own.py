@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support.configs import REPOSITORY
+from support.configs import REPOSITORY, composed
 from support.models import BASE, VOCAB, make_pe, make_sizes, normal, tokens
 from support.refused import refused
 from torch import Tensor
@@ -25,6 +25,7 @@ from rope_exp.model.laws import certificate
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import ConfigError
 
+CONFIGS = REPOSITORY / "configs"
 PAGE = (REPOSITORY / "docs" / "own-position.md").read_text(encoding="utf-8")
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"
 
@@ -73,13 +74,13 @@ def own(source: str, *sites: str, name: str = "Own") -> PeConfig:
 
 
 def example(name: str, *sites: str) -> PeConfig:
-    """The example of the docs with this class."""
-    [block] = [
-        block
+    """The example of the docs, or of configs/, with this class."""
+    blocks = [
+        re.sub("^    ", "", block.strip("\n"), flags=re.MULTILINE)
         for block in re.findall(r"(?:^(?:    .*)?\n)+", PAGE, re.MULTILINE)
-        if f"class {name}(" in block
     ]
-    source = re.sub(r"^    ", "", block.strip("\n"), flags=re.MULTILINE)
+    shipped = [path.read_text(encoding="utf-8") for path in CONFIGS.glob("*.py")]
+    [source] = [text for text in (*blocks, *shipped) if f"class {name}(" in text]
     return replace(make_pe(*sites), name=name, code=f"mine.{name}", source=source)
 
 
@@ -146,7 +147,41 @@ def test_forgetting_is_its_definition(sites: tuple[str, ...]) -> None:
     torch.testing.assert_close(found, forgetting(decoder, x_BTD, sites), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Wave", "Forget", "Tide"])
+@torch.no_grad()
+def test_polar_scores_are_their_definition() -> None:
+    """Magnitudes of both, and the cosine of distance and phase, by single sums."""
+    decoder = decoder_of(example("Polar"))
+    attention = decoder.model.layers[0].self_attn
+    phase = attention.own.phase
+    phase.copy_(-3 * torch.rand(phase.shape, generator=torch.Generator().manual_seed(0)))
+    x_BTD = normal(1, 6, 32)
+    at = decoder.model.rotary_emb(torch.arange(6))[0]._replace(position_T=torch.arange(6))
+    found = attention.heads(x_BTD, at, None)
+
+    q, k, v = (
+        F.linear(x_BTD[0], layer.weight).unflatten(-1, (-1, 8)).repeat_interleave(repeats, dim=1)
+        for layer, repeats in ((attention.q_proj, 1), (attention.k_proj, 2), (attention.v_proj, 2))
+    )
+    delta = phase.view(2, 8).repeat_interleave(2, dim=0)
+    theta = 10000.0 ** -(torch.arange(8, dtype=torch.float64) / 8)
+    for i, h in torch.cartesian_prod(torch.arange(6), torch.arange(4)).tolist():
+        scores = [
+            (F.softplus(q[i, h]) * F.softplus(k[j, h]) * ((i - j) * theta - delta[h]).cos()).sum()
+            / math.sqrt(8)
+            for j in range(i + 1)
+        ]
+        right = torch.stack(scores).softmax(0) @ v[: i + 1, h]
+        torch.testing.assert_close(found[0, i, h], right, rtol=0, atol=1e-9)
+
+
+def test_partial_frequencies_are_the_highest_of_all() -> None:
+    """p-RoPE leaves out the lowest quarter: base^p on a share p of the features."""
+    pe = composed("pe=p_rope").pe
+    kept = frequencies(pe.num_features(64), pe.base, torch.float64)
+    torch.testing.assert_close(kept, frequencies(64, 10000.0, torch.float64)[:24])
+
+
+@pytest.mark.parametrize("name", ["Wave", "Forget", "Tide", "Polar"])
 @torch.no_grad()
 def test_an_example_is_cached_padded_and_measured(name: str) -> None:
     pe = example(name)
@@ -163,8 +198,8 @@ def test_an_example_is_cached_padded_and_measured(name: str) -> None:
     torch.testing.assert_close(found[:, 3:], whole, rtol=0, atol=1e-9)
 
     measured = certificate(make_sizes(), pe)["decoder"]
-    expected = {"Wave": None, "Forget": "invariant", "Tide": "changed"}
-    assert measured["expected"] == expected[name]
+    expected = {"Wave": None, "Tide": "changed"}
+    assert measured["expected"] == expected.get(name, "invariant")
     assert measured["cached"] < 1e-9
 
 

@@ -78,7 +78,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return softmax attention of queries at the last T of E positions."""
         if cache is not None and not cache.is_prefill(q_BTHK.shape[1]):
-            return self.attend_after(q_BTHK, k_BEGK, [v_BEGV], at, cache)
+            # As the other kernel: by the width that queries have, which a class of one's own sets.
+            scale = q_BTHK.shape[-1] ** -0.5
+            return self.attend_after(q_BTHK, k_BEGK, [v_BEGV], at, cache, scale)
         return attention(
             q_BTHK,
             k_BEGK,
@@ -96,13 +98,18 @@ class Attention(nn.Module):
         values: Sequence[Tensor],
         at: Positions,
         cache: LayerCache,
+        scale: float | None = None,
     ) -> Tensor:
-        """Return the same by the decoding kernel; values may come in parts, [B, E, G, ...]."""
+        """Return the same by the decoding kernel; values may come in parts, [B, E, G, ...].
+
+        Args:
+            scale: factor on the scores; None: the kind's own.
+        """
         return attention_after(
             q_BTHK,
             k_BEGK,
             values,
-            scale=self.scale,
+            scale=scale or self.scale,
             window=self.config.window,
             num_pads_B=cache.num_pads,
             bias_HTE=at.bias_HTE,

@@ -28,10 +28,12 @@ class KeysKind(Kind):
         A score and a weighted sum take 2 operations a feature each, three times with the backward
         pass.
         """
-        seen = min(model.window or seq_len, seq_len)
         pairs = seq_len * seq_len
         if causal:
-            pairs = seen * (seen + 1) // 2 + (seq_len - seen) * seen
+            layers = range(model.num_hidden_layers)
+            windows = [min(model.window_of(layer) or seq_len, seq_len) for layer in layers]
+            # The mean over layers.
+            pairs = sum(n * (n + 1) // 2 + (seq_len - n) * n for n in windows) // len(windows)
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
     @classmethod

@@ -28,6 +28,7 @@ from rope_exp.config.schema import (
 )
 from rope_exp.config.stages import Budget, Stages
 from rope_exp.config.tasks import TASKS, TEXT_UNIT, TaskFacts
+from rope_exp.config.variants import Pattern
 from rope_exp.system.errors import ConfigError
 
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
@@ -63,6 +64,8 @@ class ModelConfig:
     head_dim: Size | None = numeric(None)
     # Number of latest keys that a query attends to, its own included; null: all earlier keys.
     window: Count | None = numeric(None)
+    # Layers that have the window; null: all; [1, 1, 1, 0]: all but every fourth.
+    window_layers: Pattern | None = numeric(None)
     # Normalize queries and keys per head, before rotation.
     qk_norm: bool = numeric(False)
     # Mix a learned share of the previous token into keys and values.
@@ -81,6 +84,13 @@ class ModelConfig:
                 self.num_key_value_heads,
                 f"must divide model.num_attention_heads={heads}",
             )
+        if self.window_layers is not None and self.window is None:
+            raise ConfigError("model.window_layers", list(self.window_layers), "needs model.window")
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a layer, counted from 0; None: it attends to all earlier keys."""
+        pattern = self.window_layers
+        return self.window if pattern is None or pattern[layer % len(pattern)] else None
 
     @property
     def features_per_head(self) -> int:

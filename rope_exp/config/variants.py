@@ -43,7 +43,7 @@ LEARNED = ("inv_freq", "inv_freq_vo")
 Pattern = Annotated[
     tuple[int, ...],
     rule(
-        "must be a list of 1 (a layer that rotates) and 0, with at least one 1, repeated over "
+        "must be a list of 1 (a layer that has it) and 0, with at least one 1, repeated over "
         "the layers",
         lambda pattern: set(pattern) <= {0, 1} and 1 in pattern,
     ),

@@ -138,6 +138,13 @@ def check(architecture: Architecture) -> None:
         (kind != "softmax", "attn.kind", kind, "has no class"),
         (architecture.num_outputs is not None, "train.objective", "regression", "has no logits"),
         (model.token_shift, "model.token_shift", True, "keeps an input in its cache"),
+        (architecture.pe.code is not None, "pe.code", architecture.pe.code, "has no class"),
+        (
+            model.window_layers is not None,
+            "model.window_layers",
+            model.window_layers,
+            "has windows by layer",
+        ),
         (
             model.hidden_size % heads != 0,
             "model.num_attention_heads",

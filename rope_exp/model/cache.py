@@ -9,7 +9,7 @@ least: in a narrow sum over many tokens, the contribution of one more would vani
 Shapes: B batch, T new tokens, E entries kept, F frequencies.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -109,15 +109,15 @@ class LayerCache:
 class Cache:
     """The cache of all layers. `model(ids_BT, cache=cache)` continues from it.
 
+    Args:
+        windows: of each layer; None: it keeps all keys.
     Attributes:
         length: the tokens so far, including padding.
         origin: subtracted from a token's place to give its position; 0 until renumbered.
     """
 
-    def __init__(
-        self, num_layers: int, *, window: int | None = None, pads_B: Tensor | None = None
-    ) -> None:
-        self.layers = [LayerCache(window, pads_B) for _ in range(num_layers)]
+    def __init__(self, windows: Sequence[int | None], pads_B: Tensor | None = None) -> None:
+        self.layers = [LayerCache(window, pads_B) for window in windows]
         self.pads_B = pads_B
         self.length = 0
         self.origin = 0

@@ -238,8 +238,9 @@ class Decoder(nn.Module):
         if not self.architecture.causal:
             allowed = "looks both ways: there is nothing to cache, and no next token to generate"
             raise ConfigError("train.objective", ..., allowed)
-        layers = self.model.layers
-        return Cache(len(layers), window=self.architecture.model.window, pads_B=pads_B)
+        model = self.architecture.model
+        windows = [model.window_of(layer) for layer in range(model.num_hidden_layers)]
+        return Cache(windows, pads_B)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

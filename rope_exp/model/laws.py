@@ -193,7 +193,7 @@ def _measured_decoder(
 
 def _cached(attention: Attention, x_BTD: Tensor, at: Positions) -> Tensor:
     """Return the outputs of tokens that are fed to a cache a few at a time."""
-    cache = LayerCache(attention.config.window)
+    cache = LayerCache(attention.window)
     tensors = (x_BTD, *at.qk, *(at.vo or ()))
     parts = zip(*(torch.split(each, PARTS, dim=-2) for each in tensors), strict=True)
     outputs = []

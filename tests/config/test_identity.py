@@ -34,12 +34,13 @@ DEFAULTS = {
         "bias": "none",
         "code": None,
         "code_sha256": None,
+        "source": None,
     },
     "model": {
         "name": "nano", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
         "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False, "head_dim": None, "window": None, "match_params": None,
-        "qk_norm": False, "token_shift": False,
+        "qk_norm": False, "token_shift": False, "window_layers": None,
     },
     "attn": {"kind": "softmax"},
     "data": {

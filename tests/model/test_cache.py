@@ -17,6 +17,7 @@ from support.models import (
     make_positions,
     make_sizes,
     normal,
+    opinionated,
     tokens,
 )
 from torch import Tensor
@@ -171,6 +172,20 @@ def test_a_cache_holds_what_the_config_says(attn: AttnConfig) -> None:
             kept.append(cache.num_numbers() / 3 / model.num_hidden_layers)
         a_token, at_all = kept_of(attn, model, decoder.architecture.pe)
         assert kept == [at_all + count * a_token for count in (LENGTH, 2 * LENGTH)]
+
+
+@torch.no_grad()
+def test_windows_by_layer_are_cached_layer_by_layer() -> None:
+    """A layer with the window keeps its last keys, the other one all."""
+    sizes = make_sizes(window=3, window_layers=(1, 0))
+    decoder = opinionated("q", "k", sizes=sizes).double()
+    ids_BT = tokens(2, LENGTH)
+    cache = decoder.new_cache()
+    ours = fed(decoder, ids_BT, [5, 1, 1, 5], cache)
+    assert float((ours - decoder(ids_BT)).abs().max()) < TOLERANCE
+    kept = [layer.rows["k"].shape[1] for layer in cache.layers]
+    # The last five queries see two keys before the first of them.
+    assert kept == [7, LENGTH]
 
 
 @torch.no_grad()

@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from support.llama import llama_like
 from support.models import (
+    BASE,
     SUBSETS,
     VOCAB,
     make_architecture,
@@ -16,9 +18,20 @@ from support.models import (
     tokens,
 )
 from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
+
+SIZE_NAMES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+)
 
 # -- attention's sites -------------------------------------------------------------------------
 
@@ -45,6 +58,31 @@ def test_no_logit_depends_on_a_later_token(sites: tuple[str, ...]) -> None:
 
     assert torch.equal(decoder(ids_BT)[:, :5], decoder(changed_BT)[:, :5])
     assert not torch.equal(decoder(ids_BT)[:, 5:], decoder(changed_BT)[:, 5:])
+
+
+@torch.no_grad()
+def test_windows_by_layer_are_those_of_qwen3() -> None:
+    """Three layers see two keys with RoPE, and the fourth sees all."""
+    sizes = make_sizes(
+        num_hidden_layers=4, qk_norm=True, window=2, window_layers=(1, 1, 1, 0), head_dim=8
+    )
+    decoder = make_decoder("q", "k", sizes=sizes)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        **{name: getattr(sizes, name) for name in SIZE_NAMES},
+        head_dim=8,
+        rope_parameters={"rope_type": "default", "rope_theta": BASE},
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        sliding_window=2,
+        use_sliding_window=True,
+        attn_implementation="eager",
+    )
+    theirs = Qwen3ForCausalLM(config).eval()
+    theirs.load_state_dict(weights(decoder))
+    ids_BT = tokens(2, 12)
+    torch.testing.assert_close(decoder(ids_BT), theirs(ids_BT).logits, rtol=0, atol=1e-5)
+    everywhere = make_decoder("q", "k", sizes=replace(sizes, window_layers=None))
+    assert not torch.allclose(decoder(ids_BT), everywhere(ids_BT), atol=1e-4)
 
 
 # -- LLaMA -------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class Attention(nn.Module):
 
     Attributes:
         causal: whether queries attend to no later key; kinds with a state are always causal.
+        window: the number of latest keys that a query attends to; None: all.
         own: a position encoding of a user's own that acts in this layer.
     """
 
@@ -40,6 +41,7 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         self.own = None
+        self.window = config.window
         self.sites = frozenset(sites)
         self.rotary_dim = attn.rotary_dim(config)
         self.scale = attn.widths(config)[0] ** -0.5
@@ -85,7 +87,7 @@ class Attention(nn.Module):
             q_BTHK,
             k_BEGK,
             v_BEGV,
-            self.config.window,
+            self.window,
             causal=self.causal,
             bias_HTT=at.bias_HTE,
             document_BT=at.document_BT,
@@ -110,7 +112,7 @@ class Attention(nn.Module):
             k_BEGK,
             values,
             scale=scale or self.scale,
-            window=self.config.window,
+            window=self.window,
             num_pads_B=cache.num_pads,
             bias_HTE=at.bias_HTE,
         )

@@ -258,7 +258,7 @@ def test_under_autocast_it_is_near_float32() -> None:
     x_BTD = normal(2, 24, SIZES.hidden_size).float()
     at = make_positions(24, layer.rotary_dim, dtype=torch.float32)
     wide = layer(x_BTD, at)
-    cache = Cache(1).layers[0]
+    cache = Cache([None]).layers[0]
     with torch.autocast("cpu", torch.bfloat16):
         narrow = layer(x_BTD, at, cache)
     assert narrow.dtype == torch.bfloat16

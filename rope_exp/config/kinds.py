@@ -46,6 +46,8 @@ class SoftmaxConfig(KeysKind):
     """Softmax attention with grouped queries."""
 
     kind: Literal["softmax"] = numeric("softmax")
+    # Each head learns a score to which a query can attend instead of any key.
+    sink: bool = numeric(False)
 
     takes_norm = True
     takes_shift = True

@@ -23,7 +23,7 @@ from transformers.models.smollm3.modeling_smollm3 import SmolLM3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import LatentConfig
+from rope_exp.config.kinds import LatentConfig, SoftmaxConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import end_of_text, load_checkpoint
@@ -138,6 +138,7 @@ def check(architecture: Architecture) -> None:
         (kind != "softmax", "attn.kind", kind, "has no class"),
         (architecture.num_outputs is not None, "train.objective", "regression", "has no logits"),
         (model.token_shift, "model.token_shift", True, "keeps an input in its cache"),
+        (architecture.attn == SoftmaxConfig(sink=True), "attn.sink", True, "has no class"),
         (architecture.pe.code is not None, "pe.code", architecture.pe.code, "has no class"),
         (
             model.window_layers is not None,
@@ -183,7 +184,7 @@ def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel
         return DeepseekV3ForCausalLM(DeepseekV3Config(**keys | latent, rope_parameters=rope))
 
     is_usual = model.hidden_size == model.num_attention_heads * model.features_per_head
-    if attn.kind != "softmax" or model.qk_norm or not is_usual:
+    if attn != SoftmaxConfig() or model.qk_norm or not is_usual:
         return None
     if is_qk:
         return LlamaForCausalLM(LlamaConfig(**keys, rope_parameters=rope))

@@ -42,7 +42,7 @@ DEFAULTS = {
         "tie_word_embeddings": False, "head_dim": None, "window": None, "match_params": None,
         "qk_norm": False, "token_shift": False, "window_layers": None,
     },
-    "attn": {"kind": "softmax"},
+    "attn": {"kind": "softmax", "sink": False},
     "data": {
         "name": "stdlib", "kind": "stdlib", "path": None, "subset": None, "revision": None,
         "text_column": None, "sample_by": None, "validation_split": None,
@@ -145,6 +145,7 @@ def test_hashes_are_what_they_were(overrides: tuple[str, ...]) -> None:
 
 
 SETTINGS = {
+    "pe": {"source"},
     "model": {"name", "match_params"},
     "data": {"name", "cache_dir"},
     "tokenizer": {"name"},

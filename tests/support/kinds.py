@@ -16,6 +16,7 @@ _SHARED = {"groups": 2, "nope_dim": 6, "rope_dim": 4}
 
 KINDS: list[AttnConfig] = [
     SoftmaxConfig(),
+    SoftmaxConfig(sink=True),
     LinearConfig(),
     LinearConfig(form="both"),
     LinearConfig(form="one_plus_cos"),

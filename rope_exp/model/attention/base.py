@@ -30,17 +30,20 @@ class Attention(nn.Module):
     Attributes:
         causal: whether queries attend to no later key; kinds with a state are always causal.
         window: the number of latest keys that a query attends to; None: all.
+        sink_H: a learned score of each head without a key; None: softmax has none.
         own: a position encoding of a user's own that acts in this layer.
     """
 
     o_proj: nn.Linear
     own: Position | None
+    sink_H: nn.Parameter | None
     causal = True
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
         self.config = config
         self.own = None
+        self.sink_H = None
         self.window = config.window
         self.sites = frozenset(sites)
         self.rotary_dim = attn.rotary_dim(config)
@@ -91,6 +94,7 @@ class Attention(nn.Module):
             causal=self.causal,
             bias_HTT=at.bias_HTE,
             document_BT=at.document_BT,
+            sink_H=self.sink_H,
         )
 
     def attend_after(
@@ -115,6 +119,7 @@ class Attention(nn.Module):
             window=self.window,
             num_pads_B=cache.num_pads,
             bias_HTE=at.bias_HTE,
+            sink_H=self.sink_H,
         )
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:

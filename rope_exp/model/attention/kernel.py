@@ -34,6 +34,7 @@ def attention(
     causal: bool = True,
     bias_HTT: Tensor | None = None,
     document_BT: Tensor | None = None,
+    sink_H: Tensor | None = None,
 ) -> Tensor:
     """Return o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j, in the inputs' dtype.
 
@@ -46,6 +47,7 @@ def attention(
         bias_HTT: added to the score of query i and key j; it may have a gradient, and a batch:
             [B, H, T, T].
         document_BT: a query attends only to keys of the same number; None: to all.
+        sink_H: one more score in each softmax, whose value is 0; None: none.
     """
     assert causal or window is None
     num_heads = q_BTHK.shape[2]
@@ -55,6 +57,8 @@ def attention(
 
     if q_BTHK.device.type != "cpu" or length > MAX_WRITTEN_OUT:
         mask = mask_of(q_BTHK, window, causal, bias_HTT, document_BT)
+        if sink_H is not None:
+            mask, k_BTGK, v_BTGV = _with_sink(sink_H, mask, k_BTGK, v_BTGV, causal=causal)
         return _fused(q_BTHK, k_BTGK, v_BTGV, mask, causal=causal)
 
     if num_shared > 1:
@@ -68,8 +72,26 @@ def attention(
         document_BT,
         window,
         causal,
+        sink_H,
     )
     return o_NTV.view(-1, num_heads, *o_NTV.shape[1:]).transpose(1, 2)
+
+
+def _with_sink(
+    sink_H: Tensor, mask: Tensor | None, k_BTGK: Tensor, v_BTGV: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a mask, keys and values with one key more, 0 like its value, scored by the sink."""
+    length = k_BTGK.shape[1]
+    if mask is None:
+        mask = k_BTGK.new_ones(length, length, dtype=torch.bool)
+        mask = mask.tril() if causal else mask
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=k_BTGK.dtype).masked_fill(~mask, -math.inf)
+    sink_H11 = sink_H.to(mask.dtype)[:, None, None]
+    mask = mask.expand(*mask.shape[:-3], len(sink_H), length, length)
+    column = sink_H11.expand(*mask.shape[:-1], 1)
+    k_BTGK, v_BTGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BTGK, v_BTGV))
+    return torch.cat([mask, column], dim=-1), k_BTGK, v_BTGV
 
 
 def _fused(
@@ -117,6 +139,7 @@ def attention_after(
     window: int | None = None,
     num_pads_B: Tensor | None = None,
     bias_HTE: Tensor | None = None,
+    sink_H: Tensor | None = None,
 ) -> Tensor:
     """Return o_BTHV of queries at the last T of E positions, as decoding needs it.
 
@@ -126,6 +149,7 @@ def attention_after(
         num_pads_B: the number of a row's first keys that are padding; None: none.
         bias_HTE: added to the scores, or [B, H, T, E]; it may cover more keys, of which these are
             the last.
+        sink_H: one more score in each softmax, whose value is 0; None: none.
     """
     num_keys, num_groups = k_BEGK.shape[1:3]
     meets_1TE = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
@@ -139,7 +163,11 @@ def attention_after(
         bias_GSTE = torch.unflatten(bias_HTE[..., -num_keys:], -3, (num_groups, -1))
         score_BGSTE = score_BGSTE + bias_GSTE
     score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
-    weight_BGSTE = score_BGSTE.softmax(-1).to(q_BTHK.dtype)
+    if sink_H is not None:
+        sink_GS11 = torch.unflatten(sink_H, 0, (num_groups, -1))[..., None, None]
+        sink = sink_GS11.to(score_BGSTE.dtype).expand(*score_BGSTE.shape[:-1], 1)
+        score_BGSTE = torch.cat([score_BGSTE, sink], dim=-1)
+    weight_BGSTE = score_BGSTE.softmax(-1)[..., :num_keys].to(q_BTHK.dtype)
     if num_pads_B is not None:
         # Padding itself attends to nothing: 0, and not 0/0.
         meets_any_1T1 = meets_1TE.any(-1, keepdim=True)
@@ -157,7 +185,8 @@ class _Short(torch.autograd.Function):
         dv = w^T g,  dw = g v^T,  ds = w (dw - g . o),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K):
 
     the weights are never divided, and one pass computes ds; its sum over the batch is the gradient
-    of a bias. Saved for the gradient: w in the inputs' dtype, and l.
+    of a bias. A sink s adds exp(s - max) to l; it has no value, so ds = -exp(s - max) g . o. Saved
+    for the gradient: w in the inputs' dtype, and l.
     """
 
     @staticmethod
@@ -170,12 +199,14 @@ class _Short(torch.autograd.Function):
         document_BT: Tensor | None,
         window: int | None,
         causal: bool,
+        sink_H: Tensor | None,
     ) -> Tensor:
         scale = 1 / math.sqrt(q_NTK.shape[2])
 
         outputs = []
         weights = []
         sums = []
+        sinks = []
         for queries, keys in _blocks(q_NTK.shape[1], window, causal):
             s_NCE = wide(q_NTK[:, queries] @ k_NTK[:, keys].mT) * scale
             if bias_HTT is not None:
@@ -194,8 +225,15 @@ class _Short(torch.autograd.Function):
                 is_other_NCE = is_other_BCE.repeat_interleave(num_heads, dim=0)
                 s_NCE = torch.where(is_other_NCE, -math.inf, s_NCE)
 
-            w_NCE = (s_NCE - s_NCE.amax(-1, keepdim=True)).exp().to(q_NTK.dtype)
+            max_NC1 = s_NCE.amax(-1, keepdim=True)
+            if sink_H is not None:
+                sink_N11 = sink_H.to(s_NCE.dtype).repeat(len(s_NCE) // len(sink_H))[:, None, None]
+                max_NC1 = torch.maximum(max_NC1, sink_N11)
+                sinks.append((sink_N11 - max_NC1).exp())
+            w_NCE = (s_NCE - max_NC1).exp().to(q_NTK.dtype)
             sum_NC1 = wide(w_NCE).sum(-1, keepdim=True)
+            if sink_H is not None:
+                sum_NC1 = sum_NC1 + sinks[-1]
             o_NCV = (wide(w_NCE @ v_NTV[:, keys]) / sum_NC1).to(q_NTK.dtype)
 
             weights.append(w_NCE)
@@ -205,7 +243,8 @@ class _Short(torch.autograd.Function):
         o_NTV = torch.cat(outputs, dim=1)
         ctx.blocks = _blocks(q_NTK.shape[1], window, causal)
         ctx.bias_shape = None if bias_HTT is None else bias_HTT.shape
-        ctx.save_for_backward(q_NTK, k_NTK, v_NTV, o_NTV, *weights, *sums)
+        ctx.num_sinks = None if sink_H is None else len(sink_H)
+        ctx.save_for_backward(q_NTK, k_NTK, v_NTV, o_NTV, *weights, *sums, *sinks)
         return o_NTV
 
     @staticmethod
@@ -217,7 +256,8 @@ class _Short(torch.autograd.Function):
         scale = 1 / math.sqrt(q_NTK.shape[2])
 
         weights = kept[: len(ctx.blocks)]
-        sums = kept[len(ctx.blocks) :]
+        sums = kept[len(ctx.blocks) : 2 * len(ctx.blocks)]
+        sinks = kept[2 * len(ctx.blocks) :] or [None] * len(ctx.blocks)
 
         dq = []
         dk_NTK = torch.zeros_like(wide(k_NTK))
@@ -225,10 +265,15 @@ class _Short(torch.autograd.Function):
         dbias_HTT = None
         if ctx.needs_input_grad[3]:
             dbias_HTT = do_NTV.new_zeros(ctx.bias_shape, dtype=dk_NTK.dtype)
-        for (queries, keys), w_NCE, sum_NC1 in zip(ctx.blocks, weights, sums, strict=True):
+        dsink_N = do_NTV.new_zeros(len(do_NTV), dtype=dk_NTK.dtype)
+        blocks = zip(ctx.blocks, weights, sums, sinks, strict=True)
+        for (queries, keys), w_NCE, sum_NC1, sink_NC1 in blocks:
             g_NCV = wide(do_NTV[:, queries]) / sum_NC1
             g_dot_o_NC1 = (g_NCV * wide(o_NTV[:, queries])).sum(-1, keepdim=True)
             g_NCV = g_NCV.to(dtype)
+
+            if sink_NC1 is not None:
+                dsink_N = dsink_N - (sink_NC1 * g_dot_o_NC1).sum((1, 2))
 
             dw_NCE = wide(g_NCV @ v_NTV[:, keys].mT)
             if dbias_HTT is not None:
@@ -244,7 +289,10 @@ class _Short(torch.autograd.Function):
             dv_NTV[:, keys] += w_NCE.mT @ g_NCV
 
         dqkv = (torch.cat(dq, dim=1), dk_NTK.to(dtype), dv_NTV.to(dtype))
-        return *dqkv, dbias_HTT, None, None, None
+        dsink_H = None
+        if ctx.num_sinks is not None:
+            dsink_H = torch.unflatten(dsink_N, 0, (-1, ctx.num_sinks)).sum(0)
+        return *dqkv, dbias_HTT, None, None, None, dsink_H
 
 
 def _blocks(length: int, window: int | None, causal: bool) -> list[tuple[slice, slice]]:

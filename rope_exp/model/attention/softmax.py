@@ -21,7 +21,10 @@ BEGINNING = 0.5
 
 
 class SoftmaxAttention(Attention):
-    """o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j."""
+    """o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j.
+
+    With a sink s_h the softmax has one more term, exp(s_h), whose value is 0 (Agarwal et al. 2025).
+    """
 
     def __init__(self, config: ModelConfig, attn: SoftmaxConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
@@ -30,6 +33,8 @@ class SoftmaxAttention(Attention):
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        if attn.sink:
+            self.sink_H = nn.Parameter(torch.zeros(config.num_attention_heads))
         if config.token_shift:
             self.token_shift = nn.Parameter(torch.full((config.hidden_size,), BEGINNING))
 

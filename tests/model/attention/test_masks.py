@@ -31,6 +31,7 @@ def direct(
     *,
     causal: bool,
     document_BT: Tensor | None,
+    sink_H: Tensor | None = None,
 ) -> Tensor:
     """The definition: every score, what is added to it, what is hidden, softmax, the sum."""
     k, v = (x.repeat_interleave(HEADS // GROUPS, dim=2) for x in (k, v))
@@ -41,7 +42,11 @@ def direct(
     if document_BT is not None:
         for row, i, j in itertools.product(range(len(q)), range(q.shape[1]), range(q.shape[1])):
             hidden[row, 0, i, j] |= bool(document_BT[row, i] != document_BT[row, j])
-    weight_BHTT = score_BHTT.masked_fill(hidden, -torch.inf).softmax(-1)
+    score_BHTT = score_BHTT.masked_fill(hidden, -torch.inf)
+    if sink_H is not None:
+        sink_BHT1 = sink_H[:, None, None].expand(*score_BHTT.shape[:-1], 1)
+        score_BHTT = torch.cat([score_BHTT, sink_BHT1], dim=-1)
+    weight_BHTT = score_BHTT.softmax(-1)[..., : q.shape[1]]
     return torch.einsum("bhts,bshk->bthk", weight_BHTT, v)
 
 
@@ -49,23 +54,29 @@ def direct(
 @pytest.mark.parametrize("of_documents", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rows", [(), (2,)], ids=["one bias", "a bias for each row"])
+@pytest.mark.parametrize("has_sink", [False, True])
 def test_outputs_and_all_gradients(
-    rows: tuple[int, ...], causal: bool, of_documents: bool, longest: int
+    rows: tuple[int, ...], has_sink: bool, causal: bool, of_documents: bool, longest: int
 ) -> None:
-    """By queries, keys, values and the bias, for several blocks of queries."""
+    """By queries, keys, values, the bias and the sink, for several blocks of queries."""
     length = LENGTH if not of_documents else 40
     q, gradient = (drawn(2, length, HEADS, 6, seed=seed) for seed in (1, 2))
     k, v = (drawn(2, length, GROUPS, 6, seed=seed) for seed in (3, 4))
     leaves = [q, k, v, drawn(*rows, HEADS, length, length, seed=5)]
+    if has_sink:
+        leaves.append(drawn(HEADS, seed=6))
     for leaf in leaves:
         leaf.requires_grad_()
 
     document_BT = None
     if of_documents:
         document_BT = torch.tensor([[0] * 7 + [1] * 33, [4] * 20 + [5] + [4] * 19])
-    expected = direct(*leaves, causal=causal, document_BT=document_BT)
+    sink = {"sink_H": leaves[4]} if has_sink else {}
+    expected = direct(*leaves[:4], causal=causal, document_BT=document_BT, **sink)
     with mock.patch.object(kernel, "MAX_WRITTEN_OUT", longest):
-        ours = attention(*leaves[:3], causal=causal, bias_HTT=leaves[3], document_BT=document_BT)
+        ours = attention(
+            *leaves[:3], causal=causal, bias_HTT=leaves[3], document_BT=document_BT, **sink
+        )
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
 
     slopes = torch.autograd.grad(ours, leaves, gradient)

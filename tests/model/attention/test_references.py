@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 from transformers.models.gemma4 import modeling_gemma4 as gemma
+from transformers.models.gpt_oss import modeling_gpt_oss as oss
 from transformers.models.roformer import modeling_roformer as roformer
 
 from rope_exp.config.kinds import LatentConfig, SharedConfig, SoftmaxConfig
@@ -282,3 +283,27 @@ def test_qkv_is_roformers_with_rotary_value(base_vo: float | None, causal: bool)
 
     mine = ours.heads(x_BTD, at, None)[..., order].flatten(2)
     assert float((mine - expected).abs().max()) < 1e-12
+
+
+@torch.no_grad()
+def test_a_sink_is_gpt_oss_s() -> None:
+    attn = SoftmaxConfig(sink=True)
+    ours = make_layer(attn, ("q", "k")).double()
+    assert ours.sink_H is not None
+    ours.sink_H.copy_(torch.tensor([-1.0, 0.0, 1.0, 3.0]))
+    config = oss.GptOssConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        num_key_value_heads=SIZES.num_key_value_heads,
+        head_dim=SIZES.features_per_head,
+        attention_bias=False,
+        attn_implementation="eager",
+    )
+    theirs = oss.GptOssAttention(config, 0).double().eval()
+    state = ours.state_dict()
+    theirs.load_state_dict(state | {"sinks": state.pop("sink_H")})
+
+    x_BTD = normal(2, LENGTH, WIDTH)
+    at = make_positions(LENGTH, SIZES.features_per_head)
+    expected = theirs(x_BTD, [table[None] for table in at.qk], CAUSAL)[0]
+    torch.testing.assert_close(ours(x_BTD, at), expected, rtol=0, atol=TOLERANCE)

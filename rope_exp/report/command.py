@@ -73,6 +73,10 @@ def write(
     if not replace:
         _check_group(out, report)
     files = _table_files(report)
+    if factors != ("pe",):
+        for study in _studies():
+            if hasattr(study, "of_group"):
+                files |= study.of_group(report.runs)
     _write_all(out, files)
     said = [plain_table(report), summary(report), *code_notes(report), *left_out_notes(report)]
     return [*said, "", *(str(out / name) for name in files)]

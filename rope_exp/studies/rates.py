@@ -60,15 +60,24 @@ def files(
             stem = "rates"
             if len(sweeps) > 1:
                 stem = "-".join(filter(None, [stem, _level(runs[0])]))
-            try:
-                tried = Tried.of(runs)
-            except ReportError as error:
-                log(f"{name}: {stem}.md is left out: {error}")
-                continue
-            found[f"{name}/{stem}.md"] = markdown(tried).encode()
-            drawn = files_of(stem, figure(tried))
-            found |= {f"{name}/{file}": content for file, content in drawn.items()}
+            made = _files(name, stem, runs)
+            found |= {f"{name}/{file}": content for file, content in made.items()}
     return found
+
+
+def of_group(runs: Sequence[Run]) -> dict[str, bytes]:
+    """Return rates.md and its figure of runs with several learning rates; else nothing."""
+    several = len({run.config.optim.lr for run in runs}) > 1
+    return _files("--factors", "rates", runs) if several else {}
+
+
+def _files(name: str, stem: str, runs: Sequence[Run]) -> dict[str, bytes]:
+    try:
+        tried = Tried.of(runs)
+    except ReportError as error:
+        log(f"{name}: {stem}.md is left out: {error}")
+        return {}
+    return {f"{stem}.md": markdown(tried).encode(), **files_of(stem, figure(tried))}
 
 
 def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:

@@ -1,5 +1,5 @@
-# docker build --tag rope_exp . && docker run --gpus all --volume $PWD/results:/rope_exp/results rope_exp train pe=vo_rope
-# Python 3.11.7: the campaigns on record read its standard library.
+# How to build and run it: docs/recipes.md. The campaigns table and table_warmup read the standard
+# library of Python 3.11.7.
 FROM python:3.11.7-slim
 
 # A compiler for torch.compile, and git for the commit in every run's record.
@@ -8,6 +8,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ git make \
     && rm -rf /var/lib/apt/lists/*
 
+ENV PIP_NO_CACHE_DIR=1
 WORKDIR /rope_exp
 COPY . .
 RUN make setup

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import statistics
 import time
 from pathlib import Path
@@ -374,9 +375,6 @@ def evaluate(words: list[str]) -> int:
 def publish(words: list[str]) -> int:
     """Write campaigns' records and curves as a data set with their page, or upload both."""
     from rope_exp.evidence.records import DEFAULT_RECORDS
-    from rope_exp.export.hub import check_name, push
-    from rope_exp.export.publish import SPACE
-    from rope_exp.export.publish import publish as write
 
     parser = Parser("publish", "Publish campaigns' records, curves and page on the hub.")
     parser.add_argument("campaigns", metavar="CAMPAIGN", nargs="+")
@@ -390,7 +388,15 @@ def publish(words: list[str]) -> int:
         "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
     )
     asked = parser.parse_args(words)
+
+    from rope_exp.export.hub import check_name, push
+
     check_name("--repo", asked.repo)
+
+    # Imported late, because figures take seconds to import.
+    from rope_exp.export.publish import SPACE
+    from rope_exp.export.publish import publish as write
+
     if asked.to is not None:
         write(asked.campaigns, asked.records, asked.to, asked.repo)
         print("\n".join(str(path) for path in sorted(asked.to.rglob("*")) if path.is_file()))
@@ -399,9 +405,10 @@ def publish(words: list[str]) -> int:
     with TemporaryDirectory() as folder:
         out = Path(folder)
         write(asked.campaigns, asked.records, out, asked.repo)
-        told = {"flag": "--repo", "again": f"rope-exp publish {' '.join(words)}"}
+        told = {"flag": "--repo", "again": f"rope-exp publish {shlex.join(words)}"}
         print(push(out, asked.repo, "dataset", ignored=f"{SPACE}/*", **told))
-        print(push(out / SPACE, asked.repo, "space", **told))
+        if (out / SPACE).exists():
+            print(push(out / SPACE, asked.repo, "space", **told))
     return 0
 
 

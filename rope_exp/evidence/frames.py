@@ -71,7 +71,11 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
-    runs = list(_runs(Path(where)))
+    return runs_frame(list(_runs(Path(where))))
+
+
+def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the frame of `load_runs` for these runs."""
     told = _told_apart(runs)
     lines = pd.DataFrame([_line(run) | keys for run, keys in zip(runs, told, strict=True)])
     return lines.set_index("where", drop=False).rename_axis(index=None)
@@ -84,8 +88,13 @@ def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
 
     Args, Raises: as `load_runs`.
     """
+    return metrics_frame(list(_runs(Path(where))))
+
+
+def metrics_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the frame of `load_metrics` for these runs."""
     frames = []
-    for run, told in _named(where):
+    for run, told in _named(runs):
         frame = pd.DataFrame(run.metrics)
         for key, value in told.items():
             frame[key] = [value] * len(frame)
@@ -105,7 +114,7 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     Args, Raises: as `load_runs`.
     """
     lines = []
-    for run, told in _named(where):
+    for run, told in _named(list(_runs(Path(where)))):
         for probe in (each for each in BY_PLACE if each in run.probes):
             for name, numbers in by_place(probe, run.probes[probe]).items():
                 for place, value in numbers.items():
@@ -132,9 +141,8 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
         raise ReportError(f"{file} is not a table.csv: {error}") from error
 
 
-def _named(where: str | PathLike[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
+def _named(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
     """Yield each run, and its columns in a longer frame."""
-    runs = list(_runs(Path(where)))
     for run, keys in zip(runs, _told_apart(runs), strict=True):
         told = (run.where, run.config.pe.label, run.config.seed, run.config.optim.lr)
         yield run, dict(zip(_NAMES, told, strict=True)) | keys

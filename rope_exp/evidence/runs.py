@@ -83,6 +83,12 @@ class ReportError(RecordError):
     """Records that contradict themselves or one another; the message names the folders."""
 
 
+def perplexity(loss: float) -> float:
+    """Return e to a loss in nats per token."""
+    # Past this a float overflows.
+    return math.exp(loss) if loss < 709 else math.inf
+
+
 def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> float | None:
     """Return a loss in nats per token as bits per byte of text, by the whole held-out side.
 

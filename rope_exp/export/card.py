@@ -1,6 +1,5 @@
 """The card of an exported model: the README.md that the hub shows."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
-from rope_exp.evidence.runs import bits_per_byte
+from rope_exp.evidence.runs import bits_per_byte, perplexity
 from rope_exp.run.folder import read_env, read_result
 from rope_exp.run.provenance import own_version
 from rope_exp.system.errors import show
@@ -129,7 +128,10 @@ def card(
 
 
 def eval_results(config: RunConfig, step: int, result: Mapping[str, Any]) -> str | None:
-    """Return the file in which the hub reads the loss; None without a loss or a data set there."""
+    """Return the loss in the hub's format; None without a loss or a data set there.
+
+    The hub shows such results for data sets that are registered as benchmarks.
+    """
     loss = loss_at(step, result)
     if loss is None or config.data.kind != "hub" or config.data.path is None:
         return None
@@ -175,7 +177,7 @@ def _facts(
     # An installed copy has no commit.
     git = env.get("git") or {}
     facts = {
-        "validation loss": f"not measured at step {step:,}",
+        "validation loss": _loss(config, loss, env) or f"not measured at step {step:,}",
         "corpus": str(config.data.name),
         "steps": f"{step:,} of {config.train.num_steps:,}, seed {config.seed}",
         **departing,
@@ -184,14 +186,21 @@ def _facts(
         "code": f"rope_exp {own_version()}, commit {git.get('commit')}",
         "weights": weights_sha256,
     }
-    if loss is not None:
-        facts["validation loss"] = f"{loss:.4f} {config.data.unit}"
-        if bits := bits_per_byte(loss, config, env):
-            facts["validation loss"] += (
-                f", perplexity {math.exp(loss):.2f}, about {bits:.3f} bits per byte"
-            )
+    if marks := env.get("marks"):
+        facts["notes"] = "; ".join(marks)
     hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
     return facts | {key: result[key] for key in hashes if key in result}
+
+
+def _loss(config: RunConfig, loss: float | None, env: Mapping[str, Any]) -> str:
+    """Describe a loss; empty without one."""
+    if loss is None:
+        return ""
+    said = f"{loss:.4f} {config.data.unit}"
+    bits = bits_per_byte(loss, config, env)
+    if bits is not None:
+        said += f", perplexity {perplexity(loss):.2f}, about {bits:.3f} bits per byte"
+    return said
 
 
 def _table(facts: Mapping[str, str]) -> str:

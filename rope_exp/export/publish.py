@@ -7,15 +7,16 @@ curves.parquet (a line per logged step) and a card; the folder `space` below it 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from rope_exp.evidence.frames import load_metrics, load_runs
+from rope_exp.evidence.frames import metrics_frame, runs_frame
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import Run
 from rope_exp.report.command import tables_of
 from rope_exp.report.page import page
-from rope_exp.system.errors import ConfigError
+from rope_exp.system.errors import ConfigError, first_line
 
 SPACE = "space"
 
@@ -47,12 +48,13 @@ curves = load_dataset("{place}", "curves", split="train")
 
 ## Columns
 
-- `runs` has a line per run. `pe` is the variant and `rotate` its sites. Runs of one `seed` share \
-initial weights and tokens. `val/loss` is the held-out loss of the last step in nats per \
-token; it is empty for a run that diverged. Keys of the config that differ between runs are \
-columns, too.
-- `record` is the whole record as JSON, and ends with its own SHA-256. Write each to \
-`campaign/cell.json`, and `rope-exp check-records` verifies them and says which may be compared.
+- `runs` has a line per run. `pe` is the variant and `rotate` its sites. `val/loss` is the \
+held-out loss of the last step, in `unit`; it is empty for a run that diverged. Keys of the config \
+that differ between these runs are columns, too; lists are written as JSON.
+- `record` is the whole record as JSON, with its own SHA-256. Write each to `{{where}}.json`, and \
+`rope-exp check-records` verifies them and says which may be compared.
+- Runs with equal `init_sha256`, `order_sha256` and `data_sha256` share initial weights, the order \
+of tokens and the text.
 - `curves` has a line per logged step: `step`, `tokens`, and the losses there. `where` is the run.
 
 Compare runs of one campaign within a seed. `rope-exp report --campaign NAME` makes the tables \
@@ -76,7 +78,7 @@ def publish(campaigns: Sequence[str], records: Path, out: Path, place: str) -> N
         records: the folder with the records of all campaigns.
         place: from which the card loads the data set.
     Raises:
-        ConfigError: there is no record of a campaign, or `out` is not empty.
+        ConfigError: there is no record of a campaign, or `out` is not empty or cannot be written.
         RecordError: a record does not verify, or runs of a campaign may not be compared.
     """
     known = recorded_campaigns(records)
@@ -87,48 +89,50 @@ def publish(campaigns: Sequence[str], records: Path, out: Path, place: str) -> N
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("--to", str(out), "holds something; name a new folder")
 
-    found = {name: read_records(records, name) for name in campaigns}
+    found = {name: read_records(records, name) for name in dict.fromkeys(campaigns)}
     tables = {
         f"{name}/{level}".rstrip("/"): report
         for name, runs in found.items()
         for level, report in tables_of(runs).items()
     }
-    frames = {
-        "runs": pd.concat([_runs(records, name) for name in campaigns]),
-        "curves": pd.concat(
-            [load_metrics(records / name).assign(campaign=name) for name in campaigns]
-        ),
-    }
-    title = f"Runs of rope_exp ({', '.join(campaigns)})"
+    runs = [run for each in found.values() for run in each]
+    frames = {"runs": _lines(runs), "curves": metrics_frame(runs)}
+    names = ", ".join(found) if len(found) < 4 else f"{len(found)} campaigns"
+    title = f"Runs of rope_exp ({names})"
+    texts = {"README.md": CARD.format(title=title, place=place, table=_table(found))}
+    if tables:
+        texts[f"{SPACE}/README.md"] = SPACE_CARD.format(title=title, place=place)
+        texts[f"{SPACE}/index.html"] = page(tables).decode()
 
-    (out / SPACE).mkdir(parents=True)
-    for name, frame in frames.items():
-        typed = frame.convert_dtypes().apply(_without_lists)
-        typed.to_parquet(out / f"{name}.parquet", index=False)
-    card = CARD.format(title=title, place=place, table=_table(found))
-    (out / "README.md").write_text(card, encoding="utf-8")
-    (out / SPACE / "README.md").write_text(
-        SPACE_CARD.format(title=title, place=place), encoding="utf-8"
-    )
-    (out / SPACE / "index.html").write_bytes(page(tables))
-
-
-def _runs(records: Path, campaign: str) -> pd.DataFrame:
-    """Return the line of each run, with its cell and the text of its record."""
-    paths = sorted((records / campaign).glob("*.json"))
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in paths}
-    runs = load_runs(records / campaign)
-    runs.insert(0, "campaign", campaign)
-    runs.insert(1, "cell", list(texts))
-    runs["record"] = list(texts.values())
-    return runs
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, frame in frames.items():
+            typed = frame.convert_dtypes().apply(_of_one_type)
+            typed.to_parquet(out / f"{name}.parquet", index=False)
+        for file, text in texts.items():
+            (out / file).parent.mkdir(exist_ok=True)
+            (out / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("--to", str(out), f"cannot be written: {first_line(error)}") from None
 
 
-def _without_lists(column: pd.Series) -> pd.Series:
-    """Return a column that Parquet can hold: values of mixed types, and lists, become JSON."""
+def _lines(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the line of each run, with its unit and the text of its record."""
+    lines = runs_frame(runs)
+    lines.insert(1, "unit", [run.config.data.unit for run in runs])
+    lines["record"] = [run.folder.read_text(encoding="utf-8") for run in runs]
+    return lines
+
+
+def _of_one_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Return a column that Parquet can hold: lists become JSON, and values of mixed types text."""
     if column.dtype != object:
         return column
-    return column.map(json.dumps, na_action="ignore")
+
+    def spelled(value: Any) -> str:
+        return json.dumps(value) if isinstance(value, list) else str(value)
+
+    return column.map(spelled, na_action="ignore")
 
 
 def _table(found: dict[str, list[Run]]) -> str:

@@ -55,9 +55,9 @@ def run_campaign(
     """
     campaign = progress.campaign
     cells = progress.left
-    # This also tests early that both folders can be written.
+    # This also tests early that the archive can be written.
     _archive(progress, archive)
-    _keep_weights(progress, weights)
+    _keep_weights(progress, campaign.cells, weights)
     for line in (*progress.notes(), progress.summary()):
         log(line)
     if not cells:
@@ -73,7 +73,7 @@ def run_campaign(
         for job, cell in zip(jobs, cells, strict=True):
             if _record(progress, cell, job):
                 _archive(progress, archive, again=True)
-                _keep_weights(progress, weights, again=True)
+                _keep_weights(progress, [cell], weights)
 
     # Runs may have been done before, and records may have arrived while data were prepared.
     keep_records()
@@ -160,11 +160,11 @@ def _archive(progress: Progress, folder: Path | None, *, again: bool = False) ->
             raise ConfigError("--archive", str(folder), said) from None
 
 
-def _keep_weights(progress: Progress, folder: Path | None, *, again: bool = False) -> None:
-    """Keep the last weights of every finished run that is here.
+def _keep_weights(progress: Progress, cells: Sequence[Cell], folder: Path | None) -> None:
+    """Keep the last weights of those cells that have finished here.
 
-    Args:
-        again: only log a failure, because the next record tries again.
+    Raises:
+        ConfigError: the folder cannot be made.
     """
     if folder is None:
         return
@@ -174,13 +174,21 @@ def _keep_weights(progress: Progress, folder: Path | None, *, again: bool = Fals
 
     name = progress.campaign.name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for cell in progress.campaign.cells:
-            run = progress.done.get(cell.name)
-            if run is not None and run.status == "finished":
-                keep(cell.config.folder, folder / name / cell.name)
-    except (CheckpointError, OSError) as error:
-        said = f"cannot keep weights: {first_line(error)}"
-        if not again:
-            raise ConfigError("--keep-weights", str(folder), said) from None
-        log(f"{name}: --keep-weights {said}; the next record tries again")
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        allowed = f"cannot keep weights: {first_line(error)}"
+        raise ConfigError("--keep-weights", str(folder), allowed) from None
+
+    finished = [
+        cell
+        for cell in cells
+        if cell.name in progress.done and progress.done[cell.name].status == "finished"
+    ]
+    num_kept = 0
+    for cell in finished:
+        try:
+            result = progress.done[cell.name].result
+            num_kept += keep(cell.config.folder, folder / name / cell.name, result)
+        except (CheckpointError, RecordError, OSError) as error:
+            log(f"{cell.name}: --keep-weights: {first_line(error)}")
+    log(f"{folder / name} keeps the weights of {num_kept} of {len(finished)} finished runs")

@@ -3,8 +3,10 @@
 The same runs give the same bytes.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,7 +20,7 @@ from rope_exp.evidence.frames import load_table
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
-from rope_exp.report.charts.svg import Content
+from rope_exp.report.charts.svg import Content, begin_drawing
 from rope_exp.report.content import Report, build
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
@@ -27,7 +29,7 @@ from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.sentences import code_notes, left_out_notes, summary
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 from rope_exp.system.console import log
-from rope_exp.system.errors import RecordError
+from rope_exp.system.errors import DataError, RecordError
 from rope_exp.system.files import write_atomically
 
 PAGE = "report.html"
@@ -128,7 +130,9 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     tables: dict[str, Report] = {}
     made: dict[str, Content] = {}
     # Drawing holds Python's lock, so another process draws while this one makes the tables.
-    with ProcessPoolExecutor(1, get_context("spawn")) as drawer:
+    context = get_context("spawn")
+    parent = os.getpid()
+    with ProcessPoolExecutor(1, context, initializer=begin_drawing, initargs=(parent,)) as drawer:
         for each in asked:
             log(f"{each}: {len(read[each])} records")
             others = [run for other in names if other != each for run in read[other]]
@@ -238,10 +242,13 @@ def _left_over(out: Path, made: Iterable[str]) -> list[str]:
 
 def _write_all(out: Path, files: Mapping[str, Content]) -> None:
     """Write all files, once the last is made."""
-    made = {
-        name: content if isinstance(content, bytes) else content.result()
-        for name, content in files.items()
-    }
+    try:
+        made = {
+            name: content if isinstance(content, bytes) else content.result()
+            for name, content in files.items()
+        }
+    except BrokenProcessPool:
+        raise DataError("the process that draws charts was ended; nothing was written") from None
     for name, content in made.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)

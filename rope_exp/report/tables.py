@@ -5,7 +5,6 @@ which of them readers see, under which heading and in which format; Markdown, La
 and the page print those. An unfinished or diverged run is shown as a word, never as a number.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -14,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from rope_exp.evidence.comparable import ROW, spelled
-from rope_exp.evidence.runs import bits_per_byte
+from rope_exp.evidence.runs import bits_per_byte, perplexity
 from rope_exp.evidence.significance import Judged, Verdict
 from rope_exp.model.count import kept
 from rope_exp.report.answers import task_tables
@@ -115,8 +114,8 @@ def _of_text(row: Line) -> dict[str, float | None]:
     run = row.runs[0]
     loss = row.ours.loss_mean
     bits = None if loss is None else bits_per_byte(loss, run.config, run.env)
-    perplexity = None if bits is None or loss is None else math.exp(loss)
-    return {"perplexity": perplexity, LAST_OF_CSV: bits}
+    of_tokens = None if bits is None or loss is None else perplexity(loss)
+    return {"perplexity": of_tokens, LAST_OF_CSV: bits}
 
 
 def _word(judged: Judged | None, row: Line) -> str:

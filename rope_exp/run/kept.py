@@ -1,33 +1,56 @@
 """Copies of finished runs that keep the last weights in half precision, and no optimizer."""
 
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import CONFIG, ENV, RESULT
+from rope_exp.run.folder import CONFIG, ENV, RESULT, read_env, read_result
+from rope_exp.system.errors import CheckpointError
+from rope_exp.system.files import write_json
 
-COPIED = (CONFIG, ENV, RESULT, "tokenizer.json")
+MARK = "matrices are rounded to bfloat16; the loss was measured before"
 
 
-def keep(run: Path, out: Path) -> None:
-    """Copy a finished run, from which `load_run` and `export` read; an existing copy is kept.
+def keep(run: Path, out: Path, result: Mapping[str, Any]) -> bool:
+    """Copy a finished run, from which `load_run` and `export` read.
 
-    Matrices are rounded to bfloat16. Norms and learned frequencies, which are small, are not.
+    Matrices are rounded to bfloat16. Norms, biases and learned frequencies are not.
 
+    Args:
+        result: of the run's record.
+    Returns:
+        Whether the copy is there; False if the run of this record is not.
     Raises:
-        CheckpointError: no checkpoint of the run verifies.
+        RecordError: a file of the run cannot be read.
+        CheckpointError: the checkpoint of its last step does not verify.
         OSError: the copy cannot be written.
     """
-    saved = checkpoint.load_newest(run / "checkpoints")
-    if saved is None or (out / RESULT).exists():
-        return
+    if out.exists() and read_result(out) == result:
+        return True
+    if read_result(run) != result:
+        return False
 
-    halves = {
-        name: tensor.bfloat16() if tensor.ndim > 1 else tensor
+    saved = checkpoint.load_newest(run / "checkpoints")
+    if saved is None or saved.step != result["steps"]:
+        raise CheckpointError(f"{run} holds no checkpoint of its last step, {result['steps']:,}")
+    tensors = {
+        name: tensor.bfloat16() if tensor.ndim > 1 and name.endswith(".weight") else tensor
         for name, tensor in saved.model.items()
     }
-    out.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(out / "checkpoints", saved.step, halves, {}, saved.state)
-    # The result comes last, as in every run's folder.
-    for name in sorted(COPIED, key=lambda name: name == RESULT):
-        shutil.copy2(run / name, out / name)
+
+    # Another process may make the same copy: each makes its own, and the last one stays.
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        checkpoint.save(temporary / "checkpoints", saved.step, tensors, {}, saved.state)
+        env = read_env(run)
+        write_json(temporary / ENV, env | {"marks": [*env["marks"], MARK]})
+        for name in (CONFIG, "tokenizer.json", RESULT):
+            shutil.copyfile(run / name, temporary / name)
+        shutil.rmtree(out, ignore_errors=True)
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True

@@ -31,7 +31,8 @@ def read(folder: Path, config: str, tmp_path: Path) -> Dataset:
 
 def test_a_published_campaign_is_read_by_datasets(records: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ["mine", "rates", "--records", str(records), "--repo", "me/runs", "--to", str(out)]
+    words = ["mine", "rates", "mine", "--records", str(records)]
+    words += ["--repo", "me/runs", "--to", str(out)]
     assert publish(words) == 0
     card = DatasetCard.load(out / "README.md")
     assert [each["config_name"] for each in card.data.to_dict()["configs"]] == ["runs", "curves"]
@@ -44,10 +45,11 @@ def test_a_published_campaign_is_read_by_datasets(records: Path, tmp_path: Path)
         record = json.loads(line["record"])
         assert line["val/loss"] == record["result"]["val/loss"]
         assert line["optim.lr"] == record["config"]["optim"]["lr"]
-        path = tmp_path / "again" / line["campaign"] / f"{line['cell']}.json"
+        path = tmp_path / "again" / f"{line['where']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(line["record"], encoding="utf-8")
-        assert path.read_bytes() == (records / line["campaign"] / path.name).read_bytes()
+        assert path.read_bytes() == (records / f"{line['where']}.json").read_bytes()
+        assert line["unit"] == "nats per token"
     assert check_records([str(tmp_path / "again")]) == 0
 
     curves = read(out, "curves", tmp_path)
@@ -87,4 +89,6 @@ def test_mistakes_write_nothing(records: Path, tmp_path: Path) -> None:
         publish(["mine", "--repo", "me"])
     with refused("--to=", "holds something", by=ConfigError):
         publish(["mine", *to[:-1], str(records)])
+    with refused("--to=", "cannot be written", by=ConfigError):
+        publish(["mine", *to[:-1], str(records / "mine" / "nope-s0.json" / "out")])
     assert not (tmp_path / "out").exists()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from support.campaigns import (
     records_of,
     write_campaign,
 )
-from support.configs import RECORDED
+from support.configs import RECORDED, TINY, composed
 from support.refused import refused
 
 from rope_exp import commands, load_run
@@ -37,7 +38,9 @@ from rope_exp.launch import sweep
 from rope_exp.launch.admit import admit
 from rope_exp.launch.campaign import run_campaign
 from rope_exp.launch.progress import Progress
-from rope_exp.run import provenance
+from rope_exp.model.decoder import Decoder, weights
+from rope_exp.run import checkpoint, provenance
+from rope_exp.run.kept import keep
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json, write_atomically, write_json
 
@@ -295,6 +298,42 @@ def test_last_weights_are_kept_in_half_precision(
         ]
         # Adam keeps two numbers for each weight.
         assert sizes[0] < 0.2 * sizes[1]
+
+
+def test_only_the_run_of_the_record_is_kept(
+    home: Path, recorded: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Not another run in its folder, and not an earlier checkpoint."""
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    qk, vo = sorted((home / RUNS / "mine").glob("*-s0"))
+    assert run_campaign(progress(home)) == 0
+    write_json(qk / "result.json", read_json(qk / "result.json") | {"wall_s": 1.0})
+    last = max((vo / "checkpoints").iterdir())
+    (last / "model.safetensors").write_bytes(b"")
+    capsys.readouterr()
+    assert run_campaign(progress(home), weights=tmp_path) == 0
+    assert "keeps the weights of 0 of 2 finished runs" in capsys.readouterr().err
+    assert not any((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.parametrize("scope", ["model", "head"])
+def test_learned_frequencies_are_kept_whole(scope: str, tmp_path: Path) -> None:
+    config = composed(*TINY, "pe.trainable=raw", f"pe.trainable_scope={scope}")
+    decoder = Decoder(config.architecture(257))
+    decoder.initialise(0)
+    run = tmp_path / "run"
+    checkpoint.save(run / "checkpoints", 6, weights(decoder), {}, {})
+    for name in ("config.yaml", "tokenizer.json", "result.json"):
+        (run / name).write_text("{}")
+    write_json(run / "env.json", {"marks": [], "started": []})
+    result = {"status": "finished", "steps": 6}
+    with mock.patch("rope_exp.run.kept.read_result", {run: result}.get):
+        assert keep(run, tmp_path / "out", result)
+    saved = checkpoint.load_newest(tmp_path / "out" / "checkpoints")
+    assert saved is not None
+    name = "model.rotary_emb.inv_freq"
+    assert torch.equal(saved.model[name], weights(decoder)[name])
+    assert saved.model["model.embed_tokens.weight"].dtype == torch.bfloat16
 
 
 # -- what is refused -----------------------------------------------------------------------------

@@ -4,8 +4,11 @@ This imports little, so that a process can be started that only draws.
 """
 
 import re
+import signal
 from concurrent.futures import Future
 from typing import Any
+
+from rope_exp.system.signals import end_with_parent
 
 # A Vega-Lite specification.
 Spec = dict[str, Any]
@@ -45,6 +48,12 @@ CONFIG: dict[str, Any] = {
         "quiet": {"color": GREY, "strokeWidth": 1},
     },
 }
+
+
+def begin_drawing(parent: int) -> None:
+    """Let this process end with the one that makes tables, to which Ctrl-C belongs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
 
 
 def svg_of(spec: Spec) -> bytes:

@@ -109,7 +109,8 @@ class SharedConfig(KeysKind):
     """Keys and values that share a tensor, in `groups`; nope_dim features never rotate.
 
     s1: values share the nope_dim features and have rope_dim features of their own. s2: values
-    equal keys before rotation. s3: values are the nope_dim features only.
+    equal keys before rotation. s3: values are the nope_dim features only. DeepSeek-V4's attention
+    is s2 with one group, a norm and a sink.
     """
 
     kind: Literal["shared"] = numeric("shared")
@@ -117,6 +118,10 @@ class SharedConfig(KeysKind):
     groups: Size = numeric(1)
     nope_dim: Size = numeric(48)
     rope_dim: Even = numeric(16)
+    # Normalize the shared tensor, and queries without a weight, before rotation.
+    norm: bool = numeric(False)
+    # Each head learns a score to which a query can attend instead of any key.
+    sink: bool = numeric(False)
 
     takes_heads = False
 

@@ -29,6 +29,7 @@ KINDS: list[AttnConfig] = [
     LatentConfig(**_LATENT, value_rope=True),
     SharedConfig(form="s1", **_SHARED),
     SharedConfig(form="s2", **_SHARED),
+    SharedConfig(form="s2", **_SHARED, norm=True, sink=True),
     SharedConfig(form="s3", **_SHARED),
 ]
 

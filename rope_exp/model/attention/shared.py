@@ -2,7 +2,7 @@
 
 The forms of the sequel: s1, values share the features that do not rotate, and have others of their
 own; s2, values are the keys before rotation; s3, values are the features that do not rotate. Unlike
-MLA's latent, the shared tensor has no norm.
+MLA's latent, the shared tensor has no norm unless the config asks for one.
 
 Shapes as in `base`; C features that do not rotate, R that may.
 """
@@ -10,11 +10,20 @@ Shapes as in `base`; C features that do not rotate, R that may.
 from collections.abc import Collection
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from rope_exp.config.kinds import SharedConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Attention, from_heads, linears, split_heads, to_heads
+from rope_exp.model.attention.base import (
+    Attention,
+    from_heads,
+    linears,
+    normed,
+    split_heads,
+    to_heads,
+)
+from rope_exp.model.attention.kernel import wide
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.positions import Positions
 
@@ -29,14 +38,23 @@ class SharedAttention(Attention):
         self.q_proj = to_heads(width, config.num_attention_heads, attn.key_dim)
         self.k_proj = to_heads(width, attn.groups, attn.key_dim)
         self.o_proj = from_heads(config.num_attention_heads, attn.out_dim, width)
+        if attn.norm:
+            self.k_norm = nn.RMSNorm(attn.key_dim, eps=config.rms_norm_eps)
+        if attn.sink:
+            self.sink_H = nn.Parameter(torch.zeros(config.num_attention_heads))
         if attn.form == "s1":
             self.v_proj = to_heads(width, attn.groups, attn.rope_dim)
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         own = [self.v_proj] if self.attn.form == "s1" else []
         q, k, *v = linears(x_BTD, self.q_proj, self.k_proj, *own)
-        q_BTHK = self.turn("q", split_heads(q, self.attn.key_dim), at)
+        q_BTHK = split_heads(q, self.attn.key_dim)
         k_BTGK = split_heads(k, self.attn.key_dim)
+        if self.attn.norm:
+            k_BTGK = normed(self.k_norm, k_BTGK)
+            wide_BTHK = wide(q_BTHK)
+            q_BTHK = rms_norm(wide_BTHK, [self.attn.key_dim], eps=self.k_norm.eps).to(q.dtype)
+        q_BTHK = self.turn("q", q_BTHK, at)
 
         # Separate rows for values: their own features, or shared ones that rotate differently.
         rows = {"k": self.turn("k", k_BTGK, at)}

@@ -156,13 +156,20 @@ def own_rotation(patch: pytest.MonkeyPatch, qk: Tables, vo: Tables) -> None:
 
 
 @pytest.mark.parametrize("base_vo", BASES_VO)
+@pytest.mark.parametrize("has_norms", [False, True], ids=["bare", "whole"])
 @torch.no_grad()
-def test_shared_s2_is_deepseek_v4s(base_vo: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window as long as the text, no sinks, no norms; pairs are neighbours there."""
-    attn = SharedConfig(form="s2", groups=1, nope_dim=6, rope_dim=4)
+def test_shared_s2_is_deepseek_v4s(
+    has_norms: bool, base_vo: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window as long as the text; pairs are neighbours there.
+
+    Its norm of the latent of queries changes nothing: the input has a root mean square of 1.
+    """
+    attn = SharedConfig(form="s2", groups=1, nope_dim=6, rope_dim=4, norm=has_norms, sink=has_norms)
     ours = make_layer(attn, ("q", "k", "v", "o")).double()
     config = v4.DeepseekV4Config(
         hidden_size=WIDTH,
+        rms_norm_eps=SIZES.rms_norm_eps,
         num_hidden_layers=1,
         num_attention_heads=HEADS,
         head_dim=10,
@@ -175,18 +182,22 @@ def test_shared_s2_is_deepseek_v4s(base_vo: float | None, monkeypatch: pytest.Mo
         attn_implementation="eager",
     )
     theirs = v4.DeepseekV4Attention(config, 0).double().eval()
-    for norm in ("q_a_norm", "q_b_norm", "kv_norm"):
-        setattr(theirs, norm, nn.Identity())
-
     order = interleaved(6, 4)
+    theirs.sinks.fill_(-math.inf)
+    if ours.sink_H is None:
+        for norm in ("q_b_norm", "kv_norm"):
+            setattr(theirs, norm, nn.Identity())
+    else:
+        ours.sink_H.copy_(torch.tensor([-1.0, 0.0, 1.0, 3.0]))
+        theirs.sinks.copy_(ours.sink_H)
+        theirs.kv_norm.weight.copy_(rows(ours.k_norm.weight[:, None], order)[:, 0])
     theirs.q_a_proj.weight.copy_(torch.eye(WIDTH))
     theirs.q_b_proj.weight.copy_(rows(ours.q_proj.weight, order))
     theirs.kv_proj.weight.copy_(rows(ours.k_proj.weight, order))
     theirs.o_a_proj.weight.copy_(rows(ours.o_proj.weight.T, order).T)
     theirs.o_b_proj.weight.copy_(torch.eye(WIDTH))
-    theirs.sinks.fill_(-math.inf)
 
-    x_BTD = normal(2, LENGTH, WIDTH, seed=2)
+    x_BTD = F.rms_norm(normal(2, LENGTH, WIDTH, seed=2), [WIDTH])
     at = make_positions(LENGTH, 4, start=5, base_vo=base_vo)
     if at.vo is not None:
         own_rotation(monkeypatch, at.qk, at.vo)

@@ -14,8 +14,8 @@ from rope_exp.config.compose import compose_jobs
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 RECIPES = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
-# A shell fills in the one, and a plugin that is not required the other.
-NOT_OURS = ("SLURM_ARRAY_TASK_ID", "launch=slurm")
+# A shell fills in the first; the others need plugins that are not required.
+NOT_OURS = ("SLURM_ARRAY_TASK_ID", "launch=slurm", "sweeper=optuna")
 
 
 def printed(begin: str) -> Iterator[str]:

@@ -87,7 +87,10 @@ KINDS = {
         "kind": "latent", "kv_rank": 64, "q_rank": None, "nope_dim": 48, "rope_dim": 16,
         "value_dim": 64, "value_rope": False,
     },
-    SharedConfig: {"kind": "shared", "form": "s2", "groups": 1, "nope_dim": 48, "rope_dim": 16},
+    SharedConfig: {
+        "kind": "shared", "form": "s2", "groups": 1, "nope_dim": 48, "rope_dim": 16,
+        "norm": False, "sink": False,
+    },
 }  # fmt: skip
 MUON = {
     "name": "muon", "lr": 3e-3, "momentum": 0.95, "betas": (0.9, 0.95), "eps": 1e-8,

@@ -175,7 +175,7 @@ MISTAKES = [
     (
         "+experiment=nosuch",
         "experiment=nosuch",
-        "on_gpu, retrieval, seeds, sequel, sequel_mini, spikes, stages, subsets",
+        "on_gpu, rates, retrieval, seeds, sequel, sequel_mini, spikes, stages, subsets",
     ),
     ("novalue", "override=novalue", "key=value"),
 ]

@@ -1,4 +1,7 @@
-"""Nothing that we read or write is a pickle, which could run code."""
+"""Nothing that we read or write is a pickle, which could run code.
+
+A user's own position encoding is code, and one module alone runs it.
+"""
 
 import ast
 import os
@@ -8,6 +11,8 @@ from pathlib import Path
 
 from support.configs import REPOSITORY
 
+# Runs the file that pe.code names.
+OWN = REPOSITORY / "rope_exp" / "model" / "own.py"
 FORBIDDEN = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 
@@ -28,6 +33,8 @@ def test_no_module_of_ours_reads_or_writes_pickles() -> None:
 def check_call(node: ast.Call, path: Path) -> None:
     """No function is called that unpickles or runs text, and none is allowed to."""
     name = ast.unparse(node.func)
+    if path == OWN and name == "exec":
+        return
     assert name not in ("torch.load", "torch.save", "eval", "exec"), path
     assert not name.endswith(("read_pickle", "to_pickle")), path
     for word in node.keywords:

@@ -25,4 +25,5 @@ class Forget(Position):
 
     def scores(self, kept: dict[str, Tensor], num_queries: int) -> Tensor:
         sum_BHE = kept["log_f_BTH"].cumsum(dim=1).transpose(1, 2)
-        return sum_BHE[:, :, -num_queries:, None] - sum_BHE[:, :, None]
+        # A key after its query is as far as one before it, where attention looks both ways.
+        return -(sum_BHE[:, :, -num_queries:, None] - sum_BHE[:, :, None]).abs()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rope_exp import Position, Sizes
+from rope_exp.model.rope import angles, frequencies
 
 BASE = 10000.0
 
@@ -26,8 +27,9 @@ class Polar(Position):
         if site in "vo":
             return x_BTHK
         features = x_BTHK.shape[-1]
-        index_K = torch.arange(features, device=x_BTHK.device, dtype=self.phase.dtype)
-        angle = (position_T[..., None] * BASE ** (-index_K / features))[..., None, :]
+        # base^(-f/K): the frequencies of twice as many features in pairs.
+        theta_K = frequencies(2 * features, BASE, self.phase.dtype).to(x_BTHK.device)
+        angle = angles(theta_K, position_T)[..., None, :]
         if site == "k":
             angle = angle + self.phase.clamp(-2 * math.pi, 0).view(-1, features)
         size_BTHK = F.softplus(x_BTHK.to(angle.dtype))

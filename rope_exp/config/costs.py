@@ -200,7 +200,11 @@ def memory_bytes(
     if config.pe.bias != "none":
         found["train.seq_len"] = of_bias
     if config.pe.code is not None:
-        rows = max(_sequences_at_once(config, stage) for stage in train.staged)
+        from rope_exp.model.count import adds_scores
+
+        rows = adds_scores(config.pe) * max(
+            _sequences_at_once(config, stage) for stage in train.staged
+        )
         found["train.seq_len"] = of_bias * model.num_hidden_layers * rows
     return found
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rope_exp.config.run import RunConfig
+from rope_exp.config.variants import source_sha256
 from rope_exp.system.errors import ConfigError, first_line
 
 ALLOWED = {*sys.stdlib_module_names, "torch", "numpy", "rope_exp"}
@@ -37,9 +38,9 @@ def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
             "pe.code", code, f"there is no {file} in configs/ or a folder of --config-dir"
         )
     try:
-        source = found[0].read_text(encoding="utf-8")
+        source = found[0].read_text(encoding="utf-8-sig")
         tree = ast.parse(source)
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, MemoryError) as error:
         where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ConfigError("pe.code", code, f"{found[0]}{where}: {first_line(error)}") from None
 
@@ -48,7 +49,8 @@ def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
         raise ConfigError("pe.code", code, f"{found[0]} has no class {name}")
     for node in ast.walk(tree):
         _check_import(node, code, found[0])
-    return replace(config, pe=replace(config.pe, source=source))
+    pe = replace(config.pe, source=source, code_sha256=source_sha256(source))
+    return replace(config, pe=pe)
 
 
 def _check_import(node: ast.AST, code: str, path: Path) -> None:
@@ -61,5 +63,6 @@ def _check_import(node: ast.AST, code: str, path: Path) -> None:
         return
     for name in names:
         if name.split(".")[0] not in ALLOWED:
-            allowed = f"{path}, line {node.lineno}: may import Python's library, torch, numpy and "
-            raise ConfigError("pe.code", code, f"{allowed}rope_exp, not {name}")
+            where = f"{path}, line {node.lineno}"
+            allowed = f"{where}: may import Python's library, torch, numpy and rope_exp, not {name}"
+            raise ConfigError("pe.code", code, allowed)

@@ -76,6 +76,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         self.attn.check(self.model, self.pe)
         if self.model.match_params is not None:
+            if self.pe.code is not None:
+                # Counting would run its code, and a config is also read from somebody's record.
+                allowed = "cannot be met with pe.code; set model.intermediate_size"
+                raise ConfigError("model.match_params", self.model.match_params, allowed)
             self._match_params()
 
         check_generated(self)
@@ -89,6 +93,11 @@ class RunConfig:
                     list(pattern),
                     f"rotates none of the {self.model.num_hidden_layers} layers",
                 )
+
+        windowed = self.model.window_layers or EVERY
+        if 1 not in windowed[: self.model.num_hidden_layers]:
+            allowed = f"has none of the {self.model.num_hidden_layers} layers"
+            raise ConfigError("model.window_layers", list(windowed), allowed)
 
         # NoPE must satisfy this, too: all variants must be comparable at a size.
         rotary_dim = self.attn.rotary_dim(self.model)

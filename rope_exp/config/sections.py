@@ -28,7 +28,7 @@ from rope_exp.config.schema import (
 )
 from rope_exp.config.stages import Budget, Stages
 from rope_exp.config.tasks import TASKS, TEXT_UNIT, TaskFacts
-from rope_exp.config.variants import Pattern
+from rope_exp.config.variants import EVERY, Pattern, shortest
 from rope_exp.system.errors import ConfigError
 
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
@@ -84,6 +84,9 @@ class ModelConfig:
                 self.num_key_value_heads,
                 f"must divide model.num_attention_heads={heads}",
             )
+        if self.window_layers is not None:
+            pattern = shortest(self.window_layers)
+            object.__setattr__(self, "window_layers", None if pattern == EVERY else pattern)
         if self.window_layers is not None and self.window is None:
             raise ConfigError("model.window_layers", list(self.window_layers), "needs model.window")
 

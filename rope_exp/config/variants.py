@@ -106,8 +106,9 @@ class PeConfig:
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
     bias: Literal["none", "alibi", "t5"] = numeric("none")
     # A position encoding of your own: wave.Wave is the class Wave in wave.py, in a folder of
-    # --config-dir. The file's text and its SHA-256 are filled in.
+    # --config-dir.
     code: ClassOfFile | None = numeric(None)
+    # SHA-256 of the file's text, and the text; both are filled in.
     code_sha256: Sha256 | None = numeric(None)
     source: str | None = setting(None)
 
@@ -116,20 +117,11 @@ class PeConfig:
         object.__setattr__(self, "rotate", ordered)
         self._one_spelling()
         self._refuse_idle_keys()
-        self._check_source()
+        self._check_code()
 
         # A scheme's name describes the scheme, so `pe.rotate=[q,v]` alone renames the variant.
         if self.name in SUBSET_NAMES | SCHEME_NAMES.keys():
             object.__setattr__(self, "name", self._scheme() or subset_name(ordered))
-
-    def _check_source(self) -> None:
-        """Set the hash of the source, or refuse a source that was changed."""
-        if self.source is None:
-            return
-        digest = hashlib.sha256(self.source.encode()).hexdigest()
-        if self.code_sha256 not in (None, digest):
-            raise ConfigError("pe.source", ..., "was changed: pe.code_sha256 is of another text")
-        object.__setattr__(self, "code_sha256", digest)
 
     # -- pairs of sites: qk or vo --------------------------------------------------------------
 
@@ -214,12 +206,23 @@ class PeConfig:
             settled["base_vo"] = None
         if self.fraction_vo == self.fraction:
             settled["fraction_vo"] = None
-        layers = _shortest(self.layers)
-        layers_vo = _shortest(self.layers_vo or self.layers)
+        layers = shortest(self.layers)
+        layers_vo = shortest(self.layers_vo or self.layers)
         settled["layers"] = None if layers == EVERY else layers
         settled["layers_vo"] = None if layers_vo == layers else layers_vo
         for key, value in settled.items():
             object.__setattr__(self, key, value)
+
+    def _check_code(self) -> None:
+        """Refuse a text that is not the hash's, and a name of ours for other code.
+
+        Raises:
+            ConfigError: naming the key.
+        """
+        if self.source is not None and self.code_sha256 != source_sha256(self.source):
+            raise ConfigError("pe.source", ..., "was changed: pe.code_sha256 is of another text")
+        if self.code is not None and self.name in SUBSET_NAMES | SCHEME_NAMES.keys():
+            raise ConfigError("pe.name", self.name, "is taken; with pe.code give a name of its own")
 
     def _refuse_idle_keys(self) -> None:
         """Refuse a key that would have no effect, which suggests a mistake.
@@ -242,13 +245,20 @@ class PeConfig:
             "input_scale": (self.input == "sinusoidal", "pe.input=sinusoidal"),
             "code_sha256": (self.code, "pe.code"),
         }
+        if self.source is not None and self.code is None:
+            raise ConfigError("pe.source", ..., "needs pe.code")
         departing = numeric_values(self, departing=True)
         for key, (is_met, what) in needs.items():
             if key in departing and not is_met:
                 raise ConfigError(f"pe.{key}", departing[key], f"needs {what}")
 
 
-def _shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
+def source_sha256(source: str) -> str:
+    """Return the SHA-256 of a file's text."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the shortest equivalent of a pattern of layers; None means every layer."""
     pattern = pattern or EVERY
     for length in range(1, len(pattern)):

@@ -95,6 +95,10 @@ def opened(run_dir: Path, code: Code = "auto", step: int | None = None) -> Opene
         ConfigError, RecordError, CheckpointError: see `export`.
     """
     config = read_config(run_dir)
+    if config.pe.code is not None:
+        # Before its code is run.
+        allowed = "has no class, and cannot be exported to transformers"
+        raise ConfigError("pe.code", config.pe.code, allowed)
     decoder, tokenizer, step = load_checkpoint(run_dir, step)
     end_id = end_of_text(run_dir, decoder)
     made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)

@@ -51,19 +51,25 @@ def run_job(values: DictConfig) -> float:
         ConfigError, ChildProcessError: the same for a job that another launcher started.
     """
     hydra = HydraConfig.get()
+    ended: list[RunConfig] = []
     if hydra.mode == RunMode.RUN:
         # Hydra would print its own line before an exception.
-        if code := explained(lambda: _run_one(values)):
+        if code := explained(lambda: _run_one(values, ended)):
             raise SystemExit(code)
-    elif (code := _run_one(values)) not in (EXIT_DONE, EXIT_DIVERGED):
+    elif (code := _run_one(values, ended)) not in (EXIT_DONE, EXIT_DIVERGED):
         raise ChildProcessError(f"the run ended with exit code {code}; see its own words")
-    return _loss(to_run_config(values, hydra))
+    return _loss(ended[0])
 
 
-def _run_one(values: DictConfig) -> int:
-    """Dispatch one run, or train it if this process is a rank; return the exit code."""
+def _run_one(values: DictConfig, ended: list[RunConfig]) -> int:
+    """Dispatch one run, or train it if this process is a rank; return the exit code.
+
+    Args:
+        ended: gets the run's config, which is read once: its files may be edited meanwhile.
+    """
     check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
     config = to_run_config(values, HydraConfig.get())
+    ended.append(config)
 
     # Imported late: they take half a second, which a mistake need not wait for.
     from rope_exp.launch import sweep

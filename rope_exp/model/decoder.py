@@ -62,7 +62,7 @@ class Trunk(nn.Module):
         self.score_bias = ScoreBias(
             pe, config.num_attention_heads, bidirectional=not architecture.causal
         )
-        self.own = make_own(pe, config, layer=None)
+        self.own = make_own(architecture, layer=None)
 
     def forward(
         self,

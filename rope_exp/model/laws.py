@@ -12,6 +12,7 @@ For every kind, decoding from a cache, a few tokens at a time, gives the outputs
 sequence; and a kind's other formulas (absorbed, parallel) give the same outputs.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.decoder import Decoder
-from rope_exp.model.own import explained_by, is_relative
+from rope_exp.model.own import class_of, explained_by
 from rope_exp.model.positions import Positions, Tables
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import ConfigError, LawError
@@ -40,6 +41,7 @@ TOLERANCE = 1e-11
 
 # For a class of one's own, which may compute a part in float32.
 OWN_TOLERANCE = 1e-5
+OWN_LAYERS = 4
 
 # Numbers of tokens that are fed to the cache at a time.
 PARTS = [3, 1, 1, 2]
@@ -149,46 +151,75 @@ def _measured(
 def _measured_decoder(
     model: ModelConfig, pe: PeConfig, attn: AttnConfig, *, causal: bool
 ) -> dict[str, Any]:
-    """Measure the response of a one-layer decoder's logits to a shift of all positions."""
+    """Measure the response of a small decoder's logits to a shift of all positions."""
     # Learned frequencies keep their initial values, and rounded ones are taken exactly.
     exact = replace(pe, trainable=False, trainable_scope="model", trainable_lr=1.0, layers=None)
     exact = replace(exact, layers_vo=None, precision="float32", name="test")
     small = replace(_small(model, attn), num_hidden_layers=1, intermediate_size=1)
+    if pe.code is not None:
+        # A class of one's own may depend on the heads and on the layer.
+        layers = min(model.num_hidden_layers, OWN_LAYERS)
+        small = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
     num_positions = pe.start + NUM_POSITIONS + SHIFT
     architecture = Architecture(small, exact, VOCAB, attn.small(), causal, num_positions)
     decoder = Decoder(architecture).double()
     _draw(decoder)
-    tolerance = TOLERANCE * (100 + pe.start) if pe.code is None else OWN_TOLERANCE
 
-    ids_BT = torch.arange(NUM_POSITIONS)[None] % VOCAB
+    ids_BT = (torch.arange(2)[:, None] + torch.arange(NUM_POSITIONS)) % VOCAB
     position_BT = torch.arange(NUM_POSITIONS)[None]
     here_BTV = decoder(ids_BT, positions_BT=position_BT)
     shifted_BTV = decoder(ids_BT, positions_BT=position_BT + SHIFT)
-    size = float(here_BTV.abs().max())
-    error = _deviation(shifted_BTV, here_BTV) / size
+    error = _deviation(shifted_BTV, here_BTV) / float(here_BTV.abs().max())
 
-    stated = is_relative(pe)
-    relative = expected_class(pe.rotate) == INVARIANT and pe.input == "none" and stated
-    expected = INVARIANT if relative else CHANGED
+    tolerance = TOLERANCE * (100 + pe.start)
+    is_relative = expected_class(pe.rotate) == INVARIANT and pe.input == "none"
+    expected: str | None = INVARIANT if is_relative else CHANGED
+    if pe.code is not None:
+        tolerance = OWN_TOLERANCE
+        stated = class_of(pe).relative
+        expected = INVARIANT if is_relative and stated else CHANGED
+        expected = None if stated is None else expected
     measured = INVARIANT if error < tolerance else CHANGED
-    found: dict[str, Any] = {"expected": expected, "measured": measured, "deviation": error}
-    if stated is None:
-        found["expected"] = None
-    elif measured != expected:
+    if not math.isfinite(error) or expected not in (measured, None):
         said = (
             f"the logits under {pe.name} are {measured} where all positions shift, and must be "
             f"{expected} (deviation {error}); refusing to train"
         )
         raise LawError(said) if pe.code is None else ConfigError("pe.code", pe.code, said)
 
-    if pe.code is not None and causal:
-        cache = decoder.new_cache()
-        parts = [decoder(part_BT, cache=cache) for part_BT in torch.split(ids_BT, PARTS, dim=1)]
-        found["cached"] = _deviation(torch.cat(parts, dim=1), decoder(ids_BT)) / size
-        if not found["cached"] < tolerance:
-            allowed = f"with a cache gives other logits (deviation {found['cached']})"
-            raise ConfigError("pe.code", pe.code, f"{allowed}; refusing to train")
-    return found
+    found = {"expected": expected, "measured": measured, "deviation": error}
+    return found if pe.code is None else found | _measured_own(decoder, ids_BT)
+
+
+def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
+    """Check what a class of one's own must do besides: learn, repeat itself, and be cached."""
+    code = decoder.architecture.pe.code
+    with torch.enable_grad():
+        decoder(ids_BT, ids_BT).backward()
+    for name, parameter in decoder.named_parameters():
+        if parameter.grad is None:
+            allowed = f"{name} has no part in the logits; make it where it is used (sizes.layer)"
+            raise ConfigError("pe.code", code, allowed)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        once = Decoder(decoder.architecture)
+        torch.manual_seed(2)
+        again = dict(Decoder(decoder.architecture).named_parameters())
+    for name, parameter in once.named_parameters():
+        if ".own." in name and parameter.ndim != 2 and not torch.equal(parameter, again[name]):
+            raise ConfigError("pe.code", code, f"{name} is random; __init__ must not draw")
+
+    if not decoder.architecture.causal:
+        return {}
+    cache = decoder.new_cache()
+    parts = [decoder(part_BT, cache=cache) for part_BT in torch.split(ids_BT, PARTS, dim=1)]
+    whole_BTV = decoder(ids_BT)
+    error = _deviation(torch.cat(parts, dim=1), whole_BTV) / float(whole_BTV.abs().max())
+    if not error < OWN_TOLERANCE:
+        allowed = f"with a cache, or run twice, the logits differ by {error}; refusing to train"
+        raise ConfigError("pe.code", code, allowed)
+    return {"cached": error}
 
 
 def _cached(attention: Attention, x_BTD: Tensor, at: Positions) -> Tensor:
@@ -262,7 +293,11 @@ def _instance(
 def _draw(module: nn.Module) -> None:
     """Draw matrices with a scale at which a softmax is neither flat nor sharp."""
     generator = torch.Generator().manual_seed(0)
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
         if parameter.ndim == 2:
             std = parameter.shape[1] ** -0.5
             torch.nn.init.normal_(parameter, std=std, generator=generator)
+        elif ".own." in name:
+            # As after some training: a parameter that starts at 0 would hide what it does.
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.1 * noise.to(parameter.dtype))

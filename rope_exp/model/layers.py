@@ -47,7 +47,7 @@ class Block(nn.Module):
         self.self_attn = make_attention(config, architecture.attn, sites)
         self.self_attn.causal = architecture.causal
         self.self_attn.window = config.window_of(number)
-        self.self_attn.own = make_own(architecture.pe, config, number)
+        self.self_attn.own = make_own(architecture, number)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 

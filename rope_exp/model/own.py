@@ -11,14 +11,14 @@ import linecache
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import ModuleType
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from rope_exp.config.sections import ModelConfig
-from rope_exp.config.variants import PeConfig
+from rope_exp.config.architecture import Architecture
+from rope_exp.config.variants import PeConfig, source_sha256
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError, first_line
 
@@ -27,6 +27,8 @@ class Sizes(NamedTuple):
     """The sizes of a decoder, and the place of one instance in it.
 
     Attributes:
+        num_positions: one more than the last position of training.
+        causal: whether no token attends to a later one.
         layer: from 0; None: the instance at the input.
     """
 
@@ -35,6 +37,8 @@ class Sizes(NamedTuple):
     num_key_value_heads: int
     head_dim: int
     num_hidden_layers: int
+    num_positions: int
+    causal: bool
     layer: int | None
 
 
@@ -42,7 +46,8 @@ class Position(nn.Module):
     """A position encoding. Override what it does; what is not overridden does nothing.
 
     Parameters are those of any torch module. Matrices are drawn from N(0, 0.02^2) by their names;
-    others keep the values that `__init__` gives them, which must not be random.
+    others keep the values that `__init__` gives them, which must not be random. A model may be
+    built on torch's meta device, where tensors have no values.
 
     Attributes:
         relative: whether the logits stay the same when all positions grow by the same number. It
@@ -90,71 +95,88 @@ class Position(nn.Module):
         return any(getattr(cls, name) is not getattr(Position, name) for name in methods)
 
 
-def make_own(pe: PeConfig, model: ModelConfig, layer: int | None) -> Position | None:
+def make_own(architecture: Architecture, layer: int | None) -> Position | None:
     """Return the instance of a layer, or of the input (None); None if it does nothing there.
 
     Raises:
         ConfigError: the file or the class fails; its traceback is logged.
     """
+    pe = architecture.pe
     if pe.code is None:
         return None
-    assert pe.source is not None, "the config was not composed with its source"
-    own = _class_of(pe.code, pe.source)
+    own = class_of(pe)
     acts = ("embed",) if layer is None else ("turn", "of_tokens", "scores")
     if not own.overrides(*acts):
         return None
+    model = architecture.model
     sizes = Sizes(
         model.hidden_size,
         model.num_attention_heads,
         model.num_key_value_heads,
         model.features_per_head,
         model.num_hidden_layers,
+        architecture.num_positions,
+        architecture.causal,
         layer,
     )
     with explained_by(pe):
         return own(sizes)
 
 
-def is_relative(pe: PeConfig) -> bool | None:
-    """Return what the class states of shifts; True without one."""
-    return True if pe.code is None else _class_of(pe.code, str(pe.source)).relative
+def class_of(pe: PeConfig) -> type[Position]:
+    """Return the class that pe.code names.
+
+    Raises:
+        ConfigError: the file fails, or this is no such class.
+    """
+    assert pe.code is not None
+    if pe.source is None:
+        raise ConfigError("pe.code", pe.code, "needs its file's text: name its --config-dir")
+    with explained_by(pe):
+        return _executed(pe.code, pe.source)
 
 
 @functools.cache
-def _class_of(code: str, source: str) -> type[Position]:
-    """Execute the file once, and return its class."""
+def _executed(code: str, source: str) -> type[Position]:
+    """Execute a text once, and return its class."""
     file, _, name = code.partition(".")
-    module = ModuleType(f"own_{file}")
+    # Two texts of one name may be in one process.
+    module = ModuleType(f"own_{file}_{source_sha256(source)[:12]}")
     path = f"{file}.py"
     # Tracebacks and torch's compiler then find the text.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
-    with _explained(code):
-        exec(compile(source, path, "exec"), module.__dict__)
+    exec(compile(source, path, "exec"), module.__dict__)
     found = getattr(module, name)
     if not (isinstance(found, type) and issubclass(found, Position)):
         raise ConfigError("pe.code", code, "must be a class derived from rope_exp.Position")
+    if found.relative not in (True, False, None):
+        raise ConfigError("pe.code", code, "states `relative`, which must be True, False or None")
     return found
 
 
-def explained_by(pe: PeConfig) -> AbstractContextManager[None]:
-    """Turn an error of the user's class into one sentence, after the traceback of its own lines."""
-    return nullcontext() if pe.code is None else _explained(pe.code)
-
-
 @contextmanager
-def _explained(code: str) -> Iterator[None]:
+def explained_by(pe: PeConfig, *, every: bool = True) -> Iterator[None]:
+    """Turn an error of the user's class into one sentence, after the traceback of its own lines.
+
+    Args:
+        every: also an error that is raised elsewhere, such as for a wrong shape.
+    """
     try:
         yield
     except ConfigError:
         raise
-    except Exception as error:
-        path = f"{code.partition('.')[0]}.py"
+    except (Exception, SystemExit) as error:
+        if pe.code is None:
+            raise
+        path = f"{pe.code.partition('.')[0]}.py"
         frames = [
             frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
         ]
+        if not (frames or every):
+            raise
         said = f"{type(error).__name__}: {first_line(error)}"
         if frames:
             log("".join(traceback.format_list(frames)).rstrip())
             said = f"{path}, line {frames[-1].lineno}: {said}"
-        raise ConfigError("pe.code", code, said) from error
+        raise ConfigError("pe.code", pe.code, said) from error

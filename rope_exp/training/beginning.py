@@ -22,7 +22,8 @@ from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
 
 ROTARY = "model.rotary_emb."
-OF_POSITIONS = (ROTARY, "model.added_positions.", "model.score_bias.")
+OF_POSITIONS = (ROTARY, "model.added_positions.", "model.score_bias.", "model.own.")
+OF_OWN = ".self_attn.own."
 
 
 def begin(
@@ -99,7 +100,8 @@ def take_over(
     """
     for name in sorted(found):
         theirs = list(found[name].shape)
-        if name not in own and not name.startswith(OF_POSITIONS):
+        encodes_positions = name.startswith(OF_POSITIONS) or OF_OWN in name
+        if name not in own and not encodes_positions:
             allowed = f"has {name} of {theirs}, for which there is no place here"
             raise ConfigError("run.init_from", path, allowed)
         if name in own and own[name].shape != found[name].shape:

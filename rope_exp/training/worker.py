@@ -115,6 +115,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     from rope_exp.data.generated import open_data
     from rope_exp.model.laws import certificate
+    from rope_exp.model.own import explained_by
     from rope_exp.training.parallel import Parallel
     from rope_exp.training.record import environment
     from rope_exp.training.trainer import Trainer
@@ -153,7 +154,8 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     gc.collect()
     gc.freeze()
-    status = trainer.train()
+    with explained_by(config.pe, every=False):
+        status = trainer.train()
 
     del trainer
     parallel.end()

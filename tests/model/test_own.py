@@ -17,9 +17,11 @@ from support.refused import refused
 from torch import Tensor
 
 from rope_exp.config.architecture import Architecture
+from rope_exp.config.kinds import SOFTMAX
 from rope_exp.config.own import with_source
 from rope_exp.config.run import RunConfig
-from rope_exp.config.variants import PeConfig
+from rope_exp.config.variants import PeConfig, source_sha256
+from rope_exp.model.count import kept
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate
 from rope_exp.model.rope import angles, frequencies
@@ -70,7 +72,12 @@ BUILT_IN = {
 
 
 def own(source: str, *sites: str, name: str = "Own") -> PeConfig:
-    return replace(make_pe(*sites), name="mine", code=f"mine.{name}", source=HEAD + source)
+    return with_text(make_pe(*sites), f"mine.{name}", HEAD + source)
+
+
+def with_text(pe: PeConfig, code: str, source: str) -> PeConfig:
+    digest = source_sha256(source)
+    return replace(pe, name="mine", code=code, source=source, code_sha256=digest)
 
 
 def example(name: str, *sites: str) -> PeConfig:
@@ -81,7 +88,7 @@ def example(name: str, *sites: str) -> PeConfig:
     ]
     shipped = [path.read_text(encoding="utf-8") for path in CONFIGS.glob("*.py")]
     [source] = [text for text in (*blocks, *shipped) if f"class {name}(" in text]
-    return replace(make_pe(*sites), name=name, code=f"mine.{name}", source=source)
+    return with_text(make_pe(*sites), f"mine.{name}", source)
 
 
 def decoder_of(pe: PeConfig) -> Decoder:
@@ -231,10 +238,24 @@ FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n      
         ("raise ValueError('no')\n\nclass Own(Position):\n    pass", "line 5: ValueError: no"),
         (OURS["sinusoidal"].replace("relative = False", ""), "must be invariant"),
         (OURS["alibi"] + "\n    relative = False", "must be changed"),
+        ("import sys\n\nclass Own(Position):\n    relative = sys.exit(0)", "line 8: SystemExit"),
+        (OURS["alibi"].replace("heads = self", "heads = 2 or self"), "scores returned the shape"),
+        (
+            "class Own(Position):\n    def __init__(self, sizes):\n"
+            "        super().__init__(sizes)\n        self.a = nn.Parameter(torch.ones(3))\n\n"
+            "    def embed(self, x_BTD, position_T):\n        return x_BTD",
+            "has no part in the logits",
+        ),
+        (
+            "class Own(Position):\n    def __init__(self, sizes):\n"
+            "        super().__init__(sizes)\n        self.a = nn.Parameter(torch.rand(1))\n\n"
+            "    def embed(self, x_BTD, position_T):\n        return self.a * x_BTD",
+            "is random",
+        ),
         (
             "class Own(Position):\n    def turn(self, site, x_BTHK, position_T):\n"
             "        return x_BTHK.cumsum(1)",
-            "with a cache gives other logits",
+            "with a cache, or run twice",
         ),
     ],
 )
@@ -266,16 +287,43 @@ def test_a_mistake_of_a_file_is_one_sentence(text: str | None, said: str, tmp_pa
 
 
 def test_a_changed_text_is_refused() -> None:
+    """Nor is a text without a hash run, or one without a class."""
     pe = own(OURS["alibi"])
-    assert pe.code_sha256 is not None
-    with refused("pe.source", "was changed", by=ConfigError):
-        replace(pe, source=pe.source + "\n")
-    other = replace(pe, source=str(pe.source) + "\n", code_sha256=None)
+    changed = str(pe.source) + "\n"
+    for digest in (pe.code_sha256, None):
+        with refused("pe.source", "was changed", by=ConfigError):
+            replace(pe, source=changed, code_sha256=digest)
+    with refused("pe.source", "needs pe.code", by=ConfigError):
+        PeConfig(source="hello")
+    other = with_text(pe, "mine.Own", changed)
     assert RunConfig(pe=pe).config_sha256 != RunConfig(pe=other).config_sha256
+
+
+def test_a_config_that_is_read_runs_no_code() -> None:
+    """Counting parameters would: a record's text is whatever its author wrote."""
+    pe = own("raise SystemExit('executed')\n\nclass Own(Position):\n    pass")
+    values = RunConfig(pe=pe).to_dict()
+    values["model"]["match_params"] = 30000
+    with refused("model.match_params=30000", "cannot be met with pe.code", by=ConfigError):
+        RunConfig.from_dict(values)
+    assert kept(SOFTMAX, make_sizes(), pe) == (None, None)
+
+
+@torch.no_grad()
+def test_forgetting_both_ways_is_by_what_lies_between() -> None:
+    architecture = Architecture(make_sizes(), example("Forget"), VOCAB, causal=False)
+    mine = Decoder(architecture).model.layers[0].self_attn.own
+    log_f_BTH = -torch.rand(1, 6, 4)
+    found = mine.scores({"log_f_BTH": log_f_BTH}, 6)
+    torch.testing.assert_close(found, found.mT)
+    assert float(found.max()) == 0
 
 
 def test_another_kind_of_attention_refuses_a_file() -> None:
     with refused("pe.code=mine.Own", "attn.kind=softmax alone", by=ConfigError):
         RunConfig.from_dict(
-            {"pe": {"code": "mine.Own", "rotate": []}, "attn": {"kind": "retention"}}
+            {
+                "pe": {"name": "mine", "code": "mine.Own", "rotate": []},
+                "attn": {"kind": "retention"},
+            }
         )

@@ -53,7 +53,8 @@ class SoftmaxAttention(Attention):
             of_tokens = cache.append(k=k_BTGK, v=v_BTGK, **of_tokens)
             k_BTGK, v_BTGK = of_tokens["k"], of_tokens["v"]
         if self.own is not None and "position_BE" in of_tokens:
-            at = with_scores(at, self.own.scores(of_tokens, q_BTHK.shape[1]))
+            more_HTE = self.own.scores(of_tokens, q_BTHK.shape[1])
+            at = with_scores(at, more_HTE, q_BTHK, k_BTGK)
 
         o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK, at, cache)
         return self.turn("o", o_BTHK, at)
@@ -62,8 +63,10 @@ class SoftmaxAttention(Attention):
         """Return what a class of one's own needs of each token to add to the scores."""
         if self.own is None or at.position_T is None or not self.own.overrides("scores"):
             return {}
-        position_BE = at.position_T.expand(len(x_BTD), -1)
-        return {**self.own.of_tokens(x_BTD, at.position_T), "position_BE": position_BE}
+        of_tokens = self.own.of_tokens(x_BTD, at.position_T)
+        if taken := of_tokens.keys() & {"k", "v", "position_BE"}:
+            raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
+        return {**of_tokens, "position_BE": at.position_T.expand(len(x_BTD), -1)}
 
     def _projected(
         self, x_BTD: Tensor, at: Positions, cache: LayerCache | None
@@ -76,11 +79,25 @@ class SoftmaxAttention(Attention):
         return self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj)
 
 
-def with_scores(at: Positions, more_HTE: Tensor | None) -> Positions:
-    """Return the inputs of a layer with more added to the scores, [H, T, E] or [B, H, T, E]."""
+def with_scores(
+    at: Positions, more_HTE: Tensor | None, q_BTHK: Tensor, k_BEGK: Tensor
+) -> Positions:
+    """Return the inputs of a layer with more added to the scores, [H, T, E] or [B, H, T, E].
+
+    Raises:
+        ValueError: it has another shape.
+    """
     if more_HTE is None:
         return at
-    return at._replace(bias_HTE=more_HTE if at.bias_HTE is None else at.bias_HTE + more_HTE)
+    batch, num_queries, num_heads, _ = q_BTHK.shape
+    shape = (num_heads, num_queries, k_BEGK.shape[1])
+    if more_HTE.shape not in (shape, (batch, *shape)):
+        found = tuple(more_HTE.shape)
+        raise ValueError(f"scores returned the shape {found}, not {shape} or {(batch, *shape)}")
+    if at.bias_HTE is None:
+        return at._replace(bias_HTE=more_HTE)
+    # A window may have dropped the first keys.
+    return at._replace(bias_HTE=at.bias_HTE[..., -shape[2] :] + more_HTE)
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:

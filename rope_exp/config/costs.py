@@ -194,18 +194,16 @@ def memory_bytes(
         "model.name": 16 * num_parameters,
         batch: max(of_stages) + head,
     }
-    # A bias three times in float32: itself, its added form, its gradient. One serves all layers;
-    # that of a class of one's own depends on the layer and on the text.
-    of_bias = 12 * model.num_attention_heads * train.longest**2
-    if config.pe.bias != "none":
-        found["train.seq_len"] = of_bias
+    # Biases, each three times in float32: itself, its added form, its gradient. One serves all
+    # layers; those of a class of one's own are of each layer and row.
+    num_biases = int(config.pe.bias != "none")
     if config.pe.code is not None:
         from rope_exp.model.count import adds_scores
 
-        rows = adds_scores(config.pe) * max(
-            _sequences_at_once(config, stage) for stage in train.staged
-        )
-        found["train.seq_len"] = of_bias * model.num_hidden_layers * rows
+        rows = max(_sequences_at_once(config, stage) for stage in train.staged)
+        num_biases += adds_scores(config.pe) * model.num_hidden_layers * rows
+    if num_biases:
+        found["train.seq_len"] = 12 * model.num_attention_heads * train.longest**2 * num_biases
     return found
 
 

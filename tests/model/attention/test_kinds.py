@@ -64,7 +64,10 @@ def softmax_of(loop: Loop, q: Tensor, keys: Any, values: Any) -> Tensor:
             q_i = loop.turn("q", i, q[i, h])
             k_j = torch.stack([keys(h, j) for j in range(i + 1)])
             v_j = torch.stack([values(h, j) for j in range(i + 1)])
-            a_j = torch.softmax(k_j @ q_i / math.sqrt(len(q_i)), dim=0)
+            scores = k_j @ q_i / math.sqrt(len(q_i))
+            if "sink_H" in loop.weights:
+                scores = torch.cat([scores, loop.weights["sink_H"][h : h + 1]])
+            a_j = torch.softmax(scores, dim=0)[: i + 1]
             heads.append(loop.turn("o", i, a_j @ v_j))
         rows.append(torch.stack(heads))
     return loop.end(torch.stack(rows))
@@ -92,8 +95,8 @@ def latent(loop: Loop, attn: LatentConfig) -> Tensor:
     return softmax_of(loop, q, keys, values)
 
 
-def rms(x: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+def rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
 def shared(loop: Loop, attn: SharedConfig) -> Tensor:
@@ -101,6 +104,9 @@ def shared(loop: Loop, attn: SharedConfig) -> Tensor:
     c = loop.project("k_proj", attn.key_dim)
     own = loop.project("v_proj", attn.rope_dim) if attn.form == "s1" else None
     per_group = HEADS // attn.groups
+    if attn.norm:
+        q = rms(q, SIZES.rms_norm_eps)
+        c = rms(c, SIZES.rms_norm_eps) * loop.weights["k_norm.weight"]
 
     def values(h: int, j: int) -> Tensor:
         c_j = c[j, h // per_group]

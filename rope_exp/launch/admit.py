@@ -191,9 +191,11 @@ def _check_folder(job: Job) -> None:
     before = read_config(folder)
     differing = differing_keys(before.numeric_dict(), job.config.numeric_dict())
     if differing:
+        is_edited = before.pe.code_sha256 != job.config.pe.code_sha256
+        name = "give the changed file a pe.name of its own, " if is_edited else ""
         raise _folder_error(
             job,
-            f"belongs to another config ({'; '.join(differing)}); choose another run.dir "
+            f"belongs to another config ({'; '.join(differing)}); {name}choose another run.dir "
             "or run.group, or move it aside with run.fresh=true",
         )
 

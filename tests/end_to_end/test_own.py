@@ -79,6 +79,7 @@ def test_it_resumes_bit_for_bit_and_a_changed_file_does_not(
     changed = train(*words, cwd=tmp_path)
     assert changed.returncode == 2
     assert "pe.code_sha256" in changed.stderr
+    assert "give the changed file a pe.name of its own" in changed.stderr
 
     (tmp_path / "my/pull.py").write_text(text)
     shutil.rmtree(run / "checkpoints/step_00000006")

@@ -1,4 +1,4 @@
-"""PoPE (2025): content sets the magnitude of each feature, and position alone its angle.
+"""PoPE (Gopalakrishnan et al. 2025): content sets the size of a feature, position alone its angle.
 
 s_ij = sum over f of softplus(q_if) softplus(k_jf) cos((i - j) theta_f - delta_f) / sqrt(K), with
 theta_f = base^(-f/K) for each of the K features, and a learned phase delta_f in [-2 pi, 0].

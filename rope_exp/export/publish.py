@@ -17,6 +17,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.report.command import tables_of
 from rope_exp.report.page import page
 from rope_exp.system.errors import ConfigError, first_line
+from rope_exp.system.files import check_new_folder
 
 SPACE = "space"
 
@@ -86,8 +87,7 @@ def publish(campaigns: Sequence[str], records: Path, out: Path, place: str) -> N
         if name not in known:
             there = ", ".join(known) or "none"
             raise ConfigError("CAMPAIGN", name, f"has no record in {records}; there is {there}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("--to", str(out), "holds something; name a new folder")
+    check_new_folder("--to", out)
 
     found = {name: read_records(records, name) for name in dict.fromkeys(campaigns)}
     tables = {

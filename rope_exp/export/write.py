@@ -34,6 +34,7 @@ from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.model.positions import AddedPositions
 from rope_exp.run.folder import read_config, read_result
 from rope_exp.system.errors import ConfigError
+from rope_exp.system.files import check_new_folder
 
 Code = Literal["auto", "always"]
 MASK = "<|mask|>"
@@ -56,8 +57,7 @@ def export(
         ConfigError: transformers has no place for this kind of model, or `out` is not empty.
         RecordError, CheckpointError: the folder is not a run, or has no such checkpoint.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("OUT", str(out), "holds something; name a new folder")
+    check_new_folder("OUT", out)
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
     run = opened(run_dir, code, step)

@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from rope_exp.config.costs import checkpoint_bytes, checkpoint_bytes_at_most
+from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
-from rope_exp.config.sections import TrainConfig
+from rope_exp.config.sections import ModelConfig, TrainConfig
+from rope_exp.config.variants import PeConfig
 from rope_exp.data.generated import open_data
 from rope_exp.data.prepare import pin_revision
 from rope_exp.data.tokenizer import pin_tokenizer
@@ -55,11 +57,17 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     config = resolve(pinned, world_size)
     if config.pe.code is not None:
         # A mistake in a class of one's own ends here, before anything is written.
-        from rope_exp.model.laws import certificate
-
-        certificate(config.model, config.pe, config.attn, causal=config.causal)
+        _measure(config.model, config.pe, config.attn, causal=config.causal)
     check_memory(config, num_here=1 if world_size else None)
     return config
+
+
+@functools.cache
+def _measure(model: ModelConfig, pe: PeConfig, attn: AttnConfig, *, causal: bool) -> None:
+    """Measure the laws of a variant, once for all seeds of a sweep."""
+    from rope_exp.model.laws import certificate
+
+    certificate(model, pe, attn, causal=causal)
 
 
 def _was_requeued(folder: Path) -> bool:

@@ -28,7 +28,7 @@ from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention
 from rope_exp.model.cache import LayerCache
 from rope_exp.model.decoder import Decoder
-from rope_exp.model.own import class_of, explained_by
+from rope_exp.model.own import OWN, class_of, explained_by
 from rope_exp.model.positions import Positions, Tables
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import ConfigError, LawError
@@ -207,7 +207,7 @@ def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
         torch.manual_seed(2)
         again = dict(Decoder(decoder.architecture).named_parameters())
     for name, parameter in once.named_parameters():
-        if ".own." in name and parameter.ndim != 2 and not torch.equal(parameter, again[name]):
+        if OWN in name and parameter.ndim != 2 and not torch.equal(parameter, again[name]):
             raise ConfigError("pe.code", code, f"{name} is random; __init__ must not draw")
 
     if not decoder.architecture.causal:
@@ -297,7 +297,7 @@ def _draw(module: nn.Module) -> None:
         if parameter.ndim == 2:
             std = parameter.shape[1] ** -0.5
             torch.nn.init.normal_(parameter, std=std, generator=generator)
-        elif ".own." in name:
+        elif OWN in name:
             # As after some training: a parameter that starts at 0 would hide what it does.
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.add_(0.1 * noise.to(parameter.dtype))

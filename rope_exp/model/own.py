@@ -22,6 +22,9 @@ from rope_exp.config.variants import PeConfig, source_sha256
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError, first_line
 
+# In the name of each parameter of a user's class.
+OWN = ".own."
+
 
 class Sizes(NamedTuple):
     """The sizes of a decoder, and the place of one instance in it.

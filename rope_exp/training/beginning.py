@@ -16,14 +16,14 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import load_run
 from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
+from rope_exp.model.own import OWN
 from rope_exp.run.folder import list_steps
 from rope_exp.run.origin import find_origin
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
 
 ROTARY = "model.rotary_emb."
-OF_POSITIONS = (ROTARY, "model.added_positions.", "model.score_bias.", "model.own.")
-OF_OWN = ".self_attn.own."
+OF_POSITIONS = (ROTARY, "model.added_positions.", "model.score_bias.")
 
 
 def begin(
@@ -100,7 +100,7 @@ def take_over(
     """
     for name in sorted(found):
         theirs = list(found[name].shape)
-        encodes_positions = name.startswith(OF_POSITIONS) or OF_OWN in name
+        encodes_positions = name.startswith(OF_POSITIONS) or OWN in name
         if name not in own and not encodes_positions:
             allowed = f"has {name} of {theirs}, for which there is no place here"
             raise ConfigError("run.init_from", path, allowed)

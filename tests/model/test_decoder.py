@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.llama import llama_like
+from support.llama import keys_of, llama_like
 from support.models import (
     BASE,
     SUBSETS,
@@ -22,16 +22,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
-
-SIZE_NAMES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-)
 
 # -- attention's sites -------------------------------------------------------------------------
 
@@ -68,14 +58,12 @@ def test_windows_by_layer_are_those_of_qwen3() -> None:
     )
     decoder = make_decoder("q", "k", sizes=sizes)
     config = Qwen3Config(
-        vocab_size=VOCAB,
-        **{name: getattr(sizes, name) for name in SIZE_NAMES},
+        **keys_of(sizes),
         head_dim=8,
         rope_parameters={"rope_type": "default", "rope_theta": BASE},
         layer_types=["sliding_attention"] * 3 + ["full_attention"],
         sliding_window=2,
         use_sliding_window=True,
-        attn_implementation="eager",
     )
     theirs = Qwen3ForCausalLM(config).eval()
     theirs.load_state_dict(weights(decoder))

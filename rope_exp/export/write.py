@@ -30,8 +30,8 @@ from rope_exp.evaluation.load import end_of_text, load_checkpoint
 from rope_exp.export.card import card, eval_results
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
+from rope_exp.model.biases import sinusoid_scale
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
-from rope_exp.model.positions import AddedPositions
 from rope_exp.run.folder import read_config, read_result
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import check_new_folder
@@ -229,7 +229,7 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
         "rope_learned": {True: "raw", "log": "log"}.get(pe.trainable),
         "rope_scope": pe.trainable_scope,
         "position_input": pe.input,
-        "position_scale": AddedPositions(pe, 1, 0).scale,
+        "position_scale": sinusoid_scale(pe),
         "num_positions": architecture.num_positions,
         "score_bias": pe.bias,
         "qk_norm": model.qk_norm,

@@ -1,22 +1,107 @@
-"""Position encodings without rotation: score biases by distance, and sinusoids for the input.
+"""Position encodings without rotation: score biases by distance, and what is added at the input.
 
-Shapes: H query heads, T positions, D model width.
+Each is a `Position`, as a class of a user's own is; one instance serves all layers.
+
+Shapes: B batch, H query heads, T positions, E keys, D model width.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rope_exp.config.sections import INIT_STD
+from rope_exp.config.variants import T5_BUCKETS, PeConfig
+from rope_exp.model.own import Position, Sizes
 from rope_exp.model.rope import angles, frequencies
+from rope_exp.system.errors import ConfigError
 
-# T5's table of biases (Raffel et al. 2020). All distances from the largest on, and some before it,
+# In T5's table of biases (Raffel et al. 2020), all distances from this one on, and some before it,
 # share the last bucket.
-NUM_BUCKETS = 32
 LARGEST_DISTANCE = 128
 
 # The base of sinusoids (Vaswani et al. 2017, section 3.5).
 SINUSOID_BASE = 10000.0
+
+
+def make_input(pe: PeConfig, sizes: Sizes) -> Position:
+    """Return what `pe.input` adds to the embeddings."""
+    if pe.input == "sinusoidal":
+        return Sinusoids(sizes, sinusoid_scale(pe))
+    return LearnedRows(sizes) if pe.input == "learned" else Position(sizes)
+
+
+def make_bias(pe: PeConfig, sizes: Sizes) -> Position:
+    """Return what `pe.bias` adds to the scores."""
+    kinds: dict[str, type[Position]] = {"none": Position, "alibi": Alibi, "t5": T5Bias}
+    return kinds[pe.bias](sizes)
+
+
+def sinusoid_scale(pe: PeConfig) -> float:
+    """Return the amplitude of sines and cosines, whose root mean square is sqrt(1/2)."""
+    return pe.input_scale or INIT_STD * math.sqrt(2)
+
+
+class Sinusoids(Position):
+    """Adds sines and cosines to the embeddings."""
+
+    def __init__(self, sizes: Sizes, scale: float) -> None:
+        super().__init__(sizes)
+        self.scale = scale
+
+    def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
+        return x_BTD + self.scale * sinusoids(position_T, x_BTD.shape[-1], x_BTD.dtype)
+
+
+class LearnedRows(Position):
+    """Adds a learned row for each position to the embeddings, as GPT-2 does."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.weight = nn.Parameter(torch.empty(sizes.num_positions, sizes.hidden_size))
+
+    def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
+        """Return x plus the rows; raise ConfigError if a position has none."""
+        if position_T.is_floating_point():
+            raise ConfigError("pe.input", "learned", "has no rows for positions between whole ones")
+        last = len(self.weight) - 1
+        if (asked := int(position_T.max())) > last:
+            allowed = f"has learned no position past {last}; {asked} was asked for"
+            raise ConfigError("pe.input", "learned", allowed)
+        return x_BTD + self.weight[position_T]
+
+
+class Alibi(Position):
+    """Adds -m_h |i - j| to the scores."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        slopes_H = alibi_slopes(sizes.num_attention_heads)
+        self.register_buffer("slopes_H", slopes_H, persistent=False)
+
+    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
+        slopes_H11 = self.get_buffer("slopes_H")[:, None, None]
+        return -slopes_H11 * offsets(kept, num_queries).abs()
+
+
+class T5Bias(Position):
+    """Adds a learned number to the scores, for each head and bucket of offsets."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.weight = nn.Parameter(torch.empty(T5_BUCKETS, sizes.num_attention_heads))
+
+    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
+        offset_TE = offsets(kept, num_queries)
+        bucket_TE = t5_buckets(offset_TE, bidirectional=not self.sizes.causal)
+        return self.weight[bucket_TE].permute(2, 0, 1)
+
+
+def offsets(kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
+    """Return offset_TE, j - i from each query to each key; all rows count alike."""
+    key_E = kept["position_BE"][0]
+    return key_E - key_E[-num_queries:, None]
 
 
 def alibi_slopes(num_heads: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -50,11 +135,11 @@ def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
         Buckets in offset's shape, int64.
     """
     if bidirectional:
-        num_buckets = NUM_BUCKETS // 2
+        num_buckets = T5_BUCKETS // 2
         side = (offset > 0).long() * num_buckets
         distance = offset.abs()
     else:
-        num_buckets = NUM_BUCKETS
+        num_buckets = T5_BUCKETS
         side = torch.zeros_like(offset).long()
         distance = (-offset).clamp(min=0)
     distance = distance.long()

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import INIT_STD
 from rope_exp.config.variants import PeConfig
+from rope_exp.model.biases import make_bias, make_input
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
 from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy, summed_squares
-from rope_exp.model.own import make_own
-from rope_exp.model.positions import AddedPositions, Rotary, ScoreBias
+from rope_exp.model.own import Sizes, make_own
+from rope_exp.model.positions import Rotary
 from rope_exp.system.errors import ConfigError
 
 # Name prefix of learned frequencies, which are not drawn at random.
@@ -58,10 +59,8 @@ class Trunk(nn.Module):
             num_layers=config.num_hidden_layers,
             num_heads=attn.key_heads(config),
         )
-        self.added_positions = AddedPositions(pe, config.hidden_size, architecture.num_positions)
-        self.score_bias = ScoreBias(
-            pe, config.num_attention_heads, bidirectional=not architecture.causal
-        )
+        self.added_positions = make_input(pe, Sizes.of(architecture))
+        self.score_bias = make_bias(pe, Sizes.of(architecture))
         self.own = make_own(architecture, layer=None)
 
     def forward(
@@ -91,10 +90,11 @@ class Trunk(nn.Module):
             position_T = positions_BT
 
         x_BTD = self.embed_tokens(ids_BT)
-        x_BTD = self.added_positions(x_BTD, position_T)
+        x_BTD = self.added_positions.embed(x_BTD, self.start + position_T)
         if self.own is not None:
             x_BTD = self.own.embed(x_BTD, self.start + position_T).to(x_BTD.dtype)
-        bias_HTE = self.score_bias(num_new, num_keys)
+        place_1E = torch.arange(num_keys, device=ids_BT.device)[None]
+        bias_HTE = self.score_bias.scores({"position_BE": place_1E}, num_new)
         of_positions = self.rotary_emb(position_T)
         for layer, at, of_layer in zip(self.layers, of_positions, of_layers, strict=True):
             at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT)
@@ -106,7 +106,7 @@ class Trunk(nn.Module):
     @property
     def num_positions(self) -> int | None:
         """The number of learned positions; None: positions are unlimited."""
-        return self.added_positions.num_positions
+        return self.added_positions.sizes.num_positions if self.pe.input == "learned" else None
 
     @property
     def start(self) -> int:
@@ -116,7 +116,6 @@ class Trunk(nn.Module):
     @start.setter
     def start(self, position: int) -> None:
         self.rotary_emb.start = position
-        self.added_positions.start = position
 
     def renumber(self, cache: Cache, by: int) -> None:
         """Lower the positions of everything in the cache, so that they need not grow forever.

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -43,6 +43,21 @@ class Sizes(NamedTuple):
     num_positions: int
     causal: bool
     layer: int | None
+
+    @classmethod
+    def of(cls, architecture: Architecture, layer: int | None = None) -> Self:
+        """Return the sizes of a layer's instance, or of the input's."""
+        model = architecture.model
+        return cls(
+            model.hidden_size,
+            model.num_attention_heads,
+            model.num_key_value_heads,
+            model.features_per_head,
+            model.num_hidden_layers,
+            architecture.num_positions,
+            architecture.causal,
+            layer,
+        )
 
 
 class Position(nn.Module):
@@ -111,19 +126,8 @@ def make_own(architecture: Architecture, layer: int | None) -> Position | None:
     acts = ("embed",) if layer is None else ("turn", "of_tokens", "scores")
     if not own.overrides(*acts):
         return None
-    model = architecture.model
-    sizes = Sizes(
-        model.hidden_size,
-        model.num_attention_heads,
-        model.num_key_value_heads,
-        model.features_per_head,
-        model.num_hidden_layers,
-        architecture.num_positions,
-        architecture.causal,
-        layer,
-    )
     with explained_by(pe):
-        return own(sizes)
+        return own(Sizes.of(architecture, layer))
 
 
 def class_of(pe: PeConfig) -> type[Position]:

@@ -1,4 +1,4 @@
-"""Position inputs of the decoder: rotation tables, added embeddings, and score biases.
+"""Position inputs of the decoder's layers: the rotation tables, and what goes with them.
 
 q and k share their tables, and so do v and o: a relative rotation needs no more. All four share
 them if nothing can move the two pairs apart.
@@ -6,17 +6,13 @@ them if nothing can move the two pairs apart.
 Shapes: B batch, T position, F frequencies, L layers, G key/value heads, H query heads, E keys.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rope_exp.config.sections import INIT_STD
-from rope_exp.config.variants import PAIRS, T5_BUCKETS, PeConfig
-from rope_exp.model.biases import alibi_slopes, sinusoids, t5_buckets
+from rope_exp.config.variants import PAIRS, PeConfig
 from rope_exp.model.rope import angles, frequencies
-from rope_exp.system.errors import ConfigError
 
 # cos_TF and sin_TF; or [B, T, F], if rows of a batch have different positions; or [B, G, T, F],
 # B possibly 1, if heads have their own frequencies.
@@ -117,72 +113,3 @@ class Rotary(nn.Module):
             angle = angle.transpose(-3, -2)
             angle = angle if angle.ndim == 4 else angle[None]
         return angle.cos(), angle.sin()
-
-
-class AddedPositions(nn.Module):
-    """Adds to the embeddings: nothing, sines and cosines, or a learned row per position."""
-
-    def __init__(self, pe: PeConfig, width: int, num_positions: int) -> None:
-        super().__init__()
-        self.kind = pe.input
-        self.start = pe.start
-        self.width = width
-        # Sines and cosines have a root mean square of sqrt(1/2).
-        self.scale = pe.input_scale or INIT_STD * math.sqrt(2)
-        self.num_positions: int | None = None
-        if pe.input == "learned":
-            self.num_positions = num_positions
-            self.weight = nn.Parameter(torch.empty(num_positions, width))
-
-    def forward(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
-        """Return x plus the encoding of its positions, [T] or [B, T], counted from `start`.
-
-        Raises:
-            ConfigError: a position was not learned.
-        """
-        position_T = self.start + position_T
-        if self.kind == "sinusoidal":
-            return x_BTD + self.scale * sinusoids(position_T, self.width, x_BTD.dtype)
-        if self.kind == "learned":
-            self._check(position_T)
-            return x_BTD + self.weight[position_T]
-        return x_BTD
-
-    def _check(self, position_T: Tensor) -> None:
-        assert self.num_positions is not None
-        last = self.num_positions - 1
-        if position_T.is_floating_point():
-            raise ConfigError("pe.input", "learned", "has no rows for positions between whole ones")
-        if int(position_T.max()) > last:
-            raise ConfigError(
-                "pe.input",
-                "learned",
-                f"has learned no position past {last}; {int(position_T.max())} was asked for",
-            )
-
-
-class ScoreBias(nn.Module):
-    """Bias added to the scores, by the offset of two places in the sequence."""
-
-    def __init__(self, pe: PeConfig, num_heads: int, *, bidirectional: bool) -> None:
-        super().__init__()
-        self.kind = pe.bias
-        self.bidirectional = bidirectional
-        if pe.bias == "alibi":
-            slopes_H = alibi_slopes(num_heads)
-            self.register_buffer("slopes_H", slopes_H, persistent=False)
-        elif pe.bias == "t5":
-            self.weight = nn.Parameter(torch.empty(T5_BUCKETS, num_heads))
-
-    def forward(self, num_queries: int, num_keys: int) -> Tensor | None:
-        """Return bias_HTE of queries at the last places of the keys; None: nothing is added."""
-        if self.kind == "none":
-            return None
-        own = self.get_buffer("slopes_H") if self.kind == "alibi" else self.weight
-        key_E = torch.arange(num_keys, device=own.device)
-        offset_TE = key_E - key_E[num_keys - num_queries :, None]
-
-        if self.kind == "alibi":
-            return -own[:, None, None] * offset_TE.abs()
-        bucket_TE = t5_buckets(offset_TE, bidirectional=self.bidirectional)
-        return own[bucket_TE].permute(2, 0, 1)

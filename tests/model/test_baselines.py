@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.kinds import KINDS
-from support.models import VOCAB, make_architecture, make_pe, make_sizes, normal, tokens
+from support.models import VOCAB, bias_of, make_architecture, make_pe, make_sizes, normal, tokens
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
@@ -44,7 +44,7 @@ def test_learned_positions_are_gpt_2s() -> None:
 
     ids_BT = tokens(2, LENGTH)
     expected = theirs(ids_BT, output_hidden_states=True).hidden_states[0]
-    read = ours.added_positions(ours.embed_tokens(ids_BT), torch.arange(LENGTH))
+    read = ours.added_positions.embed(ours.embed_tokens(ids_BT), torch.arange(LENGTH))
     assert torch.equal(read, expected)
 
 
@@ -53,14 +53,14 @@ def test_sinusoids_are_marians() -> None:
     added = decoder_of(input="sinusoidal", input_scale=1.0).model.added_positions
     theirs = MarianSinusoidalPositionalEmbedding(LENGTH, WIDTH)
     theirs.weight.copy_(theirs.create_weight())
-    ours = added(torch.zeros(1, LENGTH, WIDTH), torch.arange(LENGTH))[0]
+    ours = added.embed(torch.zeros(1, LENGTH, WIDTH), torch.arange(LENGTH))[0]
     assert float((ours - theirs.weight).abs().max()) < 1e-6
 
 
 @torch.no_grad()
 def test_a_bias_weighs_as_blooms_does() -> None:
     """BLOOM adds m j to the scores of query i, which its softmax cannot tell from -m (i - j)."""
-    bias_HTT = decoder_of(bias="alibi").model.score_bias(LENGTH, LENGTH)
+    bias_HTT = bias_of(decoder_of(bias="alibi"), LENGTH)
     bloom = build_alibi_tensor(torch.ones(1, LENGTH), HEADS, torch.float64)
     score_HTT = normal(HEADS, LENGTH, LENGTH)
     hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
@@ -74,12 +74,11 @@ def test_a_bias_weighs_as_blooms_does() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
 def test_a_learned_bias_is_t5s(causal: bool) -> None:
-    ours = decoder_of(bias="t5", causal=causal).model.score_bias
+    ours = decoder_of(bias="t5", causal=causal)
     config = T5Config(d_model=WIDTH, num_heads=HEADS, d_kv=8, is_decoder=causal)
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).double()
-    theirs.relative_attention_bias.weight.copy_(ours.weight)
-    bias_HTT = ours(300, 300)
-    assert bias_HTT is not None
+    theirs.relative_attention_bias.weight.copy_(ours.model.score_bias.weight)
+    bias_HTT = bias_of(ours, 300)
     visible = torch.ones(300, 300, dtype=torch.bool)
     visible = visible.tril() if causal else visible
     difference = (bias_HTT - theirs.compute_bias(300, 300)[0]).masked_fill(~visible, 0.0)

@@ -13,7 +13,8 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from rope_exp.model.biases import NUM_BUCKETS, alibi_slopes, sinusoids, t5_buckets
+from rope_exp.config.variants import T5_BUCKETS
+from rope_exp.model.biases import alibi_slopes, sinusoids, t5_buckets
 
 HALVES = st.integers(1, 40)
 POSITIONS = st.floats(-1e6, 1e6)
@@ -62,7 +63,7 @@ def test_buckets_are_t5s(bidirectional: bool) -> None:
     assert torch.equal(found, expected)
     assert found.dtype == torch.int64
     # Of keys after the query, the one for distance 0 is never met.
-    assert len(set(found.tolist())) == NUM_BUCKETS - bidirectional
+    assert len(set(found.tolist())) == T5_BUCKETS - bidirectional
 
 
 def test_some_causal_buckets() -> None:

@@ -11,6 +11,7 @@ from support.models import (
     SIZES,
     SUBSETS,
     VOCAB,
+    bias_of,
     make_architecture,
     make_decoder,
     make_pe,
@@ -259,10 +260,10 @@ def test_sines_and_cosines_are_as_large_as_embeddings() -> None:
     """Scaled so at the start; unscaled they are 35 times larger."""
     added = make_decoder(input="sinusoidal").model.added_positions
     zero = torch.zeros(1, 300, 32)
-    rms = added(zero, torch.arange(300)).square().mean().sqrt()
+    rms = added.embed(zero, torch.arange(300)).square().mean().sqrt()
     assert float(rms) == pytest.approx(0.02, rel=1e-6)
     unscaled = make_decoder(input="sinusoidal", input_scale=1.0).model.added_positions
-    rms = unscaled(zero, torch.arange(300)).square().mean().sqrt()
+    rms = unscaled.embed(zero, torch.arange(300)).square().mean().sqrt()
     assert float(rms) == pytest.approx(math.sqrt(0.5), rel=1e-6)
 
 
@@ -282,8 +283,7 @@ def test_a_bias_says_the_same_of_every_two_places_as_far_apart() -> None:
         architecture = replace(make_architecture(bias=bias), causal=causal)
         decoder = Decoder(architecture)
         decoder.initialise(0)
-        bias_HTT = decoder.model.score_bias(200, 200)
-        assert bias_HTT is not None
+        bias_HTT = bias_of(decoder, 200)
         for offset in (-150, -20, -1, 0, 1, 20, 150):
             of_offset = bias_HTT.diagonal(offset, dim1=1, dim2=2)
             assert torch.equal(of_offset, of_offset[:, :1].expand_as(of_offset))

@@ -101,6 +101,14 @@ def make_positions(
     return Positions(tables, make_tables(num_positions, dim, **(changes | {"base": base_vo})))
 
 
+def bias_of(decoder: Decoder, length: int) -> Tensor:
+    """Return the bias of scores that a decoder adds to a row of this length, [H, T, T]."""
+    kept = {"position_BE": torch.arange(length)[None]}
+    bias_HTT = decoder.model.score_bias.scores(kept, length)
+    assert bias_HTT is not None
+    return bias_HTT
+
+
 def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
     """Return R_m as a dense matrix, written out pair by pair."""
     matrix = torch.zeros(dim, dim, dtype=torch.float64)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rope_exp.evaluation.load import load_run
     from rope_exp.evidence.frames import load_metrics, load_probes, load_runs, load_table
     from rope_exp.export.patch import patch
-    from rope_exp.model.own import Position, Sizes
+    from rope_exp.model.position import Position, Sizes
 
     __version__: str
 
@@ -34,9 +34,9 @@ def __getattr__(name: str) -> Any:
 
         return load_run
     if name in ("Position", "Sizes"):
-        from rope_exp.model import own
+        from rope_exp.model import position
 
-        return getattr(own, name)
+        return getattr(position, name)
     if name == "patch":
         from rope_exp.export.patch import patch
 

@@ -27,11 +27,14 @@ from rope_exp.config.kinds import LatentConfig, SoftmaxConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import end_of_text, load_checkpoint
+from rope_exp.export import modeling_rope_exp
 from rope_exp.export.card import card, eval_results
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
+from rope_exp.export.own_code import own_file, write_own
 from rope_exp.model.biases import sinusoid_scale
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.model.own import class_of
 from rope_exp.run.folder import read_config, read_result
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import check_new_folder
@@ -65,6 +68,7 @@ def export(
     out.mkdir(parents=True, exist_ok=True)
     run.model.save_pretrained(out)
     run.tokenizer.save_pretrained(out)
+    write_own(out, run.config.pe)
     # transformers gives weights to their owner alone.
     for path in out.glob("*.safetensors"):
         path.chmod(0o644)
@@ -95,10 +99,6 @@ def opened(run_dir: Path, code: Code = "auto", step: int | None = None) -> Opene
         ConfigError, RecordError, CheckpointError: see `export`.
     """
     config = read_config(run_dir)
-    if config.pe.code is not None:
-        # Before its code is run.
-        allowed = "has no class, and cannot be exported to transformers"
-        raise ConfigError("pe.code", config.pe.code, allowed)
     decoder, tokenizer, step = load_checkpoint(run_dir, step)
     end_id = end_of_text(run_dir, decoder)
     made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
@@ -122,6 +122,11 @@ def exported(
     made = _native(architecture, keys) if code == "auto" else None
     if made is None:
         check(architecture)
+        pe = architecture.pe
+        if pe.code is not None:
+            # Before a model is made: some files have no copy.
+            own_file(pe)
+        modeling_rope_exp.OWN = None if pe.code is None else class_of(pe)
         config = RopeExpConfig(**keys, **_positions(architecture))
         made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
     made.load_state_dict(weights(decoder))
@@ -143,7 +148,6 @@ def check(architecture: Architecture) -> None:
         (architecture.num_outputs is not None, "train.objective", "regression", "has no logits"),
         (model.token_shift, "model.token_shift", True, "keeps an input in its cache"),
         (architecture.attn == SoftmaxConfig(sink=True), "attn.sink", True, "has no class"),
-        (architecture.pe.code is not None, "pe.code", architecture.pe.code, "has no class"),
         (
             model.window_layers is not None,
             "model.window_layers",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rope_exp.config.sections import INIT_STD
 from rope_exp.config.variants import T5_BUCKETS, PeConfig
-from rope_exp.model.own import Position, Sizes
+from rope_exp.model.position import Position, Sizes
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import ConfigError
 

@@ -22,7 +22,8 @@ from rope_exp.model.biases import make_bias, make_input
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
 from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy, summed_squares
-from rope_exp.model.own import Sizes, make_own
+from rope_exp.model.own import make_own, sizes_of
+from rope_exp.model.position import Sizes
 from rope_exp.model.positions import Rotary
 from rope_exp.system.errors import ConfigError
 
@@ -59,8 +60,9 @@ class Trunk(nn.Module):
             num_layers=config.num_hidden_layers,
             num_heads=attn.key_heads(config),
         )
-        self.added_positions = make_input(pe, Sizes.of(architecture))
-        self.score_bias = make_bias(pe, Sizes.of(architecture))
+        sizes = Sizes(**sizes_of(architecture), layer=None)
+        self.added_positions = make_input(pe, sizes)
+        self.score_bias = make_bias(pe, sizes)
         self.own = make_own(architecture, layer=None)
 
     def forward(

@@ -1,24 +1,17 @@
-"""Position encodings of a user's own file: the class to derive from, and how it is loaded.
-
-A `Position` acts in each layer (on q, k, v, scores and output) or at the input, or both; it
-overrides the methods for the places where it acts. See docs/own-position.md.
-
-Shapes: B batch, T position, E keys (the last T are the queries' own), H query heads, K features.
-"""
+"""How a position encoding of a user's own file is loaded, and placed in a model."""
 
 import functools
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import NamedTuple, Self
-
-from torch import Tensor, nn
+from typing import Any
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.variants import PeConfig, source_sha256
+from rope_exp.model.position import Position
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError, first_line
 
@@ -26,91 +19,18 @@ from rope_exp.system.errors import ConfigError, first_line
 OWN = ".own."
 
 
-class Sizes(NamedTuple):
-    """The sizes of a decoder, and the place of one instance in it.
-
-    Attributes:
-        num_positions: one more than the last position of training.
-        causal: whether no token attends to a later one.
-        layer: from 0; None: the instance at the input.
-    """
-
-    hidden_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    num_hidden_layers: int
-    num_positions: int
-    causal: bool
-    layer: int | None
-
-    @classmethod
-    def of(cls, architecture: Architecture, layer: int | None = None) -> Self:
-        """Return the sizes of a layer's instance, or of the input's."""
-        model = architecture.model
-        return cls(
-            model.hidden_size,
-            model.num_attention_heads,
-            model.num_key_value_heads,
-            model.features_per_head,
-            model.num_hidden_layers,
-            architecture.num_positions,
-            architecture.causal,
-            layer,
-        )
-
-
-class Position(nn.Module):
-    """A position encoding. Override what it does; what is not overridden does nothing.
-
-    Parameters are those of any torch module. Matrices are drawn from N(0, 0.02^2) by their names;
-    others keep the values that `__init__` gives them, which must not be random. A model may be
-    built on torch's meta device, where tensors have no values.
-
-    Attributes:
-        relative: whether the logits stay the same when all positions grow by the same number. It
-            is measured before training. None: no law is stated, and none is measured.
-    """
-
-    relative: bool | None = True
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        self.sizes = sizes
-
-    def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
-        """Return the embeddings with something added; positions are [T] or [B, T]."""
-        return x_BTD
-
-    def turn(self, site: str, x_BTHK: Tensor, position_T: Tensor) -> Tensor:
-        """Return queries, keys or values before the scores, or the output after the sum.
-
-        Args:
-            site: q, k, v or o. The output is that of the query's position.
-        """
-        return x_BTHK
-
-    def of_tokens(self, x_BTD: Tensor, position_T: Tensor) -> dict[str, Tensor]:
-        """Return what `scores` needs of each token, [B, T, ...] by name; it is cached.
-
-        Args:
-            x_BTD: the normed input of the layer's attention.
-        """
-        return {}
-
-    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor | None:
-        """Return what is added to the scores, [H, T, E] or [B, H, T, E]; None: nothing.
-
-        Args:
-            kept: of E tokens, the last `num_queries` of which are the queries: what `of_tokens`
-                returned, and `position_BE`.
-        """
-        return None
-
-    @classmethod
-    def overrides(cls, *methods: str) -> bool:
-        """Return whether the class has a method of these of its own."""
-        return any(getattr(cls, name) is not getattr(Position, name) for name in methods)
+def sizes_of(architecture: Architecture) -> dict[str, Any]:
+    """Return the sizes that a position is told of."""
+    model = architecture.model
+    return {
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "head_dim": model.features_per_head,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_positions": architecture.num_positions,
+        "causal": architecture.causal,
+    }
 
 
 def make_own(architecture: Architecture, layer: int | None) -> Position | None:
@@ -123,11 +43,8 @@ def make_own(architecture: Architecture, layer: int | None) -> Position | None:
     if pe.code is None:
         return None
     own = class_of(pe)
-    acts = ("embed",) if layer is None else ("turn", "of_tokens", "scores")
-    if not own.overrides(*acts):
-        return None
     with explained_by(pe):
-        return own(Sizes.of(architecture, layer))
+        return own.placed(layer, **sizes_of(architecture))
 
 
 def class_of(pe: PeConfig) -> type[Position]:

@@ -7,32 +7,15 @@ import pytest
 import torch
 import yaml
 from support.configs import TINY
+from support.exported import read
+from support.own import PULL
 from support.refused import refused
 from support.runs import final_weights, train
 
 from rope_exp import load_run
-from rope_exp.commands import generate, report
+from rope_exp.commands import export, generate, report
 from rope_exp.run.folder import read_config
 from rope_exp.system.errors import RecordError
-
-FILE = """
-import torch
-from torch import nn
-from rope_exp import Position
-
-
-class Pull(Position):
-    \"\"\"A learned slope for each head: scores fall with the distance.\"\"\"
-
-    def __init__(self, sizes):
-        super().__init__(sizes)
-        self.slope = nn.Parameter(torch.ones(sizes.num_attention_heads))
-
-    def scores(self, kept, num_queries):
-        key_BE = kept["position_BE"]
-        distance_BTE = key_BE[:, -num_queries:, None] - key_BE[:, None]
-        return -self.slope[:, None, None] * distance_BTE[:, None].abs()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path)
     """A folder with `my/pull.py`, and a run of it beside one of NoPE."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "my" / "pe").mkdir(parents=True)
-    (folder / "my" / "pull.py").write_text(FILE)
+    (folder / "my" / "pull.py").write_text(PULL)
     (folder / "my" / "pe" / "pull.yaml").write_text("name: Pull\nrotate: []\ncode: pull.Pull\n")
     done = train(*command(corpus, cache), "-m", "pe=nope,pull", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -91,10 +74,28 @@ def test_it_resumes_bit_for_bit_and_a_changed_file_does_not(
     assert "model.layers.1.self_attn.own.slope" in whole
 
 
+def test_it_is_exported_with_its_class(trained: Path, tmp_path: Path) -> None:
+    """A process without rope_exp gives our logits and our text, from a padded batch."""
+    run, out = trained / "results/runs/g/pull/seed0", tmp_path / "out"
+    assert export([str(run), str(out)]) == 0
+    found = read(out, tmp_path)
+    decoder, tokenizer = load_run(run)
+    # The first text only: the second is padded.
+    written = torch.tensor([found["ids"][0]])
+    with torch.no_grad():
+        ours = decoder(written)[0, -1]
+        assert float((torch.tensor(found["last"][0]) - ours).abs().max()) < 1e-5
+        for _ in range(8):
+            likeliest = decoder(written)[:, -1:].argmax(-1)
+            written = torch.cat([written, likeliest], dim=1)
+    new = written[0, len(found["ids"][0]) :].tolist()
+    assert found["said"][0] == tokenizer.decode(new, skip_special_tokens=False)
+
+
 def test_a_changed_copy_in_the_folder_is_not_run(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained / "results/runs/g/pull/seed0", run)
-    assert read_config(run).pe.source == FILE
+    assert read_config(run).pe.source == PULL
     values = yaml.safe_load((run / "config.yaml").read_text())
     values["pe"]["source"] += "raise SystemExit('executed')\n"
     (run / "config.yaml").write_text(yaml.safe_dump(values))
@@ -106,7 +107,7 @@ def test_a_mistake_ends_before_anything_is_written(
     tmp_path: Path, corpus: Path, cache: Path
 ) -> None:
     (tmp_path / "my" / "pe").mkdir(parents=True)
-    (tmp_path / "my" / "pull.py").write_text(FILE.replace("kept[", "kept_of["))
+    (tmp_path / "my" / "pull.py").write_text(PULL.replace("kept[", "kept_of["))
     (tmp_path / "my" / "pe" / "pull.yaml").write_text("name: Pull\nrotate: []\ncode: pull.Pull\n")
     done = train(*command(corpus, cache), "pe=pull", cwd=tmp_path)
     assert done.returncode == 2

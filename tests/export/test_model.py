@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.models import SUBSETS, VOCAB, make_pe, make_sizes, opinionated, tokens
+from support.own import PULL, example, with_text
 from support.refused import refused
 
 from rope_exp.config.architecture import Architecture
@@ -26,6 +27,8 @@ PE: list[dict[str, Any]] = [
     {"rotate": ("v", "o"), "bias": "t5"},
     {"rotate": (), "input": "sinusoidal"},
     {"rotate": ("q",), "input": "learned"},
+    *({"rotate": (), "own": name, "start": 2} for name in ("Forget", "Polar", "Tide", "Wave")),
+    {"rotate": ("v", "o"), "own": "Pull"},
 ]
 SIZES: list[dict[str, Any]] = [
     {"tie_word_embeddings": True},
@@ -38,8 +41,10 @@ SIZES: list[dict[str, Any]] = [
 def decoder_of(sizes: dict[str, Any], pe: dict[str, Any], *, causal: bool = True) -> Decoder:
     """With attention far from uniform, and learned frequencies moved apart."""
     rotate = pe.get("rotate", ("q", "k", "v", "o"))
-    others = {key: value for key, value in pe.items() if key != "rotate"}
+    others = {key: value for key, value in pe.items() if key not in ("rotate", "own")}
     made = make_pe(*rotate, **others)
+    if "own" in pe:
+        made = example(pe["own"], *rotate, **others)
     decoder = Decoder(
         Architecture(make_sizes(**sizes), made, VOCAB, causal=causal, num_positions=2 * LENGTH)
     )
@@ -107,6 +112,9 @@ USED: list[dict[str, Any]] = [
     {"rotate": ("q", "k"), "bias": "alibi"},
     {"rotate": (), "bias": "t5"},
     {"rotate": (), "input": "learned"},
+    {"rotate": ("v", "o"), "own": "Forget"},
+    {"rotate": (), "own": "Polar"},
+    {"rotate": (), "own": "Pull"},
 ]
 used = pytest.mark.parametrize(
     ("pe", "sizes"), [*((pe, {}) for pe in USED), ({}, {"window": 5})], ids=str
@@ -276,6 +284,20 @@ def test_a_kernel_that_takes_no_bias_is_refused(sizes: dict[str, Any]) -> None:
         made.model.layers[0].self_attn(
             torch.zeros(1, LENGTH, 32), made.model.rotary_emb(None, mask_BT)
         )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import rope_exp",
+        "from rope_exp import load_run, Position",
+        "from rope_exp.model.decoder import Decoder",
+    ],
+)
+def test_a_file_that_needs_more_of_the_package_is_refused(line: str) -> None:
+    made = with_text(make_pe(), "pull.Pull", f"{line}\n{PULL}")
+    with refused("pe.code=pull.Pull", "cannot be exported to transformers"):
+        exported(Decoder(Architecture(make_sizes(), made, VOCAB)))
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,15 @@ Every built-in scheme that a file can express must give the same logits as ours.
 """
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.configs import REPOSITORY, composed
+from support.configs import composed
 from support.models import BASE, VOCAB, make_pe, make_sizes, normal, tokens
+from support.own import example, with_text
 from support.refused import refused
 from torch import Tensor
 
@@ -20,15 +20,13 @@ from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import SOFTMAX
 from rope_exp.config.own import with_source
 from rope_exp.config.run import RunConfig
-from rope_exp.config.variants import PeConfig, source_sha256
+from rope_exp.config.variants import PeConfig
 from rope_exp.model.count import kept
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import ConfigError
 
-CONFIGS = REPOSITORY / "configs"
-PAGE = (REPOSITORY / "docs" / "own-position.md").read_text(encoding="utf-8")
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"
 
 # Built-in schemes, as a user would write them.
@@ -73,22 +71,6 @@ BUILT_IN = {
 
 def own(source: str, *sites: str, name: str = "Own") -> PeConfig:
     return with_text(make_pe(*sites), f"mine.{name}", HEAD + source)
-
-
-def with_text(pe: PeConfig, code: str, source: str) -> PeConfig:
-    digest = source_sha256(source)
-    return replace(pe, name="mine", code=code, source=source, code_sha256=digest)
-
-
-def example(name: str, *sites: str) -> PeConfig:
-    """The example of the docs, or of configs/, with this class."""
-    blocks = [
-        re.sub("^    ", "", block.strip("\n"), flags=re.MULTILINE)
-        for block in re.findall(r"(?:^(?:    .*)?\n)+", PAGE, re.MULTILINE)
-    ]
-    shipped = [path.read_text(encoding="utf-8") for path in CONFIGS.glob("*.py")]
-    [source] = [text for text in (*blocks, *shipped) if f"class {name}(" in text]
-    return with_text(make_pe(*sites), f"mine.{name}", source)
 
 
 def decoder_of(pe: PeConfig) -> Decoder:

@@ -17,7 +17,7 @@ from rope_exp.config.kind import Kind
 from rope_exp.config.sections import ModelConfig
 from rope_exp.model.attention.kernel import attention, attention_after, wide
 from rope_exp.model.cache import LayerCache
-from rope_exp.model.own import Position
+from rope_exp.model.position import Position
 from rope_exp.model.positions import Positions, Tables
 from rope_exp.model.rope import rotate
 

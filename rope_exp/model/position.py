@@ -1,0 +1,94 @@
+"""The class from which a position encoding derives: a user's own, or one of ours without rotation.
+
+It acts in each layer (on q, k, v, scores and output) or at the input, or both, by the methods that
+it overrides. See docs/own-position.md. This file is copied beside exported weights.
+
+Shapes: B batch, T position, E keys (the last T are the queries' own), H query heads, K features.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor, nn
+
+
+class Sizes(NamedTuple):
+    """The sizes of a decoder, and the place of one instance in it.
+
+    Attributes:
+        num_positions: one more than the last position of training.
+        causal: whether no token attends to a later one.
+        layer: from 0; None: the instance at the input.
+    """
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    num_hidden_layers: int
+    num_positions: int
+    causal: bool
+    layer: int | None
+
+
+class Position(nn.Module):
+    """A position encoding. Override what it does; what is not overridden does nothing.
+
+    Parameters are those of any torch module. Matrices are drawn from N(0, 0.02^2) by their names;
+    others keep the values that `__init__` gives them, which must not be random. A model may be
+    built on torch's meta device, where tensors have no values.
+
+    Attributes:
+        relative: whether the logits stay the same when all positions grow by the same number. It
+            is measured before training. None: no law is stated, and none is measured.
+    """
+
+    relative: bool | None = True
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
+        """Return the embeddings with something added; positions are [T] or [B, T]."""
+        return x_BTD
+
+    def turn(self, site: str, x_BTHK: Tensor, position_T: Tensor) -> Tensor:
+        """Return queries, keys or values before the scores, or the output after the sum.
+
+        Args:
+            site: q, k, v or o. The output is that of the query's position.
+        """
+        return x_BTHK
+
+    def of_tokens(self, x_BTD: Tensor, position_T: Tensor) -> dict[str, Tensor]:
+        """Return what `scores` needs of each token, [B, T, ...] by name; it is cached.
+
+        Args:
+            x_BTD: the normed input of the layer's attention.
+        """
+        return {}
+
+    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor | None:
+        """Return what is added to the scores, [H, T, E] or [B, H, T, E]; None: nothing.
+
+        Args:
+            kept: of E tokens, the last `num_queries` of which are the queries: what `of_tokens`
+                returned, and `position_BE`.
+        """
+        return None
+
+    @classmethod
+    def overrides(cls, *methods: str) -> bool:
+        """Return whether the class has a method of these of its own."""
+        return any(getattr(cls, name) is not getattr(Position, name) for name in methods)
+
+    @classmethod
+    def placed(cls, layer: int | None, **sizes: Any) -> Self | None:
+        """Return the instance of a layer, or of the input (None); None if it does nothing there.
+
+        Args:
+            sizes: the other fields of `Sizes`.
+        """
+        acts = ("embed",) if layer is None else ("turn", "of_tokens", "scores")
+        return cls(Sizes(**sizes, layer=layer)) if cls.overrides(*acts) else None

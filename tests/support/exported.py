@@ -1,0 +1,49 @@
+"""An exported folder, read by a process that has no rope_exp."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+# Reads a folder as its README says, in one class or the other, and prints what it finds.
+READER = """
+import json, sys
+sys.modules["rope_exp"] = None
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+folder, again, text = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+batch = tokenizer([text, text[5:]], return_tensors="pt", padding=True)
+with torch.no_grad():
+    logits = model(**batch).logits
+said = model.generate(**batch, max_new_tokens=8, do_sample=False)
+model.save_pretrained(again)
+narrow = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True, dtype="bfloat16")
+print(json.dumps({
+    "class": type(model).__name__,
+    "ids": batch["input_ids"].tolist(),
+    "last": logits[:, -1].tolist(),
+    "said": [tokenizer.decode(ids) for ids in said[:, batch["input_ids"].shape[1]:]],
+    "narrow": str(narrow.lm_head.weight.dtype),
+}))
+"""
+TEXT = "Document 3. A text"
+
+
+def read(folder: Path | str, tmp_path: Path, **environment: str) -> dict[str, Any]:
+    """Read an exported folder in another process, and return what it printed."""
+    places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(folder), str(tmp_path / "again"), TEXT],
+        env=os.environ | places,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev table test torture lint type format report bench lock floors clean
+.PHONY: help setup setup-dev table test torture cluster lint type format report bench lock floors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ test: setup-dev ## every test but the long faults
 torture: setup-dev ## the long tests, and KILLS=50 random kill -9 compared bit for bit, into results/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m torture
 	PYTHONPATH=tests $(BIN)/python tests/faults/torture.py --kills $(or $(KILLS),50)
+
+cluster: setup-dev ## SLURM, two hosts and power cuts on this machine: needs root (tests/cluster/README.md)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m cluster tests/cluster
 
 lint: setup-dev type ## style and types
 	$(BIN)/ruff check .

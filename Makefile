@@ -48,7 +48,7 @@ lint: setup-dev type ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-type: setup-dev ## types alone
+type: setup-dev
 	$(BIN)/mypy
 
 format: setup-dev ## rewrite the source in the project's style

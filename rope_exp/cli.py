@@ -21,6 +21,7 @@ HELP = """Where in attention should a rotation go?
 
   rope-exp train pe=vo_rope          train one run, or every run of a sweep
   rope-exp campaign NAME             run what is left of a campaign of many runs
+  rope-exp sweep ... launch=slurm    submit the runs of a sweep to a cluster
   rope-exp report --group NAME       the table of the runs that are done
   rope-exp plan model=1b             what a config costs before it runs
   rope-exp prepare data=files ...    prepare a corpus ahead of training
@@ -37,6 +38,7 @@ HELP = """Where in attention should a rotation go?
 # The commands of rope_exp/commands.py.
 OTHERS = (
     "campaign",
+    "sweep",
     "report",
     "plan",
     "prepare",

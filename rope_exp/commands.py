@@ -107,13 +107,22 @@ def campaign(words: list[str]) -> int:
     from rope_exp.config.campaign_file import campaign_files
     from rope_exp.evidence.records import DEFAULT_RECORDS
     from rope_exp.launch.as_rank import is_rank
-    from rope_exp.launch.campaign import run_campaign
+    from rope_exp.launch.campaign import run_campaign, submit_campaign
+    from rope_exp.launch.cluster import FOLDER as CLUSTER
+    from rope_exp.launch.cluster import Queue
     from rope_exp.launch.progress import Progress
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     names = ", ".join(campaign_files())
     parser.add_argument(
         "name", metavar="NAME", help=f"of configs/campaign/NAME.yaml; there is {names}"
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="launch=slurm",
+        help="submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
+        "launch.runs_per_gpu, and do not wait for them",
     )
     parser.add_argument(
         "--hours",
@@ -136,7 +145,7 @@ def campaign(words: list[str]) -> int:
     parser.add_argument(
         "--config-dir", type=Path, help="a further folder of groups and their choices"
     )
-    asked = parser.parse_args(words)
+    asked = parser.parse_intermixed_args(words)
     if asked.hours is not None and not 0 < asked.hours < 1e6:
         raise ConfigError("--hours", asked.hours, "must be a number above 0 and below 1,000,000")
 
@@ -145,14 +154,38 @@ def campaign(words: list[str]) -> int:
             "campaign", asked.name, "starts its own ranks; start it without a launcher"
         )
     progress = Progress(load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT), asked.records)
+    queue = Queue(CLUSTER / asked.name)
     if asked.list:
+        progress.submitted = queue.describe()
         print("\n".join(progress.lines()))
+        return 0
+    if asked.words:
+        print(submit_campaign(progress, asked.words, asked.config_dir, queue))
         return 0
 
     # Until the runs start, a signal unwinds the preparation of data.
     on_signal(interrupt)
     deadline = None if asked.hours is None else started + 3600 * asked.hours
     return run_campaign(progress, deadline, asked.archive, asked.keep_weights)
+
+
+def sweep(words: list[str]) -> int:
+    """Submit the runs of a sweep to a cluster that have no result, and do not wait for them."""
+    from rope_exp.config.compose import compose_jobs
+    from rope_exp.launch.cluster import list_sweep, submit_sweep
+
+    parser = Parser("sweep", "Submit the runs of a sweep to a cluster, and do not wait for them.")
+    parser.add_argument(
+        "overrides", nargs="+", metavar="key=value", help="as `rope-exp train -m` takes them"
+    )
+    parser.add_argument("--list", action="store_true", help="print its runs, and submit none")
+    parser.add_argument(
+        "--config-dir", type=Path, help="a further folder of groups and their choices"
+    )
+    asked = parser.parse_intermixed_args(words)
+    jobs = compose_jobs(asked.overrides, asked.config_dir, multirun=True)
+    print(list_sweep(jobs) if asked.list else submit_sweep(jobs))
+    return 0
 
 
 def plan(words: list[str]) -> int:

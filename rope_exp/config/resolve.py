@@ -123,7 +123,8 @@ def runs_at_a_time(launch: LaunchConfig) -> int:
     """
     if launch.max_parallel != "auto":
         return launch.max_parallel
-    return max(len(gpus()) // int(launch.num_processes), 1) if launch.device == "cuda" else 1
+    places = len(gpus()) * launch.runs_per_gpu
+    return max(places // int(launch.num_processes), 1) if launch.device == "cuda" else 1
 
 
 def _check_batch(train: TrainConfig, num_processes: int) -> None:

@@ -308,6 +308,10 @@ class LaunchConfig:
     max_parallel: Count | Literal["auto"] = setting("auto")
     # Run in the current process, for a debugger.
     inline: bool = setting(False)
+    # Runs that share a GPU.
+    runs_per_gpu: Count = setting(1)
+    # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
+    cells_per_job: Count = setting(1)
 
 
 @dataclass(frozen=True, config=SECTION)

@@ -88,6 +88,10 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
         ConfigError: a run's folder, group or size does not allow it.
         DataError, DiskError: there is no corpus, or not enough space.
     """
+    for config in configs:
+        if config.launch.cells_per_job > 1:
+            allowed = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
+            raise ConfigError("launch.cells_per_job", config.launch.cells_per_job, allowed)
     jobs = [Job(config, config.folder) for config in configs]
     if len(jobs) > 1:
         _check_together(jobs)

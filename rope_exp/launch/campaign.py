@@ -5,14 +5,22 @@ A cell with a record is done, on every machine. A stopped run resumes from its c
 
 import platform
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
-from rope_exp.config.campaign import Campaign, Cell
+from omegaconf import OmegaConf
+
+from rope_exp.config.campaign import Campaign, Cell, load_campaign
+from rope_exp.config.compose import compose_jobs
+from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.comparable import differing_surroundings
 from rope_exp.evidence.records import write_record
 from rope_exp.launch.admit import admit, make_folder, resolved
+from rope_exp.launch.cluster import Cluster, Queue
 from rope_exp.launch.job import Job
 from rope_exp.launch.progress import Progress
 from rope_exp.launch.sweep import run_all
@@ -26,11 +34,14 @@ from rope_exp.system.errors import (
     first_line,
 )
 from rope_exp.system.files import is_full, write_atomically
+from rope_exp.system.signals import interrupt, on_signal
 
 # Statuses of runs with a result, and therefore a record.
 DONE = ("finished", "diverged")
 # Statuses of runs that this command has not begun.
 NOT_BEGUN = ("waiting", "elsewhere")
+# Keys of `launch` about the jobs of a cluster.
+OF_JOBS = ("launch.cells_per_job", "launch.runs_per_gpu")
 
 
 def run_campaign(
@@ -82,6 +93,51 @@ def run_campaign(
     for key, values in differing_surroundings(list(progress.done.values())).items():
         log(f"{campaign.name}: records differ in {key}: {', '.join(values)}")
     return code if progress.left else EXIT_DONE
+
+
+def run_cells(
+    name: str, config_dir: Path | None, records: Path, runs_per_gpu: int, cells: Collection[str]
+) -> int:
+    """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
+    campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
+    shared = [
+        replace(cell, config=cell.config.replace("launch", runs_per_gpu=runs_per_gpu))
+        for cell in campaign.cells
+    ]
+    progress = Progress(replace(campaign, cells=tuple(shared)), records)
+    progress.only = cells
+    on_signal(interrupt)
+    return run_campaign(progress)
+
+
+def submit_campaign(
+    progress: Progress, words: Sequence[str], config_dir: Path | None, queue: Queue
+) -> str:
+    """Submit the cells without a record to a cluster, and say what was submitted.
+
+    Args:
+        words: overrides of the launcher.
+        queue: of the campaign.
+    Raises:
+        ConfigError: a word is not about the launcher; see also `Cluster.submit`.
+        ChildProcessError: SLURM refuses.
+    """
+    for word in words:
+        key = word.lstrip("+").partition("=")[0]
+        if not (key in ("launch", *OF_JOBS) or key.startswith("hydra.launcher.")):
+            allowed = f"must be launch, {', '.join(OF_JOBS)} or hydra.launcher.*: the campaign's "
+            raise ConfigError(key, ..., f"{allowed}file says everything else about its runs")
+    jobs = compose_jobs(words, config_dir)
+    launch = jobs.configs[0].launch
+    launcher: Any = OmegaConf.to_container(jobs.tree.hydra.launcher, resolve=True)
+    campaign = progress.campaign
+    _check_here(campaign, progress.left)
+    if all(cell.config.launch.device == "cpu" for cell in progress.left):
+        launcher["gpus_per_node"] = None
+    run = partial(run_cells, campaign.name, config_dir, progress.records, launch.runs_per_gpu)
+    cells = {cell.name: cell.name for cell in progress.left}
+    cluster = Cluster.of(launcher, launch.cells_per_job)
+    return cluster.submit(queue, cells, lambda names: partial(run, names))
 
 
 def _check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:

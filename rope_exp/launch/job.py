@@ -6,6 +6,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from rope_exp.config.run import RunConfig
+from rope_exp.launch.leases import close
 from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
 
 
@@ -23,7 +24,7 @@ class Job:
         seen_elsewhere: when another dispatcher was last seen to run it, by the monotonic clock;
             0: never.
         lock: the descriptor that holds the folder's lock; -1 without one.
-        leases: the GPUs that the run holds, each with the descriptor that holds its lock.
+        leases: the GPUs that the run holds, each with the descriptors that hold its locks.
         log: the file of its ranks' output; None: the terminal.
         ranks: its processes, once started.
         ended_at: when the first rank was seen to have ended, by the monotonic clock; 0: none yet.
@@ -38,7 +39,7 @@ class Job:
     reason: str = ""
     seen_elsewhere: float = 0.0
     lock: int = -1
-    leases: dict[str, int] = field(default_factory=dict)
+    leases: dict[str, list[int]] = field(default_factory=dict)
     log: Path | None = None
     ranks: list[Popen[bytes]] = field(default_factory=list)
     ended_at: float = 0.0
@@ -76,4 +77,4 @@ class Job:
         """Release the folder's lock and every GPU."""
         self.unlock()
         while self.leases:
-            os.close(self.leases.popitem()[1])
+            close(self.leases.popitem()[1])

@@ -9,14 +9,16 @@ from rope_exp.system.files import try_lock
 from rope_exp.system.machine import gpus
 
 
-def lease_gpus(config: RunConfig) -> dict[str, int] | None:
+def lease_gpus(config: RunConfig) -> dict[str, list[int]] | None:
     """Lease as many GPUs as the run has ranks, or none at all.
+
+    With launch.runs_per_gpu, so many runs may hold one GPU, if each of them allows it.
 
     Args:
         config: resolved for this machine.
     Returns:
-        Each GPU's name in CUDA_VISIBLE_DEVICES, with the descriptor of its open lock file: the
-        lease lives as long as any process keeps that open. {} for a run on the CPU; None if too
+        Each GPU's name in CUDA_VISIBLE_DEVICES, with the descriptors of its open lock files: the
+        lease lives as long as any process keeps them open. {} for a run on the CPU; None if too
         few GPUs are free now.
     """
     if config.launch.device != "cuda":
@@ -25,24 +27,43 @@ def lease_gpus(config: RunConfig) -> dict[str, int] | None:
     num_ranks = int(config.launch.num_processes)
     leases = {}
     for gpu in gpus():
-        descriptor = _try_lock_gpu(gpu)
-        if descriptor is not None:
-            leases[gpu] = descriptor
+        if descriptors := _try_lock_gpu(gpu, config.launch.runs_per_gpu):
+            leases[gpu] = descriptors
         if len(leases) == num_ranks:
             return leases
 
-    for descriptor in leases.values():
-        os.close(descriptor)
+    for descriptors in leases.values():
+        close(descriptors)
     return None
 
 
-def _try_lock_gpu(gpu: str) -> int | None:
-    """Return a descriptor that holds the GPU's lock file, or None if another process holds it."""
+def close(descriptors: list[int]) -> None:
+    """Release the lock files of one GPU."""
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+def _try_lock_gpu(gpu: str, num_places: int) -> list[int]:
+    """Return descriptors that hold a place on the GPU, or none if all places are taken.
+
+    Runs that share a GPU hold its file together, and a file of their place alone.
+    """
     folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
     # All users of the machine share the folder, whatever this user's umask.
     umask = os.umask(0)
     try:
         folder.mkdir(exist_ok=True)
-        return try_lock(folder / f"{gpu}.lock")
+        shared = num_places > 1
+        of_gpu = try_lock(folder / f"{gpu}.lock", shared=shared)
+        if of_gpu is None:
+            return []
+        if not shared:
+            return [of_gpu]
+        for place in range(num_places):
+            of_place = try_lock(folder / f"{gpu}.{place}.lock")
+            if of_place is not None:
+                return [of_gpu, of_place]
+        os.close(of_gpu)
+        return []
     finally:
         os.umask(umask)

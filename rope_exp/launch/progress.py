@@ -1,6 +1,7 @@
 """Progress of a campaign: the cells that have a record, and an estimate for the others."""
 
 import statistics
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from operator import attrgetter
@@ -35,6 +36,10 @@ class Progress:
     def __init__(self, campaign: Campaign, records: Path) -> None:
         self.campaign = campaign
         self.records = records
+        # The names of the only cells to run; None: all.
+        self.only: Collection[str] | None = None
+        # A few words about cells that were submitted to a cluster.
+        self.submitted: Mapping[str, str] = {}
         self.done: dict[str, Run] = {}
         for cell in campaign.cells:
             if self.path(cell).exists():
@@ -63,7 +68,8 @@ class Progress:
     @property
     def left(self) -> list[Cell]:
         """The cells without a record, in the order of their runs."""
-        return [cell for cell in self.campaign.cells if cell.name not in self.done]
+        cells = [cell for cell in self.campaign.cells if cell.name not in self.done]
+        return [cell for cell in cells if self.only is None or cell.name in self.only]
 
     def notes(self) -> list[str]:
         """Return notes on records that belong to no cell, and on cells that diverged."""
@@ -130,9 +136,10 @@ class Progress:
         if run := self.done.get(cell.name):
             loss = "" if run.loss is None else f" {run.loss:.4f}"
             return f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
+        words = [self.submitted[cell.name]] if cell.name in self.submitted else []
         if step := last_step(cell.config.folder):
-            return f"begun here, step {step:,} of {cell.config.train.num_steps:,}"
-        return "left"
+            words.append(f"begun here, step {step:,} of {cell.config.train.num_steps:,}")
+        return "; ".join(words) or "left"
 
 
 def _compared(config: RunConfig) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The ranks also hold the run's lock and its GPUs, so that both live as long as the work.
 """
 
+import itertools
 import os
 import signal
 import socket
@@ -41,7 +42,7 @@ def start(job: Job) -> None:
                 env=environment,
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
-                pass_fds=[job.lock, *job.leases.values()],
+                pass_fds=[job.lock, *itertools.chain(*job.leases.values())],
                 # A terminal's Ctrl-C reaches only the dispatcher, which passes it on once.
                 start_new_session=True,
             )

@@ -101,32 +101,34 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def try_lock(path: Path) -> int | None:
+def try_lock(path: Path, *, shared: bool = False) -> int | None:
     """Acquire the lock of `path`, unless it is held already.
 
     The lock is held as long as any process has the descriptor open, including children that
     received it. The kernel releases it when the last one ends, however it ends.
 
+    Args:
+        shared: others may hold it as well, if theirs are shared, too.
     Returns:
         A descriptor that holds the lock, or None.
     """
     try:
-        return lock(path, fcntl.LOCK_NB)
+        return lock(path, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return None
 
 
-def lock(path: Path, flags: int = 0) -> int:
+def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
     """Acquire the lock of `path`, and wait until it is free; otherwise like `try_lock`.
 
     Args:
-        flags: further flags of flock(2).
+        flags: of flock(2).
     """
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+            fcntl.flock(descriptor, flags)
         except BaseException:
             os.close(descriptor)
             raise

@@ -73,7 +73,7 @@ DEFAULTS = {
     },
     "launch": {
         "name": "local", "device": "auto", "num_processes": 1, "max_parallel": "auto",
-        "inline": False, "num_threads": "auto",
+        "inline": False, "runs_per_gpu": 1, "cells_per_job": 1, "num_threads": "auto",
     },
     "run": {"dir": None, "group": None, "fresh": False, "init_from": None},
 }  # fmt: skip

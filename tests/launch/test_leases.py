@@ -1,6 +1,6 @@
 """GPUs that one run at a time holds."""
 
-import os
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from support.gpus import show_gpus
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
-from rope_exp.launch.leases import lease_gpus
+from rope_exp.launch.leases import close, lease_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +24,16 @@ def settled(*overrides: str) -> RunConfig:
     return resolve(run_config(overrides))
 
 
-def leased(config: RunConfig) -> dict[str, int]:
+def leased(config: RunConfig) -> dict[str, list[int]]:
     """Lease what must be free."""
     leases = lease_gpus(config)
     assert leases is not None
     return leases
 
 
-def release(leases: dict[str, int]) -> None:
-    for descriptor in leases.values():
-        os.close(descriptor)
+def release(leases: dict[str, list[int]]) -> None:
+    for descriptors in leases.values():
+        close(descriptors)
 
 
 def test_a_gpu_is_leased_once_until_it_is_given_back() -> None:
@@ -72,13 +72,31 @@ def test_a_lease_lives_as_long_as_a_child_that_holds_it() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "input()"],
         stdin=subprocess.PIPE,
-        pass_fds=list(leases.values()),
+        pass_fds=[*itertools.chain(*leases.values())],
     )
     release(leases)
     assert lease_gpus(config) is None
 
     child.communicate(b"\n", timeout=30)
     release(leased(config))
+
+
+def test_runs_share_a_gpu_if_each_allows_it() -> None:
+    """The third of two at a time waits, and so does a run that wants a GPU alone."""
+    one = settled("launch.num_processes=2")
+    two = settled("launch.num_processes=2", "launch.runs_per_gpu=2")
+    assert settled("launch.runs_per_gpu=2").launch.max_parallel == 4
+    first, second = leased(two), leased(two)
+    assert first.keys() == second.keys() == {"0", "1"}
+    assert lease_gpus(two) is None
+    release(first)
+    assert lease_gpus(one) is None
+    third = leased(two)
+    release(second)
+    release(third)
+    alone = leased(one)
+    assert lease_gpus(two) is None
+    release(alone)
 
 
 def test_a_run_on_the_cpu_needs_no_lease() -> None:

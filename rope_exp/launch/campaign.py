@@ -10,9 +10,6 @@ from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from rope_exp.config.campaign import Campaign, Cell, load_campaign
 from rope_exp.config.compose import compose_jobs
@@ -129,14 +126,13 @@ def submit_campaign(
             raise ConfigError(key, ..., f"{allowed}file says everything else about its runs")
     jobs = compose_jobs(words, config_dir)
     launch = jobs.configs[0].launch
-    launcher: Any = OmegaConf.to_container(jobs.tree.hydra.launcher, resolve=True)
+    cluster = Cluster.of(jobs.tree.hydra.launcher, launch.cells_per_job)
     campaign = progress.campaign
     _check_here(campaign, progress.left)
     if all(cell.config.launch.device == "cpu" for cell in progress.left):
-        launcher["gpus_per_node"] = None
+        cluster = replace(cluster, launcher={**cluster.launcher, "gpus_per_node": None})
     run = partial(run_cells, campaign.name, config_dir, progress.records, launch.runs_per_gpu)
     cells = {cell.name: cell.name for cell in progress.left}
-    cluster = Cluster.of(launcher, launch.cells_per_job)
     return cluster.submit(queue, cells, lambda names: partial(run, names))
 
 

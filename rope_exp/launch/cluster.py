@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rope_exp.config.compose import Jobs, titles
 from rope_exp.config.run import RunConfig
@@ -42,6 +42,8 @@ MAX_ARRAY = 1000
 CLUSTERS = {"SlurmLauncher": "slurm", "LocalLauncher": "local"}
 # Keys of Hydra's launcher that submitit shares between clusters; others are SLURM's own.
 SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes")
+# Keys of Hydra's launcher that we decide.
+NOT_ASKED = ("_target_", "submitit_folder", "name", "stderr_to_stdout")
 # Keys that name nodes of one kind, so that we need not look.
 ONE_KIND = ("constraint", "nodelist", "gres")
 
@@ -98,7 +100,7 @@ class Cluster:
     cells_per_job: int
 
     @classmethod
-    def of(cls, launcher: Mapping[str, Any], cells_per_job: int) -> "Cluster":
+    def of(cls, launcher: DictConfig, cells_per_job: int) -> "Cluster":
         """Return the cluster of a composed config.
 
         Raises:
@@ -107,7 +109,9 @@ class Cluster:
         name = CLUSTERS.get(launcher["_target_"].rpartition(".")[2])
         if name is None:
             raise ConfigError("launch", ..., "must be slurm or slurm_local")
-        return cls(name, launcher, cells_per_job)
+        keys = [str(key) for key in launcher if key not in NOT_ASKED]
+        asked: Any = OmegaConf.to_container(OmegaConf.masked_copy(launcher, keys))
+        return cls(name, asked, cells_per_job)
 
     def submit(self, queue: "Queue", cells: Mapping[str, Any], work: Callable[..., Any]) -> str:
         """Submit the cells that are not in the queue, and say what was submitted.
@@ -149,11 +153,10 @@ class Cluster:
         from submitit.core.utils import FailedJobError
 
         given = {key: value for key, value in self.launcher.items() if value is not None}
-        ours = ("_target_", "submitit_folder", "max_num_timeout", "name", "stderr_to_stdout")
         params = {
             key if key in SHARED else f"{self.name}_{key}": value
             for key, value in given.items()
-            if key not in ours
+            if key != "max_num_timeout"
         }
         try:
             executor = submitit.AutoExecutor(folder=folder, cluster=self.name)
@@ -196,13 +199,12 @@ def submit_sweep(jobs: Jobs) -> str:
         ConfigError, ChildProcessError: see `Cluster.submit`.
     """
     launch = jobs.configs[0].launch
-    launcher: Any = OmegaConf.to_container(jobs.tree.hydra.launcher, resolve=True)
     runs = {
         str(config.folder): (config.replace("launch", cells_per_job=1), title)
         for config, title in _titled(jobs)
         if config.run.fresh or read_result(config.folder) is None
     }
-    cluster = Cluster.of(launcher, launch.cells_per_job)
+    cluster = Cluster.of(jobs.tree.hydra.launcher, launch.cells_per_job)
     return cluster.submit(Queue(SWEEPS), runs, lambda part: partial(run_configs, part))
 
 

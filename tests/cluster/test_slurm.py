@@ -1,0 +1,209 @@
+"""Campaigns and sweeps on a real SLURM: what is submitted, cancelled, requeued and resumed.
+
+Each record is compared with that of the same campaign, run on this machine without SLURM.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import slurm
+from support.campaigns import (
+    FIXED,
+    assert_same_records,
+    progress,
+    records_of,
+    run_campaign_command,
+    start_campaign,
+    write_campaign,
+)
+from support.slurm import Slurm, until
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
+]
+
+NINE = (
+    "nope",
+    "q_rope",
+    "k_rope",
+    "v_rope",
+    "o_rope",
+    "qk_rope",
+    "vo_rope",
+    "qkv_rope",
+    "qkvo_rope",
+)
+ASKED = ("launch=slurm", "hydra.launcher.cpus_per_task=1")
+# A run of some 40 seconds.
+SLOW = ("train.num_steps=3000", "train.save_every=50", "train.eval_every=3000")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    made = Slurm(tmp_path_factory.mktemp("slurm"))
+    yield made
+    made.close()
+
+
+def home_of(folder: Path, corpus: Path, rows: tuple[str, ...], *words: str) -> Path:
+    """A folder with a campaign of these rows and one seed."""
+    folder.mkdir()
+    (folder / "corpus").symlink_to(corpus)
+    write_campaign(folder, fixed=[*FIXED, *words], rows={row: [f"pe={row}"] for row in rows})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Path:
+    """The undisturbed campaign of one slow run."""
+    home = home_of(tmp_path_factory.mktemp("slow") / "home", corpus, ("vo_rope",), *SLOW)
+    done = run_campaign_command(home, ROPE_EXP_CACHE=str(cache))
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+class Submitter:
+    """The campaign command in one folder, with the cluster's environment."""
+
+    def __init__(self, cluster: Slurm, home: Path, cache: Path) -> None:
+        self.cluster = cluster
+        self.home = home
+        self._environment = cluster.environment | {"ROPE_EXP_CACHE": str(cache)}
+
+    def __call__(self, *words: str) -> str:
+        done = run_campaign_command(self.home, *words, **self._environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def refused(self, *words: str) -> str:
+        done = run_campaign_command(self.home, *words, **self._environment)
+        assert done.returncode != 0
+        [line] = [each for each in done.stderr.splitlines() if each.startswith("error: ")]
+        return line
+
+    def states(self) -> list[str]:
+        listed = self.cluster.command("squeue", "--noheader", "--array", "-o", "%T")
+        return listed.split()
+
+    def job(self) -> str:
+        """The id of the only job."""
+        [job] = self.cluster.command("squeue", "--noheader", "-o", "%A").split()
+        return job
+
+    def step(self) -> int:
+        """The last step of the campaign's only run."""
+        found = re.search(r"step ([\d,]+) of", self("--list"))
+        return int(found[1].replace(",", "")) if found else 0
+
+    def ended(self, seconds: float = 240) -> None:
+        """Wait until no job is left; a requeued job begins at once."""
+
+        def is_empty() -> bool:
+            for job in self.cluster.command("squeue", "--noheader", "-t", "PD", "-o", "%A").split():
+                self.cluster.command(
+                    "scontrol", "update", f"JobId={job}", "StartTime=now", check=False
+                )
+            return not self.states()
+
+        until(is_empty, seconds)
+
+
+def test_nine_runs_are_an_array_that_is_submitted_once(
+    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
+) -> None:
+    alone = home_of(tmp_path / "alone", corpus, NINE)
+    assert run_campaign_command(alone, ROPE_EXP_CACHE=str(cache)).returncode == 0
+    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, NINE), cache)
+
+    said = submit(*ASKED)
+    assert "submitted 9 cells in 9 jobs" in said
+    assert len(submit.states()) > 0
+    assert "nothing to submit; " in submit(*ASKED)
+    assert re.search(r"(queued|running), job \d+_\d", submit("--list"))
+    submit.ended()
+    assert "9 of 9 cells have a record" in submit("--list")
+    assert_same_records(submit.home, alone)
+    assert "nothing to submit" in submit(*ASKED)
+
+
+def test_several_cells_to_a_job(cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path) -> None:
+    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, NINE[:5]), cache)
+    assert "submitted 5 cells in 2 jobs" in submit(*ASKED, "launch.cells_per_job=3")
+    submit.ended()
+    assert len(records_of(submit.home)) == 5
+
+
+def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
+    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path, slow: Path
+) -> None:
+    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *SLOW), cache)
+    submit(*ASKED)
+    until(lambda: submit.step() > 100, 60)
+    cluster.command("scancel", submit.job())
+    submit.ended()
+    assert "failed or stopped, see results/slurm/mine/" in submit("--list")
+    assert submit.step() < 3000
+    submit(*ASKED)
+    submit.ended()
+    assert_same_records(submit.home, slow)
+
+
+def test_a_time_limit_saves_and_requeues(
+    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
+) -> None:
+    """SLURM signals up to a minute earlier than asked: here after 30 to 90 s of two minutes."""
+    words = ("train.num_steps=9000", "train.save_every=50", "train.eval_every=9000")
+    alone = home_of(tmp_path / "alone", corpus, ("vo_rope",), *words)
+    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *words), cache)
+    submit(*ASKED, "hydra.launcher.timeout_min=2", "hydra.launcher.signal_delay_s=30")
+    job = submit.job()
+    until(lambda: "Restarts=1" in cluster.command("scontrol", "show", "job", job), 150)
+    assert 0 < submit.step() < 9000
+    undisturbed = start_campaign(alone, ROPE_EXP_CACHE=str(cache))
+    submit.ended(400)
+    undisturbed.communicate(timeout=400)
+    assert_same_records(submit.home, alone)
+
+
+def test_a_preempted_run_goes_on(
+    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path, slow: Path
+) -> None:
+    """A job of a partition with a higher priority takes the whole node."""
+    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *SLOW), cache)
+    submit(*ASKED)
+    job = submit.job()
+    until(lambda: submit.step() > 100, 60)
+    cluster.command("sbatch", "-p", "urgent", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3")
+    until(lambda: "Restarts=1" in cluster.command("scontrol", "show", "job", job), 90)
+    submit.ended()
+    assert_same_records(submit.home, slow)
+
+
+def test_a_node_that_goes_down_and_comes_back(
+    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path, slow: Path
+) -> None:
+    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *SLOW), cache)
+    submit(*ASKED)
+    until(lambda: submit.step() > 100, 60)
+    cluster.command("scontrol", "update", f"NodeName={cluster.host}", "State=DOWN", "Reason=test")
+    until(lambda: "RUNNING" not in submit.states(), 60)
+    assert "queued, job" in submit("--list")
+    cluster.command("scontrol", "update", f"NodeName={cluster.host}", "State=RESUME")
+    submit.ended()
+    assert_same_records(submit.home, slow)
+
+
+def test_what_slurm_refuses_is_one_sentence(
+    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
+) -> None:
+    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, NINE), cache)
+    assert "invalid partition" in submit.refused(*ASKED, "hydra.launcher.partition=none")
+    assert "train.num_steps: must be launch" in submit.refused(*ASKED, "train.num_steps=3")
+    cluster.command("scontrol", "update", "PartitionName=main", "State=DRAIN")
+    assert "launch=slurm: sbatch: error" in submit.refused(*ASKED)
+    cluster.command("scontrol", "update", "PartitionName=main", "State=UP")
+    assert "left" in submit("--list")
+    assert progress(submit.home).left

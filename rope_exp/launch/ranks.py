@@ -17,7 +17,7 @@ from rope_exp.launch.job import Job
 from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
 from rope_exp.system.machine import num_cores
 from rope_exp.system.processes import DISPATCHER_ID, child_environment
-from rope_exp.system.signals import StopSignal, held_back
+from rope_exp.system.signals import PASSED_ON, STOP_SIGNALS, StopSignal, held_back
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
@@ -82,7 +82,7 @@ def poll(job: Job) -> None:
 def stop(job: Job) -> None:
     """Ask every rank to save and exit."""
     for process in job.ranks:
-        process.terminate()
+        process.send_signal(PASSED_ON)
 
 
 def kill(job: Job) -> None:
@@ -94,6 +94,10 @@ def kill(job: Job) -> None:
 
 class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
     """Passes a stop request on to the ranks of every job; a second request kills them."""
+
+    # submitit's handler of SIGUSR2 stays.
+    heeded = STOP_SIGNALS
+    by_kind = False
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         # Set first: the next line installs handlers, which read it.

@@ -1,7 +1,8 @@
-"""Stop signals: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a stop; a second one exits at once.
+"""Stop signals: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a stop; its repetition exits at once.
 
 `sbatch --signal=USR1@120` sends SIGUSR1 before a job's time limit, and a terminal sends SIGHUP when
-it closes. nohup makes a process ignore SIGHUP, and then we ignore it, too.
+it closes. nohup makes a process ignore SIGHUP, and then we ignore it, too. submitit has SLURM send
+SIGUSR2: ranks stop at it, and leave the dispatcher's to submitit or to launch/cluster.py.
 """
 
 import contextlib
@@ -18,8 +19,11 @@ from rope_exp.system.errors import EXIT_STOPPED
 
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
-# Signals closer together count as one: a scheduler sends its own to every process of a job.
+# Signals closer together count as one: a scheduler sends its own to every process of a job. A rank
+# gets the dispatcher's as well, perhaps later; it is of another kind, and no repetition.
 REPEAT_SECONDS = 2.0
+# The signal by which a dispatcher passes a request on; no scheduler sends it.
+PASSED_ON = signal.SIGINT
 BEFORE_ANY_RUN = b"stopped before any run was started\n"
 
 
@@ -41,7 +45,7 @@ def end_with_parent(parent: int) -> None:
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Start the block's processes with the stop signals blocked, until they install handlers."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, signal.SIGUSR2))
     try:
         yield
     finally:
@@ -53,15 +57,21 @@ class StopSignal:
 
     Attributes:
         requested: becomes true with the first signal.
+        heeded: the signals that request a stop.
+        by_kind: only a signal of a kind that came before is a repetition.
     """
+
+    heeded: tuple[signal.Signals, ...] = (*STOP_SIGNALS, signal.SIGUSR2)
+    by_kind = True
 
     def __init__(self) -> None:
         self.requested = False
         self._requested_at = 0.0
-        self._handlers = {each: signal.signal(each, self._handle) for each in STOP_SIGNALS}
+        self._received: set[int] = set()
+        self._handlers = {each: signal.signal(each, self._handle) for each in self.heeded}
 
         # A dispatcher starts its ranks with these signals blocked.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heeded)
 
     def restore(self) -> None:
         """Restore the previous signal handlers."""
@@ -88,8 +98,11 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.request()
-        elif time.monotonic() - self._requested_at >= REPEAT_SECONDS:
+        elif time.monotonic() - self._requested_at >= REPEAT_SECONDS and (
+            number in self._received or not self.by_kind
+        ):
             self.on_repeat()
+        self._received.add(number)
 
 
 # -- before there is anything to save --------------------------------------------------------------

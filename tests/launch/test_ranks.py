@@ -94,7 +94,7 @@ def start_shell(job: Job, script: str) -> None:
 def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:
     """submitit's handler ends the dispatcher by an exception ahead of the job's limit."""
     relay = ranks.SignalRelay([job])
-    start_shell(job, "trap 'sleep 0.3; touch saved; exit 75' TERM")
+    start_shell(job, "trap 'sleep 0.3; touch saved; exit 75' INT")
     with pytest.raises(SystemExit), relay:
         raise SystemExit(9)
     assert (job.folder / "saved").exists()
@@ -105,7 +105,7 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
 ) -> None:
     monkeypatch.setattr("rope_exp.system.signals.REPEAT_SECONDS", 0.0)
     with ranks.SignalRelay([job]) as relay:
-        start_shell(job, "trap '' TERM")
+        start_shell(job, "trap '' INT")
         os.kill(os.getpid(), signal.SIGUSR1)
         assert relay.requested
         time.sleep(0.2)

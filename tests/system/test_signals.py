@@ -44,6 +44,22 @@ def test_a_burst_of_signals_is_one_request(
     assert signal.getsignal(number) is before
 
 
+def test_a_rank_takes_what_its_dispatcher_passes_on_for_no_second_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SLURM's signal reaches both, and the dispatcher's follows, perhaps seconds later."""
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
+    heard = Heard()
+    try:
+        for number in (signal.SIGUSR2, signals.PASSED_ON):
+            os.kill(os.getpid(), number)
+        assert heard.answers == ["request"]
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert heard.answers == ["request", "repeat"]
+    finally:
+        heard.restore()
+
+
 class Interrupted(Heard):
     """Meets a signal in the very moment in which it turns `requested`."""
 

@@ -1,0 +1,146 @@
+"""Submission of campaigns and sweeps, with submitit's stand-in or with fake SLURM commands.
+
+tests/cluster/test_slurm.py does the same on a real SLURM.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.campaigns import records_of, run_campaign_command, write_campaign
+from support.configs import TINY
+from support.refused import refused
+from support.slurm import until
+
+from rope_exp.config.compose import run_config
+from rope_exp.launch.admit import admit
+from rope_exp.launch.cluster import Cluster, Queue, Work
+from rope_exp.run.folder import read_result
+from rope_exp.system.errors import ConfigError
+
+
+def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> None:
+    """Make SLURM's commands print these."""
+    for name, output in outputs.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_a_campaign_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cache: Path) -> None:
+    """The command does not wait, submits nothing twice, and each cell leaves its record."""
+    (tmp_path / "corpus").symlink_to(corpus)
+    write_campaign(tmp_path)
+
+    def command(*words: str) -> str:
+        done = run_campaign_command(tmp_path, *words, ROPE_EXP_CACHE=str(cache))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "submitted 2 cells in 2 jobs" in command("launch=slurm_local")
+    assert "nothing to submit" in command("launch=slurm_local")
+    until(lambda: len(records_of(tmp_path)) == 2, 120)
+    assert "2 of 2 cells have a record" in command("--list")
+
+
+def test_a_sweep_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cache: Path) -> None:
+    """Two runs in one job; a run that fails is listed with its log."""
+    data = [f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
+    words = [*TINY, *data, "pe=nope,vo_rope", "run.group=g", "launch=slurm_local"]
+
+    def command(*more: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "rope_exp", "sweep", *words, *more],
+            cwd=tmp_path, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    assert command("--list").count("left") == 2
+    assert "submitted 2 cells in 1 jobs" in command("launch.cells_per_job=2")
+    runs = [tmp_path / f"results/runs/g/{pe}/seed0" for pe in ("nope", "vo_rope")]
+    until(lambda: all(run.exists() and read_result(run) for run in runs), 120)
+    assert command("--list").count("finished") == 2
+    assert "nothing to submit" in command()
+
+
+def test_the_queue_tells_what_became_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands(tmp_path, monkeypatch, squeue="7_0 PENDING\n7_1 COMPLETING")
+    queue = Queue(tmp_path / "jobs")
+    with queue.alone():
+        queue.add("slurm", [["a"], ["b", "c"], ["d"]], ["7_0", "7_1", "7_2"])
+        with refused("launch", "another command submits"), queue.alone():
+            pass
+    assert queue.describe() == {
+        "a": "queued, job 7_0",
+        "b": "running, job 7_1",
+        "c": "running, job 7_1",
+        "d": f"failed or stopped, see {tmp_path}/jobs/7_2_0_log.out",
+    }
+
+
+@pytest.mark.parametrize(
+    ("nodes", "launcher", "is_refused"),
+    [
+        ("8 CPUs, 1 MB, a100, gpu:4\n8 CPUs, 1 MB, a100, gpu:4", {}, False),
+        ("8 CPUs, 1 MB, a100, gpu:4\n8 CPUs, 1 MB, h100, gpu:4", {}, True),
+        ("8 CPUs, 1 MB, a100, gpu:4\n8 CPUs, 1 MB, h100, gpu:4", {"constraint": "a100"}, False),
+    ],
+)
+def test_a_block_stays_on_one_kind_of_node(
+    nodes: str,
+    launcher: dict[str, str],
+    is_refused: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything is submitted: `sbatch` is missing here, which is the next thing said."""
+    commands(tmp_path, monkeypatch, sinfo=nodes)
+    cluster = Cluster("slurm", launcher, 1)
+    cells = {"a": 1, "b": 2}
+    with pytest.raises(ConfigError) as told:
+        cluster.submit(Queue(tmp_path / "jobs"), cells, lambda part: lambda: 0)
+    assert ("h100" in str(told.value)) == is_refused
+    assert ("srun" in str(told.value)) == (not is_refused)
+
+
+def test_what_a_cluster_does_not_take_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands(tmp_path, monkeypatch, sinfo="one kind")
+    with refused("hydra.launcher", "no_such"):
+        Cluster("local", {"no_such": 1}, 1).submit(
+            Queue(tmp_path / "jobs"), {"a": 1}, lambda part: lambda: 0
+        )
+    with refused("launch.cells_per_job=2", "on a cluster"):
+        admit([run_config(["launch.cells_per_job=2"])])
+
+
+def test_a_campaign_says_everything_else_itself(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "corpus").symlink_to(corpus)
+    write_campaign(tmp_path)
+    for words, said in (
+        (["seed=3"], "seed: must be launch, "),
+        (["launch=local"], "launch: must be slurm or slurm_local"),
+    ):
+        done = run_campaign_command(tmp_path, *words)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_a_job_that_was_stopped_otherwise_is_not_requeued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM then shows a failed job, which the next submission begins again."""
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+    monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "1")
+    script = (
+        "from rope_exp.launch.cluster import Work\n"
+        "import functools, sys\n"
+        "Work(functools.partial(int, 75), 3)()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ChildProcessError: ended with exit code 75" in done.stderr
+    assert Work(int, 3).max_requeues == 3

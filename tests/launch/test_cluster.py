@@ -17,7 +17,6 @@ from rope_exp.config.compose import run_config
 from rope_exp.launch.admit import admit
 from rope_exp.launch.cluster import Cluster, Queue, Work
 from rope_exp.run.folder import read_result
-from rope_exp.system.errors import ConfigError
 
 
 def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> None:
@@ -97,14 +96,19 @@ def test_a_block_stays_on_one_kind_of_node(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before anything is submitted: `sbatch` is missing here, which is the next thing said."""
-    commands(tmp_path, monkeypatch, sinfo=nodes)
+    """A refusal comes before anything is submitted."""
+    commands(tmp_path, monkeypatch, sinfo=nodes, srun="", sbatch="Submitted batch job 12")
     cluster = Cluster("slurm", launcher, 1)
+    queue = Queue(tmp_path / "jobs")
     cells = {"a": 1, "b": 2}
-    with pytest.raises(ConfigError) as told:
-        cluster.submit(Queue(tmp_path / "jobs"), cells, lambda part: lambda: 0)
-    assert ("h100" in str(told.value)) == is_refused
-    assert ("srun" in str(told.value)) == (not is_refused)
+    if is_refused:
+        with refused("hydra.launcher.constraint=null", "one kind", "h100"):
+            cluster.submit(queue, cells, lambda part: lambda: 0)
+        assert not queue.jobs
+    else:
+        said = cluster.submit(queue, cells, lambda part: lambda: 0)
+        assert "submitted 2 cells in 2 jobs, 12; logs in" in said
+        assert queue.jobs == {"a": ["slurm", "12_0"], "b": ["slurm", "12_1"]}
 
 
 def test_what_a_cluster_does_not_take_is_one_sentence(

@@ -6,6 +6,7 @@ machine, without a queue.
 """
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ class Work:
     max_requeues: int
 
     def __call__(self) -> None:
-        """Run the cells; at the time limit, requeue this job once they are saved.
+        """Run the cells; at the time limit or preempted, requeue this job once they are saved.
 
         Raises:
             ChildProcessError: some cell failed or was stopped; SLURM then shows a failed job.
@@ -79,7 +80,8 @@ class Work:
         signal.signal(here._usr_sig(), stop)
         code = explained(lambda: starting_runs(self.run))
         num_requeues = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        if code == EXIT_STOPPED and at_limit and num_requeues < self.max_requeues:
+        goes_on = bool(at_limit) and num_requeues < self.max_requeues
+        if code == EXIT_STOPPED and (goes_on or _is_preempted()):
             here._requeue(self.max_requeues - num_requeues)
         if code not in (EXIT_DONE, EXIT_DIVERGED):
             raise ChildProcessError(f"ended with exit code {code}")
@@ -142,10 +144,8 @@ class Cluster:
                 ids += self._submit_array(queue.folder, works[first : first + MAX_ARRAY])
                 queue.add(self.name, parts, ids)
         arrays = ", ".join(dict.fromkeys(each.partition("_")[0] for each in ids))
-        return (
-            f"submitted {len(names)} cells in {len(ids)} jobs, {arrays}{waiting}; logs in "
-            f"{queue.folder}"
-        )
+        count = f"{len(ids)} jobs" if len(ids) > 1 else "one job"
+        return f"submitted {len(names)} runs as {count} ({arrays}){waiting}; logs in {queue.folder}"
 
     def _submit_array(self, folder: Path, works: Sequence[Work]) -> list[str]:
         """Submit one array, and return its jobs' ids."""
@@ -288,6 +288,13 @@ class Queue:
             else f"failed or stopped, see {self.folder / job_id}_0_log.out"
             for name, (_, job_id) in self.jobs.items()
         }
+
+
+def _is_preempted() -> bool:
+    """Return whether SLURM stops this job for another: it does not requeue one that ends itself."""
+    job_id = os.environ.get("SLURM_JOB_ID")
+    found = job_id and _slurm("scontrol", "show", "job", job_id)
+    return bool(found and re.search(r"PreemptTime=\d", found))
 
 
 def _is_alive(job_id: str) -> bool:

@@ -119,7 +119,7 @@ def test_nine_runs_are_an_array_that_is_submitted_once(
     submit = Submitter(cluster, home_of(tmp_path / "home", corpus, NINE), cache)
 
     said = submit(*ASKED)
-    assert "submitted 9 cells in 9 jobs" in said
+    assert "submitted 9 runs as 9 jobs" in said
     assert len(submit.states()) > 0
     assert "nothing to submit; " in submit(*ASKED)
     assert re.search(r"(queued|running), job \d+_\d", submit("--list"))
@@ -131,7 +131,7 @@ def test_nine_runs_are_an_array_that_is_submitted_once(
 
 def test_several_cells_to_a_job(cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path) -> None:
     submit = Submitter(cluster, home_of(tmp_path / "home", corpus, NINE[:5]), cache)
-    assert "submitted 5 cells in 2 jobs" in submit(*ASKED, "launch.cells_per_job=3")
+    assert "submitted 5 runs as 2 jobs" in submit(*ASKED, "launch.cells_per_job=3")
     submit.ended()
     assert len(records_of(submit.home)) == 5
 

@@ -38,7 +38,7 @@ def test_a_campaign_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, c
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "submitted 2 cells in 2 jobs" in command("launch=slurm_local")
+    assert "submitted 2 runs as 2 jobs" in command("launch=slurm_local")
     assert "nothing to submit" in command("launch=slurm_local")
     until(lambda: len(records_of(tmp_path)) == 2, 120)
     assert "2 of 2 cells have a record" in command("--list")
@@ -57,7 +57,7 @@ def test_a_sweep_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cach
         return done.stdout
 
     assert command("--list").count("left") == 2
-    assert "submitted 2 cells in 1 jobs" in command("launch.cells_per_job=2")
+    assert "submitted 2 runs as one job" in command("launch.cells_per_job=2")
     runs = [tmp_path / f"results/runs/g/{pe}/seed0" for pe in ("nope", "vo_rope")]
     until(lambda: all(run.exists() and read_result(run) for run in runs), 120)
     assert command("--list").count("finished") == 2
@@ -107,7 +107,7 @@ def test_a_block_stays_on_one_kind_of_node(
         assert not queue.jobs
     else:
         said = cluster.submit(queue, cells, lambda part: lambda: 0)
-        assert "submitted 2 cells in 2 jobs, 12; logs in" in said
+        assert "submitted 2 runs as 2 jobs (12); logs in" in said
         assert queue.jobs == {"a": ["slurm", "12_0"], "b": ["slurm", "12_1"]}
 
 

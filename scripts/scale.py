@@ -231,8 +231,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
     parser.add_argument("--out", type=Path, help="an SVG file for the chart by interval")
     asked = parser.parse_args()
+    for name in ("cells", "cards", "hours", "ranks", "save_seconds", "minutes"):
+        if not 0 < getattr(asked, name) < math.inf:
+            parser.error(f"--{name.replace('_', '-')}: must be above 0")
     if asked.ranks > asked.cards:
-        parser.error("--ranks: a cell takes at most all cards")
+        parser.error(f"--ranks={asked.ranks}: must be at most --cards={asked.cards}")
 
     fleet = Fleet(asked.cells, asked.cards, asked.hours, asked.ranks, asked.save_seconds)
     table = simulated(fleet, [asked.minutes], asked.seed)

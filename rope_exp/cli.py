@@ -23,7 +23,7 @@ HELP = """Where in attention should a rotation go?
   rope-exp campaign NAME             run what is left of a campaign of many runs
   rope-exp sweep ... launch=slurm    submit the runs of a sweep to a cluster
   rope-exp report --group NAME       the table of the runs that are done
-  rope-exp plan model=1b             what a config costs before it runs
+  rope-exp plan model=1b             what a config costs before it runs; --gpu h100: on one GPU
   rope-exp prepare data=files ...    prepare a corpus ahead of training
   rope-exp mirror RUN_FOLDER ...     send runs to their tracker again, from their files
   rope-exp generate RUN_FOLDER TEXT  text from a run's model

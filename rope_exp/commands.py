@@ -189,14 +189,31 @@ def sweep(words: list[str]) -> int:
 
 
 def plan(words: list[str]) -> int:
-    """Print the cost of a config before it runs."""
+    """Print the cost of a config before it runs, here or on GPUs of one kind."""
+    from rope_exp.config.cards import CARDS, card_lines
     from rope_exp.config.plan import cost_lines, sweep_lines
     from rope_exp.config.resolve import resolve
     from rope_exp.data.prepare import num_prepared_tokens
     from rope_exp.run.folder import read_result
 
-    about = "Print what a config, or a sweep of them, costs before it runs."
-    configs = [resolve(config) for config in _configs("plan", about, words, sweeps=True)]
+    parser = Parser("plan", "Print what a config, or a sweep of them, costs before it runs.")
+    parser.add_argument(
+        "--gpu",
+        help="a table for this GPU, with hours as a range by the MFU that others measured: "
+        + ", ".join(CARDS),
+    )
+    parser.add_argument(
+        "--price", type=float, help="of one such GPU for an hour; the table gets the cost, too"
+    )
+    asked, configs = _configs(parser, words, sweeps=True)
+    if asked.price is not None and not (asked.gpu and 0 < asked.price < 1e6):
+        allowed = "must be a number above 0 and below 1,000,000, beside --gpu"
+        raise ConfigError("--price", asked.price, allowed)
+    if asked.gpu is not None:
+        print("\n".join(card_lines(configs, asked.gpu, asked.price)))
+        return 0
+
+    configs = [resolve(config) for config in configs]
     config = configs[0]
     folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
     rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
@@ -215,7 +232,7 @@ def prepare(words: list[str]) -> int:
     from rope_exp.data.generated import Generated, open_data
 
     about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
-    config = _configs("prepare", about, words)[0]
+    _, [config] = _configs(Parser("prepare", about), words)
     found = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     if isinstance(found, Generated):
         print(f"data={config.data.name} is generated as it is read: there is nothing to prepare")
@@ -234,12 +251,11 @@ def prepare(words: list[str]) -> int:
 
 
 def _configs(
-    command: str, description: str, words: list[str], *, sweeps: bool = False
-) -> list[RunConfig]:
-    """Return the configs of a command that takes the overrides of `train`."""
+    parser: Parser, words: list[str], *, sweeps: bool = False
+) -> tuple[argparse.Namespace, list[RunConfig]]:
+    """Return the options and the configs of a command that takes the overrides of `train`."""
     from rope_exp.config.compose import compose_jobs
 
-    parser = Parser(command, description)
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"
     )
@@ -252,7 +268,7 @@ def _configs(
         )
     asked = parser.parse_intermixed_args(words)
     multirun = sweeps and asked.multirun
-    return compose_jobs(asked.overrides, asked.config_dir, multirun=multirun).configs
+    return asked, compose_jobs(asked.overrides, asked.config_dir, multirun=multirun).configs
 
 
 def _check_is_run(folder: Path) -> None:

@@ -14,13 +14,14 @@ from rope_exp.config.compose import compose_jobs
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 RECIPES = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
+SKYPILOT = (REPOSITORY / "docs" / "skypilot.yaml").read_text(encoding="utf-8")
 # A shell fills in the first; the others need plugins that are not required.
 NOT_OURS = ("SLURM_ARRAY_TASK_ID", "launch=slurm", "sweeper=optuna")
 
 
 def printed(begin: str) -> Iterator[str]:
     """Yield what stands behind `begin` in each command of an indented block, without comments."""
-    for line in (README + RECIPES).replace("\\\n", " ").splitlines():
+    for line in (README + RECIPES + SKYPILOT).replace("\\\n", " ").splitlines():
         _, found, words = line.partition(begin)
         if found and line.startswith("    ") and not any(each in words for each in NOT_OURS):
             yield shlex.join(shlex.split(words.split(" || ")[0], comments=True))

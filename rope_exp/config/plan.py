@@ -50,7 +50,7 @@ def cost_lines(
     model = config.model
     attn = config.attn
     train = config.train
-    vocab_size = _vocab_size(config)
+    vocab_size = vocabulary(config)
     architecture = config.architecture(vocab_size)
     params = num_parameters(architecture)
     tokens = train.num_tokens
@@ -92,9 +92,9 @@ def sweep_lines(
     """
     from rope_exp.model.count import num_parameters
 
-    total = sum(run_flops(config, _vocab_size(config)) for config in configs)
+    total = sum(run_flops(config, vocabulary(config)) for config in configs)
     tokens = sum(config.train.num_tokens for config in configs)
-    params = min(num_parameters(config.architecture(_vocab_size(config))) for config in configs)
+    params = min(num_parameters(config.architecture(vocabulary(config))) for config in configs)
     return [
         f"sweep        {len(configs)} runs, of which the above is the first: {tokens:,} tokens, "
         f"{total:.3e} operations; one after another they take",
@@ -102,7 +102,12 @@ def sweep_lines(
     ]
 
 
-def _vocab_size(config: RunConfig) -> int:
+def vocabulary(config: RunConfig) -> int:
+    """Return the vocabulary's size.
+
+    Raises:
+        ConfigError: only a pretrained tokenizer knows it.
+    """
     if config.known_vocab_size is None:
         raise ConfigError(
             "tokenizer", "pretrained", "its vocabulary is known once data are prepared"

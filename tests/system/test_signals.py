@@ -44,7 +44,7 @@ def test_a_burst_of_signals_is_one_request(
     assert signal.getsignal(number) is before
 
 
-def test_a_rank_takes_what_its_dispatcher_passes_on_for_no_second_signal(
+def test_what_a_dispatcher_passes_on_is_no_second_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SLURM's signal reaches both, and the dispatcher's follows, perhaps seconds later."""

@@ -5,7 +5,10 @@ the one requested. So the world is compared with the run's config before trainin
 """
 
 import gc
+import os
+import threading
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,7 +16,40 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import gather_object
 from torch import Tensor, distributed, nn
 
-from rope_exp.system.errors import ConfigError
+from rope_exp.system.console import log
+from rope_exp.system.errors import EXIT_FAILED, ConfigError, first_line
+
+BEAT_SECONDS = 2.0
+PATIENCE = timedelta(minutes=2)
+
+
+class Heartbeat:
+    """Ends this process if another rank has died, is frozen, or cannot be reached.
+
+    A training collective cannot bound that time: a rank may evaluate, save or compile alone for
+    long. So a thread of each rank meets the others every BEAT_SECONDS, and waits for PATIENCE.
+    """
+
+    def __init__(self) -> None:
+        self._group = distributed.new_group(backend="gloo", timeout=PATIENCE)
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait until every rank has called this."""
+        self._leaving.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        all_leave = torch.tensor(0.0)
+        try:
+            while not all_leave:
+                all_leave = torch.tensor(float(self._leaving.wait(BEAT_SECONDS)))
+                distributed.all_reduce(all_leave, op=distributed.ReduceOp.MIN, group=self._group)
+        except RuntimeError as error:
+            log(f"error: another process of this run is gone or silent ({first_line(error)})")
+            os._exit(EXIT_FAILED)
 
 
 class Parallel:
@@ -47,6 +83,7 @@ class Parallel:
 
         # Always on the host: a question to the other ranks must not wait for the device.
         self._hosts = distributed.new_group(backend="gloo") if self.world_size > 1 else None
+        self._heartbeat = Heartbeat() if self.world_size > 1 else None
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move `model` to the device; return it wrapped for precision and averaged gradients."""
@@ -83,6 +120,8 @@ class Parallel:
 
     def end(self) -> None:
         """Leave the process group; nothing may still hold a prepared model."""
+        if self._heartbeat is not None:
+            self._heartbeat.end()
         if not distributed.is_initialized():
             return
 

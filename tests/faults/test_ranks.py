@@ -1,4 +1,7 @@
-"""One rank of two dies, hangs, refuses, sees another folder, or computes a bad number."""
+"""One rank of several dies, hangs, freezes, refuses, sees another folder, or computes a bad number.
+
+And a run changes its number of ranks.
+"""
 
 import os
 import re
@@ -26,14 +29,15 @@ from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 
 TWO = "launch.num_processes=2"
+FOUR = "launch.num_processes=4"
 FOR_EVER = "train.num_steps=100000"
 
 
-def assert_ended_by_sigkill(trial: Trial, process: Process, *, rank: int) -> None:
-    """The job ends within a minute, says which rank was killed, and leaves no process."""
-    _, stderr = process.communicate(timeout=60)
+def assert_ended_by_sigkill(trial: Trial, process: Process, *, rank: int, ranks: int = 2) -> None:
+    """The job ends within 30 s, says which rank was killed, and leaves no process."""
+    _, stderr = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert f"process {rank} of 2 was ended by SIGKILL" in stderr
+    assert f"process {rank} of {ranks} was ended by SIGKILL" in stderr
     assert "Traceback" not in stderr
     assert not processes_of(trial.folder)
 
@@ -59,6 +63,21 @@ def test_a_rank_that_is_killed_ends_the_job(trial: Trial, rank: int) -> None:
     process = trial.start(TWO, FOR_EVER, rows=15)
     os.kill(trial.ranks()[rank], signal.SIGKILL)
     assert_ended_by_sigkill(trial, process, rank=rank)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_busy_rank_is_waited_for_and_a_frozen_one_not(trial: Trial, rank: int) -> None:
+    """The heartbeat distinguishes them: its patience is 5 s here, and the rank is busy for 12 s."""
+    busy = sabotage(rank=rank, step=15, vo_rope="busy")
+    process = trial.start(TWO, FOR_EVER, rows=20, PATIENCE_S="5", **busy)
+    os.kill(trial.ranks()[rank], signal.SIGSTOP)
+
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "error: another process of this run is gone or silent" in stderr
+    assert "Traceback" not in stderr
+    assert not processes_of(trial.folder)
 
 
 @pytest.mark.torture
@@ -150,3 +169,19 @@ def test_two_ranks_to_one_is_the_same_run_up_to_rounding(trial: Trial) -> None:
     assert_same_losses(trial.undisturbed, trial.folder, tolerance=2e-4)
     marks = read_json(trial.folder / "env.json")["marks"]
     assert any("went on with world_size 1 after 2" in mark for mark in marks)
+
+
+@pytest.mark.torture
+def test_four_ranks_one_killed_to_two_is_the_same_run(trial: Trial) -> None:
+    """Up to rounding: 20 steps or more by four ranks, the others by two, and all by one."""
+    process = trial.start(FOUR, rows=25)
+    os.kill(trial.ranks()[2], signal.SIGKILL)
+    assert_ended_by_sigkill(trial, process, rank=2, ranks=4)
+    assert trial.train(TWO).returncode == 0
+
+    one = read_json(trial.undisturbed / "result.json")
+    moved = read_json(trial.folder / "result.json")
+    assert one["order_sha256"] == moved["order_sha256"]
+    assert_same_losses(trial.undisturbed, trial.folder, tolerance=2e-4)
+    marks = read_json(trial.folder / "env.json")["marks"]
+    assert any("went on with world_size 2 after 4" in mark for mark in marks)

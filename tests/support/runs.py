@@ -26,11 +26,20 @@ Completed = subprocess.CompletedProcess[str]
 
 
 def start(
-    *overrides: str, cwd: Path, launcher: tuple[str, ...] = (), **environment: str
+    *overrides: str,
+    cwd: Path,
+    within: tuple[str, ...] = (),
+    launcher: tuple[str, ...] = (),
+    **environment: str,
 ) -> Process:
-    """Start train.py in a folder, and do not wait."""
+    """Start train.py in a folder, and do not wait.
+
+    Args:
+        within: a command that runs the command after it, such as `ip netns exec NAME`.
+        launcher: Python's arguments before train.py.
+    """
     return subprocess.Popen(
-        [sys.executable, *launcher, TRAIN, *overrides],
+        [*within, sys.executable, *launcher, TRAIN, *overrides],
         cwd=cwd,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"} | environment,
         stdout=subprocess.PIPE,
@@ -50,8 +59,8 @@ def sabotage(*, step: int, rank: int = 0, **what: str) -> dict[str, str]:
     """Return an environment in which one rank of some runs is broken at one step.
 
     Args:
-        what: per run one of raise, hang, memory, loss (becomes infinite), nan or inf (in a
-            gradient).
+        what: per run one of raise, hang, busy (for 12 s), memory, loss (becomes infinite), nan
+            or inf (in a gradient).
     """
     harms = [f"{pe}:{rank}:{step}:{kind}" for pe, kind in what.items()]
     return {"PYTHONPATH": INSIDE, "SABOTAGE": ",".join(harms)}

@@ -1,11 +1,20 @@
-"""On PYTHONPATH, breaks ranks of runs from within: SABOTAGE=<pe>:<rank>:<step>:<what>,..."""
+"""On PYTHONPATH, breaks ranks of runs from within: SABOTAGE=<pe>:<rank>:<step>:<what>,...
+
+PATIENCE_S=<seconds> replaces the heartbeat's patience.
+"""
 
 import math
 import os
 import resource
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+if "PATIENCE_S" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
+    from rope_exp.training import parallel
+
+    parallel.PATIENCE = timedelta(seconds=float(os.environ["PATIENCE_S"]))
 
 if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
     rank = os.environ.get("RANK", "0")
@@ -31,6 +40,9 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
                 raise RuntimeError(f"sabotage of process {rank}")
             if what == "hang":
                 time.sleep(600)
+            if what == "busy":
+                time.sleep(12)
+                return healthy(self, step)
             if what == "memory":
                 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), -1))

@@ -1,0 +1,177 @@
+"""Two hosts train one run: two network namespaces, a cable between them, and a shared disk.
+
+torchrun starts one process on each host. In the middle of the run, the cable is cut or a host dies.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.runs import Process, Trial, assert_same_run, start, train, wait_for
+
+from rope_exp.run.checkpoint import load
+from rope_exp.system.files import read_json
+from rope_exp.training.parallel import BEAT_SECONDS, PATIENCE
+
+pytestmark = pytest.mark.cluster
+
+# torchrun's own end, once its rank has ended, on a busy machine.
+TORCHRUN_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace with one end of the cable.
+
+    Attributes:
+        node_rank: 0 or 1; torchrun's rendezvous is on 0.
+        name: of the namespace, and of its network device.
+    """
+
+    node_rank: int
+    name: str
+
+    @property
+    def address(self) -> str:
+        return f"10.77.0.{self.node_rank + 1}"
+
+    def ip(self, *words: str) -> None:
+        """Run `ip` in this namespace."""
+        ip("-n", self.name, *words)
+
+    def start(self, trial: Trial) -> Process:
+        """Start torchrun here for a run in the shared folder."""
+        torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+        torchrun += [f"--node-rank={self.node_rank}", "--master-addr=10.77.0.1"]
+        return start(
+            *trial.words,
+            "launch.device=cpu",
+            cwd=trial.folder.parent,
+            within=("ip", "netns", "exec", self.name),
+            launcher=tuple(torchrun),
+            ACCELERATE_USE_CPU="true",
+            GLOO_SOCKET_IFNAME=self.name,
+        )
+
+    def processes(self) -> list[int]:
+        """Return the ids of all processes on this host."""
+        return [int(pid) for pid in ip("netns", "pids", self.name).split()]
+
+    def kill(self) -> None:
+        """Kill every process on this host: torchrun and its rank."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[Host]]:
+    """Two hosts and a cable; afterwards, neither they nor their processes remain."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the command ip")
+    hosts = [Host(rank, f"rope{rank}-{os.getpid()}") for rank in (0, 1)]
+    try:
+        for host in hosts:
+            ip("netns", "add", host.name)
+        first, second = hosts
+        cable = ("netns", first.name, "type", "veth", "peer", second.name, "netns", second.name)
+        ip("link", "add", first.name, *cable)
+        for host in hosts:
+            host.ip("address", "add", f"{host.address}/24", "dev", host.name)
+            host.ip("link", "set", "lo", "up")
+            host.ip("link", "set", host.name, "up")
+        yield hosts
+    finally:
+        for host in hosts:
+            with suppress(subprocess.CalledProcessError):
+                host.kill()
+                ip("netns", "delete", host.name)
+
+
+@pytest.fixture(scope="module")
+def two_local(
+    whole: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
+    """The same run, undisturbed, by two processes of one host; and its command."""
+    folder = tmp_path_factory.mktemp("local")
+    command = [*whole[1], "train.num_steps=400", "train.save_every=20", "train.eval_every=100"]
+    done = train(*command, "launch.num_processes=2", f"run.dir={folder / 'run'}", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run", command
+
+
+@pytest.fixture
+def trial(two_local: tuple[Path, list[str]], tmp_path: Path) -> Trial:
+    """The run of 400 steps, for two hosts."""
+    undisturbed, command = two_local
+    return Trial(command=tuple(command), folder=tmp_path / "run", undisturbed=undisturbed)
+
+
+def assert_two_hosts_end_equal(hosts: list[Host], trial: Trial) -> None:
+    """The command, given on both hosts, ends in the run of two local processes, bit for bit."""
+    for process in [host.start(trial) for host in hosts]:
+        _, stderr = process.communicate(timeout=240)
+        assert process.returncode == 0, stderr
+    assert read_json(trial.folder / "env.json")["world_size"] == 2
+    assert_same_run(trial.undisturbed, trial.folder)
+
+
+def assert_ends(host: Host, process: Process, began: float, seconds: float) -> None:
+    """The host's part of the run fails in time, says why, and leaves no process."""
+    _, stderr = process.communicate(timeout=began + seconds - time.monotonic())
+    assert process.returncode == 1
+    assert "process of this run is gone or silent" in stderr or "lost the other" in stderr, stderr
+    assert not host.processes()
+
+
+def assert_checkpoints_verify(trial: Trial) -> None:
+    assert trial.checkpoints()
+    for step in trial.checkpoints():
+        load(trial.folder / "checkpoints", step)
+
+
+def test_two_hosts_train_what_two_processes_do(hosts: list[Host], trial: Trial) -> None:
+    assert_two_hosts_end_equal(hosts, trial)
+
+
+def test_a_cut_cable_ends_both_hosts(hosts: list[Host], trial: Trial) -> None:
+    """Neither gets a packet that says so. They resume once the cable is back."""
+    processes = [host.start(trial) for host in hosts]
+    wait_for(lambda: trial.num_rows() >= 50, processes[0])
+    hosts[0].ip("link", "set", hosts[0].name, "down")
+    began = time.monotonic()
+
+    bound = BEAT_SECONDS + PATIENCE.total_seconds() + TORCHRUN_SECONDS
+    for host, process in zip(hosts, processes, strict=True):
+        assert_ends(host, process, began, bound)
+    assert trial.num_rows() < 400
+    assert_checkpoints_verify(trial)
+
+    hosts[0].ip("link", "set", hosts[0].name, "up")
+    assert_two_hosts_end_equal(hosts, trial)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_host_ends_the_other(hosts: list[Host], trial: Trial, victim: int) -> None:
+    processes = [host.start(trial) for host in hosts]
+    wait_for(lambda: trial.num_rows() >= 50, processes[0])
+    hosts[victim].kill()
+    began = time.monotonic()
+
+    survivor = 1 - victim
+    assert_ends(hosts[survivor], processes[survivor], began, BEAT_SECONDS + TORCHRUN_SECONDS)
+    processes[victim].communicate()
+    assert trial.num_rows() < 400
+    assert_checkpoints_verify(trial)
+    assert_two_hosts_end_equal(hosts, trial)

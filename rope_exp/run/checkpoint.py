@@ -28,6 +28,7 @@ from rope_exp.system.console import log
 from rope_exp.system.errors import CheckpointError, RecordError, first_line
 from rope_exp.system.files import (
     explaining_full_disk,
+    make_folders,
     read_json,
     readable,
     sync_folder,
@@ -71,9 +72,8 @@ def save(
     needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
     with explaining_full_disk(folder, needed_bytes, f"the checkpoint of step {step}"):
         try:
-            temporary.mkdir(parents=True)
-            # The first save creates `folder` itself, so its name must be made durable, too.
-            sync_folder(folder.parent)
+            make_folders(folder)
+            temporary.mkdir()
 
             write_json(temporary / STATE, {"step": step, **state})
             _save_tensors(temporary / MODEL, model)

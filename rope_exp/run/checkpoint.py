@@ -115,6 +115,8 @@ def _drop(path: Path) -> None:
     """Delete a checkpoint; at any moment, its folder is complete or does not exist."""
     aside = path.with_name(_DROPPED + path.name)
     path.rename(aside)
+    # Without this, a power cut may undo the rename and keep the deletions.
+    sync_folder(path.parent)
     shutil.rmtree(aside)
 
 

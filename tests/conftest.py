@@ -27,6 +27,14 @@ def environment() -> Iterator[None]:
     os.environ.update(found)
 
 
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The inodes of the files and folders that this process has synced to the disk, in order."""
+    inodes: list[int] = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: inodes.append(os.fstat(descriptor).st_ino))
+    return inodes
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small documents."""

@@ -51,6 +51,7 @@ from rope_exp.system.files import (
     is_full,
     json_sha256,
     lock,
+    make_folders,
     sync_folder,
     try_lock,
     write_atomically,
@@ -172,7 +173,7 @@ def _lock(folder: Path) -> Iterator[None]:
     cache = folder.parent
     path = cache / LOCKS / folder.name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         held = try_lock(path)
         if held is None:
             log(f"data: another process prepares {folder}; waiting for it")

@@ -29,7 +29,7 @@ from rope_exp.evidence.runs import (
 )
 from rope_exp.run.folder import PROBES, check_probes, check_result, checked
 from rope_exp.system.errors import ConfigError, show
-from rope_exp.system.files import read_json, readable, write_atomically
+from rope_exp.system.files import make_folders, read_json, readable, write_atomically
 
 DEFAULT_RECORDS = Path("results/records")
 FORMAT = 1
@@ -99,7 +99,7 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
     text = canonical({**record, "sha256": digest(record)})
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     _read(path, json.loads(text))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     write_atomically(path, text, replace=False)
 
 

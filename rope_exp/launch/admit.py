@@ -28,7 +28,7 @@ from rope_exp.run.origin import with_origin
 from rope_exp.run.tracker import check_trackers
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
-from rope_exp.system.files import check_space, free_bytes, is_full, try_lock
+from rope_exp.system.files import check_space, free_bytes, is_full, make_folders, try_lock
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
 FRESH = ".fresh"
@@ -118,7 +118,7 @@ def make_folder(job: Job) -> None:
         OSError: the disk is full.
     """
     try:
-        job.folder.mkdir(parents=True, exist_ok=True)
+        make_folders(job.folder)
     except OSError as error:
         if is_full(error):
             raise

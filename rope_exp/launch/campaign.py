@@ -30,7 +30,7 @@ from rope_exp.system.errors import (
     RecordError,
     first_line,
 )
-from rope_exp.system.files import is_full, write_atomically
+from rope_exp.system.files import is_full, make_folders, write_atomically
 from rope_exp.system.signals import interrupt, on_signal
 
 # Statuses of runs with a result, and therefore a record.
@@ -200,7 +200,7 @@ def _archive(progress: Progress, folder: Path | None, *, again: bool = False) ->
                     entry = tarfile.TarInfo(f"{name}/{cell.name}.json")
                     entry.size = len(content)
                     archive.addfile(entry, BytesIO(content))
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         write_atomically(folder / f"{name}.tar", buffer.getvalue())
     except OSError as error:
         said = f"cannot hold {name}.tar: {first_line(error)}"
@@ -226,7 +226,7 @@ def _keep_weights(progress: Progress, cells: Sequence[Cell], folder: Path | None
 
     name = progress.campaign.name
     try:
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        make_folders(folder / name)
     except OSError as error:
         allowed = f"cannot keep weights: {first_line(error)}"
         raise ConfigError("--keep-weights", str(folder), allowed) from None

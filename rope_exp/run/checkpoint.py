@@ -28,6 +28,7 @@ from rope_exp.system.console import log
 from rope_exp.system.errors import CheckpointError, RecordError, first_line
 from rope_exp.system.files import (
     explaining_full_disk,
+    make_folders,
     read_json,
     readable,
     sync_folder,
@@ -71,9 +72,8 @@ def save(
     needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
     with explaining_full_disk(folder, needed_bytes, f"the checkpoint of step {step}"):
         try:
-            temporary.mkdir(parents=True)
-            # The first save creates `folder` itself, so its name must be made durable, too.
-            sync_folder(folder.parent)
+            make_folders(folder)
+            temporary.mkdir()
 
             write_json(temporary / STATE, {"step": step, **state})
             _save_tensors(temporary / MODEL, model)
@@ -115,6 +115,8 @@ def _drop(path: Path) -> None:
     """Delete a checkpoint; at any moment, its folder is complete or does not exist."""
     aside = path.with_name(_DROPPED + path.name)
     path.rename(aside)
+    # Without this, a power cut may undo the rename and keep the deletions.
+    sync_folder(path.parent)
     shutil.rmtree(aside)
 
 

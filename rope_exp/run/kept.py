@@ -9,7 +9,7 @@ from typing import Any
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import CONFIG, ENV, RESULT, read_env, read_result
 from rope_exp.system.errors import CheckpointError
-from rope_exp.system.files import write_json
+from rope_exp.system.files import sync_folder, write_atomically, write_json
 
 MARK = "matrices are rounded to bfloat16; the loss was measured before"
 
@@ -48,9 +48,10 @@ def keep(run: Path, out: Path, result: Mapping[str, Any]) -> bool:
         env = read_env(run)
         write_json(temporary / ENV, env | {"marks": [*env["marks"], MARK]})
         for name in (CONFIG, "tokenizer.json", RESULT):
-            shutil.copyfile(run / name, temporary / name)
+            write_atomically(temporary / name, (run / name).read_bytes())
         shutil.rmtree(out, ignore_errors=True)
         temporary.rename(out)
+        sync_folder(out.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return True

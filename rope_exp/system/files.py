@@ -92,6 +92,14 @@ def write_atomically(path: Path, content: str | bytes, *, replace: bool = True) 
     sync_folder(path.parent)
 
 
+def make_folders(folder: Path) -> None:
+    """Make a folder and its missing parents, unless they exist, and make their names durable."""
+    if not folder.is_dir():
+        make_folders(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable (a rename is durable only once the folder is synced)."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -111,6 +111,16 @@ def test_the_format_of_folders_is_the_one_that_was_published(tmp_path: Path) -> 
     )
 
 
+def test_a_prepared_folder_survives_a_power_cut(
+    path: Path, tmp_path: Path, synced: list[int]
+) -> None:
+    """Every file was synced, and the folder of every name."""
+    top = tmp_path / "new"
+    folder = prepare(data_config(path=path, cache_dir=str(top / "cache")), BYTES).folder
+    made = [tmp_path, top, top / "cache", folder, *folder.iterdir()]
+    assert [each for each in made if each.stat().st_ino not in synced] == []
+
+
 # -- processes -------------------------------------------------------------------------------------
 
 # The batches are small, so that a small corpus is many.

@@ -316,6 +316,19 @@ def test_only_the_run_of_the_record_is_kept(
     assert not any((tmp_path / "mine").iterdir())
 
 
+def test_records_archive_and_weights_survive_a_power_cut(
+    home: Path, recorded: Path, synced: list[int]
+) -> None:
+    """Every file, and the folder of every name, was synced."""
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    kept = home / "kept/here"
+    assert run_campaign(progress(home), archive=kept, weights=kept) == 0
+    for top in (home / RECORDS, kept):
+        made = [top.parent, top, *top.rglob("*")]
+        assert len(made) > 4
+        assert [path for path in made if path.stat().st_ino not in synced] == []
+
+
 @pytest.mark.parametrize("scope", ["model", "head"])
 def test_learned_frequencies_are_kept_whole(scope: str, tmp_path: Path) -> None:
     config = composed("pe.trainable=raw", f"pe.trainable_scope={scope}")

@@ -117,6 +117,19 @@ def test_pruning_drops_what_was_passed_over(tmp_path: Path) -> None:
     assert checkpoint.list_steps(tmp_path) == [3, 4]
 
 
+def test_a_checkpoint_is_renamed_durably_before_its_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[int]
+) -> None:
+    """A power cut in between leaves none by halves under its name."""
+    for step in (1, 2):
+        save(tmp_path, step)
+    synced.clear()
+    seen = []
+    monkeypatch.setattr(shutil, "rmtree", lambda path: seen.append((path.name, list(synced))))
+    checkpoint.prune(tmp_path, keep=1, newest=2)
+    assert seen == [(".dropped-step_00000001", [tmp_path.stat().st_ino])]
+
+
 def test_interrupted_saves_are_cleared(tmp_path: Path) -> None:
     save(tmp_path, 4)
     (tmp_path / ".saving-00000005").mkdir()

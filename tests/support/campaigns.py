@@ -27,6 +27,8 @@ DECIDED = (
 FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
 # Long enough for a test to interrupt a run.
 LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")
+# Short, with five saves.
+SHORT = (*FIXED, "train.num_steps=20", "train.save_every=4")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
 OF_CLOCKS = ("tokens_per_s", "wall_s", "mfu")
 

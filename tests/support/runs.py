@@ -181,9 +181,14 @@ def kill_alone(pid: int) -> None:
 
 def kill_the_tree(pid: int) -> None:
     """Kill the dispatcher and its children (SIGKILL)."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for victim in (*map(int, children), pid):
+    for victim in tree_of(pid):
         os.kill(victim, signal.SIGKILL)
+
+
+def tree_of(pid: int) -> list[int]:
+    """Return the ids of a dispatcher's children, and its own."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [*map(int, children), pid]
 
 
 def processes_of(folder: Path) -> dict[int, str]:

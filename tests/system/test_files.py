@@ -17,6 +17,7 @@ from rope_exp.system.errors import DiskError, RecordError
 from rope_exp.system.files import (
     check_space,
     lock,
+    make_folders,
     read_json,
     try_lock,
     write_atomically,
@@ -44,6 +45,17 @@ def test_a_write_that_fails_leaves_the_old_file(
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_new_folders_have_durable_names(tmp_path: Path, synced: list[int]) -> None:
+    """The name of each one that is made is on the disk: its parent was synced after it."""
+    for _ in range(2):
+        make_folders(tmp_path / "a/b")
+        assert synced == [tmp_path.stat().st_ino, (tmp_path / "a").stat().st_ino]
+
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        make_folders(tmp_path / "file")
 
 
 WRITES = """

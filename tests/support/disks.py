@@ -1,0 +1,79 @@
+"""Small ext4 file systems in a file, whose power can be cut."""
+
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from support.runs import Process, kill_the_tree, processes_of
+
+# EXT4_IOC_SHUTDOWN: from this call on nothing reaches the device, not even the journal.
+SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = 2
+
+
+class Disk:
+    """An ext4 file system on a loop device, mounted at `root`.
+
+    Args:
+        folder: holds the image and the place where it is mounted.
+        journal: false leaves the order of unsynced writes to chance.
+    """
+
+    def __init__(self, folder: Path, *, journal: bool = True, megabytes: int = 64) -> None:
+        missing = [name for name in ("mkfs.ext4", "e2fsck", "mount") if not shutil.which(name)]
+        if os.geteuid() != 0 or not Path("/dev/loop-control").exists() or missing:
+            pytest.skip("a disk of one's own takes root, loop devices and e2fsprogs")
+
+        self.image = folder / "disk.img"
+        self.root = folder / "disk"
+        self.journal = journal
+        self.root.mkdir()
+        with self.image.open("wb") as file:
+            file.truncate(megabytes << 20)
+        options = [] if journal else ["-O", "^has_journal"]
+        subprocess.run(["mkfs.ext4", "-q", *options, self.image], check=True)
+        self.mount()
+
+    def mount(self) -> None:
+        """Mount it; a journal is replayed."""
+        subprocess.run(["mount", "-o", "loop", self.image, self.root], check=True)
+
+    def unmount(self) -> None:
+        """Unmount it, and detach its loop device, once the last process has left."""
+        deadline = time.monotonic() + 20
+        while subprocess.run(["umount", self.root], capture_output=True).returncode:
+            if time.monotonic() > deadline:
+                # It goes with the last process.
+                subprocess.run(["umount", "--lazy", self.root], check=True)
+                raise AssertionError(f"{self.root} is in use: {processes_of(self.root)}")
+            time.sleep(0.05)
+
+    def cut(self, process: Process) -> None:
+        """Cut the power while a command runs, and start the machine again.
+
+        Unmounting would still write cached metadata, so the disk goes on from a copy of what had
+        reached the device.
+        """
+        descriptor = os.open(self.root, os.O_RDONLY)
+        fcntl.ioctl(descriptor, SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
+        os.close(descriptor)
+        if process.poll() is None:
+            kill_the_tree(process.pid)
+        process.communicate(timeout=60)
+        # Writes on their way to the device may still arrive.
+        time.sleep(0.1)
+
+        reached = self.image.with_suffix(".reached")
+        subprocess.run(["cp", "--sparse=always", self.image, reached], check=True)
+        self.unmount()
+        reached.replace(self.image)
+        if not self.journal:
+            # 1: it was repaired.
+            assert subprocess.run(["e2fsck", "-fy", self.image], capture_output=True).returncode < 2
+        self.mount()

@@ -160,7 +160,11 @@ def campaign(words: list[str]) -> int:
         print("\n".join(progress.lines()))
         return 0
     if asked.words:
-        print(submit_campaign(progress, asked.words, asked.config_dir, queue))
+        for option, value in (("--hours", asked.hours), ("--archive", asked.archive)):
+            if value is not None:
+                raise ConfigError(option, value, "is for a campaign that runs here")
+        weights = asked.keep_weights
+        print(submit_campaign(progress, asked.words, asked.config_dir, queue, weights))
         return 0
 
     # Until the runs start, a signal unwinds the preparation of data.

@@ -185,7 +185,7 @@ def _cell(
         if len(jobs.configs) > 1:
             raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
         if jobs.have_launcher:
-            raise ConfigError("launch", ..., "must be on this machine, as a campaign is")
+            raise ConfigError("launch", ..., "is given to `rope-exp campaign NAME launch=...`")
 
         config = replace(jobs.configs[0], seed=seed)
         _check_decided(config)

@@ -93,7 +93,12 @@ def run_campaign(
 
 
 def run_cells(
-    name: str, config_dir: Path | None, records: Path, runs_per_gpu: int, cells: Collection[str]
+    name: str,
+    config_dir: Path | None,
+    records: Path,
+    weights: Path | None,
+    runs_per_gpu: int,
+    cells: Collection[str],
 ) -> int:
     """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
     campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
@@ -104,17 +109,22 @@ def run_cells(
     progress = Progress(replace(campaign, cells=tuple(shared)), records)
     progress.only = cells
     on_signal(interrupt)
-    return run_campaign(progress)
+    return run_campaign(progress, weights=weights)
 
 
 def submit_campaign(
-    progress: Progress, words: Sequence[str], config_dir: Path | None, queue: Queue
+    progress: Progress,
+    words: Sequence[str],
+    config_dir: Path | None,
+    queue: Queue,
+    weights: Path | None = None,
 ) -> str:
     """Submit the cells without a record to a cluster, and say what was submitted.
 
     Args:
         words: overrides of the launcher.
         queue: of the campaign.
+        weights: see `run_campaign`.
     Raises:
         ConfigError: a word is not about the launcher; see also `Cluster.submit`.
         ChildProcessError: SLURM refuses.
@@ -131,7 +141,8 @@ def submit_campaign(
     _check_here(campaign, progress.left)
     if all(cell.config.launch.device == "cpu" for cell in progress.left):
         cluster = replace(cluster, launcher={**cluster.launcher, "gpus_per_node": None})
-    run = partial(run_cells, campaign.name, config_dir, progress.records, launch.runs_per_gpu)
+    places = (campaign.name, config_dir, progress.records, weights)
+    run = partial(run_cells, *places, launch.runs_per_gpu)
     cells = {cell.name: cell.name for cell in progress.left}
     return cluster.submit(queue, cells, lambda names: partial(run, names))
 

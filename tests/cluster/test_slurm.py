@@ -80,9 +80,11 @@ class Submitter:
         return done.stdout
 
     def refused(self, *words: str) -> str:
-        done = run_campaign_command(self.home, *words, **self._environment)
-        assert done.returncode != 0
-        [line] = [each for each in done.stderr.splitlines() if each.startswith("error: ")]
+        process = start_campaign(self.home, *words, **self._environment)
+        # SLURM's own command tries a full queue for two minutes.
+        _, stderr = process.communicate(timeout=300)
+        assert process.returncode != 0
+        [line] = [each for each in stderr.splitlines() if each.startswith("error: ")]
         return line
 
     def states(self) -> list[str]:
@@ -208,3 +210,17 @@ def test_what_slurm_refuses_is_one_sentence(
     cluster.command("scontrol", "update", "PartitionName=main", "State=UP")
     assert "left" in submit("--list")
     assert progress(submit.home).left
+
+
+def test_a_full_queue_is_one_sentence(
+    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
+) -> None:
+    """The queue takes 200 jobs; what was refused is submitted once there is room."""
+    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, NINE[:2]), cache)
+    cluster.command("sbatch", "--hold", "--array=0-198", "--output=/dev/null", "--wrap=true")
+    assert "Resource temporarily unavailable" in submit.refused(*ASKED)
+    cluster.command("scancel", submit.job())
+    submit.ended()
+    assert "submitted 2 runs as 2 jobs" in submit(*ASKED)
+    submit.ended()
+    assert len(records_of(submit.home)) == 2

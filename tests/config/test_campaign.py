@@ -280,7 +280,7 @@ def test_a_cell_that_is_none(tmp_path: Path, sweep: str, words: str) -> None:
         ("launch.num_threads=auto", "launch.num_threads=auto: must be fixed"),
         ("launch.max_parallel=auto", "launch.max_parallel=auto: must be fixed"),
         ("launch.num_processes=all", "launch.num_processes=all: must be fixed"),
-        ("launch=slurm", "launch: must be on this machine"),
+        ("launch=slurm", "launch: is given to `rope-exp campaign NAME launch=...`"),
         ("+experiment=subsets", "is a sweep of several runs, and a cell is one"),
         ("optim.lr=1e-3,2e-3", "optim.lr: several values make a sweep"),
         ("run.group=x", "run: is not for a cell"),

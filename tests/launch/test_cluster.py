@@ -129,6 +129,7 @@ def test_a_campaign_says_everything_else_itself(tmp_path: Path, corpus: Path) ->
     for words, said in (
         (["seed=3"], "seed: must be launch, "),
         (["launch=local"], "launch: must be slurm or slurm_local"),
+        (["launch=slurm", "--hours", "1"], "--hours=1.0: is for a campaign that runs here"),
     ):
         done = run_campaign_command(tmp_path, *words)
         assert done.returncode == 2

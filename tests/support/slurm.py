@@ -36,6 +36,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=0
 KillWait=5
+MinJobAge=5
 SlurmdTimeout=10
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

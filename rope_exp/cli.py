@@ -92,7 +92,7 @@ def _run(command: str, words: list[str]) -> int:
 
     if command == "train":
         return starting_runs(lambda: train(words))
-    if command == "campaign":
+    if command in ("campaign", "sweep"):
         return starting_runs(lambda: _other(command, words))
     return _other(command, words)
 

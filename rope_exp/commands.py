@@ -109,8 +109,8 @@ def campaign(words: list[str]) -> int:
     from rope_exp.launch.as_rank import is_rank
     from rope_exp.launch.campaign import run_campaign, submit_campaign
     from rope_exp.launch.cluster import FOLDER as CLUSTER
-    from rope_exp.launch.cluster import Queue
     from rope_exp.launch.progress import Progress
+    from rope_exp.launch.queue import Queue
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     names = ", ".join(campaign_files())
@@ -155,8 +155,10 @@ def campaign(words: list[str]) -> int:
         )
     progress = Progress(load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT), asked.records)
     queue = Queue(CLUSTER / asked.name)
+    if asked.list and asked.words:
+        raise ConfigError("--list", ..., f"takes no more words, such as {asked.words[0]}")
     if asked.list:
-        progress.submitted = queue.describe()
+        progress.submitted = queue.describe([cell.name for cell in progress.left])
         print("\n".join(progress.lines()))
         return 0
     if asked.words:
@@ -188,7 +190,7 @@ def sweep(words: list[str]) -> int:
     )
     asked = parser.parse_intermixed_args(words)
     jobs = compose_jobs(asked.overrides, asked.config_dir, multirun=True)
-    print(list_sweep(jobs) if asked.list else submit_sweep(jobs))
+    print(list_sweep(jobs) if asked.list else submit_sweep(jobs, asked.overrides))
     return 0
 
 

@@ -7,15 +7,13 @@ We measured none of this. The shares of the peak (MFU) are those that others mea
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rope_exp.config.costs import PEAK_TFLOPS, memory_bytes, run_flops
+from rope_exp.config.costs import BYTES_A_PARAMETER, PEAK_TFLOPS, memory_bytes, run_flops
 from rope_exp.config.plan import GIB, LEAST_ESTIMATED, vocabulary
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.system.errors import ConfigError
 
 HEADER = ("run", "parameters", "tokens", "FLOPs", "GiB a card", "card-hours", "cost")
-# Float32 weights, their gradient and two moments. Every process holds all of them.
-BYTES_A_PARAMETER = 16
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,10 @@ def card_lines(configs: Sequence[RunConfig], gpu: str, price: float | None = Non
 
     found = []
     for config in map(_beside_a_gpu, configs):
+        if config.train.precision != "bf16":
+            raise ConfigError(
+                "train.precision", config.train.precision, "--gpu estimates bf16 only"
+            )
         sizes = memory_bytes(config, vocabulary(config))
         needed = sum(sizes.values())
         if needed > 1e9 * card.gigabytes:

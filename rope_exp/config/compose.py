@@ -225,6 +225,11 @@ def compose_jobs(
 
             parsed = parser.parse_overrides(list(words))
             swept = [each for each in parsed if each.is_sweep_override()]
+            for each in swept:
+                if each.is_hydra_override():
+                    key = each.key_or_group
+                    allowed = f"is no sweep; write one value with commas as '{key}=\"a,b\"'"
+                    raise ConfigError(key, each.get_value_string(), allowed)
             fixed = [str(each.input_line) for each in parsed if each not in swept]
             tree = composed(fixed)
 

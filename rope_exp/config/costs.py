@@ -15,6 +15,9 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.stages import Stage
 
+# Float32 weights, their gradient and two moments. Every process holds all of them.
+BYTES_A_PARAMETER = 16
+
 # Dense bf16 peaks in TFLOP/s by the vendor's datasheets, without sparsity, sums in float32.
 # Matched as whole words of the device's name, in this order: an H100 PCIe is not an H100.
 PEAK_TFLOPS = {
@@ -191,7 +194,7 @@ def memory_bytes(
     ]
     batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
     found = {
-        "model.name": 16 * num_parameters,
+        "model.name": BYTES_A_PARAMETER * num_parameters,
         batch: max(of_stages) + head,
     }
     # Biases, each three times in float32: itself, its added form, its gradient. One serves all

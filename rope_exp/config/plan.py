@@ -26,7 +26,7 @@ ASSUMED_MFU = 0.4
 # whatever their arithmetic: several hundred kernels at some microseconds each. A share of the peak
 # then predicts nothing: it would give 77 seconds for nine runs of 10M.
 LEAST_ESTIMATED = 100_000_000
-CARDS = ("A100", "H100", "H200")
+SHOWN = ("A100", "H100", "H200")
 GIB = 2**30
 UNITS = {"days": 86400, "hours": 3600, "minutes": 60}
 
@@ -133,7 +133,7 @@ def _times(
             f"time         no estimate below {LEAST_ESTIMATED:,} parameters on a GPU, where "
             "starting kernels takes longer than their arithmetic"
         )
-    for card in CARDS if params >= LEAST_ESTIMATED else ():
+    for card in SHOWN if params >= LEAST_ESTIMATED else ():
         rate = PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU
         lines.append(_time(total / rate, f"on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"))
     if measured_tokens_per_s is not None:

@@ -245,12 +245,14 @@ class RopeExpAttention(LlamaAttention):
 
     def _scores(
         self, kept: dict[str, Tensor], num_before: Any, q_BHTK: Tensor, k_BGEK: Tensor
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Return what the user's class adds to the scores; 0 where a cache has room for more."""
         num_queries = q_BHTK.shape[2]
         num_keys = int(num_before) + num_queries
         kept = {name: x_BE[:, :num_keys] for name, x_BE in kept.items()}
-        more: Tensor = self.own.scores(kept, num_queries)
+        more: Tensor | None = self.own.scores(kept, num_queries)
+        if more is None:
+            return None
         return nn.functional.pad(more, (0, k_BGEK.shape[2] - num_keys))
 
 

@@ -44,7 +44,8 @@ def own_file(pe: PeConfig) -> str:
         ConfigError: it imports something of rope_exp that is not copied.
     """
     assert pe.source is not None
-    lines = pe.source.splitlines()
+    # Not splitlines(), which knows more ends of a line than Python has.
+    lines = pe.source.split("\n")
     for node in ast.walk(ast.parse(pe.source)):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -55,8 +56,13 @@ def own_file(pe: PeConfig) -> str:
         if not any(module.partition(".")[0] == "rope_exp" for module in modules):
             continue
         names = {alias.name for alias in node.names}
+        copied = COPIED.get(modules[0], ("", ""))[0]
+        line = node.lineno - 1
+        new, changed = re.subn(
+            rf"from\s+{re.escape(modules[0])}\s", f"from .{copied} ", lines[line], count=1
+        )
         is_other = modules == ["rope_exp"] and not names <= {"Position", "Sizes"}
-        if isinstance(node, ast.Import) or modules[0] not in COPIED or is_other:
+        if isinstance(node, ast.Import) or not copied or is_other or not changed:
             raise ConfigError(
                 "pe.code",
                 pe.code,
@@ -64,10 +70,5 @@ def own_file(pe: PeConfig) -> str:
                 "transformers; that takes `from rope_exp import Position, Sizes`, or from "
                 "rope_exp.model.rope",
             )
-        copied = COPIED[modules[0]][0]
-        line = node.lineno - 1
-        lines[line], changed = re.subn(
-            rf"from\s+{re.escape(modules[0])}\s", f"from .{copied} ", lines[line], count=1
-        )
-        assert changed
-    return "\n".join(lines) + "\n"
+        lines[line] = new
+    return "\n".join(lines)

@@ -94,10 +94,10 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
             raise ConfigError("launch.cells_per_job", config.launch.cells_per_job, allowed)
     jobs = [Job(config, config.folder) for config in configs]
     if len(jobs) > 1:
-        _check_together(jobs)
+        check_together(jobs)
 
     for job in jobs:
-        _check_folder(job)
+        check_folder(job)
 
     # One run represents all runs of a group that may share a table.
     fresh = {job.folder for job in jobs if job.config.run.fresh}
@@ -144,7 +144,7 @@ def acquire(job: Job) -> bool:
     job.lock = lock
 
     # Another command may have made or finished it since it was admitted.
-    _check_folder(job)
+    check_folder(job)
     if job.config.run.fresh and (job.folder / CONFIG).exists():
         number = 1
         while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
@@ -170,7 +170,7 @@ def acquire_or_refuse(job: Job) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _check_together(jobs: Sequence[Job]) -> None:
+def check_together(jobs: Sequence[Job]) -> None:
     """Refuse runs that cannot share a sweep."""
     folders = set()
     for job in jobs:
@@ -183,8 +183,13 @@ def _check_together(jobs: Sequence[Job]) -> None:
         folders.add(job.folder.absolute())
 
 
-def _check_folder(job: Job) -> None:
-    """Refuse a folder of another config; set the job's exit code if the run is done."""
+def check_folder(job: Job, *, settled: bool = True) -> None:
+    """Refuse a folder of another config; set the job's exit code if the run is done.
+
+    Args:
+        settled: the config is resolved; else keys that another machine will resolve are not
+            compared.
+    """
     folder = job.folder
     if not folder.exists():
         return
@@ -202,6 +207,8 @@ def _check_folder(job: Job) -> None:
 
     before = read_config(folder)
     differing = differing_keys(before.numeric_dict(), job.config.numeric_dict())
+    if not settled:
+        differing = [each for each in differing if not each.endswith(("-> auto", "-> null"))]
     if differing:
         is_edited = before.pe.code_sha256 != job.config.pe.code_sha256
         name = "give the changed file a pe.name of its own, " if is_edited else ""

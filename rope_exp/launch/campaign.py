@@ -17,9 +17,10 @@ from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.comparable import differing_surroundings
 from rope_exp.evidence.records import write_record
 from rope_exp.launch.admit import admit, make_folder, resolved
-from rope_exp.launch.cluster import Cluster, Queue
+from rope_exp.launch.cluster import Cluster
 from rope_exp.launch.job import Job
 from rope_exp.launch.progress import Progress
+from rope_exp.launch.queue import Queue
 from rope_exp.launch.sweep import run_all
 from rope_exp.run.provenance import git_state
 from rope_exp.system.console import log
@@ -65,7 +66,7 @@ def run_campaign(
     cells = progress.left
     # This also tests early that the archive can be written.
     _archive(progress, archive)
-    _keep_weights(progress, campaign.cells, weights)
+    _keep_weights(progress, progress.asked, weights)
     for line in (*progress.notes(), progress.summary()):
         log(line)
     if not cells:
@@ -101,6 +102,7 @@ def run_cells(
     cells: Collection[str],
 ) -> int:
     """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
+    on_signal(interrupt)
     campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
     shared = [
         replace(cell, config=cell.config.replace("launch", runs_per_gpu=runs_per_gpu))
@@ -108,7 +110,6 @@ def run_cells(
     ]
     progress = Progress(replace(campaign, cells=tuple(shared)), records)
     progress.only = cells
-    on_signal(interrupt)
     return run_campaign(progress, weights=weights)
 
 
@@ -136,7 +137,7 @@ def submit_campaign(
             raise ConfigError(key, ..., f"{allowed}file says everything else about its runs")
     jobs = compose_jobs(words, config_dir)
     launch = jobs.configs[0].launch
-    cluster = Cluster.of(jobs.tree.hydra.launcher, launch.cells_per_job)
+    cluster = Cluster.of(jobs.tree.hydra.launcher, launch.cells_per_job, words)
     campaign = progress.campaign
     _check_here(campaign, progress.left)
     if all(cell.config.launch.device == "cpu" for cell in progress.left):

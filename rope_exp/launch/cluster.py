@@ -1,16 +1,14 @@
 """Submission of runs to SLURM through submitit, as an array of jobs; `submit` does not wait.
 
 Each job runs some cells on its node by our dispatcher, as the same command there would. Ahead of
-its time limit it saves a checkpoint and is requeued. `launch=slurm_local` does the same on this
-machine, without a queue.
+its time limit it saves a checkpoint and is requeued. `launch=slurm_local` rehearses this on this
+machine, without a queue and without requeueing.
 """
 
 import os
 import re
 import signal
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,9 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp.config.compose import Jobs, titles
 from rope_exp.config.run import RunConfig
-from rope_exp.launch.admit import resolved
+from rope_exp.launch.admit import check_folder, check_together, resolved
+from rope_exp.launch.job import Job
+from rope_exp.launch.queue import Queue, slurm
 from rope_exp.launch.sweep import dispatch
-from rope_exp.run.folder import read_result
 from rope_exp.system.errors import (
     EXIT_DIVERGED,
     EXIT_DONE,
@@ -32,8 +31,7 @@ from rope_exp.system.errors import (
     explained,
     first_line,
 )
-from rope_exp.system.files import read_json, try_lock, write_json
-from rope_exp.system.signals import interrupt, on_signal, starting_runs
+from rope_exp.system.signals import held_back, interrupt, on_signal, starting_runs
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
@@ -45,8 +43,6 @@ CLUSTERS = {"SlurmLauncher": "slurm", "LocalLauncher": "local"}
 SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes")
 # Keys of Hydra's launcher that we decide.
 NOT_ASKED = ("_target_", "submitit_folder", "name", "stderr_to_stdout")
-# Keys that name nodes of one kind, so that we need not look.
-ONE_KIND = ("constraint", "nodelist", "gres")
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,13 @@ class Work:
 
     Attributes:
         run: runs some cells, and returns an exit code.
-        max_requeues: the number of time limits after which it is not requeued again.
+        max_restarts: after so many it is not requeued at its time limit.
+        gpus: the GPUs that the submitting process may use; submitit's stand-in hides them.
     """
 
     run: Callable[[], int]
-    max_requeues: int
+    max_restarts: int
+    gpus: str | None
 
     def __call__(self) -> None:
         """Run the cells; at the time limit or preempted, requeue this job once they are saved.
@@ -76,15 +74,25 @@ class Work:
         import submitit
 
         here = submitit.JobEnvironment()
+        if here.cluster == "local":
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+            os.environ |= {"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus is not None else {}
         # In place of submitit's own handler, which requeues first and saves afterwards.
         signal.signal(here._usr_sig(), stop)
         code = explained(lambda: starting_runs(self.run))
-        num_requeues = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        goes_on = bool(at_limit) and num_requeues < self.max_requeues
+        restarts_left = self.max_restarts - int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        goes_on = bool(at_limit) and restarts_left > 0
         if code == EXIT_STOPPED and (goes_on or _is_preempted()):
-            here._requeue(self.max_requeues - num_requeues)
+            here._requeue(restarts_left)
         if code not in (EXIT_DONE, EXIT_DIVERGED):
             raise ChildProcessError(f"ended with exit code {code}")
+
+
+def _is_preempted() -> bool:
+    """Return whether SLURM stops this job for another: it does not requeue one that ends itself."""
+    job_id = os.environ.get("SLURM_JOB_ID")
+    found = job_id and slurm("scontrol", "show", "job", job_id)
+    return bool(found and re.search(r"PreemptTime=\d", found))
 
 
 @dataclass(frozen=True)
@@ -102,47 +110,70 @@ class Cluster:
     cells_per_job: int
 
     @classmethod
-    def of(cls, launcher: DictConfig, cells_per_job: int) -> "Cluster":
+    def of(cls, launcher: DictConfig, cells_per_job: int, words: Sequence[str]) -> "Cluster":
         """Return the cluster of a composed config.
 
+        Args:
+            words: the overrides by which it was composed.
         Raises:
-            ConfigError: its launcher is none of submitit's.
+            ConfigError: its launcher is none of submitit's, or asks for what a job of ours lacks.
         """
         name = CLUSTERS.get(launcher["_target_"].rpartition(".")[2])
         if name is None:
             raise ConfigError("launch", ..., "must be slurm or slurm_local")
-        keys = [str(key) for key in launcher if key not in NOT_ASKED]
-        asked: Any = OmegaConf.to_container(OmegaConf.masked_copy(launcher, keys))
+        for word in words:
+            key = word.lstrip("+").partition("=")[0]
+            if key.removeprefix("hydra.launcher.") in NOT_ASKED or key == "hydra.sweep.dir":
+                raise ConfigError(key, ..., f"is for Hydra's own way; jobs lie in {FOLDER}")
+        ours = {str(key): launcher[key] for key in launcher if key not in NOT_ASKED}
+        asked: Any = OmegaConf.to_container(OmegaConf.create(ours), resolve=True)
+        for key in ("nodes", "tasks_per_node"):
+            if asked.get(key) not in (None, 1):
+                allowed = "must be 1: a job starts its own processes, on one node"
+                raise ConfigError(f"hydra.launcher.{key}", asked[key], allowed)
         return cls(name, asked, cells_per_job)
 
-    def submit(self, queue: "Queue", cells: Mapping[str, Any], work: Callable[..., Any]) -> str:
+    def submit(
+        self,
+        queue: Queue,
+        cells: Mapping[str, Any],
+        work: Callable[..., Any],
+        *,
+        together: bool = True,
+    ) -> str:
         """Submit the cells that are not in the queue, and say what was submitted.
 
         Args:
             cells: what `work` needs of each cell, by name.
             work: given several of these, returns the function that runs them.
+            together: the cells, or others that are done, are of one table.
         Raises:
             ConfigError: nodes of several kinds could run them, or a key is none of SLURM's.
             ChildProcessError: SLURM refuses a job; those before it are submitted.
         """
         with queue.alone():
-            active = queue.active()
+            active = queue.active(cells)
             names = [name for name in cells if name not in active]
             waiting = f"; {len(cells) - len(names)} are queued or running" if active else ""
             if not names:
                 return f"nothing to submit{waiting}"
-            if self.name == "slurm" and len(names) > 1:
+            if self.name == "slurm" and together:
                 self._check_kinds()
             parts = [
                 names[first : first + self.cells_per_job]
                 for first in range(0, len(names), self.cells_per_job)
             ]
             limit = int(self.launcher.get("max_num_timeout", 0))
-            works = [Work(work([cells[name] for name in part]), limit) for part in parts]
+            gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+            works = [Work(work([cells[name] for name in part]), limit, gpus) for part in parts]
             ids: list[str] = []
             for first in range(0, len(works), MAX_ARRAY):
-                ids += self._submit_array(queue.folder, works[first : first + MAX_ARRAY])
-                queue.add(self.name, parts, ids)
+                array = slice(first, first + MAX_ARRAY)
+                # A signal between the two would lose the jobs' ids.
+                with held_back():
+                    new = self._submit_array(queue.folder, works[array])
+                    queue.add(self.name, parts[array], new)
+                ids += new
         arrays = ", ".join(dict.fromkeys(each.partition("_")[0] for each in ids))
         count = f"{len(ids)} jobs" if len(ids) > 1 else "one job"
         return f"submitted {len(names)} runs as {count} ({arrays}){waiting}; logs in {queue.folder}"
@@ -153,10 +184,13 @@ class Cluster:
         from submitit.core.utils import FailedJobError
 
         given = {key: value for key, value in self.launcher.items() if value is not None}
+        if self.name == "slurm":
+            # Some clusters requeue no job that does not ask for it.
+            more = {"requeue": True, **given.get("additional_parameters", {})}
+            given |= {"additional_parameters": more}
+            given.pop("max_num_timeout", None)
         params = {
-            key if key in SHARED else f"{self.name}_{key}": value
-            for key, value in given.items()
-            if key != "max_num_timeout"
+            key if key in SHARED else f"{self.name}_{key}": value for key, value in given.items()
         }
         try:
             executor = submitit.AutoExecutor(folder=folder, cluster=self.name)
@@ -176,13 +210,20 @@ class Cluster:
             ConfigError: naming the kinds.
             ChildProcessError: SLURM does not answer.
         """
-        if any(self.launcher.get(key) for key in ONE_KIND):
+        constraint = str(self.launcher.get("constraint") or "|")
+        if "|" not in constraint:
             return
-        partition = self.launcher.get("partition")
-        asked = ["-p", str(partition)] if partition else []
-        # The processors, memory, features and devices of each node.
-        found = _slurm("sinfo", "--noheader", "-N", *asked, "-o", "%c CPUs, %m MB, %f, %G")
-        kinds = sorted({line.strip() for line in found.splitlines()})
+        options = {"partition": "--partition", "nodelist": "--nodes"}
+        asked = [
+            f"{option}={self.launcher[key]}"
+            for key, option in options.items()
+            if self.launcher.get(key)
+        ]
+        # The partition, with * if it is the default, and a node's processors, memory, features
+        # and devices.
+        found = slurm("sinfo", "--noheader", "-N", *asked, "-o", "%P %c CPUs, %m MB, %f, %G")
+        lines = [line.strip().partition(" ") for line in found.splitlines()]
+        kinds = sorted({kind for name, _, kind in lines if asked or name.endswith("*")})
         if len(kinds) > 1:
             raise ConfigError(
                 "hydra.launcher.constraint",
@@ -192,31 +233,48 @@ class Cluster:
             )
 
 
-def submit_sweep(jobs: Jobs) -> str:
+def submit_sweep(jobs: Jobs, words: Sequence[str]) -> str:
     """Submit the runs of a sweep that have no result, and say what was submitted.
 
     Raises:
-        ConfigError, ChildProcessError: see `Cluster.submit`.
+        ConfigError: a folder is of another config, or of two runs; see also `Cluster.submit`.
+        ChildProcessError: SLURM refuses.
     """
     launch = jobs.configs[0].launch
+    cluster = Cluster.of(jobs.tree.hydra.launcher, launch.cells_per_job, words)
+    done = _done(jobs)
     runs = {
-        str(config.folder): (config.replace("launch", cells_per_job=1), title)
+        _key(config): (config.replace("launch", cells_per_job=1), title)
         for config, title in _titled(jobs)
-        if config.run.fresh or read_result(config.folder) is None
+        if config.folder not in done
     }
-    cluster = Cluster.of(jobs.tree.hydra.launcher, launch.cells_per_job)
-    return cluster.submit(Queue(SWEEPS), runs, lambda part: partial(run_configs, part))
+    work = partial(partial, run_configs)
+    return cluster.submit(Queue(SWEEPS), runs, work, together=len(jobs.configs) > 1)
 
 
 def list_sweep(jobs: Jobs) -> str:
     """Return a line for each run of a sweep: its result, or the state of its job."""
-    submitted = Queue(SWEEPS).describe()
+    done = _done(jobs)
+    submitted = Queue(SWEEPS).describe([_key(config) for config in jobs.configs])
     lines = []
     for config, title in _titled(jobs):
-        result = read_result(config.folder)
-        said = result["status"] if result else submitted.get(str(config.folder), "left")
+        said = done.get(config.folder) or submitted.get(_key(config), "left")
         lines.append(f"  {title:40}  {said}")
     return "\n".join(lines)
+
+
+def _done(jobs: Jobs) -> dict[Path, str]:
+    """Return the status of each run that is done, by its folder."""
+    found = [Job(config, config.folder) for config in jobs.configs]
+    check_together(found)
+    for job in found:
+        check_folder(job, settled=False)
+    return {job.folder: job.status for job in found if job.exit_code is not None}
+
+
+def _key(config: RunConfig) -> str:
+    """Return the name of a run in the queue."""
+    return f"{config.folder} {config.config_sha256[:12]}"
 
 
 def _titled(jobs: Jobs) -> list[tuple[RunConfig, str]]:
@@ -227,89 +285,6 @@ def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:
     """Run the configs of one job, each with its title; return the exit code."""
     on_signal(interrupt)
     configs, titles = zip(*runs, strict=True)
-    return dispatch([resolved(config) for config in configs], titles)[0]
-
-
-class Queue:
-    """The jobs that were submitted for a campaign or a sweep, kept in a file of its folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._path = folder / "jobs.json"
-
-    @property
-    def jobs(self) -> dict[str, list[str]]:
-        """The newest job of each cell: its cluster and id."""
-        return read_json(self._path) if self._path.exists() else {}
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let one command submit at a time; raise ConfigError if another does now."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(self.folder / ".lock")
-        if lock is None:
-            raise ConfigError("launch", ..., f"another command submits to {self.folder} now")
-        try:
-            yield
-        finally:
-            os.close(lock)
-
-    def add(self, cluster: str, parts: Sequence[Sequence[str]], ids: Sequence[str]) -> None:
-        """Keep the ids of submitted jobs, each with its cells."""
-        added = [(part, job_id) for part, job_id in zip(parts, ids, strict=False)]
-        new = {name: [cluster, job_id] for part, job_id in added for name in part}
-        write_json(self._path, self.jobs | new)
-
-    def active(self) -> dict[str, str]:
-        """Return `queued` or `running` for each cell whose job has not ended.
-
-        Raises:
-            ChildProcessError: SLURM does not answer.
-        """
-        jobs = self.jobs
-        states: dict[str, str] = {}
-        if any(cluster == "slurm" for cluster, _ in jobs.values()):
-            listed = _slurm("squeue", "--noheader", "--array", "--me", "--format=%i %T")
-            states = dict(line.split() for line in listed.splitlines())
-        found = {}
-        for name, (cluster, job_id) in jobs.items():
-            if cluster == "local" and _is_alive(job_id):
-                found[name] = "running"
-            elif cluster == "slurm" and job_id in states:
-                found[name] = "queued" if states[job_id] == "PENDING" else "running"
-        return found
-
-    def describe(self) -> dict[str, str]:
-        """Return a few words about each cell's job."""
-        active = self.active()
-        return {
-            name: f"{active[name]}, job {job_id}"
-            if name in active
-            else f"failed or stopped, see {self.folder / job_id}_0_log.out"
-            for name, (_, job_id) in self.jobs.items()
-        }
-
-
-def _is_preempted() -> bool:
-    """Return whether SLURM stops this job for another: it does not requeue one that ends itself."""
-    job_id = os.environ.get("SLURM_JOB_ID")
-    found = job_id and _slurm("scontrol", "show", "job", job_id)
-    return bool(found and re.search(r"PreemptTime=\d", found))
-
-
-def _is_alive(job_id: str) -> bool:
-    """Return whether a job of submitit's stand-in, which has the id of its process, still runs."""
-    try:
-        return b"submitit" in Path(f"/proc/{job_id}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def _slurm(*words: str) -> str:
-    """Return the output of one of SLURM's commands."""
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    except subprocess.CalledProcessError as error:
-        raise ChildProcessError(f"{words[0]}: {first_line(error.stderr)}") from None
-    except OSError as error:
-        raise ChildProcessError(f"{words[0]}: {first_line(error)}") from None
+    code, jobs = dispatch([resolved(config) for config in configs], titles)
+    # A run that diverged is done, be it alone or not.
+    return EXIT_DONE if all(job.status in ("finished", "diverged") for job in jobs) else code

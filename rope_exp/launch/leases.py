@@ -1,4 +1,4 @@
-"""Exclusive leases of GPUs, by locks on files that all dispatchers of this machine share."""
+"""Leases of GPUs, by locks on files that all dispatchers of this machine share."""
 
 import os
 import tempfile
@@ -12,7 +12,8 @@ from rope_exp.system.machine import gpus
 def lease_gpus(config: RunConfig) -> dict[str, list[int]] | None:
     """Lease as many GPUs as the run has ranks, or none at all.
 
-    With launch.runs_per_gpu, so many runs may hold one GPU, if each of them allows it.
+    With launch.runs_per_gpu above 1, a run shares a GPU with runs that have it, too. Each takes one
+    of so many places, so all of them should have the same number.
 
     Args:
         config: resolved for this machine.

@@ -1,6 +1,7 @@
 """Copies of finished runs that keep the last weights in half precision, and no optimizer."""
 
 import os
+import platform
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,8 +42,8 @@ def keep(run: Path, out: Path, result: Mapping[str, Any]) -> bool:
         for name, tensor in saved.model.items()
     }
 
-    # Another process may make the same copy: each makes its own, and the last one stays.
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    # Another process, perhaps of another machine, may make the same copy: the last one stays.
+    temporary = out.with_name(f".{out.name}.{platform.node()}.{os.getpid()}")
     try:
         checkpoint.save(temporary / "checkpoints", saved.step, tensors, {}, saved.state)
         env = read_env(run)

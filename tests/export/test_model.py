@@ -269,6 +269,17 @@ def test_a_model_without_a_class_is_refused(
         exported(decoder_of(sizes, pe))
 
 
+@torch.no_grad()
+def test_a_class_that_adds_nothing_in_some_layers() -> None:
+    source = PULL.replace(
+        "        key_BE", "        if self.sizes.layer:\n            return None\n        key_BE", 1
+    )
+    made = with_text(make_pe(), "pull.Pull", f"# \x0c\u2028\n{source}")
+    decoder = Decoder(Architecture(make_sizes(), made, VOCAB)).eval()
+    decoder.initialise(0)
+    assert_same(decoder, exported(decoder))
+
+
 def test_a_position_past_the_learned_ones_is_named() -> None:
     made = exported(decoder_of({}, {"input": "learned"}))
     with pytest.raises(ValueError, match="learned 48 positions"):
@@ -292,6 +303,7 @@ def test_a_kernel_that_takes_no_bias_is_refused(sizes: dict[str, Any]) -> None:
         "import rope_exp",
         "from rope_exp import load_run, Position",
         "from rope_exp.model.decoder import Decoder",
+        "from \\\n    rope_exp import Position",
     ],
 )
 def test_a_file_that_needs_more_of_the_package_is_refused(line: str) -> None:

@@ -13,10 +13,14 @@ from support.configs import TINY
 from support.refused import refused
 from support.slurm import until
 
+from rope_exp.commands import sweep
 from rope_exp.config.compose import run_config
+from rope_exp.config.resolve import resolve
 from rope_exp.launch.admit import admit
-from rope_exp.launch.cluster import Cluster, Queue, Work
-from rope_exp.run.folder import read_result
+from rope_exp.launch.cluster import Cluster
+from rope_exp.launch.queue import Queue
+from rope_exp.run.folder import read_result, write_config
+from rope_exp.system.errors import RecordError
 
 
 def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> None:
@@ -73,20 +77,37 @@ def test_the_queue_tells_what_became_of_a_job(
         queue.add("slurm", [["a"], ["b", "c"], ["d"]], ["7_0", "7_1", "7_2"])
         with refused("launch", "another command submits"), queue.alone():
             pass
-    assert queue.describe() == {
+    assert queue.describe("abcd") == {
         "a": "queued, job 7_0",
         "b": "running, job 7_1",
         "c": "running, job 7_1",
         "d": f"failed or stopped, see {tmp_path}/jobs/7_2_0_log.out",
     }
 
+    # Where SLURM does not answer, what is known is said.
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
+    said = queue.describe("a")["a"]
+    assert said.startswith("submitted (squeue: no controller), see ")
+    with pytest.raises(ChildProcessError, match="no controller"):
+        queue.active("a")
+    (tmp_path / "jobs" / "jobs.json").write_text('{"a": ["slurm"]}')
+    with refused("jobs.json was damaged", by=RecordError):
+        queue.active("a")
+
+
+ONE = "main* 8 CPUs, 1 MB, a100, gpu:4"
+TWO = f"{ONE}\nmain* 8 CPUs, 1 MB, h100, gpu:4"
+
 
 @pytest.mark.parametrize(
     ("nodes", "launcher", "is_refused"),
     [
-        ("8 CPUs, 1 MB, a100, gpu:4\n8 CPUs, 1 MB, a100, gpu:4", {}, False),
-        ("8 CPUs, 1 MB, a100, gpu:4\n8 CPUs, 1 MB, h100, gpu:4", {}, True),
-        ("8 CPUs, 1 MB, a100, gpu:4\n8 CPUs, 1 MB, h100, gpu:4", {"constraint": "a100"}, False),
+        (f"{ONE}\n{ONE}", {}, False),
+        (f"{ONE}\nother 9 CPUs, 1 MB, h100, gpu:4", {}, False),
+        (TWO, {}, True),
+        (TWO, {"constraint": "a100"}, False),
+        (TWO, {"constraint": "a100|h100"}, True),
+        (TWO.replace("*", ""), {"partition": "main"}, True),
     ],
 )
 def test_a_block_stays_on_one_kind_of_node(
@@ -123,6 +144,33 @@ def test_what_a_cluster_does_not_take_is_one_sentence(
         admit([run_config(["launch.cells_per_job=2"])])
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("hydra.launcher.partition=a,b", "is no sweep; write one value with commas"),
+        ("hydra.launcher.tasks_per_node=8", "must be 1: a job starts its own processes"),
+        ("hydra.launcher.name=x", "is for Hydra's own way"),
+        ("hydra.launcher.nodes=2", "must be 1"),
+        ("optim.lr=0.1,0.2", "two runs of the sweep"),
+        ("optim.lr=0.1", "belongs to another config (optim.lr"),
+    ],
+)
+def test_a_sweep_refuses_what_it_would_lose(
+    word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is submitted; keys that a node will resolve are no other config."""
+    monkeypatch.chdir(tmp_path)
+    commands(tmp_path, monkeypatch, sinfo=ONE, srun="", sbatch="Submitted batch job 12")
+    words = ["pe=nope", "run.group=g", "launch=slurm"]
+    folder = tmp_path / "results/runs/g/nope/seed0"
+    folder.mkdir(parents=True)
+    write_config(folder, resolve(run_config([*words[:2]])))
+    with refused(said):
+        sweep([*words, word])
+    assert not (tmp_path / "results/slurm").exists()
+    assert sweep(words) == 0
+
+
 def test_a_campaign_says_everything_else_itself(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "corpus").symlink_to(corpus)
     write_campaign(tmp_path)
@@ -143,9 +191,8 @@ def test_a_job_that_was_stopped_otherwise_is_not_requeued(monkeypatch: pytest.Mo
     script = (
         "from rope_exp.launch.cluster import Work\n"
         "import functools, sys\n"
-        "Work(functools.partial(int, 75), 3)()\n"
+        "Work(functools.partial(int, 75), 3, None)()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
     assert "ChildProcessError: ended with exit code 75" in done.stderr
-    assert Work(int, 3).max_requeues == 3

@@ -55,7 +55,7 @@ def test_one_door_has_every_command(tmp_path: Path) -> None:
     assert "rope-exp train pe=vo_rope" in run().stdout
     assert run("--version").stdout == f"{rope_exp.__version__}\n"
     assert "seed: 5" in run("train", "--cfg", "job", "seed=5").stdout
-    assert_refused(run("trian"), "command=trian: must be one of train, campaign, report")
+    assert_refused(run("trian"), "command=trian: must be one of train, campaign, sweep, report")
     assert_refused(run("report"), "results/runs")
     assert "usage: rope-exp campaign" in run("campaign", "--help").stdout
     assert_refused(run("campaign", "nosuch"), "campaign=nosuch: there is no such campaign")

@@ -238,7 +238,8 @@ def prepare(words: list[str]) -> int:
     from rope_exp.data.generated import Generated, open_data
 
     about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
-    _, [config] = _configs(Parser("prepare", about), words)
+    # A sweep's first run stands for all.
+    config = _configs(Parser("prepare", about), words)[1][0]
     found = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     if isinstance(found, Generated):
         print(f"data={config.data.name} is generated as it is read: there is nothing to prepare")

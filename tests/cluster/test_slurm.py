@@ -18,6 +18,7 @@ from support.campaigns import (
     start_campaign,
     write_campaign,
 )
+from support.configs import NINE
 from support.slurm import Slurm, until
 
 pytestmark = [
@@ -25,17 +26,6 @@ pytestmark = [
     pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
 ]
 
-NINE = (
-    "nope",
-    "q_rope",
-    "k_rope",
-    "v_rope",
-    "o_rope",
-    "qk_rope",
-    "vo_rope",
-    "qkv_rope",
-    "qkvo_rope",
-)
 ASKED = ("launch=slurm", "hydra.launcher.cpus_per_task=1")
 # A run of some 40 seconds.
 SLOW = ("train.num_steps=3000", "train.save_every=50", "train.eval_every=3000")

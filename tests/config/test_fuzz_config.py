@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+from support.configs import NINE
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import check_memory, resolve
@@ -79,17 +80,7 @@ SMALL = {
     "launch.num_processes": ["1", "2", "all"],
 }
 GROUPS = {
-    "pe": [
-        "nope",
-        "q_rope",
-        "k_rope",
-        "v_rope",
-        "o_rope",
-        "qk_rope",
-        "vo_rope",
-        "qkv_rope",
-        "qkvo_rope",
-    ],
+    "pe": list(NINE),
     "model": ["nano", "10m", "350m", "sequel"],
     "train": ["nano", "125m", "sequel"],
     "schedule": ["cosine", "wsd"],

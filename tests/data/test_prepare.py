@@ -205,6 +205,8 @@ def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None
     assert good.returncode == 0, good.stderr
     assert "200" not in good.stderr
     assert "vocabulary: 257" in good.stdout
+    sweep = [*command, f"data.path={path}", "+experiment=nine"]
+    assert subprocess.check_output(sweep, text=True) == good.stdout
 
     missing = f"data.path={tmp_path / 'none'}"
     bad = subprocess.run([*command, missing], capture_output=True, text=True)

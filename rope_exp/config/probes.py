@@ -9,6 +9,7 @@ Probe = Literal[
     "positions",
     "shift",
     "ablation",
+    "repeat",
     "floors",
     "distance",
     "drift",

@@ -22,6 +22,8 @@ def check_probes(train: TrainConfig, model: ModelConfig, attn: AttnConfig, pe: P
     }
     if train.seq_len < 2:
         reasons.setdefault("distance", "distance needs train.seq_len of at least 2")
+    if train.objective != "causal" or train.seq_len < 4:
+        reasons["repeat"] = "repeat needs train.objective=causal and train.seq_len of at least 4"
     if model.window_layers is not None:
         reasons["distance"] = "distance has one uniform baseline: leave model.window_layers out"
     if not pe.trainable:

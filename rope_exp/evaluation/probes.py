@@ -9,6 +9,8 @@ Each probe shows something that the mean over the held-out windows does not:
   documents. A relative variant's loss does not change; an absolute one's rises if it has learned to
   use absolute positions;
 - ablation: the loss without one site's rotation, which shows how far the model depends on it;
+- repeat: the loss of a text, and of the same text read again right after it, which is low if the
+  model copies;
 - floors: how often eps replaces linear attention's denominator, because the sum there is smaller;
 - distance: mean attention weights at each distance, beside the bound of the scores, and each
   head's score by distance alone;
@@ -29,6 +31,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -160,6 +163,20 @@ class Questions:
             with switched_off(self.decoder, site):
                 losses[site] = self._loss()
         return {"without": list(losses), "loss": rounded(list(losses.values()))}
+
+    def repeat(self) -> Probes:
+        """Return the loss of half a window, and of the same tokens when they follow again.
+
+        An induction head (Olsson et al. 2022) finds the token's last occurrence and predicts what
+        followed it. A model that has none gains little from the second reading.
+        """
+        half = self.train.seq_len // 2
+        text_NS = self._windows(self._share, half)
+        nats_NP = self._nats(self.read(np.hstack([text_NS[:, :half], text_NS])))
+
+        # The text's first token is left out: what stands before it differs.
+        readings = nats_NP[:, : half - 1], nats_NP[:, half:-1]
+        return {"reading": [1, 2], "loss": rounded([nats.mean() for nats in readings])}
 
     def floors(self) -> Probes:
         """Return the share of linear attention's denominators that eps floors, by layer.

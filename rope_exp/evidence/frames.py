@@ -106,9 +106,9 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     """Return a frame with one line per number from a finished model's probes: `value`, by place.
 
     `probe` names the number and `at` its place, as in a report's probes.csv: a loss by length of
-    window (`positions`), by position (`bins`), by start of positions (`shift`) or without the
-    rotation of a site (`ablation`), or a mean weight on a key by its distance (`distance`), beside
-    uniform weights (`uniform`). Every key that differs between these runs is included, as in
+    window (`positions`), by position (`bins`), by start of positions (`shift`), without the
+    rotation of a site (`ablation`) or at the first and second reading (`repeat`), or a mean weight
+    on a key by its distance (`distance`), beside uniform weights (`uniform`). Every key that differs between these runs is included, as in
     `load_runs`; without answers there is no line.
 
     Args, Raises: as `load_runs`.

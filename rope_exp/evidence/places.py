@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 # The probes that are answered by place only.
-BY_PLACE = ("positions", "shift", "ablation", "distance")
+BY_PLACE = ("positions", "shift", "ablation", "repeat", "distance")
 
 Numbers = dict[Any, float]
 
@@ -15,8 +15,9 @@ def by_place(probe: str, answer: Mapping[str, Any]) -> dict[str, Numbers]:
     """Return a run's answer to one of BY_PLACE: numbers by name, and by place.
 
     Losses by length of window (`positions`), by the first position of a bin (`bins`), by start of
-    positions (`shift`), without the rotation of a site (`ablation`); the mean weight on a key by
-    its distance, over layers (`distance`), beside uniform weights (`uniform`).
+    positions (`shift`), without the rotation of a site (`ablation`), at the first and the second
+    reading (`repeat`); the mean weight on a key by its distance, over layers (`distance`), beside
+    uniform weights (`uniform`).
     """
     if probe == "distance":
         over_layers = np.mean(list(answer["attention"].values()), axis=0)
@@ -29,6 +30,7 @@ def by_place(probe: str, answer: Mapping[str, Any]) -> dict[str, Numbers]:
         "positions": ("lengths", "loss_at_length"),
         "shift": ("start", "loss"),
         "ablation": ("without", "loss"),
+        "repeat": ("reading", "loss"),
     }[probe]
     found = {probe: _numbers(answer[places], answer[losses])}
     if probe == "positions":

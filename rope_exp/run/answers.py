@@ -73,6 +73,11 @@ class _Ablation(_Table):
     loss: Losses
 
 
+class _Repeat(_Table):
+    reading: Naturals
+    loss: Losses
+
+
 class _Floors(_Types):
     share: Losses
 
@@ -136,6 +141,7 @@ class Answers(_Types):
     positions: _Positions = _LEFT_OUT
     shift: _Shift = _LEFT_OUT
     ablation: _Ablation = _LEFT_OUT
+    repeat: _Repeat = _LEFT_OUT
     floors: _Floors = _LEFT_OUT
     distance: _Distance = _LEFT_OUT
     drift: _Drift = _LEFT_OUT

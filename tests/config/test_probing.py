@@ -18,6 +18,8 @@ REFUSED = [
     (["attn=linear"], "distance", "attn.kind=linear cannot be asked for distance"),
     (["attn=decay", "pe=vo_rope"], "distance", "attn.kind=decay cannot be asked"),
     (["attn=mla"], "floors", "attn.kind=latent cannot be asked for floors"),
+    (["train.objective=mlm"], "repeat", "repeat needs train.objective=causal"),
+    (["train.seq_len=3"], "repeat", "train.seq_len of at least 4"),
     (["train.seq_len=1"], "distance", "needs train.seq_len of at least 2"),
     ([], "drift", "frequencies that are learned: pe.trainable"),
     ([], "token_shift", "needs mu, which is learned: model.token_shift"),

@@ -27,13 +27,15 @@ LENGTH = 16
 TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)
 HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
 # Micro-batches of four training lengths: 16 windows; 2 of eight lengths, one at a time; 4 windows
-# at five starts; 4 windows as trained and without either of two sites; 4 windows, one at a time; at
-# four lengths one window as trained, and at three of them by three methods on q, on v and on both.
+# at five starts; 4 windows as trained and without either of two sites; 4 windows of half a
+# length, read twice; 4 windows, one at a time; at four lengths one window as trained, and at three
+# of them by three methods on q, on v and on both.
 NUM_BATCHES = {
     "windows": 4,
     "positions": 2,
     "shift": 5,
     "ablation": 3,
+    "repeat": 1,
     "distance": 4,
     "extension": 4 + 3 * 3 * 3,
 }
@@ -234,6 +236,24 @@ def test_sites_that_rotate_in_some_layers_are_switched_off() -> None:
     """Of either pattern: here q and k in the second layer alone, v and o in the first."""
     decoder = opinionated(*"qkvo", layers=(0, 1), layers_vo=(1, 0))
     assert ask(decoder, "ablation")["without"] == ["", "k", "o", "q", "v"]
+
+
+# -- repeat --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [LENGTH, 5])
+def test_both_readings_are_those_of_a_plain_loop(length: int) -> None:
+    """Both are of the text's tokens but the first, and the second reading follows the first."""
+    decoder = opinionated("q", "k")
+    train = TrainConfig(seq_len=length, eval_sequences=16)
+    found = Questions(decoder, HELD_OUT, train, 4).ask(["repeat"])["repeat"]
+
+    half = length // 2
+    texts = [ids[:half] for ids in validation_ids(HELD_OUT, 4, half)]
+    twice = np.array([nats_by_hand(decoder, np.tile(text, 2)) for text in texts])
+    assert found["reading"] == [1, 2]
+    expected = [twice[:, : half - 1].mean(), twice[:, half:].mean()]
+    assert found["loss"] == pytest.approx(expected, abs=1e-5)
 
 
 # -- what is left behind -------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from second_test import EQUAL, LAYOUTS, PAIRS, ROWS, SD, draw, error, judge_draws, power
+from second_test import EQUAL, FALLING, LAYOUTS, PAIRS, ROWS, SD, draw, error, judge_draws, power
 
 from rope_exp.evidence.layout import measure
 from rope_exp.evidence.significance import judge
@@ -15,7 +15,7 @@ from rope_exp.evidence.significance import judge
 @pytest.mark.parametrize("noisy", [EQUAL, EQUAL | {"qk_rope": 20 * SD}])
 def test_a_draw_is_judged_as_the_report_judges_it(noisy: dict[str, float]) -> None:
     """By both rules, with five seeds and eight, where the first rule pools and where it may not."""
-    loss_DN, layout = draw(LAYOUTS["first: 8 and 5 seeds"], noisy, {"k_rope": 0.02}, 1)
+    loss_DN, layout = draw(LAYOUTS["first: 8 and 5 seeds"], noisy, {"k_rope": 0.02}, 1, falls=False)
     losses: dict[str, dict[int, float]] = defaultdict(dict)
     for loss, seed, row in zip(loss_DN[0], *layout, strict=True):
         losses[ROWS[int(row)]][int(seed)] = float(loss)
@@ -33,13 +33,17 @@ def test_a_draw_is_judged_as_the_report_judges_it(noisy: dict[str, float]) -> No
 def test_only_own_deviations_keep_the_error_under_unequal_noise() -> None:
     """Three standard errors of 5 % in 2,000 draws are 1.5 %."""
     rates = error(2000).set_index(["layout", "noise"])
-    assert rates["second rule"].max() < 0.065
+    assert rates["second rule"].drop(FALLING, level="noise").max() < 0.065
     assert rates.loc[("3 seeds", "that of three seeds at 26M tokens"), "first rule"].min() > 0.1
+
+    # Losses in two groups are not normal: eight seeds bear it, three do not.
+    assert rates.loc[("second: 8 seeds", FALLING), "second rule"].max() < 0.065
+    assert rates.loc[("3 seeds", FALLING), "second rule"].min() > 0.065
 
 
 def test_power_is_that_of_the_noncentral_t() -> None:
     """At its first step Holm's rule asks a paired t test of eight seeds for p < 0.05/8."""
-    rates = power(2000).set_index(["family", "difference"])["called different"]
+    rates = power(2000).set_index(["noise", "family", "difference"])["called different"]["equal"]
     critical = stats.t.ppf(1 - 0.05 / 8 / 2, 7)
     alone = stats.nct.sf(critical, 7, 0.02 / (0.012 / 8**0.5))
     assert rates["eight published", "0.02 nats"] == pytest.approx(alone, abs=0.03)

@@ -201,7 +201,7 @@ def chart(rows: pd.DataFrame, fleet: Fleet) -> alt.FacetChart:
     x = x.axis(values=list(INTERVALS_MIN), format="d", grid=True)
     y = alt.Y("lost:Q", title="paid time lost").scale(type="log", domain=[1e-4, 1])
     y = y.axis(values=[1e-4, 1e-3, 1e-2, 1e-1, 1], format="~%", grid=True)
-    color = alt.Color("cells a job:N").scale(range=["#004488", "#C8961E", "#BB5566"])
+    color = alt.Color("cells a job:N", title="runs per job").scale(range=["#004488", "#C8961E", "#BB5566"])
     base = alt.Chart().encode(x=x, color=color)
     line = base.mark_line(strokeWidth=1.2).encode(y=alt.Y("expected:Q"))
     dots = base.transform_filter("!datum.is_young").mark_point(filled=True, size=28, opacity=1)
@@ -209,10 +209,10 @@ def chart(rows: pd.DataFrame, fleet: Fleet) -> alt.FacetChart:
         shape="diamond", size=110, fill="white", opacity=1, strokeWidth=1.6
     )
     sentences = (
-        f"{fleet.cells:,} cells of {fleet.hours:g} card-hours on {fleet.cards} cards, "
+        f"{fleet.cells:,} runs of {fleet.hours:g} GPU-hours on {fleet.cards} GPUs, "
         f"{fleet.save_s:g} s a checkpoint, {60 * RESTART_H:g} minutes a restart. Lost: saving, "
         "restarts and work that is done again. Dot: simulated. Line: by the formula. Diamond: "
-        "simulated at Young's interval. On spot nodes of eight cards, 1 and 8 cells a job coincide."
+        "simulated at Young's interval. On spot nodes of eight GPUs, 1 and 8 runs per job coincide."
     )
     layers = alt.layer(line, dots.encode(y=y), young.encode(y=y), data=rows, width=300, height=230)
     facet = alt.Column("capacity:N", title=None, header=alt.Header(labelFontSize=12))

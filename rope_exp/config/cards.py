@@ -13,7 +13,7 @@ from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.system.errors import ConfigError
 
-HEADER = ("run", "parameters", "tokens", "FLOPs", "GiB a card", "card-hours", "cost")
+HEADER = ("run", "parameters", "tokens", "FLOPs", "GiB per GPU", "GPU-hours", "cost")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def card_lines(configs: Sequence[RunConfig], gpu: str, price: float | None = Non
     Args:
         configs: with any `auto` unresolved; precision=auto is bf16 there.
         gpu: a key of `CARDS`.
-        price: of one card for an hour, in any currency.
+        price: of one GPU for an hour, in any currency.
     Raises:
         ConfigError: there is no such GPU, or a run does not fit one.
     """
@@ -126,8 +126,8 @@ def _too_large(config: RunConfig, gpu: str, needed: int) -> ConfigError:
     """Return the error that names the largest micro-batch that fits, or else the model."""
     available = 1e9 * CARDS[gpu].gigabytes
     said = (
-        f"needs about {needed / GIB:.1f} GiB a card, and {gpu} has {available / GIB:.1f}: every "
-        f"card holds all weights, {BYTES_A_PARAMETER} bytes a parameter (FSDP is left out), so "
+        f"needs about {needed / GIB:.1f} GiB per GPU, and {gpu} has {available / GIB:.1f}: every "
+        f"GPU holds all weights, {BYTES_A_PARAMETER} bytes a parameter (FSDP is left out), so "
         f"it goes up to {available / BYTES_A_PARAMETER / 1e9:.1f}B parameters, less the micro-batch"
     )
     train = config.train

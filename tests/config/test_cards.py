@@ -53,7 +53,7 @@ def test_too_large_a_micro_batch_is_refused_with_one_that_fits() -> None:
     fits = BYTES - 4 * 4096 * 12 * 17 * 2 * 2048
     assert fits < 40e9 < BYTES
     said = (
-        "train.micro_batch_size=8: needs about 47.3 GiB a card, and a100-40 has 37.3",
+        "train.micro_batch_size=8: needs about 47.3 GiB per GPU, and a100-40 has 37.3",
         "; 4 fits",
     )
     with refused(*said):

@@ -73,7 +73,7 @@ def check_covered(config: RunConfig) -> None:
     Raises:
         ConfigError: naming the first such key.
     """
-    beyond = differing_keys(RunConfig().numeric_dict(), config.numeric_dict(), COVERED)
+    beyond = differing_keys(RunConfig().numeric, config.numeric, COVERED)
     if beyond:
         key, _, change = beyond[0].partition(": ")
         raise ConfigError(key, change.partition(" -> ")[2], "is not passed to the Trainer")

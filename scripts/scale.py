@@ -201,7 +201,9 @@ def chart(rows: pd.DataFrame, fleet: Fleet) -> alt.FacetChart:
     x = x.axis(values=list(INTERVALS_MIN), format="d", grid=True)
     y = alt.Y("lost:Q", title="paid time lost").scale(type="log", domain=[1e-4, 1])
     y = y.axis(values=[1e-4, 1e-3, 1e-2, 1e-1, 1], format="~%", grid=True)
-    color = alt.Color("cells a job:N", title="runs per job").scale(range=["#004488", "#C8961E", "#BB5566"])
+    color = alt.Color("cells a job:N", title="runs per job").scale(
+        range=["#004488", "#C8961E", "#BB5566"]
+    )
     base = alt.Chart().encode(x=x, color=color)
     line = base.mark_line(strokeWidth=1.2).encode(y=alt.Y("expected:Q"))
     dots = base.transform_filter("!datum.is_young").mark_point(filled=True, size=28, opacity=1)

@@ -22,10 +22,10 @@ import pandas as pd
 from rope_exp.evidence.contrasts import Array
 from rope_exp.evidence.layout import ALPHA, deviating, holm
 from rope_exp.evidence.published import TABLE
-from rope_exp.evidence.significance import MARGIN, all_pairs, not_equivalent, two_sided
+from rope_exp.evidence.significance import MARGIN, not_equivalent, two_sided
 
 ROWS = tuple(TABLE.losses)
-PAIRS = all_pairs(ROWS)
+PAIRS = list(itertools.combinations(ROWS, 2))
 PUBLISHED = [(a, b) if (a, b) in PAIRS else (b, a) for a, _, b in TABLE.relations]
 FAMILIES = {"eight published": [PAIRS.index(pair) for pair in PUBLISHED], "all 36": range(36)}
 

@@ -55,15 +55,9 @@ def _check_text(config: "RunConfig") -> None:
 
 
 def _check_regression(config: "RunConfig", name: str) -> None:
-    """Refuse settings that cannot use real-valued times, look both ways or predict real numbers."""
+    """Refuse settings that cannot use real-valued times or predict real numbers."""
     model = config.model
     pe = config.pe
-    if not config.attn.keeps_keys:
-        allowed = f"keeps a state, which meets no later token: not for {name}"
-        raise ConfigError("attn.kind", config.attn.kind, allowed)
-    if model.window is not None:
-        allowed = f"ends at the query, and {name} reads on both sides of it; leave null"
-        raise ConfigError("model.window", model.window, allowed)
     if model.tie_word_embeddings:
         allowed = f"{name} predicts no tokens, whose embeddings could be shared; leave false"
         raise ConfigError("model.tie_word_embeddings", True, allowed)

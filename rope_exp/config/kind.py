@@ -8,7 +8,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from rope_exp.config.probes import Probe
 from rope_exp.config.schema import labelled, numeric_values
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import SITES, PeConfig
@@ -26,11 +25,10 @@ class Kind:
     # True if it uses model.num_key_value_heads, model.head_dim and pe.fraction; False if it has
     # its own sizes.
     takes_heads = True
-    # True if it supports model.qk_norm or model.token_shift, respectively.
-    takes_norm = False
-    takes_shift = False
-    # True if a position encoding of one's own can act in it.
-    takes_code = False
+    # True if it supports model.qk_norm, model.token_shift and pe.code.
+    takes_additions = False
+    # True if it divides by a sum that eps can replace.
+    has_floors = False
 
     @property
     def label(self) -> str:
@@ -73,11 +71,6 @@ class Kind:
         """
         raise NotImplementedError
 
-    @classmethod
-    def probes(cls) -> tuple[Probe, ...]:
-        """Return the probes that this kind supports and some other kind does not."""
-        return ()
-
     def check(self, model: ModelConfig, pe: PeConfig) -> None:
         """Refuse unsupported settings.
 
@@ -95,18 +88,14 @@ class Kind:
             )
         if pe.bias != "none" and not self.keeps_keys:
             raise ConfigError("pe.bias", pe.bias, f"{name} has no scores of pairs to add it to")
-        if pe.code is not None and not self.takes_code:
-            raise ConfigError("pe.code", pe.code, f"acts in attn.kind=softmax alone, not in {name}")
-        if model.qk_norm and not self.takes_norm:
-            raise ConfigError(
-                "model.qk_norm", True, f"{name} has none; attn=softmax has, and here leave false"
-            )
-        if model.token_shift and not self.takes_shift:
-            raise ConfigError(
-                "model.token_shift",
-                True,
-                f"{name} has none; attn=softmax has, and here leave false",
-            )
+        additions = {
+            "pe.code": pe.code,
+            "model.qk_norm": model.qk_norm,
+            "model.token_shift": model.token_shift,
+        }
+        for key, value in additions.items():
+            if value and not self.takes_additions:
+                raise ConfigError(key, value, f"{name} has none; attn=softmax has")
         if self.takes_heads:
             _check_heads(model)
             return

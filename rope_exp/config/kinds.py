@@ -11,7 +11,6 @@ from typing import Literal, Self
 from pydantic.dataclasses import dataclass
 
 from rope_exp.config.kind import Even, Kind
-from rope_exp.config.probes import Probe
 from rope_exp.config.schema import SECTION, Size, numeric
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
@@ -36,9 +35,30 @@ class KeysKind(Kind):
             pairs = sum(n * (n + 1) // 2 + (seq_len - n) * n for n in windows) // len(windows)
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
-    @classmethod
-    def probes(cls) -> tuple[Probe, ...]:
-        return ("distance",)
+
+class OwnSizes(KeysKind):
+    """Base class of kinds with keys of nope_dim + rope_dim features, of which the last rotate."""
+
+    nope_dim: int
+    rope_dim: int
+
+    takes_heads = False
+
+    @property
+    def key_dim(self) -> int:
+        """Features of a head's queries and keys."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def out_dim(self) -> int:
+        """Features of a head's values and output."""
+        raise NotImplementedError
+
+    def rotary_dim(self, model: ModelConfig) -> int:
+        return self.rope_dim
+
+    def widths(self, model: ModelConfig) -> tuple[int, int]:
+        return self.key_dim, self.out_dim
 
 
 @dataclass(frozen=True, config=SECTION)
@@ -49,13 +69,11 @@ class SoftmaxConfig(KeysKind):
     # Each head learns a score to which a query can attend instead of any key.
     sink: bool = numeric(False)
 
-    takes_norm = True
-    takes_shift = True
-    takes_code = True
+    takes_additions = True
 
 
 @dataclass(frozen=True, config=SECTION)
-class LatentConfig(KeysKind):
+class LatentConfig(OwnSizes):
     """MLA: K and V of all heads from one latent of `kv_rank`, plus a rotating key.
 
     The keys of a head are [k_C; k_R], nope_dim and rope_dim wide; all heads share k_R. With
@@ -72,30 +90,16 @@ class LatentConfig(KeysKind):
     value_dim: Size = numeric(64)
     value_rope: bool = numeric(False)
 
-    takes_heads = False
-
     def sites(self) -> tuple[str, ...]:
         return SITES if self.value_rope else ("q", "k")
 
     @property
-    def key_dim(self) -> int:
-        """Features of a head's queries and keys."""
-        return self.nope_dim + self.rope_dim
-
-    @property
     def out_dim(self) -> int:
-        """Features of a head's values and output."""
         return self.value_dim + self.rope_dim * self.value_rope
-
-    def rotary_dim(self, model: ModelConfig) -> int:
-        return self.rope_dim
 
     def key_heads(self, model: ModelConfig) -> int:
         # All heads share k_R.
         return 1
-
-    def widths(self, model: ModelConfig) -> tuple[int, int]:
-        return self.key_dim, self.out_dim
 
     def why_not(self, refused: Sequence[str]) -> str:
         return (
@@ -105,7 +109,7 @@ class LatentConfig(KeysKind):
 
 
 @dataclass(frozen=True, config=SECTION)
-class SharedConfig(KeysKind):
+class SharedConfig(OwnSizes):
     """Keys and values that share a tensor, in `groups`; nope_dim features never rotate.
 
     s1: values share the nope_dim features and have rope_dim features of their own. s2: values
@@ -123,8 +127,6 @@ class SharedConfig(KeysKind):
     # Each head learns a score to which a query can attend instead of any key.
     sink: bool = numeric(False)
 
-    takes_heads = False
-
     def small(self) -> Self:
         return replace(self, groups=1)
 
@@ -132,23 +134,11 @@ class SharedConfig(KeysKind):
         return ("q", "k") if self.form == "s3" else SITES
 
     @property
-    def key_dim(self) -> int:
-        """Features of a head's queries and keys."""
-        return self.nope_dim + self.rope_dim
-
-    @property
     def out_dim(self) -> int:
-        """Features of a head's values and output."""
         return self.nope_dim if self.form == "s3" else self.key_dim
-
-    def rotary_dim(self, model: ModelConfig) -> int:
-        return self.rope_dim
 
     def key_heads(self, model: ModelConfig) -> int:
         return self.groups
-
-    def widths(self, model: ModelConfig) -> tuple[int, int]:
-        return self.key_dim, self.out_dim
 
     def check(self, model: ModelConfig, pe: PeConfig) -> None:
         super().check(model, pe)

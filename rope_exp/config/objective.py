@@ -36,7 +36,7 @@ def check_objective(train: TrainConfig, model: ModelConfig, attn: AttnConfig) ->
             f"mixes in the token before, and train.objective={train.objective} looks both ways; "
             "train.objective=causal does not, and here leave false",
         )
-    if train.objective != "mlm":
+    if train.objective == "causal":
         return
     if not attn.keeps_keys:
         raise ConfigError(

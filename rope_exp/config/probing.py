@@ -1,7 +1,6 @@
 """Checks that a run supports the probes it asks for."""
 
 import math
-from typing import get_args
 
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.sections import ModelConfig, TrainConfig
@@ -15,10 +14,11 @@ def check_probes(train: TrainConfig, model: ModelConfig, attn: AttnConfig, pe: P
     Raises:
         ConfigError: it names the probe's requirement.
     """
-    of_some = {probe for kind in get_args(AttnConfig) for probe in kind.probes()}
+    supports = {"distance": attn.keeps_keys, "floors": attn.has_floors}
     reasons = {
         probe: f"attn.kind={attn.kind} cannot be asked for {probe}"
-        for probe in of_some.difference(attn.probes())
+        for probe, is_supported in supports.items()
+        if not is_supported
     }
     if train.seq_len < 2:
         reasons.setdefault("distance", "distance needs train.seq_len of at least 2")

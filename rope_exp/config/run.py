@@ -251,22 +251,19 @@ class RunConfig:
         departing = numeric_values(self, departing=True)
         return json_sha256({key: departing[key] for key in departing if key not in FACTORS})
 
-    def numeric_dict(self) -> dict[str, Any]:
-        """Return every value that can change a number of this run; not to be changed."""
-        return self._numeric
-
     @cached_property
-    def _numeric(self) -> dict[str, Any]:
+    def numeric(self) -> dict[str, Any]:
+        """Every value that can change a number of this run; not to be changed."""
         return numeric_values(self)
 
     def numeric_value(self, key: str) -> Any:
-        """Return a value of `numeric_dict` by its dotted key, or the values of a section.
+        """Return a value of `numeric` by its dotted key, or the values of a section.
 
         Raises:
             KeyError: no such key can change a number.
         """
         try:
-            return reduce(getitem, key.split("."), self.numeric_dict())
+            return reduce(getitem, key.split("."), self.numeric)
         except TypeError:
             raise KeyError(key) from None
 

@@ -9,7 +9,6 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from rope_exp.config.kind import Kind
-from rope_exp.config.probes import Probe
 from rope_exp.config.schema import SECTION, OpenShare, Positive, numeric
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
@@ -43,15 +42,13 @@ class LinearConfig(StateKind):
     form: Literal["numerator", "both", "one_plus_cos"] = numeric("numerator")
     eps: Positive = numeric(1e-6)
 
+    has_floors = True
+
     def head_states(self, model: ModelConfig) -> int:
         # Sums over keys of values and of a one; 1 + cos has one more key feature, which is 1.
         features = model.features_per_head
         keys = features + (self.form == "one_plus_cos")
         return model.num_attention_heads * keys * (features + 1)
-
-    @classmethod
-    def probes(cls) -> tuple[Probe, ...]:
-        return ("floors",)
 
 
 @dataclass(frozen=True, config=SECTION)

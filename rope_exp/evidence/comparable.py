@@ -176,7 +176,7 @@ def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
     """Return whether two runs have one corpus, and equal numeric values except for some keys."""
     if first.result.get("data_sha256") != second.result.get("data_sha256"):
         return False
-    return not differing_keys(first.config.numeric_dict(), second.config.numeric_dict(), but)
+    return not differing_keys(first.config.numeric, second.config.numeric, but)
 
 
 def value_of(config: RunConfig, factor: str) -> Any:
@@ -244,7 +244,7 @@ def _check_place(run: Run, row: Row) -> None:
 
 
 def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:
-    keys = differing_keys(first.config.numeric_dict(), second.config.numeric_dict(), factors)
+    keys = differing_keys(first.config.numeric, second.config.numeric, factors)
     if keys:
         raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({'; '.join(keys)})")
 

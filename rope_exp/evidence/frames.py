@@ -7,6 +7,7 @@ runs.pivot(index="seed", columns="pe", values="val/loss")
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,8 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     `probe` names the number and `at` its place, as in a report's probes.csv: a loss by length of
     window (`positions`), by position (`bins`), by start of positions (`shift`), without the
     rotation of a site (`ablation`) or at the first and second reading (`repeat`), or a mean weight
-    on a key by its distance (`distance`), beside uniform weights (`uniform`). Every key that differs between these runs is included, as in
-    `load_runs`; without answers there is no line.
+    on a key by its distance (`distance`), beside uniform weights (`uniform`). Every key that
+    differs between these runs is included, as in `load_runs`; without answers there is no line.
 
     Args, Raises: as `load_runs`.
     """
@@ -194,7 +195,6 @@ def _keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _line(run: Run) -> dict[str, Any]:
-    config = run.config.to_dict()
     cached, state = kept(run.config.attn, run.config.model, run.config.pe)
     line: dict[str, Any] = {
         "where": run.where,
@@ -208,9 +208,7 @@ def _line(run: Run) -> dict[str, Any]:
         "state": state,
         "status": run.status,
     }
-    for key in _OF_CONFIG:
-        section, _, name = key.partition(".")
-        line[key] = config[section][name] if name else config[section]
+    line |= {key: attrgetter(key)(run.config) for key in _OF_CONFIG}
     line |= {key: run.result.get(key) for key in _OF_RESULT}
     line |= {key: run.env.get(key) for key in _OF_ENV}
     git = run.env.get("git")

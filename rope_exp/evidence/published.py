@@ -18,13 +18,13 @@ RIVAL = "qkvo_rope"
 
 @dataclass(frozen=True)
 class Published:
-    """A published table.
+    """A published table, or a claim about rows without numbers.
 
     Attributes:
         source: the citation.
         short: the same for fonts without Chinese.
         setting: the known facts about its training.
-        losses: in nats per token, by the rows' labels, best first.
+        losses: in nats per token, by the rows' labels, best first; empty for a claim.
         order: the source's own, with ">" for better and "≈" for too close to distinguish; empty:
             it gives none.
         relations: that order as pairs of neighbours, with the sign between them.
@@ -32,9 +32,9 @@ class Published:
     """
 
     source: str
-    short: str
-    setting: str
-    losses: Mapping[str, float]
+    short: str = ""
+    setting: str = ""
+    losses: Mapping[str, float] = field(default_factory=dict)
     order: str = ""
     relations: Sequence[tuple[str, str, str]] = ()
     cached: Mapping[str, int] = field(default_factory=dict)
@@ -42,25 +42,7 @@ class Published:
     @property
     def cited(self) -> str:
         """The citation, and the known facts about its training."""
-        return f"{self.source} ({self.setting})"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A published claim about rows, without numbers to compare with ours.
-
-    Attributes:
-        source: the citation.
-        relations: as in `Published`.
-    """
-
-    source: str
-    relations: Sequence[tuple[str, str, str]]
-
-    @property
-    def cited(self) -> str:
-        """The citation."""
-        return self.source
+        return f"{self.source} ({self.setting})" if self.setting else self.source
 
 
 # The nine variants of softmax attention, by PeConfig.label.
@@ -138,15 +120,14 @@ SEQUEL = Published(
     },
 )
 
-# Claims for generated data, by data.kind. RoPER is QKVO-RoPE; it was compared with RoPE (QK-RoPE).
-ROPER = Claim(
+# RoPER is QKVO-RoPE; it was compared with RoPE (QK-RoPE).
+ROPER = Published(
     source=(
         "Georges Harik and Varuna Jayasiri, “Rotary Positional Embeddings with Relative distances "
         "(RoPER)”, https://research.labml.ai/RoPER.html"
     ),
     relations=(("qkvo_rope", ">", "qk_rope"),),
 )
-CLAIMS = {"addition": ROPER, "copy": ROPER}
 
 # From docs/references.md; section 8 of docs/protocol.md says which of its averages these are.
 COPY_REPEAT = Published(
@@ -163,4 +144,5 @@ COPY_REPEAT = Published(
     losses={"qkvo_rope": 0.319, "qk_rope": 0.330},
     relations=ROPER.relations,
 )
-TASKS = {"repeats": COPY_REPEAT}
+# By data.kind.
+TASKS = {"repeats": COPY_REPEAT, "addition": ROPER, "copy": ROPER}

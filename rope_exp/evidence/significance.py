@@ -10,7 +10,6 @@ standard error is s sqrt(2/n), with s^2 the residual variance of the layout, poo
 `layout.measure` decides. Plain float64.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,11 +121,6 @@ def judge(
             df = count - 1
         pairs.append(_judge_one(a, b, float(differences.mean()), error, df, count, margin))
     return _judge_family(pairs)
-
-
-def all_pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
-    """Return every pair once, in the order of the labels."""
-    return list(itertools.combinations(labels, 2))
 
 
 def two_sided(t: Array, df: int | Array) -> Array:

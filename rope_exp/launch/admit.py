@@ -206,7 +206,7 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
         return
 
     before = read_config(folder)
-    differing = differing_keys(before.numeric_dict(), job.config.numeric_dict())
+    differing = differing_keys(before.numeric, job.config.numeric)
     if not settled:
         differing = [each for each in differing if not each.endswith(("-> auto", "-> null"))]
     if differing:
@@ -245,7 +245,7 @@ def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
             continue
         other = read_config(path.parent)
         if other.group_sha256 != config.group_sha256:
-            differing = differing_keys(other.numeric_dict(), config.numeric_dict(), FACTORS)
+            differing = differing_keys(other.numeric, config.numeric, FACTORS)
             raise ConfigError(
                 "run.group",
                 config.group,

@@ -144,8 +144,7 @@ def submit_campaign(
         cluster = replace(cluster, launcher={**cluster.launcher, "gpus_per_node": None})
     places = (campaign.name, config_dir, progress.records, weights)
     run = partial(run_cells, *places, launch.runs_per_gpu)
-    cells = {cell.name: cell.name for cell in progress.left}
-    return cluster.submit(queue, cells, lambda names: partial(run, names))
+    return cluster.submit(queue, {cell.name: cell.name for cell in progress.left}, run)
 
 
 def _check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:

@@ -137,15 +137,15 @@ class Cluster:
         self,
         queue: Queue,
         cells: Mapping[str, Any],
-        work: Callable[..., Any],
+        run: Callable[[Sequence[Any]], int],
         *,
         together: bool = True,
     ) -> str:
         """Submit the cells that are not in the queue, and say what was submitted.
 
         Args:
-            cells: what `work` needs of each cell, by name.
-            work: given several of these, returns the function that runs them.
+            cells: what `run` needs of each cell, by name.
+            run: runs several of these in a job, and returns the exit code.
             together: the cells, or others that are done, are of one table.
         Raises:
             ConfigError: nodes of several kinds could run them, or a key is none of SLURM's.
@@ -165,7 +165,9 @@ class Cluster:
             ]
             limit = int(self.launcher.get("max_num_timeout", 0))
             gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-            works = [Work(work([cells[name] for name in part]), limit, gpus) for part in parts]
+            works = [
+                Work(partial(run, [cells[name] for name in part]), limit, gpus) for part in parts
+            ]
             ids: list[str] = []
             for first in range(0, len(works), MAX_ARRAY):
                 array = slice(first, first + MAX_ARRAY)
@@ -248,8 +250,7 @@ def submit_sweep(jobs: Jobs, words: Sequence[str]) -> str:
         for config, title in _titled(jobs)
         if config.folder not in done
     }
-    work = partial(partial, run_configs)
-    return cluster.submit(Queue(SWEEPS), runs, work, together=len(jobs.configs) > 1)
+    return cluster.submit(Queue(SWEEPS), runs, run_configs, together=len(jobs.configs) > 1)
 
 
 def list_sweep(jobs: Jobs) -> str:

@@ -148,4 +148,4 @@ class Progress:
 
 def _compared(config: RunConfig) -> dict[str, Any]:
     """Return the values that a record's config and its cell's must share."""
-    return config.numeric_dict() | {key: attrgetter(key)(config) for key in SHARED}
+    return config.numeric | {key: attrgetter(key)(config) for key in SHARED}

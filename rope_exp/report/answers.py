@@ -38,7 +38,7 @@ class Bin:
 
 def with_answers(report: Report) -> list[Line]:
     """Return the rows with exact matches."""
-    return [row for row in report.rows.values() if any("answers" in run.probes for run in row.runs)]
+    return [report.rows[label] for label in report.answers("answers")]
 
 
 def splits(report: Report) -> list[str]:
@@ -88,7 +88,8 @@ def match_relations(report: Report) -> dict[str, list[Relation]]:
         for row in with_answers(report):
             wrong[row.label] = {seed: 1 - share for seed, share in shares(row, part).items()}
 
-        signs = {(a, b): sign for a, sign, b in report.claim.relations} if report.claim else {}
+        claim = None if report.published else report.source
+        signs = {(a, b): sign for a, sign, b in claim.relations} if claim else {}
         judged = judge(wrong, list(signs), measure(wrong))
         relations = []
         for pair in judged:
@@ -186,12 +187,11 @@ def _with_spread(split: str, line: Mapping[str, Any]) -> str:
 def fits(report: Report) -> tuple[list[Column], pd.DataFrame]:
     """Return R² of each row with any: the mean over seeds, and the extremes."""
     lines = []
-    for label, row in report.rows.items():
-        found = [run.probes["fit"]["r2"] for run in row.runs if "fit" in run.probes]
-        if found:
-            line = {"label": label, "name": row.name, "num_seeds": len(found)}
-            extremes = {"lowest": min(found), "highest": max(found)}
-            lines.append({**line, "mean": statistics.mean(found), **extremes})
+    for label, answers in report.answers("fit").items():
+        found = [answer["r2"] for answer in answers]
+        line = {"label": label, "name": report.rows[label].name, "num_seeds": len(found)}
+        extremes = {"lowest": min(found), "highest": max(found)}
+        lines.append({**line, "mean": statistics.mean(found), **extremes})
     columns = [
         Column("variant", "name"),
         Column("seeds", "num_seeds", "d"),

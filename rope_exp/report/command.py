@@ -3,16 +3,11 @@
 The same runs give the same bytes.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import TypeVar
 
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks, has_blocks, level_name, telling
@@ -20,7 +15,6 @@ from rope_exp.evidence.frames import load_table
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
-from rope_exp.report.charts.svg import Content, begin_drawing
 from rope_exp.report.content import Report, build
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
@@ -29,12 +23,10 @@ from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.sentences import code_notes, left_out_notes, summary
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
 from rope_exp.system.console import log
-from rope_exp.system.errors import DataError, RecordError
+from rope_exp.system.errors import RecordError
 from rope_exp.system.files import write_atomically
 
 PAGE = "report.html"
-
-T = TypeVar("T")
 
 
 def write(
@@ -128,27 +120,23 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     read = {each: read_records(records, each) for each in names}
     asked = names if name is None else [name]
     tables: dict[str, Report] = {}
-    made: dict[str, Content] = {}
-    # Drawing holds Python's lock, so another process draws while this one makes the tables.
-    context = get_context("spawn")
-    parent = os.getpid()
-    with ProcessPoolExecutor(1, context, initializer=begin_drawing, initargs=(parent,)) as drawer:
-        for each in asked:
-            log(f"{each}: {len(read[each])} records")
-            others = [run for other in names if other != each for run in read[other]]
-            found = tables_of(read[each])
-            for level, report in sorted(found.items()):
-                place = str(Path(each, level))
-                tables[place] = report
-                made |= _below(place, _table_files(report, drawer))
-                # A table without the reference is joined with another campaign that has it.
-                if (joined := beside(report.runs, others)) is not None:
-                    made |= _below(f"{place}/beside", _table_files(joined, drawer))
+    made: dict[str, bytes] = {}
+    for each in asked:
+        log(f"{each}: {len(read[each])} records")
+        others = [run for other in names if other != each for run in read[other]]
+        found = tables_of(read[each])
+        for level, report in sorted(found.items()):
+            place = str(Path(each, level))
+            tables[place] = report
+            made |= _below(place, _table_files(report))
+            # A table without the reference is joined with another campaign that has it.
+            if (joined := beside(report.runs, others)) is not None:
+                made |= _below(f"{place}/beside", _table_files(joined))
 
-        for study in _studies():
-            made |= study.files(asked, read, tables)
-        if name is None:
-            made[PAGE] = page(tables)
+    for study in _studies():
+        made |= study.files(asked, read, tables)
+    if name is None:
+        made[PAGE] = page(tables)
     _write_all(out, made)
     return [str(out / file) for file in made] + _left_over(out, made)
 
@@ -203,9 +191,9 @@ def _kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
     }
 
 
-def _table_files(report: Report, drawer: Executor | None = None) -> dict[str, Content]:
-    figures = of_report(report, drawer)
-    files: dict[str, Content] = {
+def _table_files(report: Report) -> dict[str, bytes]:
+    figures = of_report(report)
+    files = {
         "table.md": markdown(report, list(figures)).encode(),
         "table.csv": csv_table(report).encode(),
         "table.tex": tex_table(report).encode(),
@@ -221,7 +209,7 @@ def _table_files(report: Report, drawer: Executor | None = None) -> dict[str, Co
     return files | figures
 
 
-def _below(folder: str, files: Mapping[str, T]) -> dict[str, T]:
+def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {f"{folder}/{name}": content for name, content in files.items()}
 
 
@@ -240,16 +228,8 @@ def _left_over(out: Path, made: Iterable[str]) -> list[str]:
     ]
 
 
-def _write_all(out: Path, files: Mapping[str, Content]) -> None:
-    """Write all files, once the last is made."""
-    try:
-        made = {
-            name: content if isinstance(content, bytes) else content.result()
-            for name, content in files.items()
-        }
-    except BrokenProcessPool:
-        raise DataError("the process that draws charts was ended; nothing was written") from None
-    for name, content in made.items():
+def _write_all(out: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)

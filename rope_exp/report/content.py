@@ -1,5 +1,6 @@
 """The data of a report: its rows, their differences to the reference, and the test results."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,9 +14,9 @@ from rope_exp.evidence.comparable import ROW, Row, comparable
 from rope_exp.evidence.contrasts import Contrast, Losses, compare
 from rope_exp.evidence.layout import Noise, measure
 from rope_exp.evidence.matches import is_too_easy
-from rope_exp.evidence.published import Claim, Published
+from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import ReportError, Run
-from rope_exp.evidence.significance import Judged, all_pairs, judge
+from rope_exp.evidence.significance import Judged, judge
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,7 @@ class Report:
     """The input of all tables, sentences and figures."""
 
     keys: Sequence[str]  # the factors that distinguish rows
-    published: Published | None  # the published table of such rows
-    claim: Claim | None  # published about such rows without numbers
+    source: Published | None  # what was published about such rows
     rows: Mapping[str, Line]  # by label, best first
     reference: Row  # without runs if the comparison has none
     left_out: Mapping[str, str]  # folders without a readable run, and the reason
@@ -100,9 +100,9 @@ class Report:
         return ROW in self.keys
 
     @property
-    def source(self) -> Published | Claim | None:
-        """The published results for such rows, with numbers or without."""
-        return self.published or self.claim
+    def published(self) -> Published | None:
+        """The published table of such rows."""
+        return self.source if self.source and self.source.losses else None
 
     @property
     def task(self) -> TaskFacts | None:
@@ -148,27 +148,25 @@ def build(
     rows = comparable(runs, keys)
     label = _label(reference, rows) if reference else standard(rows, keys)
     source = _published(runs, keys)
-    if source and source.losses.keys().isdisjoint(rows):
+    if source and source.losses and source.losses.keys().isdisjoint(rows):
         source = None
-    claim = _claim(runs, keys)
 
     lines = _lines(rows, label, source)
     losses = _losses(lines)
     noise = measure(losses)
     if noise is not None and by_own_deviation(runs):
         noise = replace(noise, method="paired")
-    pairs = judge(losses, all_pairs(list(losses)), noise)
+    pairs = judge(losses, list(itertools.combinations(losses, 2)), noise)
     return Report(
         keys,
         source,
-        claim,
         lines,
         lines.get(label, Row(label, label, 0, [])),
         left_out,
         noise=noise,
         against=_against(losses, label, noise),
         pairs={(pair.a, pair.b): pair for pair in pairs},
-        relations=_relations(lines, noise, source or claim),
+        relations=_relations(lines, noise, source),
     )
 
 
@@ -198,15 +196,10 @@ def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
         if "q" not in sites:
             return published.UNROTATED
         # Without the standard variant, use a row that rotates at the same sites.
-        alike = [label for label, row in rows.items() if _rotates_qk(row)]
+        alike = [label for label, row in rows.items() if row.runs[0].config.pe.rotate == ("q", "k")]
         return alike[0] if alike and published.REFERENCE not in rows else published.REFERENCE
     plain = [label for label, row in rows.items() if ROW in keys and _is_plain(row)]
     return [*plain, *rows][0]
-
-
-def _rotates_qk(row: Row) -> bool:
-    """Return whether a row rotates exactly queries and keys."""
-    return row.runs[0].config.pe.rotate == ("q", "k")
 
 
 def _is_plain(row: Row) -> bool:
@@ -218,36 +211,20 @@ def _is_plain(row: Row) -> bool:
 
 
 def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
-    """Return the published table of such rows, or None."""
-    if not _from_the_start(runs):
+    """Return what was published about such rows, or None."""
+    # The published runs started from random weights.
+    if any(run.config.init_weights for run in runs):
         return None
     kinds = {run.config.data.kind for run in runs}
     if len(kinds) == 1 and list(keys) == ["pe"] and published.TASKS.keys() >= kinds:
         return published.TASKS[kinds.pop()]
-    if not all(map(_predicts_text, runs)):
+    if any(run.config.data.task or run.config.train.objective != "causal" for run in runs):
         return None
     is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)
     if list(keys) == ["pe"]:
         is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
         return published.TABLE if is_softmax and not is_sequel else None
     return published.SEQUEL if list(keys) == [ROW] and is_sequel else None
-
-
-def _predicts_text(run: Run) -> bool:
-    return run.config.data.task is None and run.config.train.objective == "causal"
-
-
-def _from_the_start(runs: Sequence[Run]) -> bool:
-    """Return whether all runs started from random weights, as the published ones did."""
-    return not any(run.config.init_weights for run in runs)
-
-
-def _claim(runs: Sequence[Run], keys: Sequence[str]) -> Claim | None:
-    """Return the claim published about such rows without numbers, or None."""
-    if not _from_the_start(runs):
-        return None
-    kinds = {run.config.data.kind for run in runs}
-    return published.CLAIMS.get(kinds.pop()) if len(kinds) == 1 and list(keys) == ["pe"] else None
 
 
 def _lines(rows: Mapping[str, Row], label: str, source: Published | None) -> dict[str, Line]:
@@ -275,7 +252,7 @@ def _against(losses: Mapping[str, Losses], label: str, noise: Noise | None) -> d
 
 
 def _relations(
-    rows: Mapping[str, Line], noise: Noise | None, source: Published | Claim | None
+    rows: Mapping[str, Line], noise: Noise | None, source: Published | None
 ) -> list[Relation]:
     """Judge the published relations between the rows that are here."""
     if source is None:

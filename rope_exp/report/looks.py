@@ -42,8 +42,9 @@ def look(label: str, number: int = 0) -> dict[str, Any]:
         label: a variant, which looks the same everywhere, or a setting such as optim.lr=0.003.
         number: the row's place, which determines the look of rows that are not variants.
     """
-    if label in _SITES:
-        return _look_of_subset(label)
+    if found := parts(label):
+        scores, values = found
+        return _filled(_HUES[scores], _MARKERS[values], _DASHES[values], _FILLS[scores])
     if "=" in label:
         # After nine rows, the hues repeat with other markers.
         marker = _OTHER_MARKERS[(number + number // 9) % 9]
@@ -66,13 +67,6 @@ def parts(label: str) -> tuple[str, str] | None:
     scores = "".join(site for site in sites if site in "qk")
     values = "".join(site for site in sites if site in "vo")
     return scores, values
-
-
-def _look_of_subset(label: str) -> dict[str, Any]:
-    found = parts(label)
-    assert found is not None
-    scores, values = found
-    return _filled(_HUES[scores], _MARKERS[values], _DASHES[values], _FILLS[scores])
 
 
 def _filled(color: str, marker: str, linestyle: Any, fill: str) -> dict[str, Any]:

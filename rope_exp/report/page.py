@@ -25,20 +25,9 @@ from rope_exp.report.page_settings import answer, answers, at_a_glance, named, r
 from rope_exp.report.sentences import caption, notes, summary
 
 # Functions that the template calls.
-PARTS: dict[str, Callable[..., Any]] = {
-    "answer": answer,
-    "answers": answers,
-    "assumptions": assumptions,
-    "caption": caption,
-    "curves": curves,
-    "forest": forest,
-    "grid": grid,
-    "notes": notes,
-    "relations": relations,
-    "rows": rows,
-    "spec_of": spec_of,
-    "summary": summary,
-}
+_CHARTS = (curves, forest, grid, spec_of)
+_WORDS = (answer, answers, assumptions, caption, notes, relations, rows, summary)
+PARTS: dict[str, Callable[..., Any]] = {part.__name__: part for part in (*_CHARTS, *_WORDS)}
 
 
 def page(tables: Mapping[str, Report]) -> bytes:

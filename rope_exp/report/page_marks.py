@@ -39,24 +39,22 @@ Style = Mapping[str, Any]
 
 
 def outline(style: Style) -> str:
-    """Return a marker's path; a circle for an unknown marker."""
-    return _PATHS.get(style["marker"], _PATHS["o"])
+    """Return a marker's path."""
+    return _PATHS[style["marker"]]
 
 
 def filled(style: Style) -> str:
     """Return the path of a marker's filled part: all of it, nothing, or one half."""
-    fill = style.get("fillstyle", "full")
-    if fill in _SIDES and style["marker"] in _HALVES:
-        return _HALVES[style["marker"]][_SIDES.index(fill)]
-    hollow = fill == "none" or style.get("markerfacecolor") == "white"
-    return _NOTHING if hollow else outline(style)
+    if style["fillstyle"] in _SIDES:
+        return _HALVES[style["marker"]][_SIDES.index(style["fillstyle"])]
+    return _NOTHING if style["markerfacecolor"] == "white" else outline(style)
 
 
 def dashes(style: Style) -> list[float]:
     """Return the lengths of dashes and gaps; empty for a solid line."""
     line = style["linestyle"]
     if isinstance(line, str):
-        return list(_DASHES.get(line, []))
+        return list(_DASHES[line])
     # matplotlib's tuple form is in line widths, and lines are two pixels wide.
     _, lengths = line
     return [2.0 * length for length in lengths]

@@ -112,8 +112,8 @@ def notes(report: Report) -> list[str]:
             "Ranks are not tested. Ours rank the rows with a loss in this table; the published "
             f"ones rank all {len(theirs.losses)} published rows. Source: {theirs.cited}."
         )
-    if report.claim:
-        said.append(f"Published claim about such rows, without numbers: {report.claim.source}.")
+    if report.source and not report.published:
+        said.append(f"Published claim about such rows, without numbers: {report.source.source}.")
     if not report.reference.losses:
         # The reference of a campaign's tables cannot be changed.
         other = "" if any(run.row for run in report.runs) else "; --reference selects another row"

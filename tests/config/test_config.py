@@ -340,4 +340,4 @@ def test_experiments_on_generated_data_ask_it(
     mine = next(config for config in configs if config.pe.rotate == ("q", "k"))
     theirs = run_config(read_campaign(experiment, None).fixed)
     of_a_machine = ("train.precision", "train.compile", "train.deterministic")
-    assert differing_keys(mine.numeric_dict(), theirs.numeric_dict(), of_a_machine) == []
+    assert differing_keys(mine.numeric, theirs.numeric, of_a_machine) == []

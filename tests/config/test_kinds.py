@@ -118,7 +118,7 @@ REFUSED = [
     (["attn=shared_s2", "attn.groups=3"], "attn.groups=3", "must divide"),
     (["attn=mla", "attn.rope_dim=7"], "attn.rope_dim=7", "a multiple of 2"),
     (["attn=linear", "model.token_shift=true"], "model.token_shift=true",
-     "attn.kind=linear has none; attn=softmax has, and here leave false"),
+     "attn.kind=linear has none; attn=softmax has"),
     (["attn=retention", "model.token_shift=true"], "model.token_shift=true", "retention has none"),
     (["attn=decay", "pe=vo_rope", "model.token_shift=true"], "model.token_shift=true", "has none"),
     (["attn=mla", "model.token_shift=true"], "model.token_shift=true", "latent has none"),

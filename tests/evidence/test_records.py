@@ -68,7 +68,7 @@ def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> 
     run = read_run(folder)
     found = read_record(record)
 
-    assert found.config.numeric_dict() == run.config.numeric_dict()
+    assert found.config.numeric == run.config.numeric
     assert found.result == run.result
     assert found.probes == read_json(folder / "probes.json")
     env = read_json(folder / "env.json")

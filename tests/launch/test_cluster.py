@@ -124,10 +124,10 @@ def test_a_block_stays_on_one_kind_of_node(
     cells = {"a": 1, "b": 2}
     if is_refused:
         with refused("hydra.launcher.constraint=null", "one kind", "h100"):
-            cluster.submit(queue, cells, lambda part: lambda: 0)
+            cluster.submit(queue, cells, lambda part: 0)
         assert not queue.jobs
     else:
-        said = cluster.submit(queue, cells, lambda part: lambda: 0)
+        said = cluster.submit(queue, cells, lambda part: 0)
         assert "submitted 2 runs as 2 jobs (12); logs in" in said
         assert queue.jobs == {"a": ["slurm", "12_0"], "b": ["slurm", "12_1"]}
 
@@ -138,7 +138,7 @@ def test_what_a_cluster_does_not_take_is_one_sentence(
     commands(tmp_path, monkeypatch, sinfo="one kind")
     with refused("hydra.launcher", "no_such"):
         Cluster("local", {"no_such": 1}, 1).submit(
-            Queue(tmp_path / "jobs"), {"a": 1}, lambda part: lambda: 0
+            Queue(tmp_path / "jobs"), {"a": 1}, lambda part: 0
         )
     with refused("launch.cells_per_job=2", "on a cluster"):
         admit([run_config(["launch.cells_per_job=2"])])

@@ -198,13 +198,13 @@ def test_the_claim_is_judged_by_losses_too(report: Report, tmp_path: Path) -> No
     assert "QKVO-RoPE > QK-RoPE" in text
     assert any("Harik" in note for note in notes(report))
     retrieval = make_report(tmp_path, "retrieval", rows=ROWS[:2], seeds=[0])
-    assert (retrieval.claim, list(retrieval.relations)) == (None, [])
+    assert (retrieval.source, list(retrieval.relations)) == (None, [])
 
 
 def test_repeats_stand_beside_the_losses_of_the_notebook(tmp_path: Path) -> None:
     """0.330 for RoPE and 0.319 for RoPER: its numbers, its relation, and what it was made with."""
     report = make_report(tmp_path, "repeats", rows=ROWS[:2])
-    assert report.claim is None
+    assert report.source is report.published
     assert report.rows["qkvo_rope"].theirs.delta == pytest.approx(-0.011)
     assert [relation.outcome for relation in report.relations] == ["confirmed"]
     text = markdown(report)

@@ -6,13 +6,12 @@ A chart is at most about 740 pixels wide, so that its text has 7 points or more 
 import functools
 import textwrap
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.charts.svg import Content, Spec, svg_of
+from rope_exp.report.charts.svg import Spec, svg_of
 from rope_exp.report.content import Report
 
 # An expression for the labels of an axis of differences.
@@ -31,16 +30,9 @@ def spec_of(draw: Callable[[Report], alt.TopLevelMixin | None], report: Report) 
         return None if chart is None else chart.to_dict(validate=False)
 
 
-def files_of(name: str, spec: Spec | None, drawer: Executor | None = None) -> dict[str, Content]:
-    """Return figures/NAME.svg; empty without a chart.
-
-    Args:
-        drawer: draws it meanwhile; None: it is drawn now.
-    """
-    if spec is None:
-        return {}
-    drawn = svg_of(spec) if drawer is None else drawer.submit(svg_of, spec)
-    return {f"figures/{name}.svg": drawn}
+def files_of(name: str, spec: Spec | None) -> dict[str, bytes]:
+    """Return figures/NAME.svg; empty without a chart."""
+    return {} if spec is None else {f"figures/{name}.svg": svg_of(spec)}
 
 
 def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:

@@ -1,20 +1,10 @@
-"""Drawing of a chart as an SVG file, and the look of all charts.
-
-This imports little, so that a process can be started that only draws.
-"""
+"""Drawing of a chart as an SVG file, and the look of all charts."""
 
 import re
-import signal
-from concurrent.futures import Future
 from typing import Any
-
-from rope_exp.system.signals import end_with_parent
 
 # A Vega-Lite specification.
 Spec = dict[str, Any]
-
-# A file's content, or the promise of a process that draws it.
-Content = bytes | Future[bytes]
 
 INK = "#222222"
 GREY = "#666666"
@@ -48,12 +38,6 @@ CONFIG: dict[str, Any] = {
         "quiet": {"color": GREY, "strokeWidth": 1},
     },
 }
-
-
-def begin_drawing(parent: int) -> None:
-    """Let this process end with the one that makes tables, to which Ctrl-C belongs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent)
 
 
 def svg_of(spec: Spec) -> bytes:

@@ -1,7 +1,6 @@
 """Collection of all figures of a report, and its table beside another campaign's rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.probes import probes
-from rope_exp.report.charts.svg import Content
 from rope_exp.report.content import Report, build
 from rope_exp.report.paper.answers import answers
 from rope_exp.report.paper.cached import cached
@@ -25,15 +23,11 @@ from rope_exp.report.paper.extension import extension
 from rope_exp.report.paper.style import files_of
 
 
-def of_report(report: Report, drawer: Executor | None = None) -> dict[str, Content]:
-    """Return the files of all figures that a report's runs allow.
-
-    Args:
-        drawer: draws the charts meanwhile; None: they are drawn now.
-    """
-    files: dict[str, Content] = {}
+def of_report(report: Report) -> dict[str, bytes]:
+    """Return the files of all figures that a report's runs allow."""
+    files: dict[str, bytes] = {}
     for draw in (forest, curves, grid, probes):
-        files |= charts.files_of(draw.__name__, charts.spec_of(draw, report), drawer)
+        files |= charts.files_of(draw.__name__, charts.spec_of(draw, report))
 
     drawn = {"answers": answers(report), **_of_probes(report)}
     if report.of_rows:

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from scipy.optimize import isotonic_regression
 
 from rope_exp.report.paper.style import GREY, INK, SMALL
 
@@ -25,23 +27,15 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     """Return heights near the wanted ones, in the same order, at least `gap` apart.
 
     Neighbours that are too close move as one block around the mean of their wanted heights (least
-    squares, by pooling adjacent violators). All are within [low, high] if they fit.
+    squares). All are within [low, high] if they fit.
     """
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    blocks: list[list[float]] = []
-    for place, i in enumerate(order):
-        # With the gaps subtracted, heights only need to increase.
-        blocks.append([wanted[i] - place * gap])
-        while len(blocks) > 1 and _mean(blocks[-2]) > _mean(blocks[-1]):
-            last = blocks.pop()
-            blocks[-1] += last
-
-    heights = [_mean(block) for block in blocks for _ in block]
-    top = high - (len(wanted) - 1) * gap
-    placed = [0.0] * len(wanted)
-    for place, i in enumerate(order):
-        placed[i] = max(min(heights[place], top), low) + place * gap
-    return placed
+    order = np.argsort(wanted, kind="stable")
+    # With the gaps subtracted, heights only need to increase.
+    gaps = gap * np.arange(len(order))
+    heights = isotonic_regression(np.array(wanted)[order] - gaps).x
+    placed = np.empty(len(order))
+    placed[order] = np.clip(heights, low, high - gap * (len(order) - 1)) + gaps
+    return [float(height) for height in placed]
 
 
 def label_ends(axes: Axes, lines: Axes, ends: Sequence[End]) -> None:
@@ -84,7 +78,3 @@ def _points(axes: Axes) -> tuple[float, float]:
     box = axes.get_position()
     width, height = figure.get_size_inches() * 72
     return float(box.width * width), float(box.height * height)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

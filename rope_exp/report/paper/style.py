@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from rope_exp.config.tasks import TEXT_UNIT
 from rope_exp.evidence.runs import Run
@@ -168,10 +168,7 @@ def log_axis(axes: Axes, ticks: Iterable[float], form: Callable[[float], str]) -
 
 def engineer(value: float) -> str:
     """Format a number of tokens or parameters, e.g. 2.05M."""
-    places = max(0, 2 - int(np.log10(max(value, 1))) % 3)
-    formatter = EngFormatter(sep="", places=places)
-    formatter.ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "B"}
-    text = str(formatter(value))
-    digits = text.rstrip("kMB")
-    suffix = text[len(digits) :]
-    return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + suffix
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"

@@ -113,7 +113,8 @@ def warmed_up(runs: Iterable[Run]) -> list[Run]:
 def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
     """Return a row for each run with the reference in its block: variant, seed, axes, difference.
 
-    A block is the runs of one seed at one size, budget and length.
+    A block is the runs of one seed at one size, budget and length. The reference's differences, 0,
+    are included.
     """
     rows = []
     for run in runs:
@@ -133,7 +134,7 @@ def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
     block = ["seed", *AXES]
     zero = table[table["pe"] == reference].set_index(block)["loss"].rename("reference")
     assert zero.index.is_unique, "a row has a seed once in a block"
-    joined = table[table["pe"] != reference].join(zero, on=block, how="inner")
+    joined = table.join(zero, on=block, how="inner")
     joined["delta"] = joined["loss"] - joined["reference"]
     return joined.drop(columns=["loss", "reference"]).reset_index(drop=True)
 
@@ -198,7 +199,7 @@ def fits(runs: Sequence[Run], reference: str) -> dict[str, Fit]:
     """Return the variants' fits by label, without variants that cannot be fitted."""
     table = differences(runs, reference)
     found = {}
-    for label, of_variant in table.groupby("pe", sort=True):
+    for label, of_variant in table[table["pe"] != reference].groupby("pe", sort=True):
         fitted = fit(of_variant)
         if fitted is not None:
             found[str(label)] = fitted

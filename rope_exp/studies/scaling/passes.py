@@ -5,7 +5,6 @@ crossing within a run is not one of full schedules: a budget that ends there has
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -121,19 +120,6 @@ def _since(tokens: Sequence[float], num_seeds: int, last: float) -> str:
 # -- crossings -------------------------------------------------------------------------------------
 
 
-class Crossing(NamedTuple):
-    """The place where a difference changes its sign for good, over seeds.
-
-    Attributes:
-        tokens: the geometric mean.
-        low, high: its 95 % interval, by Student's t over the logarithms; None with one seed.
-    """
-
-    tokens: float
-    low: float | None
-    high: float | None
-
-
 def last_crossing(difference: pd.Series) -> float | None:
     """Return the tokens at which a curve changes its sign for the last time; None if it never does.
 
@@ -152,12 +138,15 @@ def last_crossing(difference: pd.Series) -> float | None:
     return float(tokens[last] + share * (tokens[last + 1] - tokens[last]))
 
 
-def crossing(tokens: Sequence[float]) -> Crossing:
-    """Return the mean of the seeds' crossings with its interval."""
+def crossing(tokens: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Return where a difference changes its sign for good, over seeds: the geometric mean.
+
+    The ends of its 95 % interval follow, by Student's t over the logarithms; None with one seed.
+    """
     logs = np.log(tokens)
     mean = float(logs.mean())
     if len(logs) == 1:
-        return Crossing(float(np.exp(mean)), None, None)
+        return float(np.exp(mean)), None, None
     error = float(logs.std(ddof=1)) / np.sqrt(len(logs))
     half = float(stats.t.ppf((1 + LEVEL) / 2, len(logs) - 1)) * error
-    return Crossing(float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half)))
+    return float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half))

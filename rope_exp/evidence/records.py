@@ -22,12 +22,11 @@ from rope_exp.evidence.runs import (
     ReportError,
     Run,
     check_end,
-    check_env,
     check_identity,
     read_run,
     with_nan,
 )
-from rope_exp.run.folder import PROBES, check_probes, check_result, checked
+from rope_exp.run.folder import PROBES, Env, check_probes, check_result, checked
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import make_folders, read_json, readable, write_atomically
 
@@ -47,7 +46,7 @@ class _Record(TypedDict):
     row: Name
     factors: dict[str, Any]
     config: dict[str, Any]
-    env: dict[str, Any]
+    env: Env
     result: dict[str, Any]
     curve: dict[str, Any]
     probes: dict[str, Any]
@@ -136,7 +135,6 @@ def _read(path: Path, values: Mapping[str, Any]) -> Run:
         probes=with_nan(record["probes"]),
         test=record.get("test"),
     )
-    check_env(path, run.env)
     check_identity(run)
     check_end(run)
     _check_cell(run, record["cell"])

@@ -9,19 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal
 
 from pydantic import FiniteFloat
 from typing_extensions import TypedDict
 
 from rope_exp.config.campaign_file import Test
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import Count
 from rope_exp.run.folder import (
     CONFIG,
     ENV,
     RESULT,
-    Env,
     checked,
     read_config,
     read_env,
@@ -29,7 +27,6 @@ from rope_exp.run.folder import (
     read_result,
 )
 from rope_exp.run.metrics import METRICS, read_metrics
-from rope_exp.run.origin import OriginFacts
 from rope_exp.system.errors import RecordError
 
 Status = Literal["finished", "diverged", "unfinished"]
@@ -37,34 +34,6 @@ Status = Literal["finished", "diverged", "unfinished"]
 
 # Types of the values that are read here, in addition to those of rope_exp/run/folder.py.
 _Row = TypedDict("_Row", {"train/loss": FiniteFloat, "val/loss": FiniteFloat})
-
-
-class _Sizes(TypedDict):
-    train: Count
-    validation: NotRequired[Count]
-
-
-class _Corpus(TypedDict):
-    # Generated data have no end.
-    tokens: NotRequired[_Sizes]
-    text_bytes: NotRequired[_Sizes]
-
-
-class _OfCorpus(TypedDict):
-    corpus: _Corpus
-
-
-class _Git(TypedDict):
-    commit: str | None
-    dirty: bool
-
-
-class _OfGit(TypedDict):
-    git: _Git
-
-
-class _OfOrigin(TypedDict):
-    init_from: OriginFacts
 
 
 # Values of result.json that repeat config.yaml, and the last row of metrics.jsonl.
@@ -254,7 +223,6 @@ def read_run(folder: Path) -> Run:
         group=parts[-3],
         probes=with_nan(read_probes(folder, result)),
     )
-    check_env(folder / ENV, run.env)
     for row in run.metrics:
         # A row without an evaluation is checked as if it had one.
         checked(folder / f"{METRICS} step {row['step']}", {"val/loss": 0.0} | row, _Row)
@@ -285,18 +253,6 @@ def _placed(run: Run) -> Run:
             f"{run.folder} holds a run that belongs in {expected}: moved, or its config edited"
         )
     return run
-
-
-def check_env(path: Path, env: dict[str, Any]) -> None:
-    """Check the types of the values that are read from env.json; {}: before the first start."""
-    if env:
-        checked(path, env, Env)
-    if "corpus" in env:
-        checked(path, env, _OfCorpus)
-    if env.get("git") is not None:
-        checked(path, env, _OfGit)
-    if "init_from" in env:
-        checked(path, env, _OfOrigin)
 
 
 def check_identity(run: Run) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 import yaml
-from pydantic import Field, FiniteFloat
+from pydantic import ConfigDict, Field, FiniteFloat, with_config
 from typing_extensions import TypedDict
 
 from rope_exp.config.run import RunConfig
@@ -81,16 +81,55 @@ class _Answered(TypedDict):
     probes: Answers
 
 
+# Further keys of these are kept as they are.
+_open = with_config(ConfigDict(extra="allow"))
+
+
+@_open
+class _Sizes(TypedDict):
+    train: Count
+    validation: NotRequired[Count]
+
+
+@_open
+class _Corpus(TypedDict):
+    # Generated data have no end.
+    tokens: NotRequired[_Sizes]
+    text_bytes: NotRequired[_Sizes]
+
+
+@_open
+class _Git(TypedDict):
+    commit: str | None
+    dirty: bool
+
+
+@_open
+class OriginFacts(TypedDict):
+    """The facts about a run's origin in env.json, under `init_from`."""
+
+    pe: str
+    seed: Seed
+    step: Count
+    config_sha256: Sha256
+    weights_sha256: Sha256
+
+
+@_open
 class Env(TypedDict):
     """The keys of env.json that are read back: changes upon resuming, start times, and hardware."""
 
-    marks: tuple[str, ...]
-    started: tuple[str, ...]
+    marks: list[str]
+    started: list[str]
     device: NotRequired[str]
     cpu: NotRequired[str]
     torch: NotRequired[str]
     num_threads: NotRequired[Count]
     world_size: NotRequired[Count]
+    corpus: NotRequired[_Corpus]
+    git: NotRequired[_Git | None]
+    # Missing if the run drew its weights.
+    init_from: NotRequired[OriginFacts]
 
 
 class File(TypedDict):

@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import Count, Seed, Sha256
 from rope_exp.run.folder import (
     CONFIG,
     MANIFEST,
@@ -28,16 +25,6 @@ from rope_exp.system.errors import ConfigError, RecordError
 
 # Keys of the model that determine the meaning of its features, but do not show in weight shapes.
 _SAME = ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings")
-
-
-class OriginFacts(TypedDict):
-    """The facts about a run's origin in env.json, under `init_from`."""
-
-    pe: str
-    seed: Seed
-    step: Count
-    config_sha256: Sha256
-    weights_sha256: Sha256
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.system.errors import (
     EXIT_DONE,
     EXIT_FAILED,
-    CheckpointError,
     ConfigError,
     DataError,
     RecordError,
@@ -351,10 +350,7 @@ def generate(words: list[str]) -> int:
     from rope_exp.evaluation.generate import Sampling, complete
 
     sampling = Sampling(asked.tokens, asked.temperature, asked.top_p, asked.seed, asked.stop)
-    try:
-        completions = complete(asked.folder, asked.texts, sampling, asked.step)
-    except CheckpointError as error:
-        raise RecordError(str(error)) from error
+    completions = complete(asked.folder, asked.texts, sampling, asked.step)
     for text, completion in zip(asked.texts, completions, strict=True):
         print(f"{text}{completion}", end="\n\n")
     return 0
@@ -383,10 +379,7 @@ def export(words: list[str]) -> int:
 
     if asked.push is not None:
         check_name("--push", asked.push)
-    try:
-        name = write(asked.folder, asked.out, asked.code, asked.step, asked.push)
-    except CheckpointError as error:
-        raise RecordError(str(error)) from error
+    name = write(asked.folder, asked.out, asked.code, asked.step, asked.push)
     print(f"{asked.out}: {name}; in Python: {loading(name, str(asked.out))}")
     if asked.push is not None:
         again = f"hf upload {asked.push} {asked.out}"
@@ -412,16 +405,13 @@ def evaluate(words: list[str]) -> int:
     from rope_exp.export.evaluate import evaluate as by_harness
     from rope_exp.export.evaluate import table
 
-    try:
-        found = by_harness(
-            asked.folder,
-            asked.tasks.split(","),
-            asked.include,
-            limit=asked.limit,
-            batch_size=asked.batch_size,
-        )
-    except CheckpointError as error:
-        raise RecordError(str(error)) from error
+    found = by_harness(
+        asked.folder,
+        asked.tasks.split(","),
+        asked.include,
+        limit=asked.limit,
+        batch_size=asked.batch_size,
+    )
     print(table(found))
     if asked.out is not None:
         write_json(asked.out, {key: found[key] for key in ("results", "weights_sha256", "model")})

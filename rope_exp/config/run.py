@@ -41,7 +41,7 @@ from rope_exp.config.sections import (
     TrackerConfig,
     TrainConfig,
 )
-from rope_exp.config.variants import EVERY, PeConfig
+from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import json_sha256
 
@@ -85,19 +85,14 @@ class RunConfig:
         check_generated(self)
         check_objective(self.train, self.model, self.attn)
         check_probes(self.train, self.model, self.attn, self.pe)
-        for key in ("layers", "layers_vo"):
-            pattern = getattr(self.pe, key) or EVERY
-            if 1 not in pattern[: self.model.num_hidden_layers]:
-                raise ConfigError(
-                    f"pe.{key}",
-                    list(pattern),
-                    f"rotates none of the {self.model.num_hidden_layers} layers",
-                )
-
-        windowed = self.model.window_layers or EVERY
-        if 1 not in windowed[: self.model.num_hidden_layers]:
-            allowed = f"has none of the {self.model.num_hidden_layers} layers"
-            raise ConfigError("model.window_layers", list(windowed), allowed)
+        num_layers = self.model.num_hidden_layers
+        for key, pattern, does in (
+            ("pe.layers", self.pe.layers, "rotates"),
+            ("pe.layers_vo", self.pe.layers_vo, "rotates"),
+            ("model.window_layers", self.model.window_layers, "has"),
+        ):
+            if pattern is not None and 1 not in pattern[:num_layers]:
+                raise ConfigError(key, list(pattern), f"{does} none of the {num_layers} layers")
 
         # NoPE must satisfy this, too: all variants must be comparable at a size.
         rotary_dim = self.attn.rotary_dim(self.model)

@@ -68,6 +68,10 @@ TASKS: Mapping[str, TaskFacts] = {
     ),
     "retrieval": TaskFacts(
         vocab_size=63,
+        # Another pair's needle and question rule out at most 16 places of a needle and its
+        # question: 3 for needle and needle, twice 4 for needle and question, 5 for question and
+        # question. A distance below T / 2 leaves more than T / 2 places, and 7 other pairs may
+        # take 112 of them.
         least_seq_len=224,
         span="tokens from the needle to its question",
         bins=tuple(4 << octave for octave in range(20)),

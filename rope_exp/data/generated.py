@@ -48,7 +48,7 @@ class Generated:
         """Return the generator of one seed's rows."""
         match self.data.kind:
             case "addition":
-                return Addition(seed, self.data.order, self.seq_len)
+                return Addition(seed, self.seq_len, self.data.order)
             case "copy":
                 return Copying(seed, self.seq_len)
             case "repeats":

@@ -27,7 +27,6 @@ width, C tokens of a chunk.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
@@ -36,7 +35,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import Batch, Ids, IdSource, next_tokens, validation_ids
 from rope_exp.evaluation.contexts import attentions, floored, switched_off
@@ -49,7 +47,7 @@ from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.linear import LinearAttention
 from rope_exp.model.attention.softmax import SoftmaxAttention
 from rope_exp.model.decoder import Decoder
-from rope_exp.model.loss import at_places
+from rope_exp.model.loss import at_places, chunks
 
 LONGEST = 8  # longest window of the loss by position, in training lengths
 # Shifts of positions, in training lengths: from within the first window to far outside.
@@ -138,7 +136,7 @@ class Questions:
     def shift(self) -> Probes:
         """Return the loss with every position `start` higher than in training."""
         trunk = self.decoder.model
-        usual = trunk.start
+        usual = trunk.rotary_emb.start
         starts = [0, *(int(shift * self.train.seq_len) for shift in SHIFTS)]
         if trunk.num_positions is not None:
             # Learned positions end there.
@@ -148,10 +146,10 @@ class Questions:
         losses = []
         try:
             for start in starts:
-                trunk.start = usual + start
+                trunk.rotary_emb.start = usual + start
                 losses.append(self._loss())
         finally:
-            trunk.start = usual
+            trunk.rotary_emb.start = usual
         return {"start": starts, "loss": rounded(losses)}
 
     def ablation(self) -> Probes:
@@ -281,11 +279,9 @@ def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
     target_N = inputs.target_BP.flatten()
 
     # In chunks, because the logits of a whole batch would be its largest tensor by far.
-    count = math.ceil(len(x_ND) / TOKENS_OF_A_CHUNK[x_ND.device.type])
-    chunks = zip(x_ND.tensor_split(count), target_N.tensor_split(count), strict=True)
     nats = [
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
-        for x_CD, target_C in chunks
+        for x_CD, target_C in zip(*chunks(x_ND, target_N), strict=True)
     ]
     return torch.cat(nats).view(inputs.target_BP.shape)
 

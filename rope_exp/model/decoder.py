@@ -29,6 +29,8 @@ from rope_exp.system.errors import ConfigError
 
 # Name prefix of learned frequencies, which are not drawn at random.
 FREQUENCIES = "model.rotary_emb."
+# Name prefixes of the parameters that encode positions.
+POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 LLAMA_NORMS = (
     "model.norm.weight",
@@ -92,16 +94,16 @@ class Trunk(nn.Module):
             position_T = positions_BT
 
         x_BTD = self.embed_tokens(ids_BT)
-        x_BTD = self.added_positions.embed(x_BTD, self.start + position_T)
+        x_BTD = self.added_positions.embed(x_BTD, self.rotary_emb.start + position_T)
         if self.own is not None:
-            x_BTD = self.own.embed(x_BTD, self.start + position_T).to(x_BTD.dtype)
+            x_BTD = self.own.embed(x_BTD, self.rotary_emb.start + position_T).to(x_BTD.dtype)
         place_1E = torch.arange(num_keys, device=ids_BT.device)[None]
         bias_HTE = self.score_bias.scores({"position_BE": place_1E}, num_new)
         of_positions = self.rotary_emb(position_T)
         for layer, at, of_layer in zip(self.layers, of_positions, of_layers, strict=True):
             at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT)
             if self.pe.code is not None:
-                at = at._replace(position_T=self.start + position_T)
+                at = at._replace(position_T=self.rotary_emb.start + position_T)
             x_BTD = layer(x_BTD, at, of_layer)
         return self.last_norm(x_BTD)
 
@@ -109,15 +111,6 @@ class Trunk(nn.Module):
     def num_positions(self) -> int | None:
         """The number of learned positions; None: positions are unlimited."""
         return self.added_positions.sizes.num_positions if self.pe.input == "learned" else None
-
-    @property
-    def start(self) -> int:
-        """The position of the first token."""
-        return self.rotary_emb.start
-
-    @start.setter
-    def start(self, position: int) -> None:
-        self.rotary_emb.start = position
 
     def renumber(self, cache: Cache, by: int) -> None:
         """Lower the positions of everything in the cache, so that they need not grow forever.
@@ -153,7 +146,7 @@ class Trunk(nn.Module):
             )
 
         device = self.embed_tokens.weight.device
-        of_positions = self.rotary_emb(torch.tensor([by - self.start], device=device))
+        of_positions = self.rotary_emb(torch.tensor([by - self.rotary_emb.start], device=device))
         for layer, at, of_layer in zip(self.layers, of_positions, cache.layers, strict=True):
             assert isinstance(layer, Block)
             layer.self_attn.shift_back(of_layer, at)

@@ -45,17 +45,8 @@ def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
         weights_BHTT: weight of query i on key j at [..., i, j], causal; or any [..., T, T].
     Returns:
         A_M in float64; M is T/2, rounded up.
-    Raises:
-        ValueError: the numbers of queries and keys differ, or are below two.
     """
-    num_queries, num_keys = weights_BHTT.shape[-2:]
-    if num_queries != num_keys or num_queries < 2:
-        raise ValueError(
-            f"weights by distance are of as many queries as keys and at least two, not of "
-            f"{num_queries} and {num_keys}"
-        )
-
-    first = _first_query(num_queries)
+    first = _first_query(weights_BHTT.shape[-1])
     means = []
     for distance in range(first):
         # The n-th weight of this diagonal belongs to query n + distance.

@@ -33,10 +33,7 @@ def interpolated(theta_F: Tensor, factor: float) -> Tensor:
     Args:
         theta_F: as trained, in radians a position.
         factor: s.
-    Raises:
-        ValueError: s is below 1.
     """
-    _check_factor(factor)
     return theta_F / factor
 
 
@@ -46,16 +43,10 @@ def ntk_aware(theta_F: Tensor, factor: float) -> Tensor:
     The first pair rotates as in training, and the last as if interpolated.
 
     Args:
-        theta_F: as trained, in radians a position and in the order of the pairs.
+        theta_F: as trained, in radians a position and in the order of the pairs, two at least.
         factor: s.
-    Raises:
-        ValueError: s is below 1, or there is only one pair, which cannot be first and last.
     """
-    _check_factor(factor)
-    num_pairs = theta_F.shape[-1]
-    if num_pairs < 2:
-        raise ValueError("NTK-aware frequencies need two pairs at least, not 1")
-    return theta_F * factor ** (-_places(theta_F) / (num_pairs - 1))
+    return theta_F * factor ** (-_places(theta_F) / (theta_F.shape[-1] - 1))
 
 
 def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Tensor:
@@ -70,14 +61,9 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
     Args:
         theta_F: as trained, in radians a position and in the order of the pairs.
         factor: s.
-        trained_length: in positions.
+        trained_length: in positions, enough for one turn of the first pair.
         base: the base of the initial frequencies; it determines how often each pair turns.
-    Raises:
-        ValueError: s is below 1, or no pair turns once within the trained length.
     """
-    _check_factor(factor)
-    if trained_length <= SLOW_TURNS * math.tau:
-        raise ValueError(f"no pair turns once within {trained_length} positions")
 
     def place(turns: int) -> float:
         """Return f, possibly fractional, at which L theta_f = 2 pi turns."""
@@ -99,18 +85,10 @@ def yarn_scale(factor: float) -> float:
 
     Args:
         factor: s.
-    Raises:
-        ValueError: s is below 1.
     """
-    _check_factor(factor)
     return 0.1 * math.log(factor) + 1
 
 
 def _places(theta_F: Tensor) -> Tensor:
     """Return f = 0, 1, ..., F - 1 in theta's dtype."""
     return torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
-
-
-def _check_factor(factor: float) -> None:
-    if factor < 1:
-        raise ValueError(f"a context is extended by a factor of at least 1, not {factor:g}")

@@ -48,7 +48,7 @@ def summed_cross_entropy(
 
     narrow_VD = _narrow(head_VD)
     of_chunks = []
-    for x_CD, target_C in zip(*_chunks(_narrow(x_ND), target_N), strict=True):
+    for x_CD, target_C in zip(*chunks(_narrow(x_ND), target_N), strict=True):
         logits_CV = wide(x_CD @ narrow_VD.T)
         nats = F.cross_entropy(logits_CV, target_C, reduction="sum", ignore_index=NOTHING)
         of_chunks.append(nats)
@@ -105,7 +105,7 @@ class _Summed(torch.autograd.Function):
         dhead_VD = torch.zeros_like(head_VD)
 
         nats = []
-        for x_CD, target_C, dx_CD in zip(*_chunks(_narrow(x_ND), target_N, dx_ND), strict=True):
+        for x_CD, target_C, dx_CD in zip(*chunks(_narrow(x_ND), target_N, dx_ND), strict=True):
             chunk_nats, chunk_dx_CD, chunk_dhead_VD = gradients(x_CD, narrow_VD, target_C)
             nats.append(chunk_nats)
             dx_CD.copy_(chunk_dx_CD)
@@ -121,7 +121,7 @@ class _Summed(torch.autograd.Function):
         return dx_ND * of_nats[0], dhead_VD * of_nats[0], None, None
 
 
-def _chunks(*of_tokens: Tensor) -> list[tuple[Tensor, ...]]:
+def chunks(*of_tokens: Tensor) -> list[tuple[Tensor, ...]]:
     """Return each tensor's chunks, as few as possible, with sizes that differ by at most one."""
     most = TOKENS_OF_A_CHUNK[of_tokens[0].device.type]
     return [tensor.tensor_split(math.ceil(len(tensor) / most)) for tensor in of_tokens]

@@ -38,6 +38,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint that does not verify; the message names the file."""
 
 
+# A user can mend what these say: exit code 2.
+MISTAKES = (ConfigError, RecordError, CheckpointError)
+
+
 class LawError(RuntimeError):
     """A rotation that violates its own mathematics: a bug of ours, and no run may start."""
 
@@ -67,7 +71,7 @@ def out_of_memory(error: BaseException) -> str | None:
 def sentence(error: Exception) -> str:
     """Return the message for an error; raise it if it is neither ours nor a lack of memory."""
     told = out_of_memory(error)
-    ours = (ConfigError, RecordError, DataError, LawError, OSError)
+    ours = (*MISTAKES, DataError, LawError, OSError)
     if told is None and not isinstance(error, ours):
         raise error
     return told or str(error)
@@ -83,11 +87,11 @@ def explained(command: Callable[[], int]) -> int:
         # The reader has closed the pipe. The buffered rest would fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
-    except (ConfigError, RecordError, DataError, OSError, MemoryError, RuntimeError) as error:
+    except (*MISTAKES, OSError, MemoryError, RuntimeError) as error:
         from rope_exp.system.console import log
 
         log(f"error: {sentence(error)}")
-        return EXIT_USAGE if isinstance(error, (ConfigError, RecordError)) else EXIT_FAILED
+        return EXIT_USAGE if isinstance(error, MISTAKES) else EXIT_FAILED
 
 
 def show(value: Any) -> str:

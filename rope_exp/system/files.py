@@ -174,12 +174,7 @@ def read_text(path: Path) -> str:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON object; NaN and infinity are refused, since JSON has none."""
-    write_atomically(path, to_json(values))
-
-
-def to_json(values: Mapping[str, Any]) -> str:
-    """Return a JSON object as text, in the format of all our JSON files."""
-    return json.dumps(values, indent=2, allow_nan=False) + "\n"
+    write_atomically(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,15 +15,19 @@ from torch import Tensor
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import load_run
-from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
+from rope_exp.model.decoder import (
+    FREQUENCIES,
+    POSITIONS,
+    Decoder,
+    llama_weights,
+    weights,
+    weights_sha256,
+)
 from rope_exp.model.own import OWN
 from rope_exp.run.folder import list_steps
 from rope_exp.run.origin import find_origin
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
-
-ROTARY = "model.rotary_emb."
-OF_POSITIONS = (ROTARY, "model.added_positions.", "model.score_bias.")
 
 
 def begin(
@@ -76,11 +80,11 @@ def named_here(
     """
     found = dict(tensors)
     pairs = dict(zip(theirs.trained_pairs, theirs.learned_names, strict=True))
-    of_pairs = {pair: found.pop(ROTARY + name) for pair, name in pairs.items()}
+    of_pairs = {pair: found.pop(FREQUENCIES + name) for pair, name in pairs.items()}
 
     here = dict(zip(ours.trained_pairs, ours.learned_names, strict=True))
     for pair, tensor in of_pairs.items():
-        found[ROTARY + here.get(pair, f"{pairs[pair]} of {pair}")] = tensor
+        found[FREQUENCIES + here.get(pair, f"{pairs[pair]} of {pair}")] = tensor
     return found
 
 
@@ -100,7 +104,7 @@ def take_over(
     """
     for name in sorted(found):
         theirs = list(found[name].shape)
-        encodes_positions = name.startswith(OF_POSITIONS) or OWN in name
+        encodes_positions = name.startswith(POSITIONS) or OWN in name
         if name not in own and not encodes_positions:
             allowed = f"has {name} of {theirs}, for which there is no place here"
             raise ConfigError("run.init_from", path, allowed)

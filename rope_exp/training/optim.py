@@ -9,11 +9,9 @@ from torch.optim import AdamW, Optimizer
 
 from rope_exp.config.learning import MuonConfig, OptimConfig
 from rope_exp.model.attention.base import HeadLinear
-from rope_exp.model.decoder import FREQUENCIES, Decoder
+from rope_exp.model.decoder import FREQUENCIES, POSITIONS, Decoder
 from rope_exp.training.muon import Muon
 
-# Name prefixes of the parameters that encode positions.
-POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
 # Stored beside a parameter's moments: how often each of its elements has crossed 0.
 CROSSINGS = "crossings"
 

@@ -21,11 +21,7 @@ from rope_exp.system.errors import (
     EXIT_FAILED,
     EXIT_STOPPED,
     EXIT_USAGE,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    LawError,
-    RecordError,
+    MISTAKES,
     first_line,
     sentence,
 )
@@ -81,10 +77,10 @@ def explain_errors(action: Callable[[], int]) -> int:
     """
     try:
         return action()
-    except (ConfigError, RecordError, CheckpointError) as error:
+    except MISTAKES as error:
         log(f"error: {error}")
         return EXIT_USAGE
-    except (DataError, LawError, OSError, MemoryError, RuntimeError) as error:
+    except (OSError, MemoryError, RuntimeError) as error:
         # If one rank fails, the others lose their connection to it.
         if _world_size() > 1 and ("gloo" in str(error) or type(error).__name__.startswith("Dist")):
             log(f"error: lost the other processes of this run ({first_line(error)})")

@@ -119,12 +119,6 @@ def test_uniform_weights_give_the_reference(length: int, window: int | None, cau
     torch.testing.assert_close(attention_by_distance(weights_TT), expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (2, 4, 3)])
-def test_weights_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="as many queries as keys and at least two"):
-        attention_by_distance(torch.zeros(shape))
-
-
 # -- a head's liking of a distance -----------------------------------------------------------------
 
 

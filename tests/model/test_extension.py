@@ -160,21 +160,6 @@ def test_interpolation_turns_as_positions_divided_did() -> None:
     torch.testing.assert_close(turned(x_BTHK, position_T, EXTENDED["interpolated"]), divided)
 
 
-def test_what_cannot_be_extended_is_refused() -> None:
-    for extend in (
-        lambda: interpolated(THETA_F, 0.5),
-        lambda: ntk_aware(THETA_F, 0.5),
-        lambda: yarn(THETA_F, 0.5, TRAINED, BASE),
-        lambda: yarn_scale(0.5),
-    ):
-        with pytest.raises(ValueError, match=r"a factor of at least 1, not 0\.5"):
-            extend()
-    with pytest.raises(ValueError, match="two pairs"):
-        ntk_aware(THETA_F[:1], 2.0)
-    with pytest.raises(ValueError, match="no pair turns once within 6 positions"):
-        yarn(THETA_F, 2.0, 6, BASE)
-
-
 # -- what turns together ---------------------------------------------------------------------------
 
 

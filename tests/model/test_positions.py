@@ -327,7 +327,7 @@ def test_the_last_positions_are_as_good_as_the_first(start: int, changes: dict[s
     decoder = loud(make_decoder(*"qkvo", **changes)).float()
     ids_BT = tokens(2, LENGTH)
     here = decoder(ids_BT)
-    decoder.model.start = start
+    decoder.model.rotary_emb.start = start
     cache = decoder.new_cache()
     parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
     for there in (decoder(ids_BT), torch.cat(parts, dim=1)):

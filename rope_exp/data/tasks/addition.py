@@ -17,12 +17,11 @@ little, and all longer sums consist of them. So a test's matches at one digit ar
 """
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from rope_exp.data.tasks.draws import Draws
-from rope_exp.data.tasks.rows import END, LONGER, PAD, TEST, TRAIN, Example, Row, Rows, pack, stack
+from rope_exp.data.tasks.rows import END, LONGER, PAD, TEST, TRAIN, Example, Row, Task, pack
 
 VOCABULARY = "0123456789+=" + END + PAD
 
@@ -35,35 +34,20 @@ Order = Literal["plain", "reversed"]
 
 
 @dataclass(frozen=True)
-class Addition:
+class Addition(Task):
     """Rows of sums; an example's span is the number of digits of its longer operand.
 
-    Attributes:
-        seed: of the examples; one seed gives the same sums in both orders.
-        order: "plain", the most significant digit first, or "reversed".
-        seq_len: T.
+    One seed gives the same sums in both orders.
 
-    Raises:
-        ValueError: a row is too short for the longest sum.
+    Attributes:
+        order: "plain", the most significant digit first, or "reversed".
     """
 
-    version: ClassVar[int] = 1
-    vocabulary: ClassVar[str] = VOCABULARY
-    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST, LONGER)
+    vocabulary = VOCABULARY
+    splits = (TRAIN, TEST, LONGER)
 
-    seed: int
-    order: Order
     seq_len: int = 256
-
-    def __post_init__(self) -> None:
-        needed = max(longest(split) for split in DIGITS)
-        if self.seq_len + 1 < needed:
-            raise ValueError(f"{self.seq_len + 1} tokens hold no sum of {needed}")
-
-    def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of "train", "test" or "longer" with these indices, counted from 0."""
-        assert split in self.splits, split
-        return stack([self._row(split, index) for index in indices], VOCABULARY)
+    order: Order = "plain"
 
     def _row(self, split: str, index: int) -> Row:
         def draw(draws: Draws) -> Example:

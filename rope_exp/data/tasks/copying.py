@@ -11,12 +11,10 @@ Several are packed into a row, so that they begin anywhere. Training and test us
 streams; short strings are on both sides, since there are only 4^L of length L.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rope_exp.data.tasks.draws import Draws
-from rope_exp.data.tasks.rows import END, LONGER, PAD, TEST, TRAIN, Example, Row, Rows, pack, stack
+from rope_exp.data.tasks.rows import END, LONGER, PAD, TEST, TRAIN, Example, Row, Task, pack
 
 LETTERS = "abcd"
 SEPARATOR = "|"
@@ -27,33 +25,13 @@ LENGTHS = {TRAIN: (1, 32), TEST: (1, 32), LONGER: (33, 64)}
 
 
 @dataclass(frozen=True)
-class Copying:
-    """Rows of strings and their copies; an example's span is the length of its string.
+class Copying(Task):
+    """Rows of strings and their copies; an example's span is the length of its string."""
 
-    Attributes:
-        seed: of the examples.
-        seq_len: T.
+    vocabulary = VOCABULARY
+    splits = (TRAIN, TEST, LONGER)
 
-    Raises:
-        ValueError: a row is too short for the longest string and its copy.
-    """
-
-    version: ClassVar[int] = 1
-    vocabulary: ClassVar[str] = VOCABULARY
-    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST, LONGER)
-
-    seed: int
     seq_len: int = 256
-
-    def __post_init__(self) -> None:
-        needed = max(longest(split) for split in LENGTHS)
-        if self.seq_len + 1 < needed:
-            raise ValueError(f"{self.seq_len + 1} tokens hold no string and copy of {needed}")
-
-    def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of "train", "test" or "longer" with these indices, counted from 0."""
-        assert split in self.splits, split
-        return stack([self._row(split, index) for index in indices], VOCABULARY)
 
     def _row(self, split: str, index: int) -> Row:
         fewest, most = LENGTHS[split]

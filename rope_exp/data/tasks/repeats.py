@@ -11,15 +11,13 @@ The format is the authors' (Harik and labml.ai, `copy_repeat` of their public co
 when it is full.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rope_exp.data.tasks.draws import Draws
-from rope_exp.data.tasks.rows import NO_ANSWER, TEST, TRAIN, Row, Rows, spell, stack
+from rope_exp.data.tasks.rows import NO_ANSWER, Row, Rows, Task, spell
 
 LETTERS = "acgt"
 MARK = ">"
@@ -32,32 +30,10 @@ FEWEST = STRETCH + MOST_BETWEEN + len(MARK) + STRETCH
 
 
 @dataclass(frozen=True)
-class Repeats:
-    """Rows of one growing string each; an example's span is its distance in letters.
+class Repeats(Task):
+    """Rows of one growing string each; an example's span is its distance in letters."""
 
-    Attributes:
-        seed: of the rows.
-        seq_len: T.
-
-    Raises:
-        ValueError: a row is too short for one repeat.
-    """
-
-    version: ClassVar[int] = 1
-    vocabulary: ClassVar[str] = VOCABULARY
-    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)
-
-    seed: int
-    seq_len: int = 512
-
-    def __post_init__(self) -> None:
-        if self.seq_len + 1 < FEWEST:
-            raise ValueError(f"{self.seq_len + 1} tokens hold no repeat, which needs {FEWEST}")
-
-    def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of "train" or "test" with these indices, counted from 0."""
-        assert split in self.splits, split
-        return stack([self._row(split, index) for index in indices], VOCABULARY)
+    vocabulary = VOCABULARY
 
     def _row(self, split: str, index: int) -> Row:
         draws = Draws(self.seed, f"repeats {split}", index)

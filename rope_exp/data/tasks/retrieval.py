@@ -13,15 +13,13 @@ larger seq_len; the tokens are the same.
 """
 
 import string
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rope_exp.data.tasks.draws import Draws
-from rope_exp.data.tasks.rows import NO_ANSWER, TEST, TRAIN, Row, Rows, stack
+from rope_exp.data.tasks.rows import NO_ANSWER, Row, Task
 
 FILLER = string.ascii_lowercase
 KEYS = string.ascii_uppercase
@@ -31,45 +29,18 @@ VOCABULARY = FILLER + KEYS + VALUES + QUESTION
 
 NUM_PAIRS = 8
 NEAREST = 4  # the least distance: a needle, one token of filler, and a question
-# Another pair's needle and question rule out at most this many places of a needle and its question:
-# 3 for needle and needle, twice 4 for needle and question, 5 for question and question.
-TAKEN = 16
 
 
 @dataclass(frozen=True)
-class Retrieval:
-    """Rows of filler with needles and questions; an example's span is its distance in tokens.
+class Retrieval(Task):
+    """Rows of filler with needles and questions; an example's span is its distance in tokens."""
 
-    Attributes:
-        seed: of the examples.
-        seq_len: T.
-
-    Raises:
-        ValueError: the row may be too short for all needles and questions.
-    """
-
-    version: ClassVar[int] = 1
-    vocabulary: ClassVar[str] = VOCABULARY
-    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)
-
-    seed: int
-    seq_len: int = 512
-
-    def __post_init__(self) -> None:
-        # A pair's distance is below T / 2, so that it has more than T / 2 places.
-        fewest = 2 * TAKEN * (NUM_PAIRS - 1)
-        if self.seq_len < fewest:
-            raise ValueError(f"a row needs {fewest} tokens or more, not {self.seq_len}")
+    vocabulary = VOCABULARY
 
     @property
     def num_octaves(self) -> int:
         """The number of octaves of distances; octave o is from 4 * 2^o to below twice that."""
         return (self.seq_len // (2 * NEAREST)).bit_length() - 1
-
-    def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of "train" or "test" with these indices, counted from 0."""
-        assert split in self.splits, split
-        return stack([self._row(split, index) for index in indices], VOCABULARY)
 
     def _row(self, split: str, index: int) -> Row:
         draws = Draws(self.seed, f"retrieval {split}", index)

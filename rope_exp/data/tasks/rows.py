@@ -14,7 +14,7 @@ and A tokens of answers.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,25 +93,32 @@ class Rows:
         return self.span_NT[row_A, place_A][first_E], num_wrong_E == 0
 
 
-class Task(Protocol):
-    """The common interface of a decoder's tasks.
+@dataclass(frozen=True)
+class Task:
+    """Base class of a decoder's tasks.
 
     Attributes:
         version: of the generator; it changes when the rows change.
         vocabulary: one character per token.
         splits: the splits that the task has.
+        seed: of the rows.
+        seq_len: T, the same in every split; TASKS of rope_exp/config/tasks.py has the least.
     """
 
-    version: ClassVar[int]
+    version: ClassVar[int] = 1
     vocabulary: ClassVar[str]
-    splits: ClassVar[tuple[str, ...]]
+    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)
 
-    @property
-    def seq_len(self) -> int:
-        """T, the same in every split."""
+    seed: int
+    seq_len: int = 512
 
     def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows with these indices, counted from 0."""
+        """Return the rows of a split with these indices, counted from 0."""
+        assert split in self.splits, split
+        return stack([self._row(split, index) for index in indices], self.vocabulary)
+
+    def _row(self, split: str, index: int) -> Row:
+        raise NotImplementedError
 
 
 def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: int) -> Row:

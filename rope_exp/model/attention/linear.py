@@ -28,8 +28,6 @@ DENOMINATOR = "denominator"
 class LinearAttention(StateAttention):
     """o_i = sum over j <= i of sim_ij v_j / max(sum over j <= i of sim_ij, eps)."""
 
-    no_decay_H: Tensor
-
     def __init__(self, config: ModelConfig, attn: LinearConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.project_as_llama()
@@ -37,10 +35,7 @@ class LinearAttention(StateAttention):
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
         self.num_copies = self.num_heads // config.num_key_value_heads
-        self.register_buffer("no_decay_H", torch.zeros(self.num_heads), persistent=False)
-
-    def log_gamma(self) -> Tensor:
-        return self.no_decay_H
+        self.register_buffer("log_gamma_H", torch.zeros(self.num_heads), persistent=False)
 
     def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
         q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)

@@ -29,8 +29,6 @@ def retnet_log_gamma(num_heads: int) -> Tensor:
 class RetentionAttention(StateAttention):
     """o_i = rms_norm(R_i' sum over j <= i of gamma^(i-j) (q_i' k_j / sqrt(K)) v_j)."""
 
-    log_gamma_H: Tensor
-
     def __init__(self, config: ModelConfig, attn: RetentionConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.project_as_llama()
@@ -38,9 +36,6 @@ class RetentionAttention(StateAttention):
         self.num_heads = config.num_attention_heads
         log_gamma_H = retnet_log_gamma(self.num_heads)
         self.register_buffer("log_gamma_H", log_gamma_H, persistent=False)
-
-    def log_gamma(self) -> Tensor:
-        return self.log_gamma_H
 
     def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
         q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)

@@ -58,8 +58,8 @@ class StateAttention(Attention):
         raise NotImplementedError
 
     def log_gamma(self) -> Tensor:
-        """Return the log of each head's decay per token, [H]."""
-        raise NotImplementedError
+        """Return the log of each head's decay per token, [H]; by default a buffer of this name."""
+        return self.get_buffer("log_gamma_H")
 
     def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
         """Return o_BTHV from the sums, rotated back if O rotates."""

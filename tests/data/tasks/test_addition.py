@@ -130,5 +130,3 @@ def test_numbers_are_uniform(split: str) -> None:
 def test_the_longest_sum_just_fits() -> None:
     """Ten digits, "+", ten digits, "=", eleven digits and ";"."""
     Addition(seed=0, order="plain", seq_len=33).rows("longer", range(3))
-    with pytest.raises(ValueError, match="33 tokens hold no sum of 34"):
-        Addition(seed=0, order="plain", seq_len=32)

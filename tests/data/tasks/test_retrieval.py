@@ -92,8 +92,3 @@ def test_questions_of_a_distance_stand_anywhere() -> None:
     quarters = np.bincount((4 * share).astype(np.int64))
     assert len(quarters) == 4
     assert stats.chisquare(quarters).pvalue > 1e-6
-
-
-def test_too_short_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="224 tokens or more, not 223"):
-        Retrieval(seed=0, seq_len=223)

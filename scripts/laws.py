@@ -8,10 +8,9 @@ import argparse
 import itertools
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from rope_exp.config.compose import CONFIGS, run_config
@@ -41,24 +40,8 @@ Made by `python scripts/laws.py`, with torch {torch}. Each kind is measured as b
 {subsets}"""  # noqa: E501
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One subset of one kind.
-
-    Attributes:
-        kind: the overrides that choose it.
-        law: the response of its outputs to a shift.
-        deviation: from that law; None if the law has no formula.
-        another: the deviation from the nearest law that does not hold.
-        formulas: the deviation of each other formula, by its name.
-    """
-
-    kind: str
-    subset: str
-    law: str
-    deviation: float | None
-    another: float | None
-    formulas: dict[str, float]
+# The columns of the table of every subset.
+COLUMNS = ("kind", "rotates", "law", "its deviation", "another law", *OTHERS)
 
 
 def main() -> int:
@@ -76,21 +59,23 @@ def main() -> int:
     asked = parser.parse_args()
 
     try:
-        measured = {kind: measure(kind) for kind in asked.kinds or sorted([*every, *FORMS])}
+        measured = [measure(kind) for kind in asked.kinds or sorted([*every, *FORMS])]
     except (ConfigError, LawError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
-    kinds = worst_of_kinds(measured)
-    subsets = every_subset(itertools.chain(*measured.values()))
+    subsets = pd.DataFrame(itertools.chain(*measured), columns=COLUMNS)
+    kinds = table(worst_of_kinds(subsets))
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(asked.out, ABOUT.format(torch=torch.__version__, kinds=kinds, subsets=subsets))
+    write_atomically(
+        asked.out, ABOUT.format(torch=torch.__version__, kinds=kinds, subsets=table(subsets))
+    )
     print(kinds, end="")
     return EXIT_DONE
 
 
-def measure(kind: str) -> list[Measured]:
-    """Return the measurements of each subset of a kind.
+def measure(kind: str) -> list[dict[str, str | float | None]]:
+    """Return a line of the table for each subset of a kind.
 
     Raises:
         ConfigError: the words choose no kind.
@@ -105,48 +90,31 @@ def measure(kind: str) -> list[Measured]:
         measured = certificate(config.model, pe, config.attn)
         deviations = measured["max_deviation"]
         law = measured["measured"]
-        own = deviations.pop(law, None)
-        another = min(deviations.values(), default=None)
-        found.append(Measured(kind, subset_name(rotate), law, own, another, measured["formulas"]))
+        line = {"kind": f"`{kind}`", "rotates": subset_name(rotate), "law": law}
+        # Some laws have no formula.
+        line["its deviation"] = deviations.pop(law, None)
+        line["another law"] = min(deviations.values(), default=None)
+        found.append(line | measured["formulas"])
     return found
 
 
-def worst_of_kinds(measured: dict[str, list[Measured]]) -> str:
-    """Return a table of the largest deviations over each kind's subsets.
+def worst_of_kinds(subsets: pd.DataFrame) -> pd.DataFrame:
+    """Return the largest deviations over each kind's subsets.
 
-    It also has the smallest deviation from a law that does not hold.
+    And the smallest deviation from a law that does not hold.
     """
-    lines = []
-    for kind, rows in measured.items():
-        numbers = [largest(row.deviation for row in rows)]
-        numbers += [min(row.another for row in rows if row.another is not None)]
-        numbers += [largest(row.formulas.get(name) for row in rows) for name in OTHERS]
-        lines.append([f"`{kind}`", str(len(rows)), *map(spelled, numbers)])
-    return table(["kind", "subsets", "its law, at most", "another law, at least", *OTHERS], lines)
+    of_kinds = subsets.groupby("kind", sort=False)
+    found = of_kinds[["its deviation", *OTHERS]].max()
+    found.insert(0, "subsets", of_kinds.size().astype(str))
+    found.insert(2, "another law, at least", of_kinds["another law"].min())
+    return found.rename(columns={"its deviation": "its law, at most"}).reset_index()
 
 
-def every_subset(rows: Iterable[Measured]) -> str:
-    """Return a table of every subset of every kind."""
-    lines = []
-    for row in rows:
-        numbers = (row.deviation, row.another, *map(row.formulas.get, OTHERS))
-        lines.append([f"`{row.kind}`", row.subset, row.law, *map(spelled, numbers)])
-    return table(["kind", "rotates", "law", "its deviation", "another law", *OTHERS], lines)
-
-
-def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    return markdown_lines([header, *lines], "<" * len(header)) + "\n"
-
-
-def largest(numbers: Iterable[float | None]) -> float | None:
-    """Return the largest number; None if there is none."""
-    return max((number for number in numbers if number is not None), default=None)
-
-
-def spelled(number: float | None) -> str:
-    """Return a deviation to two digits; an empty string if there is none."""
-    return "" if number is None else f"{number:.1e}"
+def table(frame: pd.DataFrame) -> str:
+    """Return a table in Markdown, with deviations to two digits."""
+    text = frame.map(lambda cell: cell if isinstance(cell, str) else f"{cell:.1e}")
+    lines = text.where(frame.notna(), "").to_numpy().tolist()
+    return markdown_lines([[*frame], *lines], "<" * len(frame.columns)) + "\n"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ Each split is read in as many rows as there are held-out rows, in the run's trai
 Shapes: N rows, B of a micro-batch, T positions, V vocabulary, Q queries, D dimensions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from rope_exp.data.documents import VALIDATION
 from rope_exp.data.generated import DataSet, Generated
 from rope_exp.data.sources import reading
 from rope_exp.data.tasks.rows import TEST, TRAIN, Rows
-from rope_exp.evaluation.inputs import Inputs, on_device
-from rope_exp.evaluation.probes import Questions
+from rope_exp.evaluation.inputs import Inputs
+from rope_exp.evaluation.probes import Asking, Questions
 from rope_exp.evaluation.values import Probes, rounded
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.decoder import Decoder
@@ -37,14 +37,12 @@ from rope_exp.model.decoder import Decoder
 Of = Callable[[Decoder, Inputs], Tensor]
 
 
-class TaskQuestions:
-    """The probes of one model of generated data, each a method that returns plain values.
+class TaskQuestions(Asking):
+    """The probes of a model of generated data.
 
     Args:
-        decoder: trained, on its device.
         data: the data on which it was trained.
         micro_batch_size: the number of rows at a time.
-        should_stop: called before every micro-batch.
     """
 
     def __init__(
@@ -55,25 +53,12 @@ class TaskQuestions:
         micro_batch_size: int,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.decoder = decoder
+        super().__init__(decoder, should_stop)
         self.data = data
         self.count = train.eval_sequences
         self.micro_batch_size = micro_batch_size
-        self.should_stop = should_stop
 
-    def ask(self, names: Sequence[str]) -> Probes | None:
-        """Return each probe's result by its name; None if asked to stop."""
-        found: Probes = {}
-        # Eager: compiling another graph does not pay off for a few batches.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            for name in names:
-                answer = getattr(self, name)()
-                if answer is None:
-                    return None
-                found[name] = answer
-        return found
-
-    def answers(self) -> Probes | None:
+    def answers(self) -> Probes:
         """Return exact matches by span, and the loss, for each split but the trained one."""
         found = {}
         splits = self.data.task(0).splits
@@ -81,11 +66,7 @@ class TaskQuestions:
             rows = self.data.rows(split, range(self.count))
             assert isinstance(rows, Rows)
             batch = self.data.batch(rows)
-            outputs = self._outputs(batch, _right_and_nats)
-            if outputs is None:
-                return None
-
-            right_NT, nats_NT = np.split(outputs, 2, axis=1)
+            right_NT, nats_NT = np.split(self._outputs(batch, _right_and_nats), 2, axis=1)
             span_E, is_match_E = rows.exact_matches(right_NT.astype(bool))
             spans, counts = np.unique(span_E, return_counts=True)
             found[split] = {
@@ -96,13 +77,10 @@ class TaskQuestions:
             }
         return found
 
-    def fit(self) -> Probes | None:
+    def fit(self) -> Probes:
         """Return R^2 and the mean squared error on the held-out rows."""
         batch = self.data.batch(self.data.rows(TEST, range(self.count)))
         outputs_NQD = self._outputs(batch, _predicted)
-        if outputs_NQD is None:
-            return None
-
         truth_NQD = batch.target_BP.astype(np.float64)
         error_NQD = (outputs_NQD - truth_NQD) ** 2
         spread_D = ((truth_NQD - truth_NQD.mean(axis=(0, 1))) ** 2).sum(axis=(0, 1))
@@ -113,15 +91,11 @@ class TaskQuestions:
             "error_of_queries": rounded(error_NQD.mean(axis=(0, 2))),
         }
 
-    def _outputs(self, batch: Batch, of: Of) -> NDArray[np.float64] | None:
-        """Return `of` applied to all rows, by micro-batches; None if asked to stop."""
-        inputs = on_device(batch, self.decoder.lm_head.weight.device)
-        parts = []
-        for micro_batch in inputs.split(self.micro_batch_size):
-            if self.should_stop():
-                return None
-            parts.append(of(self.decoder, micro_batch).double().cpu())
-        return np.asarray(torch.cat(parts).numpy())
+    def _outputs(self, batch: Batch, of: Of) -> NDArray[np.float64]:
+        """Return `of` applied to all rows, by micro-batches."""
+        parts = self.batches(batch, self.micro_batch_size)
+        outputs = [of(self.decoder, inputs).double().cpu() for inputs in parts]
+        return np.asarray(torch.cat(outputs).numpy())
 
 
 def make_questions(

@@ -60,14 +60,40 @@ class _Stopped(Exception):  # noqa: N818
     """The run was asked to stop; the same command starts the probes again."""
 
 
-class Questions:
+class Asking:
     """The probes of one model, each a method of its name that returns plain values.
 
     Args:
         decoder: trained, on its device.
+        should_stop: called before every micro-batch.
+    """
+
+    def __init__(self, decoder: Decoder, should_stop: Callable[[], bool]) -> None:
+        self.decoder = decoder
+        self.should_stop = should_stop
+
+    def ask(self, names: Sequence[str]) -> Probes | None:
+        """Return each probe's result by its name; None if asked to stop."""
+        # Eager: compiling another graph does not pay off for a few batches.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), suppress(_Stopped):
+            return {name: getattr(self, name)() for name in names}
+        return None
+
+    def batches(self, rows: Batch, at_once: int) -> Iterator[Inputs]:
+        """Yield the rows on the device, `at_once` at a time."""
+        device = self.decoder.lm_head.weight.device
+        for start in range(0, len(rows.ids_BT), at_once):
+            if self.should_stop():
+                raise _Stopped
+            yield on_device(rows.rows(slice(start, start + at_once)), device)
+
+
+class Questions(Asking):
+    """The probes of a model of text.
+
+    Args:
         held_out: the validation side's tokens.
         micro_batch_size: the number of windows of the training length at a time.
-        should_stop: called before every micro-batch.
         read: makes the run's batch of windows of any length, with positions and targets.
         crossings: how often each learned frequency has crossed 0 in training, for each pair of
             sites that is counted.
@@ -83,20 +109,12 @@ class Questions:
         read: Callable[[Ids], Batch] = next_tokens,
         crossings: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.decoder = decoder
+        super().__init__(decoder, should_stop)
         self.held_out = held_out
         self.train = train
         self.tokens_at_once = micro_batch_size * train.seq_len
-        self.should_stop = should_stop
         self.read = read
         self.crossings = crossings or {}
-
-    def ask(self, names: Sequence[str]) -> Probes | None:
-        """Return each probe's result by its name; None if asked to stop."""
-        # Eager: compiling another graph does not pay off for a few batches.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), suppress(_Stopped):
-            return {name: getattr(self, name)() for name in names}
-        return None
 
     def windows(self) -> Probes:
         """Return the loss of each held-out window."""
@@ -197,7 +215,7 @@ class Questions:
         """
         length = self.train.seq_len
         rows = self.read(self._windows(self._share, length))
-        batches = self._batches(rows, at_once=1)
+        batches = self.batches(rows, at_once=1)
         return by_distance(self.decoder, batches, bin_edges((length + 1) // 2)[:-1])
 
     def drift(self) -> Probes:
@@ -255,21 +273,13 @@ class Questions:
         """Return `count` fixed held-out windows, or fewer if the held-out set is smaller."""
         return validation_ids(self.held_out, count, length)
 
-    def _batches(self, rows: Batch, at_once: int) -> Iterator[Inputs]:
-        """Yield the rows on the device, `at_once` at a time."""
-        device = self.decoder.lm_head.weight.device
-        for start in range(0, len(rows.ids_BT), at_once):
-            if self.should_stop():
-                raise _Stopped
-            yield on_device(rows.rows(slice(start, start + at_once)), device)
-
     def _loss(self) -> Tensor:
         return self._nats(self.read(self._windows(self._share, self.train.seq_len))).mean()
 
     def _nats(self, rows: Batch) -> Tensor:
         """Return nats_NP: -log p of each target token."""
         at_once = max(1, self.tokens_at_once // rows.ids_BT.shape[1])
-        batches = self._batches(rows, at_once)
+        batches = self.batches(rows, at_once)
         return torch.cat([token_nats(self.decoder, inputs).double().cpu() for inputs in batches])
 
 

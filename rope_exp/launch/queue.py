@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rope_exp.system.errors import ConfigError, RecordError, first_line
+from rope_exp.system.errors import ConfigError, first_line
 from rope_exp.system.files import read_json, try_lock, write_json
 
 
@@ -19,15 +19,8 @@ class Queue:
 
     @property
     def jobs(self) -> dict[str, list[str]]:
-        """The newest job of each cell: its cluster and id.
-
-        Raises:
-            RecordError: the file was damaged.
-        """
-        kept = read_json(self._path) if self._path.exists() else {}
-        if not all(isinstance(job, list) and len(job) == 2 for job in kept.values()):
-            raise RecordError(f"{self._path} was damaged or edited; without it, jobs are forgotten")
-        return kept
+        """The newest job of each cell: its cluster and id."""
+        return read_json(self._path) if self._path.exists() else {}
 
     @contextmanager
     def alone(self) -> Iterator[None]:

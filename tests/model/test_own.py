@@ -302,7 +302,9 @@ def test_forgetting_both_ways_is_by_what_lies_between() -> None:
 
 
 def test_another_kind_of_attention_refuses_a_file() -> None:
-    with refused("pe.code=mine.Own", "attn.kind=retention has none; attn=softmax has", by=ConfigError):
+    with refused(
+        "pe.code=mine.Own", "attn.kind=retention has none; attn=softmax has", by=ConfigError
+    ):
         RunConfig.from_dict(
             {
                 "pe": {"name": "mine", "code": "mine.Own", "rotate": []},

@@ -16,11 +16,13 @@ from matplotlib.figure import Figure
 
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import (
+    ROW,
     alike,
     check_blocks,
     comparable,
     has_blocks,
     level_name,
+    telling,
 )
 from rope_exp.evidence.contrasts import adjusted_means
 from rope_exp.evidence.runs import ReportError, Run
@@ -81,14 +83,20 @@ def _files(name: str, stem: str, runs: Sequence[Run]) -> dict[str, bytes]:
 
 
 def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
-    """Return a campaign's runs that differ in variant, seed and learning rate only, by setting.
+    """Return a campaign's runs that differ in row, seed and learning rate only, by setting.
 
-    Runs of other campaigns that fit are added, for variants of the campaign. If another campaign
-    ran the same cell, the campaign's own run is used.
+    Runs of other campaigns that fit are added, for variants of the campaign, unless its rows have
+    names. If another campaign ran the same cell, the campaign's own run is used.
     """
     if not has_blocks(runs) or not any(FACTOR in run.factors for run in runs):
         return []
     sweeps: list[list[Run]] = []
+    if telling(runs) == [ROW]:
+        levels: dict[str, list[Run]] = {}
+        for run in runs:
+            levels.setdefault(_level(run), []).append(run)
+        return list(levels.values())
+
     variants = {run.config.pe.label for run in runs}
     lent = [run for run in others if run.config.row_name is None]
     for run in [*runs, *(run for run in lent if run.config.pe.label in variants)]:
@@ -108,6 +116,12 @@ def _cell(run: Run) -> tuple[float, str, int]:
 
 def _level(run: Run) -> str:
     return level_name(run, sorted(run.factors.keys() - {FACTOR, *SEEDS}))
+
+
+def _label(run: Run) -> str:
+    """Return the label of a run's row in a report."""
+    name = run.config.row_name
+    return f"{ROW}={name}" if name else run.config.pe.label
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -152,7 +166,7 @@ class Tried:
         counts = Counter(run.config.optim.lr for run in finished)
         return cls(
             runs=finished,
-            names={run.config.pe.label: run.variant_name for run in finished},
+            names={_label(run): run.config.row_name or run.variant_name for run in finished},
             tables=tables,
             means=means,
             common=max(counts, key=lambda rate: (counts[rate], -over_variants.get(rate, math.inf))),
@@ -191,9 +205,9 @@ def losses_by_rate(runs: Sequence[Run]) -> dict[str, pd.DataFrame]:
         ReportError: the runs differ in more than variant, seed and learning rate.
     """
     losses: dict[str, dict[float, Mapping[int, float]]] = {}
-    for row in comparable(runs, ["pe", FACTOR]).values() if runs else ():
-        config = row.runs[0].config
-        losses.setdefault(config.pe.label, {})[config.optim.lr] = row.losses
+    for row in comparable(runs, [*telling(runs), FACTOR]).values() if runs else ():
+        first = row.runs[0]
+        losses.setdefault(_label(first), {})[first.config.optim.lr] = row.losses
     tables = {}
     for label, found in losses.items():
         table = pd.DataFrame(found, dtype=float)
@@ -209,7 +223,7 @@ def losses_by_rate(runs: Sequence[Run]) -> dict[str, pd.DataFrame]:
 def markdown(tried: Tried) -> str:
     """Return rates.md: losses by learning rate, and differences at common and best rates."""
     at_common = [run for run in tried.runs if run.config.optim.lr == tried.common]
-    report = build(at_common, ["pe"])
+    report = build(at_common, telling(at_common))
     parts = [
         "**Loss of each variant by learning rate.** Means are adjusted for missing seeds, by a "
         "least-squares fit of loss = seed + learning rate.",
@@ -304,8 +318,8 @@ def figure(tried: Tried) -> Figure:
     close_up(drawn)
     axes, beside = drawn.subplots(1, 2, sharey=True, width_ratios=(10, 2.6))
     ends = []
-    for label, mean in tried.means.items():
-        _draw(axes, label, tried.tables[label], mean)
+    for number, (label, mean) in enumerate(tried.means.items()):
+        _draw(axes, label, number, tried.tables[label], mean)
         ends.append(End(label, float(mean.iloc[-1]), tried.names[label]))
     rates = {float(rate) for table in tried.tables.values() for rate in table.columns}
     log_axis(axes, rates, lambda rate: f"{rate:g}")
@@ -332,8 +346,10 @@ def figure(tried: Tried) -> Figure:
     return drawn
 
 
-def _draw(axes: Axes, label: str, table: pd.DataFrame, mean: "pd.Series[float]") -> None:
-    style = look(label)
+def _draw(
+    axes: Axes, label: str, number: int, table: pd.DataFrame, mean: "pd.Series[float]"
+) -> None:
+    style = look(label, number)
     axes.plot(mean, zorder=4, gid=f"{label} mean", **style)
     # Single runs are pale dots where a mean covers several.
     dots: Style = {"color": style["color"], "markersize": 2.5, "alpha": 0.5, "marker": "o"}

@@ -222,3 +222,27 @@ def test_rates_draw_means_the_best_and_the_common(tmp_path: Path) -> None:
     assert line(drawn, "qk_rope best") == ([0.003], [3.5])
     assert line(drawn, "common")[0] == [0.003, 0.003]
     assert any("1 diverged and is not shown" in said for said in texts(drawn))
+
+
+def test_named_rows_that_differ_in_more_stand_in_one_table(tmp_path: Path) -> None:
+    """Rows of one campaign with the same variant, but with a sink or a window."""
+    more = {"qk": [], "sink": ["attn.sink=true"], "windows": ["model.window=64"]}
+    rows = {name: ["pe=qk_rope", *words, f"row_name={name}"] for name, words in more.items()}
+    for rate, seeds in {0.003: [0, 1], 0.006: [1]}.items():
+        make_records(
+            tmp_path,
+            "frontier",
+            rows=rows,
+            seeds=seeds,
+            loss=lambda row, seed, rate=rate: 4 - 0.1 * list(rows).index(row) - rate,
+            factors={"optim.lr": [rate]},
+        )
+
+    [sweep] = find_sweeps(read_records(tmp_path, "frontier"), [])
+    tried = Tried.of(sweep)
+    assert line(figure(tried), "row=sink mean")[1] == [3.897, 3.894]
+    for number, name in enumerate(rows):
+        cells = line_of(markdown(tried), name, 1)
+        expected = [f"{4 - 0.1 * number - rate:.4f}" for rate in (0.003, 0.006)]
+        assert cells[:4] == [name, "1", *expected]
+    assert line_of(markdown(tried), "sink", 3) == ["sink", "-0.1000 (1)", "-0.1000 (1)"]

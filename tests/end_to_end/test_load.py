@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rope_exp import load_run
 from rope_exp.commands import generate
-from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.errors import MISTAKES
 from rope_exp.system.files import read_json, write_json
 
 
@@ -64,7 +64,7 @@ def test_generate_prints_what_a_run_says(
 def test_what_generate_cannot_do_is_one_sentence(
     whole: tuple[Path, list[str]], words: list[str], key: str, allowed: str
 ) -> None:
-    with refused(key, allowed, by=(ConfigError, RecordError)):
+    with refused(key, allowed, by=MISTAKES):
         generate([str(whole[0]), "text", *words])
 
 

@@ -50,7 +50,7 @@ class Row:
 
 # The factor for rows by name, and the sections of the config that a name covers.
 ROW = "row"
-_OF_ROW = ("pe", "attn", "model")
+OF_ROW = ("pe", "attn", "model")
 # Each row of a campaign may have its own value of this key.
 OWN_RATE = "optim.lr"
 
@@ -92,12 +92,12 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     Raises:
         ReportError: naming two runs and their difference, or a factor that is no key.
     """
-    factors = (*keys, "seed", *(_OF_ROW if ROW in keys else ()), *_own_keys(runs))
+    factors = (*keys, "seed", *(OF_ROW if ROW in keys else ()), *_own_keys(runs))
     rows: dict[str, Row] = {}
     ordered = sorted(runs, key=lambda run: (_place(run, keys), run.config.seed, run.where))
     for run in ordered:
-        label = _label(run, keys)
-        name = _name(run, keys)
+        label = label_of(run, keys)
+        name = name_of(run, keys)
         row = rows.setdefault(label, Row(label, name, len(rows), []))
         _check_place(run, row)
         row.runs.append(run)
@@ -202,12 +202,12 @@ def spelled(config: RunConfig, factor: str) -> str:
     return str(section.label if isinstance(section, Kind) else section.name)
 
 
-def _label(run: Run, keys: Sequence[str]) -> str:
+def label_of(run: Run, keys: Sequence[str]) -> str:
     """Return a row's unique label: vo_rope, optim.lr=0.003, or several of these."""
     return " ".join(run.config.pe.label if key == "pe" else _word(run, key) for key in keys)
 
 
-def _name(run: Run, keys: Sequence[str]) -> str:
+def name_of(run: Run, keys: Sequence[str]) -> str:
     """Return a row's name for people: VO-RoPE, or the name that a campaign gives."""
     names = {"pe": run.variant_name, ROW: run.config.row_name}
     return " ".join(names.get(key) or _word(run, key) for key in keys)
@@ -227,7 +227,7 @@ def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
     """Return a row's sort key: its numbers, then its label."""
     values = ("" if key == ROW else value_of(run.config, key) for key in keys)
     numbers = [value if isinstance(value, int | float) else math.inf for value in values]
-    return numbers, _label(run, keys)
+    return numbers, label_of(run, keys)
 
 
 # -- refusals --------------------------------------------------------------------------------------

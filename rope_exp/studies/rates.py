@@ -16,12 +16,15 @@ from matplotlib.figure import Figure
 
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import (
+    OF_ROW,
     ROW,
     alike,
     check_blocks,
     comparable,
     has_blocks,
+    label_of,
     level_name,
+    name_of,
     telling,
 )
 from rope_exp.evidence.contrasts import adjusted_means
@@ -91,16 +94,12 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     if not has_blocks(runs) or not any(FACTOR in run.factors for run in runs):
         return []
     sweeps: list[list[Run]] = []
-    if telling(runs) == [ROW]:
-        levels: dict[str, list[Run]] = {}
-        for run in runs:
-            levels.setdefault(_level(run), []).append(run)
-        return list(levels.values())
-
-    variants = {run.config.pe.label for run in runs}
-    lent = [run for run in others if run.config.row_name is None]
-    for run in [*runs, *(run for run in lent if run.config.pe.label in variants)]:
-        fitting = [sweep for sweep in sweeps if alike(sweep[0], run, (FACTOR, "pe", "seed"))]
+    is_named = telling(runs) == [ROW]
+    factors = (FACTOR, "seed", *(OF_ROW if is_named else ("pe",)))
+    labels = {_label(run) for run in runs}
+    lent = [run for run in others if run.config.row_name is None and _label(run) in labels]
+    for run in [*runs, *lent]:
+        fitting = [sweep for sweep in sweeps if alike(sweep[0], run, factors)]
         if fitting:
             [sweep] = fitting
             if all(_cell(run) != _cell(other) for other in sweep):
@@ -111,7 +110,7 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
 
 
 def _cell(run: Run) -> tuple[float, str, int]:
-    return run.config.optim.lr, run.config.pe.label, run.config.seed
+    return run.config.optim.lr, _label(run), run.config.seed
 
 
 def _level(run: Run) -> str:
@@ -120,8 +119,7 @@ def _level(run: Run) -> str:
 
 def _label(run: Run) -> str:
     """Return the label of a run's row in a report."""
-    name = run.config.row_name
-    return f"{ROW}={name}" if name else run.config.pe.label
+    return label_of(run, telling([run]))
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -166,7 +164,7 @@ class Tried:
         counts = Counter(run.config.optim.lr for run in finished)
         return cls(
             runs=finished,
-            names={_label(run): run.config.row_name or run.variant_name for run in finished},
+            names={_label(run): name_of(run, telling([run])) for run in finished},
             tables=tables,
             means=means,
             common=max(counts, key=lambda rate: (counts[rate], -over_variants.get(rate, math.inf))),

@@ -1,4 +1,4 @@
-"""Tables and notes of probes: results by place, longer contexts, and learned frequencies."""
+"""Tables and notes of probes: results by place, longer contexts, copying, learned numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +18,8 @@ METHOD_NAMES = {
     "ntk_aware": "NTK-aware",
     "yarn": "YaRN",
 }
+# A run copies if a text's second reading has a loss lower by so many nats (docs/protocol-2.md).
+COPIES = 0.5
 # Learned frequencies have moved little if the median |ln(theta/theta0)| is below this.
 LITTLE = 0.1
 
@@ -112,6 +114,47 @@ def extension_part(report: Report) -> list[str]:
         "adapted to that length (mean over seeds):",
         markdown_table(pd.DataFrame(lines), ".4f"),
     ]
+
+
+# -- copying, and token shift ----------------------------------------------------------------------
+
+
+def copies_part(report: Report) -> list[str]:
+    """Return a sentence and a table of the runs that copy; empty if no run was probed."""
+    lines = []
+    for row in report.rows.values():
+        runs = [run for run in row.runs if "repeat" in run.probes]
+        if not runs:
+            continue
+        readings = np.array([run.probes["repeat"]["loss"] for run in runs])
+        gained = readings[:, 0] - readings[:, 1]
+        copies = gained >= COPIES
+        losses = np.array([run.loss for run in runs], dtype=float)
+        line = {
+            "row": row.name,
+            "runs that copy": f"{copies.sum()} of {len(runs)}",
+            "gain by the second reading": gained.mean(),
+            "loss of those that copy": losses[copies].mean() if copies.any() else None,
+            "of the others": None if copies.all() else losses[~copies].mean(),
+        }
+        lines.append(line)
+    if not lines:
+        return []
+    return [
+        "Runs that copy: reading half a window of held-out text a second time, right after the "
+        f"first, lowers the loss by at least {COPIES} nats (means over seeds):",
+        markdown_table(pd.DataFrame(lines), ".4f"),
+    ]
+
+
+def shift_notes(report: Report) -> list[str]:
+    """Return a note for each row with token shift: the mean of mu by layer, over seeds."""
+    said = []
+    for label, answers in report.answers("token_shift").items():
+        mu_L = np.mean([answer["mean"] for answer in answers], axis=0)
+        told = ", ".join(f"{mu:.3f}" for mu in mu_L)
+        said.append(f"{report.rows[label].name}: mean μ of token shift by layer is {told}.")
+    return said
 
 
 # -- learned frequencies ---------------------------------------------------------------------------

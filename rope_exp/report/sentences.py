@@ -17,7 +17,7 @@ from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Line, Report, by_own_deviation
-from rope_exp.report.probed import drift_notes
+from rope_exp.report.probed import drift_notes, shift_notes
 from rope_exp.report.spelling import span
 from rope_exp.run import provenance
 from rope_exp.system.errors import show
@@ -121,7 +121,7 @@ def notes(report: Report) -> list[str]:
 
     said += _test_notes(report)
     said += _rate_notes(report)
-    said += drift_notes(report)
+    said += drift_notes(report) + shift_notes(report)
 
     for row in report.rows.values():
         for run in row.runs:

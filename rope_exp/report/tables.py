@@ -20,7 +20,7 @@ from rope_exp.report.answers import task_tables
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.content import Line, Report
 from rope_exp.report.pairs import relations_columns, relations_frame
-from rope_exp.report.probed import extension_part
+from rope_exp.report.probed import copies_part, extension_part
 from rope_exp.report.sentences import (
     OWN,
     caption,
@@ -226,6 +226,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         *relations,
         *task_tables(report),
         *extension_part(report),
+        *copies_part(report),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
         *_notes(report),
         "Assumptions that the source leaves open (docs/comparing.md lists those without a key):",

@@ -1,13 +1,13 @@
-"""Change of each row's gain over NoPE from the nine on English to another setting, seed by seed.
+"""Change of a row's gain over another from a campaign of the nine on English, seed by seed.
 
-The gain of a row r at a seed s is loss(NoPE, s) - loss(r, s). Its change is the gain here minus the
-gain there. With d_rs = loss_here(r, s) - loss_there(r, s), it is d(NoPE, s) - d(r, s): a contrast
-of two rows in the layout of d, seed x row. So d is judged as losses are.
+The gain of a row r over a row b at a seed s is loss(b, s) - loss(r, s). Its change is the gain here
+minus the gain there. With d_rs = loss_here(r, s) - loss_there(r, s), it is d(b, s) - d(r, s): a
+contrast of two rows in the layout of d, seed x row. It is judged by the paired t test.
 """
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ import pandas as pd
 from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.contrasts import Losses
 from rope_exp.evidence.layout import Noise, measure, two_sided_f
-from rope_exp.evidence.published import UNROTATED
+from rope_exp.evidence.published import REFERENCE, UNROTATED
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import Judged, judge
 from rope_exp.report.content import Report
@@ -25,6 +25,8 @@ from rope_exp.report.spelling import markdown_table
 # Campaigns of the nine on English, at several budgets and warmups. A setting is compared with the
 # first that has the same tokens and warmup, or else with the first of all.
 BASES = ("english", "warmup", "tokens")
+# Gains are over these rows.
+OVER = (UNROTATED, REFERENCE)
 
 
 def files(
@@ -38,7 +40,7 @@ def files(
             continue
         here = {label: row.losses for label, row in report.rows.items()}
         there = {label: row.losses for label, row in comparable(base, ["pe"]).items()}
-        changes = find_changes(here, there)
+        changes = [change for over in OVER for change in find_changes(here, there, over)]
         if changes:
             name = base[0].group
             text = _markdown(changes, report, name) + _noise(here, there, name)
@@ -63,16 +65,18 @@ def _budget(run: Run) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Change:
-    """A row's gain over NoPE here and there, in the unit of the losses.
+    """A row's gain over another here and there, in the unit of the losses.
 
     Attributes:
+        over: the other row's label.
         gain_here, gain_there: the means over the seeds.
         by_seed: the gain here minus the gain there.
-        judged: the test of the mean change, in one family of all rows; None with fewer than two
-            seeds.
+        judged: the test of the mean change, in one family of all gains over that row; None with
+            fewer than two seeds.
     """
 
     label: str
+    over: str
     gain_here: float
     gain_there: float
     by_seed: Mapping[int, float]
@@ -84,30 +88,36 @@ class Change:
         return statistics.mean(self.by_seed.values())
 
 
-def find_changes(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> list[Change]:
-    """Return the change of each row that both settings have, largest first.
+def find_changes(
+    here: Mapping[str, Losses], there: Mapping[str, Losses], over: str
+) -> list[Change]:
+    """Return the change of each gain over a row that both settings have, largest first.
 
     Args:
-        here, there: losses by the rows' labels; only seeds that a row and NoPE have in both count.
+        here, there: losses by the rows' labels; only seeds that both rows have in both count.
+        over: the label of the row over which others gain.
     """
     differences: dict[str, Losses] = {}
     for label, seeds in _shared(here, there).items():
         differences[label] = {seed: here[label][seed] - there[label][seed] for seed in seeds}
 
-    unrotated = differences.get(UNROTATED, {})
-    others = sorted(label for label in differences if label != UNROTATED)
-    family = judge(differences, [(label, UNROTATED) for label in others], measure(differences))
+    reference = differences.get(over, {})
+    others = sorted(label for label in differences if label != over)
+    noise = measure(differences)
+    paired = noise and replace(noise, method="paired")
+    family = judge(differences, [(label, over) for label in others], paired)
     judged = {pair.a: pair for pair in family}
 
     changes = []
     for label in others:
-        seeds = sorted(differences[label].keys() & unrotated.keys())
+        seeds = sorted(differences[label].keys() & reference.keys())
         if seeds:
             change = Change(
                 label,
-                _gain(here, label, seeds),
-                _gain(there, label, seeds),
-                {seed: unrotated[seed] - differences[label][seed] for seed in seeds},
+                over,
+                statistics.mean(here[over][seed] - here[label][seed] for seed in seeds),
+                statistics.mean(there[over][seed] - there[label][seed] for seed in seeds),
+                {seed: reference[seed] - differences[label][seed] for seed in seeds},
                 judged.get(label),
             )
             changes.append(change)
@@ -141,43 +151,38 @@ def _shared(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> dict[str
     return {label: sorted(here[label].keys() & there[label].keys()) for label in labels}
 
 
-def _gain(losses: Mapping[str, Losses], label: str, seeds: list[int]) -> float:
-    return statistics.mean(losses[UNROTATED][seed] - losses[label][seed] for seed in seeds)
-
-
 # -- formats ---------------------------------------------------------------------------------------
 
 
 def _markdown(changes: Sequence[Change], report: Report, base: str) -> str:
-    lines = []
-    for change in changes:
-        judged = change.judged
-        interval = None if judged is None else f"{judged.low:+.4f} to {judged.high:+.4f}"
-        seeds = change.by_seed
-        line = {
-            "variant": report.rows[change.label].name,
-            "seeds": len(seeds),
-            "gain here": f"{change.gain_here:+.4f}",
-            f"gain in {base}": f"{change.gain_there:+.4f}",
-            "change": f"{change.mean:+.4f}",
-            "95 % interval": interval,
-            "p (Holm)": None if judged is None else spell_p(judged.p_adjusted),
-            "by seed": ", ".join(f"{seed}: {value:+.3f}" for seed, value in seeds.items()),
-        }
-        lines.append(line)
-    num_judged = sum(change.judged is not None for change in changes)
-    judged_as = (
-        " Changes are tested as contrasts with NoPE in the layout of the differences, here minus "
-        f"there, seed by row; the family is these {num_judged}."
-        if num_judged
-        else " With fewer than two seeds, nothing is tested."
-    )
-    return (
-        f"**Gains over NoPE in {report.groups}, compared with {base}: the loss of NoPE minus that "
-        "of the row, at the seeds of both.**\n\n"
-        f"{markdown_table(pd.DataFrame(lines))}\n\n"
-        f"In {report.unit} here.{judged_as}\n"
-    )
+    parts = []
+    for over in dict.fromkeys(change.over for change in changes):
+        table = [_line(each, report, base) for each in changes if each.over == over]
+        name = report.rows[over].name
+        parts.append(
+            f"**Gains over {name} in {report.groups}, compared with {base}: the loss of {name} "
+            "minus that of the row, at the seeds of both.**"
+        )
+        parts.append(markdown_table(pd.DataFrame(table)))
+    tested = "With fewer than two seeds, nothing is tested."
+    if any(change.judged for change in changes):
+        tested = "Changes are tested by the paired t test, those of a table in one family."
+    return "\n\n".join([*parts, f"In {report.unit} here. {tested}"]) + "\n"
+
+
+def _line(change: Change, report: Report, base: str) -> dict[str, object]:
+    judged = change.judged
+    seeds = change.by_seed
+    return {
+        "variant": report.rows[change.label].name,
+        "seeds": len(seeds),
+        "gain here": f"{change.gain_here:+.4f}",
+        f"gain in {base}": f"{change.gain_there:+.4f}",
+        "change": f"{change.mean:+.4f}",
+        "95 % interval": judged and f"{judged.low:+.4f} to {judged.high:+.4f}",
+        "p (Holm)": judged and spell_p(judged.p_adjusted),
+        "by seed": ", ".join(f"{seed}: {value:+.3f}" for seed, value in seeds.items()),
+    }
 
 
 def _noise(here: Mapping[str, Losses], there: Mapping[str, Losses], base: str) -> str:
@@ -207,6 +212,7 @@ def _csv(changes: Sequence[Change], report: Report) -> str:
             "change_ci_low": judged and judged.low,
             "change_ci_high": judged and judged.high,
             "p_holm": judged and judged.p_adjusted,
+            "over": change.over,
         }
         lines.append(line)
     return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f")

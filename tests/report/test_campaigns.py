@@ -75,8 +75,15 @@ def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> Non
         write_campaigns(found, name, tmp_path)
 
     with (tmp_path / "mlm/changes.csv").open() as file:
-        changes = {line["pe"]: float(line["change"]) for line in csv.DictReader(file)}
-    assert changes == {"vo_rope": pytest.approx(0.25), "qk_rope": pytest.approx(0.0)}
+        changes = {
+            (line["pe"], line["over"]): float(line["change"]) for line in csv.DictReader(file)
+        }
+    assert changes == {
+        ("vo_rope", "nope"): pytest.approx(0.25),
+        ("qk_rope", "nope"): pytest.approx(0.0),
+        ("vo_rope", "qk_rope"): pytest.approx(0.25),
+        ("nope", "qk_rope"): pytest.approx(0.0),
+    }
     assert not (tmp_path / "english/changes.csv").exists()
 
 

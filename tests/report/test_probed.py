@@ -14,7 +14,14 @@ from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
 from rope_exp.report.command import write_campaigns
 from rope_exp.report.content import build
-from rope_exp.report.probed import drift_notes, extension_csv, extension_part, probes_csv
+from rope_exp.report.probed import (
+    copies_part,
+    drift_notes,
+    extension_csv,
+    extension_part,
+    probes_csv,
+    shift_notes,
+)
 
 ROWS = {
     "qk": ["pe=qk_rope", "row_name=QK"],
@@ -141,6 +148,33 @@ def test_runs_that_were_asked_nothing_have_no_such_table(runs: list[Run]) -> Non
     assert probes_csv(build([replace(run, probes={}) for run in runs], ["row"])) is None
 
 
+def test_runs_that_copy_are_counted_with_their_losses(runs: list[Run]) -> None:
+    """The second reading gains 0.5, 0.4 and 2 nats."""
+    readings = {0: [4.0, 3.5], 1: [4.0, 3.6], 2: [4.0, 2.0]}
+    probed = [
+        replace(run, probes={"repeat": {"reading": [1, 2], "loss": readings[run.config.seed]}})
+        for run in runs
+        if run.row == "qk"
+    ]
+    sentence, table = copies_part(build(probed, ["row"]))
+    copying, other = (loss("qk", 0) + loss("qk", 2)) / 2, loss("qk", 1)
+    assert "at least 0.5 nats" in sentence
+    assert table.splitlines()[-1] == f"| QK | 2 of 3 | 0.9667 | {copying:.4f} | {other:.4f} |"
+
+    table = copies_part(build([probed[1]], ["row"]))[1]
+    assert table.splitlines()[-1] == f"| QK | 0 of 1 | 0.4000 | — | {other:.4f} |"
+
+
+def test_token_shift_is_told_by_layer(runs: list[Run]) -> None:
+    probed = [
+        replace(run, probes={"token_shift": {"mean": [0.5 + run.config.seed, 0.25]}})
+        for run in runs
+        if run.row == "qk"
+    ]
+    said = shift_notes(build(probed, ["row"]))
+    assert said == ["QK: mean μ of token shift by layer is 1.500, 0.250."]
+
+
 @pytest.mark.parametrize(
     ("medians", "more", "said"),
     [
@@ -177,3 +211,5 @@ def test_where_nobody_asked_nothing_is_said(runs: list[Run]) -> None:
     assert extension_csv(report) is None
     assert extension_part(report) == []
     assert drift_notes(report) == []
+    assert copies_part(report) == []
+    assert shift_notes(report) == []

@@ -20,50 +20,53 @@ def losses(values: list[float]) -> dict[str, dict[int, float]]:
     return {label: dict(enumerate(row)) for label, row in zip(LABELS, table, strict=True)}
 
 
-@given(cells, cells, st.floats(-1, 1))
+@given(cells, cells, st.floats(-1, 1), st.sampled_from(LABELS))
 def test_a_change_is_the_gain_here_minus_the_gain_there(
-    here: list[float], there: list[float], of_seed: float
+    here: list[float], there: list[float], of_seed: float, over: str
 ) -> None:
     """Whatever a seed adds to all rows alike; largest first."""
     ours = losses(here)
     theirs = losses(there)
     moved = {label: {seed: x + of_seed * seed for seed, x in ours[label].items()} for label in ours}
 
-    found = find_changes(moved, theirs)
-    assert {change.label for change in found} == set(LABELS) - {"nope"}
+    found = find_changes(moved, theirs, over)
+    assert {change.label for change in found} == set(LABELS) - {over}
     assert [change.mean for change in found] == sorted((c.mean for c in found), reverse=True)
     for change in found:
         for seed, value in change.by_seed.items():
-            gain_here = ours["nope"][seed] - ours[change.label][seed]
-            gain_there = theirs["nope"][seed] - theirs[change.label][seed]
+            gain_here = ours[over][seed] - ours[change.label][seed]
+            gain_there = theirs[over][seed] - theirs[change.label][seed]
             assert value == pytest.approx(gain_here - gain_there, abs=1e-9)
         assert change.mean == pytest.approx(change.gain_here - change.gain_there, abs=1e-9)
 
 
-def test_of_one_row_the_interval_is_that_of_the_paired_t() -> None:
-    """Two rows leave the layout one deviation: that of their differences."""
+def test_the_interval_is_that_of_the_paired_t() -> None:
+    """Of each change's own values: a noisy row does not widen another's interval."""
     rng = np.random.default_rng(5)
-    here = {label: dict(enumerate(rng.normal(size=6))) for label in ("nope", "qk_rope")}
-    there = {label: dict(enumerate(rng.normal(size=6))) for label in ("nope", "qk_rope")}
-
-    [change] = find_changes(here, there)
-    assert change.judged is not None
-    wanted = stats.ttest_1samp(list(change.by_seed.values()), 0.0)
-    interval = wanted.confidence_interval()
-    assert change.judged.p == pytest.approx(wanted.pvalue)
-    assert (change.judged.low, change.judged.high) == pytest.approx((interval.low, interval.high))
+    deviations = {"nope": 0.01, "qk_rope": 0.01, "vo_rope": 0.5}
+    here, there = (
+        {label: dict(enumerate(rng.normal(0, sd, size=6))) for label, sd in deviations.items()}
+        for _ in range(2)
+    )
+    for change in find_changes(here, there, "nope"):
+        assert change.judged is not None
+        wanted = stats.ttest_1samp(list(change.by_seed.values()), 0.0)
+        interval = wanted.confidence_interval()
+        assert change.judged.p == pytest.approx(wanted.pvalue)
+        found = (change.judged.low, change.judged.high)
+        assert found == pytest.approx((interval.low, interval.high))
 
 
 def test_seeds_count_that_both_have_with_nope() -> None:
     here = {"nope": {0: 5.0, 1: 5.0}, "qk_rope": {0: 4.0, 1: 4.5, 2: 1.0}, "vo_rope": {2: 4.0}}
     there = {"nope": {0: 6.0, 2: 6.0}, "qk_rope": {0: 5.75, 2: 1.0}, "vo_rope": {2: 4.0}}
-    [change] = find_changes(here, there)
+    [change] = find_changes(here, there, "nope")
     assert dict(change.by_seed) == {0: 0.75}
     assert change.judged is None
 
 
 def test_without_nope_nothing_is_gained() -> None:
-    assert find_changes({"qk_rope": {0: 4.0}}, {"qk_rope": {0: 5.0}}) == []
+    assert find_changes({"qk_rope": {0: 4.0}}, {"qk_rope": {0: 5.0}}, "nope") == []
 
 
 # -- the noise of both -----------------------------------------------------------------------------

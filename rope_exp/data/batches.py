@@ -15,9 +15,9 @@ Shapes: B global batch, T positions, N windows.
 import functools
 import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,16 +61,6 @@ class Batch(NamedTuple):
         return int((self.target_BP != NO_TARGET).sum())
 
 
-class Source(Protocol):
-    """A source of a run's batches."""
-
-    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the batch of an optimizer step, counted from 1, or some of its rows."""
-
-    def num_targets(self, step: int) -> int:
-        """Return the number of targets in all rows of a step's batch, as `Batch` counts them."""
-
-
 def next_tokens(windows_BS: Ids) -> Batch:
     """Return the batch that predicts every token but the first of windows of T + 1 tokens."""
     return Batch(windows_BS[:, :-1], windows_BS[:, 1:], windows_BS)
@@ -78,7 +68,7 @@ def next_tokens(windows_BS: Ids) -> Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """The global batch of each step, from a stream of training tokens cut into windows.
+    """The windows of each step of a stage, from a stream of training tokens.
 
     Attributes:
         tokens: 1-D.
@@ -101,23 +91,13 @@ class Batches:
     def __post_init__(self) -> None:
         num_windows(self.tokens, self.seq_len)
 
-    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the batch of a step, which predicts each token from those before it."""
-        return next_tokens(self.ids(step, rows))
-
-    def num_targets(self, step: int) -> int:
-        """Return B T: every token of every row is predicted."""
-        return self.batch_size * self.seq_len
-
-    def ids(self, step: int, rows: slice = slice(None)) -> NDArray[np.int64]:
+    def ids(self, step: int) -> NDArray[np.int64]:
         """Return the token ids of an optimizer step.
 
         Args:
             step: counted from 1; any order of calls gives the same ids.
-            rows: the rows of the global batch to return; a rank reads only its own.
         Returns:
-            [B, T + 1], or only the requested rows, contiguous; inputs are [:, :-1], targets
-            [:, 1:].
+            [B, T + 1], contiguous; inputs are [:, :-1], targets [:, 1:].
         """
         number = step - self.steps_before
         if number < 1:
@@ -126,33 +106,11 @@ class Batches:
         count = num_windows(self.tokens, self.seq_len)
         first = self.samples_before + (number - 1) * self.batch_size
         windows = []
-        for sample in range(first, first + self.batch_size)[rows]:
+        for sample in range(first, first + self.batch_size):
             epoch, place = divmod(sample, count)
             order_N = epoch_order(self.seed, epoch, count)
             windows.append(int(order_N[place]))
         return _windows(self.tokens, windows, self.seq_len)
-
-
-@dataclass(frozen=True)
-class Staged:
-    """The batches of a run's stages, one after another.
-
-    Attributes:
-        sources: the source of each stage, keyed by its last step, ascending.
-    """
-
-    sources: Mapping[int, Source]
-
-    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the batch of a step from its stage's source."""
-        return self._of(step).batch(step, rows)
-
-    def num_targets(self, step: int) -> int:
-        """Return the number of targets in all rows of a step's batch."""
-        return self._of(step).num_targets(step)
-
-    def _of(self, step: int) -> Source:
-        return next(source for last, source in self.sources.items() if step <= last)
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,7 +7,6 @@ rows have one fixed seed, so they are the same for every run.
 Shapes as in `batches`; D numbers to be predicted at a place.
 """
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -146,24 +145,13 @@ class GeneratedBatches:
     seed: int
     batch_size: int
 
-    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the batch of an optimizer step, counted from 1, or some of its rows."""
-        return _whole_batch(self, step).rows(rows)
-
-    def num_targets(self, step: int) -> int:
-        """Return the number of targets in all rows of a step's batch."""
-        return _whole_batch(self, step).num_targets
-
-
-# Every rank generates all rows of a step: a part of them does not tell the number of targets.
-@functools.lru_cache(maxsize=1)
-def _whole_batch(batches: GeneratedBatches, step: int) -> Batch:
-    if step < 1:
-        raise ValueError(f"steps are counted from 1, got {step}")
-
-    first = (step - 1) * batches.batch_size
-    numbers = range(first, first + batches.batch_size)
-    return batches.data.batch(batches.data.rows(TRAIN, numbers, batches.seed))
+    def batch(self, step: int) -> Batch:
+        """Return the global batch of an optimizer step, counted from 1."""
+        if step < 1:
+            raise ValueError(f"steps are counted from 1, got {step}")
+        first = (step - 1) * self.batch_size
+        numbers = range(first, first + self.batch_size)
+        return self.data.batch(self.data.rows(TRAIN, numbers, self.seed))
 
 
 def answers(rows: Rows) -> Batch:

@@ -17,18 +17,16 @@ counter generator, like the order of windows, but from a separate part of its co
 Shapes: B rows, T positions, P places, S hashed columns, W = T + 2 P words.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.data.batches import Batch, Source
+from rope_exp.data.batches import Batch
 
 # The last of the counter's four words; no other stream of a seed uses this value. The second word
 # is the row, and the first one counts.
 OF_MASKS = 2
-# The seed and the step of held-out rows: training has no step 0.
+# The seed and the step of held-out rows, so that every evaluation of every run has the same masks.
+# Training has no step 0.
 HELD_OUT = (0, 0)
 
 # Out of ten places, MASKED are read as the mask and RANDOM as a random token; the rest unchanged.
@@ -36,57 +34,21 @@ MASKED = 8
 RANDOM = 1
 
 
-@dataclass(frozen=True)
-class Masked:
-    """The batches of another source, with hidden tokens as targets instead of next tokens.
-
-    Attributes:
-        source: gives the tokens, their positions and their documents.
-        seed: of the masks.
-        batch_size: B, of all ranks together.
-        num_places: P.
-        mask_id: the tokenizer's vocabulary size.
-    """
-
-    source: Source
-    seed: int
-    batch_size: int
-    num_places: int
-    mask_id: int
-
-    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the batch of a step, which predicts hidden tokens."""
-        numbers = range(self.batch_size)[rows]
-        plain = self.source.batch(step, rows)
-        return masked(plain, (self.seed, step), numbers, self.num_places, self.mask_id)
-
-    def num_targets(self, step: int) -> int:
-        """Return B P."""
-        return self.batch_size * self.num_places
-
-
-def held_out_masked(plain: Batch, num_places: int, mask_id: int) -> Batch:
-    """Return held-out rows, with the same masks in every evaluation of every run."""
-    return masked(plain, HELD_OUT, range(len(plain.ids_BT)), num_places, mask_id)
-
-
-def masked(
-    plain: Batch, key: tuple[int, int], rows: Iterable[int], num_places: int, mask_id: int
-) -> Batch:
-    """Return rows with some tokens hidden, and everything else unchanged.
+def masked(plain: Batch, key: tuple[int, int], num_places: int, mask_id: int) -> Batch:
+    """Return a batch with some tokens hidden, and everything else unchanged.
 
     Args:
-        plain: the batch whose `ids_BT` are read.
-        key: the seed and the step.
-        rows: the numbers of the rows in the step's global batch.
+        plain: all rows of a step, whose `ids_BT` are read.
+        key: the seed and the step, or HELD_OUT.
         num_places: P, at most T.
         mask_id: the ids below it are the vocabulary.
     Returns:
         A batch whose targets are the original tokens at `place_BP`, ascending. Its hash also covers
         the tokens read, the places and the targets.
     """
-    length = plain.ids_BT.shape[1]
-    word_BW = np.stack([_words(key, row, length + 2 * num_places) for row in rows])
+    num_rows, length = plain.ids_BT.shape
+    count = length + 2 * num_places
+    word_BW = np.stack([_words(key, row, count) for row in range(num_rows)])
     word_BT, kind_BP, token_BP = np.split(word_BW, [length, length + num_places], axis=1)
 
     # The P places with the smallest words, so that all T places are equally likely.

@@ -5,14 +5,14 @@ also begins every prompt of a trained model (evaluation/generate.py). The tokens
 end-of-text token of a row end a document that began elsewhere; they count as one document, which
 begins with the row.
 
-Shapes: B rows, T positions, S columns under the hash of the order of batches.
+Shapes: B rows, T positions.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from rope_exp.data.batches import Batch, Ids, Source
+from rope_exp.data.batches import Batch, Ids
 
 # Philox counts in four words. The order of an epoch and hidden tokens (masking.py) use other values
 # of the last one.
@@ -81,35 +81,3 @@ class Places:
                 position_BT = np.arange(batch.ids_BT.shape[1])[None]
             batch = batch._replace(position_BT=start_B[:, None] + position_BT)
         return batch
-
-
-@dataclass(frozen=True)
-class PlacedBatches:
-    """The batches of another source, with positions and documents added.
-
-    Attributes:
-        source: its batches have no positions or documents.
-        seed: of the order of batches, and of the first positions of rows.
-        batch_size: B, of all ranks together.
-        random_start: the largest first position of a row; 0: all rows begin at 0.
-    """
-
-    source: Source
-    places: Places
-    seed: int
-    batch_size: int
-    random_start: int = 0
-
-    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the batch of a step; order_sha256 also covers random first positions."""
-        batch = self.source.batch(step, rows)
-        if self.random_start == 0:
-            return self.places.placed(batch)
-
-        start_B = random_starts(self.seed, step, self.batch_size, self.random_start)[rows]
-        hashed_BS = np.concatenate([batch.hashed_BS, start_B[:, None]], axis=1)
-        return self.places.placed(batch._replace(hashed_BS=hashed_BS), start_B)
-
-    def num_targets(self, step: int) -> int:
-        """Return the number of targets in all rows of a step's batch."""
-        return self.source.num_targets(step)

@@ -1,25 +1,68 @@
 """Build the training batches and held-out rows of a config."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 
 from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
-from rope_exp.config.stages import Stage
 from rope_exp.data.batches import (
     Batch,
     Batches,
     Ids,
-    Source,
-    Staged,
     next_tokens,
+    num_windows,
     validation_ids,
 )
 from rope_exp.data.documents import TRAIN, VALIDATION
 from rope_exp.data.generated import DataSet, Generated, GeneratedBatches
-from rope_exp.data.masking import Masked, held_out_masked
+from rope_exp.data.masking import HELD_OUT, masked
 from rope_exp.data.meta import Prepared
-from rope_exp.data.places import PlacedBatches, Places
+from rope_exp.data.places import Places, random_starts
 from rope_exp.data.tasks.rows import TEST
+
+
+@dataclass(frozen=True)
+class TextBatches:
+    """The global batch of each step of a run on text."""
+
+    config: RunConfig
+    data: Prepared
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of an optimizer step, counted from 1.
+
+        It has windows of the step's stage, their positions and documents, and hidden tokens.
+        """
+        config = self.config
+        seed = config.order_seed
+        stage = config.train.stage_at(step)
+        windows = Batches(
+            self.data.tokens[TRAIN],
+            seed=seed,
+            batch_size=stage.batch_size,
+            seq_len=stage.seq_len,
+            steps_before=stage.steps_before,
+            samples_before=stage.samples_before,
+        )
+        batch = next_tokens(windows.ids(step))
+
+        start_B = None
+        if config.data.random_start:
+            # order_sha256 also covers where positions begin.
+            start_B = random_starts(seed, step, stage.batch_size, config.data.random_start)
+            hashed_BS = np.concatenate([batch.hashed_BS, start_B[:, None]], axis=1)
+            batch = batch._replace(hashed_BS=hashed_BS)
+        batch = places_of(config, self.data).placed(batch, start_B)
+
+        if config.train.objective == "causal":
+            return batch
+        num_places = num_predicted(config.train, stage.seq_len)
+        return masked(batch, (seed, step), num_places, self.data.vocab_size)
+
+
+Source = TextBatches | GeneratedBatches
 
 
 def training_source(config: RunConfig, found: DataSet) -> Source:
@@ -28,40 +71,11 @@ def training_source(config: RunConfig, found: DataSet) -> Source:
     Raises:
         ValueError: there is no whole window of some stage's length.
     """
-    train = config.train
     if isinstance(found, Generated):
-        return GeneratedBatches(found, config.order_seed, train.global_batch_size)
-
-    sources = {stage.last_step: _of_stage(config, stage, found) for stage in train.staged}
-    return Staged(sources) if len(sources) > 1 else sources[train.num_steps]
-
-
-def _of_stage(config: RunConfig, stage: Stage, found: Prepared) -> Source:
-    """Return the batches of one stage: windows with positions, documents and hidden tokens."""
-    batches = Batches(
-        found.tokens[TRAIN],
-        seed=config.order_seed,
-        batch_size=stage.batch_size,
-        seq_len=stage.seq_len,
-        steps_before=stage.steps_before,
-        samples_before=stage.samples_before,
-    )
-    placed = PlacedBatches(
-        batches,
-        places_of(config, found),
-        seed=config.order_seed,
-        batch_size=stage.batch_size,
-        random_start=config.data.random_start,
-    )
-    if config.train.objective == "causal":
-        return placed
-    return Masked(
-        placed,
-        seed=config.order_seed,
-        batch_size=stage.batch_size,
-        num_places=num_predicted(config.train, stage.seq_len),
-        mask_id=found.vocab_size,
-    )
+        return GeneratedBatches(found, config.order_seed, config.train.global_batch_size)
+    for stage in config.train.staged:
+        num_windows(found.tokens[TRAIN], stage.seq_len)
+    return TextBatches(config, found)
 
 
 def held_out_rows(config: RunConfig, found: DataSet) -> Batch:
@@ -82,7 +96,8 @@ def reading(config: RunConfig, found: Prepared) -> Callable[[Ids], Batch]:
         plain = places.placed(next_tokens(windows_NS))
         if train.objective == "causal":
             return plain
-        return held_out_masked(plain, num_predicted(train, plain.ids_BT.shape[1]), found.vocab_size)
+        num_places = num_predicted(train, plain.ids_BT.shape[1])
+        return masked(plain, HELD_OUT, num_places, found.vocab_size)
 
     return read
 

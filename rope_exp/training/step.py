@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from rope_exp.config.run import RunConfig
-from rope_exp.data.batches import Source, chain_sha256
+from rope_exp.data.batches import chain_sha256
+from rope_exp.data.sources import Source
 from rope_exp.evaluation.inputs import Inputs, on_device
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.optim import build_optimizer
@@ -97,10 +98,9 @@ class TrainingStep:
             The started step; or None, with nothing updated, if a rank was asked to stop before the
             last micro-batch.
         """
-        inputs, order_sha256 = self._get_batch(step)
+        inputs, num_targets, order_sha256 = self._get_batch(step)
 
         # Forward and backward, one micro-batch after another.
-        num_targets = self.batches.num_targets(step)
         scale = self.parallel.world_size / num_targets
         loss = torch.zeros((), device=self.parallel.device)
         rows_at_once = self.config.train.rows_at_once(*inputs.ids_BT.shape)
@@ -132,17 +132,12 @@ class TrainingStep:
         self.order_sha256 = order_sha256
         return started
 
-    def _get_batch(self, step: int) -> tuple[Inputs, str]:
-        """Return this rank's rows of the global batch, and order_sha256 including the batch."""
-        share = self.config.train.stage_at(step).batch_size // self.parallel.world_size
-        rows = slice(self.parallel.rank * share, (self.parallel.rank + 1) * share)
-
+    def _get_batch(self, step: int) -> tuple[Inputs, int, str]:
+        """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
+        batch = self.batches.batch(step)
         order_sha256 = ""
         if self.parallel.is_main:
-            # The hash covers every rank's tokens, so rank 0 reads them all.
-            batch = self.batches.batch(step)
             order_sha256 = chain_sha256(self.order_sha256, batch.hashed_BS)
-            batch = batch.rows(rows)
-        else:
-            batch = self.batches.batch(step, rows)
-        return on_device(batch, self.parallel.device), order_sha256
+        share = len(batch.ids_BT) // self.parallel.world_size
+        mine = batch.rows(slice(self.parallel.rank * share, (self.parallel.rank + 1) * share))
+        return on_device(mine, self.parallel.device), batch.num_targets, order_sha256

@@ -42,18 +42,6 @@ def test_a_batch_is_a_pure_function_of_seed_and_step(
     assert fresh.flags.c_contiguous
 
 
-@given(shapes, st.integers(1, 100), st.integers(1, 9))
-def test_the_rows_of_all_ranks_together_are_the_global_batch(
-    shape: Shape, step: int, share: int
-) -> None:
-    whole = Batches(TOKENS, **shape).ids(step)
-    parts = [
-        Batches(TOKENS, **shape).ids(step, slice(first, first + share))
-        for first in range(0, shape["batch_size"], share)
-    ]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
-
-
 @given(shapes)
 def test_every_window_stands_once_in_each_epoch(shape: Shape) -> None:
     batches = Batches(TOKENS, **shape)

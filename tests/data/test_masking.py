@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rope_exp.data.batches import Batch, Batches, chain_sha256, next_tokens
-from rope_exp.data.masking import Masked, held_out_masked, masked
+from rope_exp.data.masking import HELD_OUT, masked
 
 VOCAB = 50
 MASK = VOCAB
@@ -15,9 +15,8 @@ GOLDEN_PLACES = [3, 4, 10, 16, 17]
 GOLDEN_HIDDEN = [True, True, False, True, True]
 
 
-def make_masked(seed: int = 3, *, batch_size: int = 6, length: int = 40, places: int = 6) -> Masked:
-    plain = Batches(TOKENS, seed=seed, batch_size=batch_size, seq_len=length)
-    return Masked(plain, seed, batch_size, places, MASK)
+def plain_batch(step: int, seed: int = 3) -> Batch:
+    return next_tokens(Batches(TOKENS, seed=seed, batch_size=6, seq_len=40).ids(step))
 
 
 def plain_rows(num_rows: int, length: int, *, seed: int = 0) -> Batch:
@@ -39,7 +38,7 @@ def test_of_each_row_so_many_places_are_hidden(
     """
     places = data.draw(st.integers(1, length))
     plain = plain_rows(4, length, seed=seed)
-    found = masked(plain, (seed, step), range(4), places, MASK)
+    found = masked(plain, (seed, step), places, MASK)
     assert found.place_BP is not None
     assert found.place_BP.shape == found.target_BP.shape == (4, places)
     assert found.num_targets == 4 * places
@@ -55,23 +54,19 @@ def test_of_each_row_so_many_places_are_hidden(
     assert found.ids_BT.max() <= MASK
 
 
-@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 6))
-def test_masks_are_a_pure_function_of_seed_and_step(step: int, other: int, share: int) -> None:
-    """Whatever was asked before, and whichever rows a rank asks for."""
-    whole = make_masked().batch(step)
-    used = make_masked()
-    used.batch(other)
-    assert equal(used.batch(step), whole)
-    for first in range(0, 6, share):
-        part = slice(first, first + share)
-        assert equal(used.batch(step, part), whole.rows(part))
-    assert used.num_targets(step) == whole.num_targets
+@given(st.integers(1, 400), st.integers(1, 6))
+def test_masks_of_a_row_depend_on_seed_step_and_row_alone(step: int, count: int) -> None:
+    """Whichever rows follow it."""
+    plain = plain_batch(step)
+    whole = masked(plain, (3, step), 6, MASK)
+    first = slice(0, count)
+    assert equal(masked(plain.rows(first), (3, step), 6, MASK), whole.rows(first))
 
 
 def test_seeds_steps_and_rows_have_masks_of_their_own() -> None:
     rows = plain_rows(2, 200)
     keys = [(seed, step) for seed in (0, 1) for step in (0, 1, 2)]
-    places = [masked(rows, key, range(2), 30, MASK).place_BP for key in keys]
+    places = [masked(rows, key, 30, MASK).place_BP for key in keys]
     of_rows = {tuple(place_P) for place_BP in places for place_P in place_BP}
     assert len(of_rows) == 12
 
@@ -80,7 +75,7 @@ def test_each_place_and_each_reading_has_its_share() -> None:
     """By counts over 20,000 rows, within five deviations of a binomial."""
     count = 20_000
     plain = next_tokens(np.full((count, 21), 7))
-    found = masked(plain, (5, 1), range(count), 3, MASK)
+    found = masked(plain, (5, 1), 3, MASK)
     assert found.place_BP is not None
 
     def near(number: int, trials: int, share: float) -> bool:
@@ -101,7 +96,7 @@ def test_each_place_and_each_reading_has_its_share() -> None:
 
 def test_pairs_of_places_are_as_likely_as_any() -> None:
     """Without replacement: each of T (T - 1) / 2 pairs equally often."""
-    found = masked(plain_rows(30_000, 6), (1, 1), range(30_000), 2, MASK)
+    found = masked(plain_rows(30_000, 6), (1, 1), 2, MASK)
     assert found.place_BP is not None
     _, counts = np.unique(found.place_BP, axis=0, return_counts=True)
     assert len(counts) == 15
@@ -110,7 +105,7 @@ def test_pairs_of_places_are_as_likely_as_any() -> None:
 
 def test_the_masks_are_those_that_were_published() -> None:
     """A golden value: with every numpy on every machine, or runs could not be compared."""
-    found = masked(plain_rows(1, 20), (0, 1), range(1), 5, MASK)
+    found = masked(plain_rows(1, 20), (0, 1), 5, MASK)
     assert found.place_BP is not None
     assert found.place_BP.tolist() == [GOLDEN_PLACES]
     read = np.take_along_axis(found.ids_BT, found.place_BP, axis=1)
@@ -120,7 +115,7 @@ def test_the_masks_are_those_that_were_published() -> None:
 def test_a_window_is_read_but_for_its_last_token() -> None:
     """Which is the first of the window that follows in the text: each is read once an epoch."""
     plain = next_tokens(np.arange(21)[None])
-    found = masked(plain, (0, 1), range(1), 3, MASK)
+    found = masked(plain, (0, 1), 3, MASK)
     assert found.place_BP is not None
     original = found.ids_BT.copy()
     np.put_along_axis(original, found.place_BP, found.target_BP, axis=1)
@@ -129,11 +124,11 @@ def test_a_window_is_read_but_for_its_last_token() -> None:
 
 def test_the_hash_of_the_order_covers_masks() -> None:
     """Beside all that the source's own hash does: what is read, where is predicted, and what."""
-    found = make_masked().batch(1)
-    plain = make_masked().source.batch(1)
+    plain = plain_batch(1)
+    found = masked(plain, (3, 1), 6, MASK)
     digests = {
         chain_sha256("", found.hashed_BS),
-        chain_sha256("", make_masked(4).batch(1).hashed_BS),
+        chain_sha256("", masked(plain_batch(1, 4), (4, 1), 6, MASK).hashed_BS),
     }
     parts = [plain.hashed_BS, found.ids_BT, found.place_BP, found.target_BP]
     for part in parts:
@@ -147,11 +142,10 @@ def test_the_hash_of_the_order_covers_masks() -> None:
 
 def test_held_out_masks_are_of_no_step_of_training() -> None:
     rows = plain_rows(6, 40)
-    first = held_out_masked(rows, 6, MASK)
-    assert equal(held_out_masked(rows, 6, MASK), first)
+    first = masked(rows, HELD_OUT, 6, MASK)
     for seed in (0, 1):
         for step in range(1, 50):
-            other = masked(rows, (seed, step), range(6), 6, MASK)
+            other = masked(rows, (seed, step), 6, MASK)
             assert not np.array_equal(other.place_BP, first.place_BP)
 
 
@@ -159,6 +153,6 @@ def test_where_tokens_stand_is_handed_on() -> None:
     plain = plain_rows(2, 10)._replace(
         position_BT=np.arange(20).reshape(2, 10), document_BT=np.ones((2, 10), dtype=np.int64)
     )
-    found = masked(plain, (0, 1), range(2), 2, MASK)
+    found = masked(plain, (0, 1), 2, MASK)
     assert np.array_equal(found.position_BT, plain.position_BT)
     assert np.array_equal(found.document_BT, plain.document_BT)

@@ -1,5 +1,8 @@
 """Documents and positions of rows, by naive loops; where rows begin, by what they must not know."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,14 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from rope_exp.data.batches import Batches, chain_sha256, epoch_order, next_tokens
-from rope_exp.data.places import (
-    PlacedBatches,
-    Places,
-    documents,
-    positions,
-    random_starts,
-)
+from rope_exp.config.run import RunConfig
+from rope_exp.data.batches import Batch, Batches, chain_sha256, epoch_order, next_tokens
+from rope_exp.data.places import Places, documents, positions, random_starts
+from rope_exp.data.sources import training_source
 
 END = 0
 # A quarter of the ids ends a document, so that rows hold many, empty ones among them.
@@ -112,15 +111,17 @@ def test_starts_are_no_words_of_an_order() -> None:
 # -- batches ---------------------------------------------------------------------------------------
 
 
-def placed(**changes: object) -> PlacedBatches:
-    values = {"places": Places(END), "random_start": 0} | changes
-    batches = Batches(TOKENS, seed=3, batch_size=4, seq_len=16)
-    return PlacedBatches(batches, seed=3, batch_size=4, **values)  # type: ignore[arg-type]
+def placed(step: int, **data: Any) -> Batch:
+    """A batch of a run on text, with these keys of `data`."""
+    train = {"num_steps": 50, "global_batch_size": 4, "seq_len": 16}
+    config = RunConfig.from_dict({"seed": 3, "train": train, "data": data})
+    found: Any = SimpleNamespace(tokens={"train": TOKENS}, vocab_size=9, corpus={"end_id": END})
+    return training_source(config, found).batch(step)
 
 
 def test_with_the_keys_at_their_defaults_nothing_is_said() -> None:
-    batch = placed().batch(5)
-    plain = Batches(TOKENS, seed=3, batch_size=4, seq_len=16).batch(5)
+    batch = placed(5)
+    plain = next_tokens(Batches(TOKENS, seed=3, batch_size=4, seq_len=16).ids(5))
     assert batch.position_BT is None
     assert batch.document_BT is None
     assert chain_sha256("", batch.hashed_BS) == chain_sha256("", plain.hashed_BS)
@@ -131,8 +132,7 @@ def test_with_the_keys_at_their_defaults_nothing_is_said() -> None:
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("random_start", [0, 40])
 def test_each_key_says_what_it_is_for(resets: bool, masks: bool, random_start: int) -> None:
-    source = placed(places=Places(END, resets=resets, masks=masks), random_start=random_start)
-    batch = source.batch(2)
+    batch = placed(2, reset_positions=resets, document_mask=masks, random_start=random_start)
     start_B = random_starts(3, 2, 4, random_start)
     for row, ids_T in enumerate(batch.ids_BT):
         of_documents, of_positions = by_loop(ids_T)
@@ -149,22 +149,20 @@ def test_each_key_says_what_it_is_for(resets: bool, masks: bool, random_start: i
 
 def test_the_hash_of_the_order_covers_where_rows_begin() -> None:
     """And what a reset makes of the ids follows from them: it needs no hash."""
-    plain = placed().batch(2).hashed_BS
-    assert (placed(places=Places(END, resets=True, masks=True)).batch(2).hashed_BS == plain).all()
-    hashed_BS = placed(random_start=40).batch(2).hashed_BS
+    plain = placed(2).hashed_BS
+    assert (placed(2, reset_positions=True, document_mask=True).hashed_BS == plain).all()
+    hashed_BS = placed(2, random_start=40).hashed_BS
     assert (hashed_BS[:, :-1] == plain).all()
     assert (hashed_BS[:, -1] == random_starts(3, 2, 4, 40)).all()
 
 
 @given(st.integers(1, 50), st.integers(1, 4))
 def test_the_rows_of_all_ranks_are_the_global_batch(step: int, share: int) -> None:
-    source = placed(places=Places(END, resets=True, masks=True), random_start=9)
-    whole = source.batch(step)
-    parts = [source.batch(step, slice(first, first + share)) for first in range(0, 4, share)]
+    whole = placed(step, reset_positions=True, document_mask=True, random_start=9)
+    parts = [whole.rows(slice(first, first + share)) for first in range(0, 4, share)]
     for of_whole, *of_parts in zip(whole, *parts, strict=True):
         if of_whole is not None:
             assert (np.concatenate(of_parts) == of_whole).all()
-    assert source.num_targets(step) == 4 * 16
 
 
 def test_what_is_placed_already_is_not_placed_again() -> None:

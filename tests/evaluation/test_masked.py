@@ -11,8 +11,8 @@ from support.models import VOCAB, make_architecture
 
 from rope_exp.config.objective import num_predicted
 from rope_exp.config.sections import TrainConfig
+from rope_exp.data import masking
 from rope_exp.data.batches import Batch, Ids, next_tokens, validation_ids
-from rope_exp.data.masking import held_out_masked
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.probes import Questions
 from rope_exp.model.decoder import Decoder
@@ -37,7 +37,8 @@ def make_decoder(*rotate: str, **changes: Any) -> Decoder:
 def read(windows_NS: Ids) -> Batch:
     """As data/sources.py has a run read them."""
     length = windows_NS.shape[1] - 1
-    return held_out_masked(next_tokens(windows_NS), num_predicted(TRAIN, length), VOCAB)
+    plain = next_tokens(windows_NS)
+    return masking.masked(plain, masking.HELD_OUT, num_predicted(TRAIN, length), VOCAB)
 
 
 def ask(decoder: Decoder, name: str, at_once: int = 4) -> dict[str, Any]:

@@ -37,37 +37,21 @@ class Noise:
     method: Method
 
 
-def measure(losses: Mapping[str, Losses]) -> Noise | None:
+def measure(losses: Mapping[str, Losses] | pd.DataFrame) -> Noise | None:
     """Return the residual noise of rows' losses; None if they have no residual.
 
     Args:
         losses: by the rows' labels.
     """
     table_SV = pd.DataFrame(losses, dtype=float).sort_index().to_numpy()
-    variance, df = residual_variance(table_SV)
-    if not df:
+    fitted_SV, rank = additive_fit(table_SV)
+    df = int(np.sum(~np.isnan(table_SV))) - rank
+    if df < 1:
         return None
+    variance = float(np.nansum((table_SV - fitted_SV) ** 2)) / df
     p_equal = unequal_noise(table_SV, variance, df)
     is_unequal = p_equal is not None and p_equal < ALPHA
     return Noise(math.sqrt(variance), df, p_equal, "paired" if is_unequal else "pooled")
-
-
-def residuals(table_SV: Array) -> tuple[Array, int]:
-    """Return e of the additive layout, seed x variant, by least squares, and its degrees.
-
-    In a complete table e_sv = x_sv - x_s. - x_.v + x_.. with (S - 1)(V - 1) degrees of freedom. The
-    residual of a missing loss (NaN) is missing too.
-    """
-    fitted_SV, rank = additive_fit(table_SV)
-    return table_SV - fitted_SV, int(np.sum(~np.isnan(table_SV))) - rank
-
-
-def residual_variance(table_SV: Array) -> tuple[float, int]:
-    """Return the residual variance s^2 of the layout and its degrees; NaN and 0 without any."""
-    residual_SV, df = residuals(table_SV)
-    if df < 1:
-        return math.nan, 0
-    return float(np.nansum(residual_SV**2)) / df, df
 
 
 def unequal_noise(table_SV: Array, variance: float, df: int) -> float | None:

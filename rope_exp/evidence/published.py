@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 # queries, the variant that rotates nothing.
 REFERENCE = "qk_rope"
 UNROTATED = "nope"
-# The variant that is compared with the reference in every setting: both articles and RoPER's
-# authors ask whether values and outputs should rotate as well.
-RIVAL = "qkvo_rope"
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ class Judged:
     p_adjusted: float
     p_equivalent: float
     verdict: Verdict
-    seeds_needed_low: int | None
-    seeds_needed_high: int | None
+    seeds_needed_low: int | None = None
+    seeds_needed_high: int | None = None
 
     @property
     def sign(self) -> str:
@@ -89,7 +89,7 @@ class Judged:
 
 
 def judge(
-    losses: Mapping[str, Losses],
+    losses: Mapping[str, Losses] | pd.DataFrame,
     family: Sequence[tuple[str, str]],
     noise: Noise | None,
     margin: float = MARGIN,
@@ -103,7 +103,7 @@ def judge(
         margin: in nats; differences below it do not matter.
     """
     table = pd.DataFrame(losses, dtype=float).sort_index()
-    pairs = []
+    found = []
     for a, b in family:
         if a not in table or b not in table:
             continue
@@ -114,13 +114,39 @@ def judge(
 
         # Two rows that share two seeds have a residual.
         assert noise is not None
-        error = noise.deviation * math.sqrt(2 / count)
-        df = noise.df
+        error, df = noise.deviation * math.sqrt(2 / count), noise.df
         if noise.method == "paired":
-            error = float(differences.std(ddof=1)) / math.sqrt(count)
-            df = count - 1
-        pairs.append(_judge_one(a, b, float(differences.mean()), error, df, count, margin))
-    return _judge_family(pairs)
+            error, df = float(differences.std(ddof=1)) / math.sqrt(count), count - 1
+        found.append((a, b, margin, count, float(differences.mean()), error, df))
+    if not found:
+        return []
+
+    # The fields of `Judged`, in their order.
+    frame = pd.DataFrame(found, columns=["a", "b", "margin", "num_seeds", "delta", "error", "df"])
+    delta, error_P, df_P = (frame[key].to_numpy() for key in ("delta", "error", "df"))
+    # If differences are equal to the last digit in every seed, the standard error is 0.
+    tiny = np.maximum(error_P, np.finfo(float).tiny)
+    half, wide = (stats.t.ppf(1 - ALPHA / 2 / n, df_P) * error_P for n in (1, len(found)))
+    p = two_sided(delta / tiny, df_P)
+    adjusted, equivalent = holm(p), holm(not_equivalent(delta, tiny, df_P, margin))
+    # A real difference below the margin does not matter.
+    cases = [equivalent < ALPHA, ~(adjusted < ALPHA), delta > 0]
+    frame = frame.assign(
+        low=delta - half,
+        high=delta + half,
+        wide_low=delta - wide,
+        wide_high=delta + wide,
+        p=p,
+        p_adjusted=adjusted,
+        p_equivalent=equivalent,
+        verdict=np.select(cases, ["equivalent", "open", "better"], "worse"),
+    )
+    judged = [Judged(*line) for line in frame.itertuples(index=False)]
+    for place, pair in enumerate(judged):
+        if pair.verdict == "open":
+            fewest, most = _seeds_needed(pair, len(judged))
+            judged[place] = replace(pair, seeds_needed_low=fewest, seeds_needed_high=most)
+    return judged
 
 
 def two_sided(t: Array, df: int | Array) -> Array:
@@ -131,66 +157,6 @@ def two_sided(t: Array, df: int | Array) -> Array:
 def not_equivalent(delta: Array, error: Array, df: int | Array, margin: float) -> Array:
     """Return the p-value of a difference of at least the margin: the larger one-sided p-value."""
     return np.asarray(stats.t.sf((margin - np.abs(delta)) / error, df))
-
-
-# -- one pair --------------------------------------------------------------------------------------
-
-
-def _judge_one(
-    a: str, b: str, delta: float, error: float, df: int, count: int, margin: float
-) -> Judged:
-    # If differences are equal to the last digit in every seed, the standard error is 0.
-    tiny = max(error, np.finfo(float).tiny)
-    half = float(stats.t.ppf(1 - ALPHA / 2, df)) * error
-    return Judged(
-        a=a,
-        b=b,
-        margin=margin,
-        num_seeds=count,
-        delta=delta,
-        error=error,
-        df=df,
-        low=delta - half,
-        high=delta + half,
-        wide_low=math.nan,
-        wide_high=math.nan,
-        p=float(two_sided(np.array(delta / tiny), df)),
-        p_adjusted=math.nan,
-        p_equivalent=float(not_equivalent(np.array(delta), np.array(tiny), df, margin)),
-        verdict="open",
-        seeds_needed_low=None,
-        seeds_needed_high=None,
-    )
-
-
-def _judge_family(pairs: Sequence[Judged]) -> list[Judged]:
-    """Adjust for the family, and set the verdicts."""
-    adjusted = holm(np.array([pair.p for pair in pairs]))
-    equivalent = holm(np.array([pair.p_equivalent for pair in pairs]))
-
-    judged = []
-    for pair, p, p_equivalent in zip(pairs, adjusted, equivalent, strict=True):
-        half = float(stats.t.ppf(1 - ALPHA / 2 / len(pairs), pair.df)) * pair.error
-        verdict: Verdict = "open"
-        # A real difference below the margin does not matter.
-        if p_equivalent < ALPHA:
-            verdict = "equivalent"
-        elif p < ALPHA:
-            verdict = "better" if pair.delta > 0 else "worse"
-        fewest, most = _seeds_needed(pair, len(pairs)) if verdict == "open" else (None, None)
-        judged.append(
-            replace(
-                pair,
-                wide_low=pair.delta - half,
-                wide_high=pair.delta + half,
-                p_adjusted=float(p),
-                p_equivalent=float(p_equivalent),
-                verdict=verdict,
-                seeds_needed_low=fewest,
-                seeds_needed_high=most,
-            )
-        )
-    return judged
 
 
 def _seeds_needed(pair: Judged, family_size: int) -> tuple[int | None, int | None]:

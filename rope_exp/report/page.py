@@ -21,13 +21,18 @@ from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.style import spec_of
 from rope_exp.report.charts.svg import CONFIG
 from rope_exp.report.content import Report
-from rope_exp.report.page_settings import answer, answers, at_a_glance, named, relations, rows
+from rope_exp.report.page_settings import answer, answers, at_a_glance, named, page_table
+from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.sentences import caption, notes, summary
+from rope_exp.report.tables import columns, frame
 
 # Functions that the template calls.
 _CHARTS = (curves, forest, grid, spec_of)
-_WORDS = (answer, answers, assumptions, caption, notes, relations, rows, summary)
-PARTS: dict[str, Callable[..., Any]] = {part.__name__: part for part in (*_CHARTS, *_WORDS)}
+_WORDS = (answer, answers, assumptions, caption, notes, summary)
+_TABLES = (columns, frame, page_table, relations_columns, relations_frame)
+PARTS: dict[str, Callable[..., Any]] = {
+    part.__name__: part for part in (*_CHARTS, *_WORDS, *_TABLES)
+}
 
 
 def page(tables: Mapping[str, Report]) -> bytes:

@@ -31,30 +31,16 @@ _HALVES = {
     "D": ("M0,-1.1L0,1.1L-1.1,0Z", "M0,-1.1L0,1.1L1.1,0Z"),
 }
 _NOTHING = "M0,0Z"
-_DASHES = {"-": [], "--": [7, 3], ":": [2, 3], "-.": [7, 3, 2, 3]}
-_SIDES = ("left", "right")
-
-# A look from report.looks: keywords of matplotlib's lines.
-Style = Mapping[str, Any]
+_DASHES = {"-": [1, 0], "--": [7, 3], ":": [2, 3], "-.": [7, 3, 2, 3]}
 
 
-def outline(style: Style) -> str:
-    """Return a marker's path."""
-    return _PATHS[style["marker"]]
-
-
-def filled(style: Style) -> str:
-    """Return the path of a marker's filled part: all of it, nothing, or one half."""
-    if style["fillstyle"] in _SIDES:
-        return _HALVES[style["marker"]][_SIDES.index(style["fillstyle"])]
-    return _NOTHING if style["markerfacecolor"] == "white" else outline(style)
-
-
-def dashes(style: Style) -> list[float]:
-    """Return the lengths of dashes and gaps; empty for a solid line."""
+def shapes(style: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a look's marker, as the paths of its outline and its filled part, and its dash."""
+    outline = _PATHS[style["marker"]]
+    filled = _NOTHING if style["markerfacecolor"] == "white" else outline
+    if style["fillstyle"] != "full":
+        filled = _HALVES[style["marker"]][style["fillstyle"] == "right"]
     line = style["linestyle"]
-    if isinstance(line, str):
-        return list(_DASHES[line])
     # matplotlib's tuple form is in line widths, and lines are two pixels wide.
-    _, lengths = line
-    return [2.0 * length for length in lengths]
+    dash = _DASHES[line] if isinstance(line, str) else [2.0 * length for length in line[1]]
+    return {"dash": dash, "outline": outline, "filled": filled}

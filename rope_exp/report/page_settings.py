@@ -7,16 +7,16 @@ does not distinguish them.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.significance import Verdict
 from rope_exp.report.answers import fits, matches
 from rope_exp.report.content import Report
 from rope_exp.report.looks import parts
-from rope_exp.report.page_tables import Cell, Table, page_table
-from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.sentences import interval_of, p_of
-from rope_exp.report.spelling import NOTHING, setting_name
-from rope_exp.report.tables import WORDS, columns, frame
+from rope_exp.report.spelling import NOTHING, Column, setting_name, sides
+from rope_exp.report.tables import WORDS, frame
 
 # A verdict on (reference, row) as a phrase about the row.
 _PHRASES: Mapping[Verdict, str] = {
@@ -25,6 +25,37 @@ _PHRASES: Mapping[Verdict, str] = {
     "equivalent": "is equivalent to",
     "open": "is not distinguished from",
 }
+
+
+class Cell(NamedTuple):
+    """A cell: its text, a key to sort by (None: the text; empty: missing), and a link."""
+
+    text: str
+    key: str | None = None
+    link: str = ""
+
+
+class Table(NamedTuple):
+    """A table: headings, the alignment of columns as in `spelling.sides`, and lines of cells."""
+
+    headings: list[str]
+    sides: str
+    lines: list[list[Cell]]
+
+
+def page_table(columns: Sequence[Column], frame: pd.DataFrame) -> Table:
+    """Return columns of a frame as a table of the page."""
+    lines = [[_cell(column, line) for column in columns] for line in frame.to_dict("records")]
+    return Table([column.heading for column in columns], sides(columns), lines)
+
+
+def _cell(column: Column, line: Mapping[Any, Any]) -> Cell:
+    text = column.spell(line)
+    value = line[column.key]
+    if pd.isna(value) or value == "":
+        return Cell(text, key="")
+    key = f"{value:.7g}" if isinstance(value, float) else str(value)
+    return Cell(text, key=None if key == text else key)
 
 
 class Setting(NamedTuple):
@@ -53,20 +84,10 @@ def _tokens(report: Report) -> int:
 # -- the parts of a setting ------------------------------------------------------------------------
 
 
-def rows(report: Report) -> Table:
-    """Return the rows of table.md."""
-    return page_table(columns(report), frame(report))
-
-
 def answers(report: Report) -> Table:
     """Return the answers on generated data: exact matches, or else R²; no lines without either."""
     shown, found = matches(report)
     return page_table(*(fits(report) if found.empty else (shown, found)))
-
-
-def relations(report: Report) -> Table:
-    """Return the published relations."""
-    return page_table(relations_columns(report), relations_frame(report))
 
 
 def answer(report: Report) -> str:

@@ -97,27 +97,28 @@ def find_changes(
         here, there: losses by the rows' labels; only seeds that both rows have in both count.
         over: the label of the row over which others gain.
     """
-    differences: dict[str, Losses] = {}
-    for label, seeds in _shared(here, there).items():
-        differences[label] = {seed: here[label][seed] - there[label][seed] for seed in seeds}
-
-    reference = differences.get(over, {})
-    others = sorted(label for label in differences if label != over)
-    noise = measure(differences)
+    ours, theirs = (pd.DataFrame(losses, dtype=float) for losses in (here, there))
+    moved = (ours - theirs).sort_index().sort_index(axis="columns")
+    moved = moved.dropna(axis="columns", how="all").dropna(axis="index", how="all")
+    others = [str(label) for label in moved if label != over and over in moved]
+    noise = measure(moved)
     paired = noise and replace(noise, method="paired")
-    family = judge(differences, [(label, over) for label in others], paired)
+    family = judge(moved, [(label, over) for label in others], paired)
     judged = {pair.a: pair for pair in family}
 
     changes = []
     for label in others:
-        seeds = sorted(differences[label].keys() & reference.keys())
-        if seeds:
+        by_seed = (moved[over] - moved[label]).dropna()
+        if len(by_seed):
+            seeds = by_seed.index
+            gain_here = (ours[over] - ours[label])[seeds].mean()
+            gain_there = (theirs[over] - theirs[label])[seeds].mean()
             change = Change(
                 label,
                 over,
-                statistics.mean(here[over][seed] - here[label][seed] for seed in seeds),
-                statistics.mean(there[over][seed] - there[label][seed] for seed in seeds),
-                {seed: reference[seed] - differences[label][seed] for seed in seeds},
+                gain_here,
+                gain_there,
+                dict(zip(seeds.tolist(), by_seed.tolist(), strict=True)),
                 judged.get(label),
             )
             changes.append(change)
@@ -133,22 +134,13 @@ def compare_noise(
         p of equal standard deviations, by a two-sided F test that treats the two as independent;
         None if the shared runs have no residual.
     """
-    shared = _shared(here, there)
-    found = [
-        measure({label: {seed: losses[label][seed] for seed in shared[label]} for label in shared})
-        for losses in (here, there)
-    ]
-    ours, theirs = found
+    tables = [pd.DataFrame(losses, dtype=float) for losses in (here, there)]
+    is_shared = (tables[0] - tables[1]).notna()
+    ours, theirs = (measure(table.reindex_like(is_shared).where(is_shared)) for table in tables)
     if ours is None or theirs is None or not ours.deviation or not theirs.deviation:
         return None
     ratio = np.array((ours.deviation / theirs.deviation) ** 2)
     return ours, theirs, float(two_sided_f(ratio, ours.df, theirs.df))
-
-
-def _shared(here: Mapping[str, Losses], there: Mapping[str, Losses]) -> dict[str, list[int]]:
-    """Return the seeds that each row has in both settings."""
-    labels = sorted(here.keys() & there.keys())
-    return {label: sorted(here[label].keys() & there[label].keys()) for label in labels}
 
 
 # -- formats ---------------------------------------------------------------------------------------

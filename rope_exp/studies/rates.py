@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import (
@@ -31,17 +32,14 @@ from rope_exp.evidence.contrasts import adjusted_means
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import Report, build
 from rope_exp.report.looks import look
-from rope_exp.report.paper.labels import End, label_ends
+from rope_exp.report.paper.labels import label_ends
 from rope_exp.report.paper.style import (
     GREY,
     INK,
     SMALL,
     WIDTH,
     Style,
-    close_up,
     files_of,
-    freeze,
-    groups,
     log_axis,
     seeds,
     small_print,
@@ -312,13 +310,14 @@ def _spell(differences: "pd.Series[float]") -> str | None:
 @styled
 def figure(tried: Tried) -> Figure:
     """Draw mean losses against the learning rate, with each variant's best and the common one."""
-    drawn = Figure(figsize=(WIDTH, 3.6))
-    close_up(drawn)
+    # Adjacent axes touch, as the second holds labels of the first.
+    layout = ConstrainedLayoutEngine(wspace=0, w_pad=0.02)
+    drawn = Figure(figsize=(WIDTH, 3.6), layout=layout)
     axes, beside = drawn.subplots(1, 2, sharey=True, width_ratios=(10, 2.6))
     ends = []
     for number, (label, mean) in enumerate(tried.means.items()):
         _draw(axes, label, number, tried.tables[label], mean)
-        ends.append(End(label, float(mean.iloc[-1]), tried.names[label]))
+        ends.append((label, float(mean.iloc[-1]), tried.names[label]))
     rates = {float(rate) for table in tried.tables.values() for rate in table.columns}
     log_axis(axes, rates, lambda rate: f"{rate:g}")
     unit = tried.runs[0].config.data.unit
@@ -332,14 +331,14 @@ def figure(tried: Tried) -> Figure:
 
     counts = [count for table in tried.tables.values() for count in table.count()]
     lost = tried.num_diverged
+    names = sorted({run.group for run in tried.runs})
     diverged = f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown." if lost else ""
     small_print(
         drawn,
-        f"{groups(tried.runs)}. Lines: means ({seeds(counts)}, adjusted for missing ones); pale "
-        "dots: single runs; ring: a variant's best learning rate.",
+        f"Group{'s' * (len(names) > 1)} {', '.join(names)}. Lines: means ({seeds(counts)}, "
+        "adjusted for missing ones); pale dots: single runs; ring: a variant's best learning rate.",
         diverged,
     )
-    freeze(drawn)
     label_ends(beside, axes, ends)
     return drawn
 

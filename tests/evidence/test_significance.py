@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +18,6 @@ from rope_exp.evidence.layout import (
     deviating,
     holm,
     measure,
-    residual_variance,
-    residuals,
 )
 from rope_exp.evidence.significance import Judged
 from rope_exp.evidence.significance import judge as judge_by
@@ -84,9 +83,10 @@ def test_equivalence_is_two_one_sided_tests() -> None:
 def test_residual_of_a_whole_table_is_the_closed_form() -> None:
     table = np.random.default_rng(1).normal(size=(5, 9))
     by_hand = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-    variance, df = residual_variance(table)
-    assert df == 4 * 8
-    assert variance == pytest.approx(np.sum(by_hand**2) / 32)
+    noise = measure(pd.DataFrame(table))
+    assert noise is not None
+    assert noise.df == 4 * 8
+    assert noise.deviation**2 == pytest.approx(np.sum(by_hand**2) / 32)
 
 
 def test_residual_of_a_table_with_holes_is_least_squares() -> None:
@@ -97,9 +97,10 @@ def test_residual_of_a_table_with_holes_is_least_squares() -> None:
     for _ in range(2000):
         fitted += np.nanmean(table - fitted, axis=0, keepdims=True)
         fitted += np.nanmean(table - fitted, axis=1, keepdims=True)
-    found, df = residuals(table)
-    assert df == np.sum(~np.isnan(table)) - (8 + 9 - 1)
-    np.testing.assert_allclose(found, table - fitted, atol=1e-10)
+    noise = measure(pd.DataFrame(table))
+    assert noise is not None
+    assert noise.df == np.sum(~np.isnan(table)) - (8 + 9 - 1)
+    assert noise.deviation**2 * noise.df == pytest.approx(np.nansum((table - fitted) ** 2))
 
 
 def test_holm_by_hand() -> None:
@@ -123,8 +124,9 @@ def test_pooled_knows_more_than_one_pair_does() -> None:
     [paired] = judge(losses, [("a", "b")], method="paired")
     assert (pooled.df, paired.df) == (32, 4)
     assert pooled.delta == pytest.approx(paired.delta)
-    variance, _ = residual_variance(np.array([column(losses[row]) for row in ROWS]).T)
-    assert pooled.error == pytest.approx(math.sqrt(2 * variance / 5))
+    noise = measure(losses)
+    assert noise is not None
+    assert pooled.error == pytest.approx(noise.deviation * math.sqrt(2 / 5))
 
 
 @pytest.mark.parametrize("rows", ["abc", ROWS])
@@ -179,9 +181,10 @@ def test_a_pair_is_held_against_the_rest_by_an_exact_f() -> None:
     p = []
     for seed in range(2000):
         table = np.random.default_rng(seed).normal(size=(5, 3))
-        variance, df = residual_variance(table)
+        noise = measure(pd.DataFrame(table))
+        assert noise is not None
         own = np.array((table[:, 1] - table[:, 0]).var(ddof=1))
-        p.append(float(deviating(own, 4, np.array(variance), df)))
+        p.append(float(deviating(own, 4, np.array(noise.deviation**2), noise.df)))
     assert stats.kstest(p, "uniform").pvalue > 0.001
 
 

@@ -6,7 +6,7 @@ from support.configs import NINE
 
 from rope_exp.config.variants import SUBSETS
 from rope_exp.report.looks import look, parts
-from rope_exp.report.page_marks import dashes, filled, outline
+from rope_exp.report.page_marks import shapes
 
 LABELS = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBSETS}
 
@@ -65,9 +65,10 @@ def test_a_look_is_also_paths_and_dashes() -> None:
     """Half-filled markers have half a path; a hollow one has none; a dash in widths is known."""
     for label in ("qk_rope", "vo_rope", "nope", "q_rope", "k_rope", "kv_rope", "own"):
         style = look(label)
-        assert outline(style).endswith("Z")
+        found = shapes(style)
+        assert found["outline"].endswith("Z")
         is_half = style["fillstyle"] != "full"
-        assert (filled(style) not in (outline(style), "M0,0Z")) == is_half
-    assert filled(look("nope")) == "M0,0Z"
-    assert dashes(look("qk_rope")) == []
-    assert dashes(look("own")) == [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]
+        assert (found["filled"] not in (found["outline"], "M0,0Z")) == is_half
+    assert shapes(look("nope"))["filled"] == "M0,0Z"
+    assert shapes(look("qk_rope"))["dash"] == [1, 0]
+    assert shapes(look("own"))["dash"] == [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]

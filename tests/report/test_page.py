@@ -21,7 +21,7 @@ from rope_exp.report.charts.grid import grid
 from rope_exp.report.command import write_campaigns
 from rope_exp.report.content import Report, build
 from rope_exp.report.page import PARTS, chart_library, page, policy
-from rope_exp.report.page_settings import answer, at_a_glance, named, relations, rows
+from rope_exp.report.page_settings import answer, at_a_glance, named, page_table
 from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.spelling import cells
 from rope_exp.report.tables import columns, frame
@@ -200,14 +200,14 @@ def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> No
 def test_cells_sort_by_numbers(tables: dict[str, Report]) -> None:
     """By all digits that a column shows; a missing value has an empty key."""
     report = tables["nine"]
-    table = rows(report)
+    table = page_table(columns(report), frame(report))
     for line in table.lines:
         row = next(row for row in report.rows.values() if row.name == line[0].text)
         cell = line[table.headings.index("loss (mean)")]
         assert float(cell.key or cell.text) == pytest.approx(row.ours.loss_mean, abs=1e-5)
         interval = line[table.headings.index("95 % interval")]
         assert (interval.key == "") == (row.label == "qk_rope")
-    assert relations(report).lines
+    assert page_table(relations_columns(report), relations_frame(report)).lines
 
 
 def test_runs_link_to_their_records(text: str, tables: dict[str, Report]) -> None:

@@ -1,5 +1,7 @@
 """The content of a figure, read from its artists."""
 
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,22 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+
+
+def asked(
+    answers: Mapping[str, Sequence[Any]],
+    names: Mapping[str, str] | None = None,
+    numbers: Mapping[str, int] | None = None,
+) -> Any:
+    """Return what a figure of one probe reads of a report: its rows, and their answers."""
+    rows = {
+        label: SimpleNamespace(
+            name=(names or {}).get(label, label), number=(numbers or {}).get(label, place)
+        )
+        for place, label in enumerate(answers)
+    }
+    given = {label: found for label, found in answers.items() if found}
+    return SimpleNamespace(rows=rows, answers=lambda probe: given)
 
 
 def artists(figure: Figure) -> dict[str, Artist]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from rope_exp.report.content import Line, Report
 from rope_exp.report.looks import look
-from rope_exp.report.page_marks import dashes, filled, outline
+from rope_exp.report.page_marks import shapes
 from rope_exp.report.tables import WORDS
 
 LOOKS = "looks"
@@ -68,9 +68,7 @@ def looks(report: Report) -> dict[str, list[dict[str, Any]]]:
     found = []
     for row in report.rows.values():
         style = look(row.label, row.number)
-        shapes = {"outline": outline(style), "filled": filled(style)}
-        dash = dashes(style) or [1, 0]
-        found.append({"label": row.label, "color": style["color"], "dash": dash, **shapes})
+        found.append({"label": row.label, "color": style["color"], **shapes(style)})
     return {LOOKS: found}
 
 

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
+from rope_exp.report.content import Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import (
     GREY,
@@ -44,27 +45,14 @@ Array = NDArray[np.float64]
 
 
 @styled
-def distance(
-    answers: Mapping[str, Sequence[Answer]],
-    names: Mapping[str, str] | None = None,
-    numbers: Mapping[str, int] | None = None,
-) -> Figure | None:
-    """Draw the mean attention by distance of each row, over its layers and runs.
-
-    Args:
-        answers: the answers of each row's runs, by label.
-        names: the names of rows, by label; None: the labels.
-        numbers: the places among all rows, which determine looks; None: the places here.
-    Returns:
-        None if no run was probed.
-    """
-    answers = {label: found for label, found in answers.items() if found}
+def distance(report: Report) -> Figure | None:
+    """Draw the mean attention by distance of each row, over its layers and runs; None without."""
+    answers = report.answers("distance")
     if not answers:
         return None
 
-    places = {label: place for place, label in enumerate(answers)}
-    looks = {label: look(label, (numbers or places)[label]) for label in answers}
-
+    names = {label: report.rows[label].name for label in answers}
+    looks = {label: look(label, report.rows[label].number) for label in answers}
     figure = Figure(figsize=(WIDTH, 4.2))
     axes = figure.subplots()
     for label, found in answers.items():
@@ -74,11 +62,12 @@ def distance(
         style = looks[label] | {"linewidth": 0.9, "markersize": 3.5}
         # Beyond an attention window weights are 0, and linear attention may have negative ones.
         heights = np.where(mean > 0, mean, np.nan)
-        name = (names or {}).get(label, label)
-        gid = f"{label} attention"
-        axes.plot(m + 1, heights, gid=gid, label=name, markevery=_octaves(m), **style)
-    _draw_uniform(axes, answers, names or {}, looks)
-    _draw_bounds(axes, answers, names or {}, looks)
+        style |= {"label": names[label], "gid": f"{label} attention", "markevery": _octaves(m)}
+        axes.plot(m + 1, heights, **style)
+    dashed: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3))}
+    _draw_level(axes, answers, "uniform", "uniform", names, looks, dashed)
+    dotted: Style = {"color": INK, "linewidth": 1.2, "linestyle": (0, (1, 1.5))}
+    _draw_level(axes, answers, "bound", "f(m)", names, looks, dotted)
 
     _distance_axis(axes)
     axes.set_yscale("log")
@@ -89,28 +78,21 @@ def distance(
 
 
 @styled
-def kappa(
-    answers: Mapping[str, Sequence[Answer]], layer: int, names: Mapping[str, str] | None = None
-) -> Figure | None:
-    """Draw kappa(m) of each head of a layer, in a panel for each row, of its first run.
+def kappa(report: Report, layer: int) -> Figure | None:
+    """Draw kappa(m) of each head of a layer, in a panel for each row that has it, of its first run.
 
-    Args:
-        answers: the answers of each row's runs, by label.
-        layer: counted from 0.
-        names: the names of rows, by label; None: the labels.
-    Returns:
-        None if no row rotates both q and k in this layer.
+    Layers count from 0. None if no row rotates both q and k in this one.
     """
     # Heads of different runs do not correspond, so runs cannot be averaged.
     drawn = {
         label: found[0]
-        for label, found in answers.items()
-        if found and str(layer) in found[0].get("kappa", {})
+        for label, found in report.answers("distance").items()
+        if str(layer) in found[0].get("kappa", {})
     }
     if not drawn:
         return None
 
-    titles = [(names or {}).get(label, label) for label in drawn]
+    titles = [report.rows[label].name for label in drawn]
     figure, panels = panels_of(titles, "κ(m) (logits)", margin=1.0, height=2.1)
     for axes, (label, answer) in zip(panels, drawn.items(), strict=True):
         _draw_heads(axes, label, answer, str(layer))
@@ -129,56 +111,33 @@ def kappa(
 # -- the panels ------------------------------------------------------------------------------------
 
 
-def _draw_uniform(
+def _draw_level(
     axes: Axes,
     answers: Mapping[str, Sequence[Answer]],
+    key: str,
+    name: str,
     names: Mapping[str, str],
     looks: Mapping[str, Style],
+    style: Style,
 ) -> None:
-    """Draw uniform attention, once for each distinct line: a row with a window differs."""
-    levels = _distinct(answers, "uniform")
-    style: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 1}
-    name = "uniform"
-    for label in levels:
-        answer = answers[label][0]
-        if len(levels) > 1:
-            style["color"] = looks[label]["color"]
-            name = f"uniform of {names.get(label, label)}"
-        level = np.array(answer["uniform"], dtype=float)
-        heights = np.where(level > 0, level, np.nan)
-        axes.plot(_distances(answer) + 1, heights, gid=f"{label} uniform", label=name, **style)
+    """Draw each distinct line `key` of rows; if there are several, in the colour of its first row.
 
-
-def _draw_bounds(
-    axes: Axes,
-    answers: Mapping[str, Sequence[Answer]],
-    names: Mapping[str, str],
-    looks: Mapping[str, Style],
-) -> None:
-    """Draw the bounds of rows, scaled to the mean of uniform attention.
-
-    If there are several, each has the colour of the first row with it.
+    Bounds are scaled to the mean of uniform attention; uniform rows with a window differ.
     """
-    bounds = _distinct(answers, "bound")
-    dots: Style = {"color": INK, "linewidth": 1.2, "linestyle": (0, (1, 1.5)), "zorder": 1}
-    name = "f(m)"
-    for label in bounds:
-        answer = answers[label][0]
-        if len(bounds) > 1:
-            dots["color"] = looks[label]["color"]
-            name = f"f(m) of {names.get(label, label)}"
-        bound = np.array(answer["bound"])
-        scaled = bound * np.mean(answer["uniform"]) / np.mean(bound)
-        axes.plot(_distances(answer) + 1, scaled, gid=f"{label} bound", label=name, **dots)
-
-
-def _distinct(answers: Mapping[str, Sequence[Answer]], key: str) -> list[str]:
-    """Return the first row with each distinct line `key`."""
     first: dict[tuple[float, ...], str] = {}
     for label, found in answers.items():
         if key in found[0]:
             first.setdefault(tuple(found[0][key]), label)
-    return list(first.values())
+    for line, label in first.items():
+        answer = answers[label][0]
+        level = np.array(line, dtype=float)
+        if key == "bound":
+            level = level * np.mean(answer["uniform"]) / np.mean(level)
+        own = {"label": name}
+        if len(first) > 1:
+            own = {"label": f"{name} of {names[label]}", "color": looks[label]["color"]}
+        heights = np.where(level > 0, level, np.nan)
+        axes.plot(_distances(answer) + 1, heights, gid=f"{label} {key}", zorder=1, **style | own)
 
 
 def _draw_heads(axes: Axes, label: str, answer: Answer, layer: str) -> None:

@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from rope_exp.config.variants import PAIRS
+from rope_exp.report.content import Report
 from rope_exp.report.paper.style import (
     WIDTH,
     Style,
@@ -35,25 +36,21 @@ from rope_exp.report.paper.style import (
     styled,
     zero_line,
 )
-from rope_exp.report.probed import PAIR_NAMES, Answer
+from rope_exp.report.probed import PAIR_NAMES
 
 Array = NDArray[np.float64]
 
 
 @styled
-def drift(
-    answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str] | None = None
-) -> Figure | None:
+def drift(report: Report) -> Figure | None:
     """Draw ln(theta/theta0) against theta0: a panel for each row and pair of sites, two a line.
 
-    Args:
-        answers: the answers of each row's runs, by label.
-        names: the names of rows, by label; None: the labels.
-    Returns:
-        None if no frequency was learned.
+    None if no frequency was learned.
     """
     drawn = {
-        label: found for label, found in answers.items() if any(answer["sites"] for answer in found)
+        label: found
+        for label, found in report.answers("drift").items()
+        if any(answer["sites"] for answer in found)
     }
     if not drawn:
         return None
@@ -69,7 +66,7 @@ def drift(
     grid = figure.subplots(num_lines, min(len(panels), 2), squeeze=False)
     of_rows: dict[str, list[Axes]] = {}
     for axes, (label, pair, sites) in zip(grid.flat, panels, strict=False):
-        title = f"{(names or {}).get(label, label)}\n{PAIR_NAMES[pair]}"
+        title = f"{report.rows[label].name}\n{PAIR_NAMES[pair]}"
         _draw(axes, f"{label} {pair}", title, sites)
         of_rows.setdefault(label, []).append(axes)
     for axes in grid.flat[len(panels) :]:

@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from rope_exp.report.content import Report
 from rope_exp.report.paper.style import (
     GREY,
     INK,
@@ -49,21 +50,13 @@ _DASHES: Mapping[str, Style] = {
 
 
 @styled
-def extension(
-    answers: Mapping[str, Sequence[Answer]], names: Mapping[str, str] | None = None
-) -> Figure | None:
-    """Draw the mean loss over runs by length: a panel a row, a line for each method and its sites.
-
-    Args:
-        answers: the answers of each row's runs, by label.
-        names: the names of rows, by label; None: the labels.
-    Returns:
-        None if no run was probed.
-    """
+def extension(report: Report) -> Figure | None:
+    """Draw a row's mean losses by length, a line for each method and its sites; None without."""
+    answers = report.answers("extension")
     if not answers:
         return None
 
-    titles = [(names or {}).get(label, label) for label in answers]
+    titles = [report.rows[label].name for label in answers]
     figure, panels = panels_of(titles, f"loss ({UNIT})", margin=1.1, height=2.2)
     drawn: set[str] = set()
     for axes, (label, found) in zip(panels, answers.items(), strict=True):

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from rope_exp.evidence.comparable import alike, check_blocks
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.runs import ReportError, Run
@@ -29,25 +27,15 @@ def of_report(report: Report) -> dict[str, bytes]:
     for draw in (forest, curves, grid, probes):
         files |= charts.files_of(draw.__name__, charts.spec_of(draw, report))
 
-    drawn = {"answers": answers(report), **_of_probes(report)}
+    drawn = {"answers": answers(report), "distance": distance(report)}
+    for layer in _shown_layers(report.answers("distance")):
+        drawn[f"kappa-{layer}"] = kappa(report, layer)
+    drawn |= {"extension": extension(report), "drift": drift(report)}
     if report.of_rows:
         drawn["cached"] = cached(report)
     for name, figure in drawn.items():
         files |= files_of(name, figure)
     return files
-
-
-def _of_probes(report: Report) -> dict[str, Figure | None]:
-    """Return the figures of the probes distance, extension and drift, by name."""
-    names = {label: row.name for label, row in report.rows.items()}
-    numbers = {label: row.number for label, row in report.rows.items()}
-    by_distance = report.answers("distance")
-    drawn = {"distance": distance(by_distance, names, numbers)}
-    for layer in _shown_layers(by_distance):
-        drawn[f"kappa-{layer}"] = kappa(by_distance, layer, names)
-    drawn["extension"] = extension(report.answers("extension"), names)
-    drawn["drift"] = drift(report.answers("drift"), names)
-    return drawn
 
 
 def _shown_layers(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[int]:

@@ -14,17 +14,14 @@ import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from rope_exp.config.tasks import TEXT_UNIT
-from rope_exp.evidence.runs import Run
 from rope_exp.report.spelling import span
 
 WIDTH = 6.75
 INK = "#222222"
 GREY = "#666666"
-BAND = "#E4E4E4"
 SMALL = 7.0
 MOST_PANELS = 3  # beside each other
 UNIT = TEXT_UNIT
@@ -118,29 +115,10 @@ def small_print(figure: Figure, *sentences: str) -> None:
     figure.supxlabel(lines, x=0.01, ha="left", fontsize=SMALL, color=GREY)
 
 
-def close_up(figure: Figure) -> None:
-    """Remove the space between adjacent axes, as the second holds labels of the first."""
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(wspace=0, w_pad=0.02)
-
-
-def groups(runs: Iterable[Run]) -> str:
-    """Return the groups or campaigns of runs, as text."""
-    names = sorted({run.group for run in runs})
-    return f"Group{'s' if len(names) > 1 else ''} {', '.join(names)}"
-
-
 def seeds(counts: Iterable[int]) -> str:
     """Return the number of seeds as text, or its range if rows differ."""
     spelled = span(counts)
     return "one seed" if spelled == "1" else f"{spelled} seeds"
-
-
-def freeze(figure: Figure) -> None:
-    """Fix the layout of the axes, so that labels can be placed relative to them."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
 
 
 def shades(count: int) -> list[tuple[float, ...]]:

@@ -12,11 +12,11 @@ import pandas as pd
 
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import comparable
-from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report
 from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import markdown_table, millions
-from rope_exp.studies.scaling.fit import AXES, LEAST_WARMUP, Fit, fit_pair, fits, warmed_up
+from rope_exp.studies.scaling.fit import AXES, LEAST_WARMUP, Fit, differences, fit, fits
 from rope_exp.studies.scaling.orders import orders
 from rope_exp.studies.scaling.passes import PASSES, passes_within
 
@@ -59,10 +59,9 @@ def scaling(runs: Sequence[Run]) -> str:
         ReportError: two runs belong to one cell, or differ in more than variant, seed, size, budget
             and length.
     """
-    runs = warmed_up(runs)
+    runs = [run for run in runs if run.config.num_warmup_steps >= LEAST_WARMUP]
     if runs:
         comparable(runs, ["pe", *VARIED])
-        _check_once(runs)
     found = fits(runs, published.REFERENCE)
     if not found:
         return ""
@@ -81,26 +80,6 @@ def scaling(runs: Sequence[Run]) -> str:
         *orders(runs, alike[0].config.train.seq_len),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _check_once(runs: Sequence[Run]) -> None:
-    """Refuse two runs of one variant and seed at one place of the axes.
-
-    Raises:
-        ReportError: there are two, e.g. runs that differ in another key of VARIED.
-    """
-    known: dict[tuple[str, int, int, int, int], Run] = {}
-    for run in runs:
-        if run.loss is not None:
-            train = run.config.train
-            label, seed, params = run.config.pe.label, run.config.seed, run.result["params"]
-            place = (label, seed, params, train.num_tokens, train.seq_len)
-            other = known.setdefault(place, run)
-            if other is not run:
-                raise ReportError(
-                    f"{other.where} and {run.where} have the same variant, seed, size, budget and "
-                    "length; a fit takes only one such run"
-                )
 
 
 def _of_one_place(runs: Sequence[Run]) -> tuple[list[Run], str]:
@@ -157,7 +136,9 @@ def _crossings(alike: Sequence[Run], place: str) -> list[str]:
     """Return the table of crossings of two variants, as tokens grow at one size and length."""
     lines = []
     for a, b in PASSES:
-        fitted = fit_pair(alike, a, b)
+        # b's loss minus a's, over the blocks that have both.
+        table = differences(alike, a)
+        fitted = fit(table[table["pe"] == b])
         if fitted is None or fitted.axes != ("tokens",):
             continue
         [slope] = fitted.slopes

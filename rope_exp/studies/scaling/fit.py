@@ -14,7 +14,7 @@ A line is rejected if places lie further from it than seeds of one place lie fro
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from rope_exp.evidence.runs import Run
+from rope_exp.evidence.runs import ReportError, Run
 
 AXES = ("parameters", "tokens", "length")
 LEVEL = 0.95
@@ -105,11 +105,6 @@ class Fit:
         return np.array([np.log2(at[axis]) for axis in self.axes]) - self._center
 
 
-def warmed_up(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs with a warmup long enough for a ladder of tokens."""
-    return [run for run in runs if run.config.num_warmup_steps >= LEAST_WARMUP]
-
-
 def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
     """Return a row for each run with the reference in its block: variant, seed, axes, difference.
 
@@ -121,6 +116,7 @@ def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
         if run.loss is not None:
             rows.append(
                 {
+                    "where": run.where,
                     "pe": run.config.pe.label,
                     "seed": run.config.seed,
                     "parameters": run.result["params"],
@@ -129,11 +125,15 @@ def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
                     "loss": run.loss,
                 }
             )
-    columns = ["pe", "seed", *AXES, "loss"]
+    columns = ["where", "pe", "seed", *AXES, "loss"]
     table = pd.DataFrame(rows, columns=columns)
     block = ["seed", *AXES]
     zero = table[table["pe"] == reference].set_index(block)["loss"].rename("reference")
-    assert zero.index.is_unique, "a row has a seed once in a block"
+    if len(twice := table[table.duplicated(["pe", *block], keep=False)]):
+        raise ReportError(
+            f"{' and '.join(twice['where'])} have the same variant, seed, size, budget and "
+            "length; a fit takes only one such run"
+        )
     joined = table.join(zero, on=block, how="inner")
     joined["delta"] = joined["loss"] - joined["reference"]
     return joined.drop(columns=["loss", "reference"]).reset_index(drop=True)
@@ -187,12 +187,6 @@ def _p_straight(table: pd.DataFrame, axes: Sequence[str], squares: float, df: in
         return None
     beside = max(squares - within, 0.0)
     return float(stats.f.sf((beside / df_beside) / (within / df_within), df_beside, df_within))
-
-
-def fit_pair(runs: Sequence[Run], a: str, b: str) -> Fit | None:
-    """Fit b's loss minus a's, over the blocks that have both."""
-    table = differences(runs, a)
-    return fit(table[table["pe"] == b])
 
 
 def fits(runs: Sequence[Run], reference: str) -> dict[str, Fit]:

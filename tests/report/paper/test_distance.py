@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.lines import Line2D
-from support.figures import artists, line, texts
+from support.figures import artists, asked, line, texts
 
 from rope_exp.report.looks import look
 from rope_exp.report.paper.distance import distance, kappa
@@ -35,7 +35,7 @@ def turning(level: float = 0.1, num_heads: int = 2) -> dict[str, Any]:
 
 def test_lines_are_means_over_layers_and_runs() -> None:
     answers = {"qk_rope": [turning(0.1), turning(0.3)], "nope": [make_answer(0.2)]}
-    figure = distance(answers, NAMES)
+    figure = distance(asked(answers, NAMES))
     assert figure is not None
 
     for label, level in (("qk_rope", 0.2), ("nope", 0.2)):
@@ -50,7 +50,7 @@ def test_lines_are_means_over_layers_and_runs() -> None:
 
 def test_the_bound_keeps_its_shape_at_the_level_of_uniform() -> None:
     answers = {"qk_rope": [turning()], "qkvo_rope": [turning()]}
-    figure = distance(answers)
+    figure = distance(asked(answers))
     assert figure is not None
     heights = line(figure, "qk_rope bound")[1]
     np.testing.assert_allclose(np.mean(heights), 0.05)
@@ -61,7 +61,7 @@ def test_the_bound_keeps_its_shape_at_the_level_of_uniform() -> None:
 
 def test_rows_of_other_frequencies_have_bounds_of_their_own() -> None:
     other = turning() | {"bound": [10 - m / 3 for m in M]}
-    figure = distance({"qk_rope": [turning()], "qk_rope-base500": [other]}, NAMES)
+    figure = distance(asked({"qk_rope": [turning()], "qk_rope-base500": [other]}, NAMES))
     assert figure is not None
     lines = artists(figure)
     for label in ("qk_rope", "qk_rope-base500"):
@@ -74,7 +74,7 @@ def test_rows_of_other_frequencies_have_bounds_of_their_own() -> None:
 
 def test_a_row_with_a_window_has_a_uniform_of_its_own() -> None:
     windowed = make_answer() | {"uniform": [0.5, 0.5, 0.0, 0.0, 0.0, 0.0]}
-    figure = distance({"qk_rope": [turning()], "nope-window2": [windowed]}, NAMES)
+    figure = distance(asked({"qk_rope": [turning()], "nope-window2": [windowed]}, NAMES))
     assert figure is not None
     heights = line(figure, "nope-window2 uniform")[1]
     assert np.isfinite(heights).tolist() == [True] * 2 + [False] * 4
@@ -84,7 +84,7 @@ def test_a_row_with_a_window_has_a_uniform_of_its_own() -> None:
 def test_rows_that_are_no_variants_look_as_in_other_figures() -> None:
     """By their place among all rows, of which some were not asked."""
     answers = {"pe.base=5": [make_answer()], "pe.base=9": [make_answer()]}
-    figure = distance(answers, numbers={"pe.base=5": 3, "pe.base=9": 0, "pe.base=7": 1})
+    figure = distance(asked(answers, numbers={"pe.base=5": 3, "pe.base=9": 0, "pe.base=7": 1}))
     assert figure is not None
     for label, number in (("pe.base=5", 3), ("pe.base=9", 0)):
         drawn = artists(figure)[f"{label} attention"]
@@ -96,7 +96,7 @@ def test_what_has_no_logarithm_is_left_out() -> None:
     """A window's weights beyond it are 0, and a row without rotation has no bound."""
     answer = make_answer()
     answer["attention"] = {"0": [0.5, 0.2, 0.1, 0.0, 0.0, -0.01]}
-    figure = distance({"nope": [answer]})
+    figure = distance(asked({"nope": [answer]}))
     assert figure is not None
     assert np.isfinite(line(figure, "nope attention")[1]).tolist() == [True] * 3 + [False] * 3
     assert not any("f(m)" in said for said in texts(figure))
@@ -108,20 +108,20 @@ def test_kappa_has_a_line_a_head_of_the_first_run() -> None:
         "nope": [make_answer()],
         "vo_rope": [make_answer(kappa={})],
     }
-    figure = kappa(answers, 1, NAMES)
+    figure = kappa(asked(answers, NAMES), 1)
     assert figure is not None
     heads = [name for name in artists(figure) if "head" in name]
     assert heads == ["qk_rope head 0", "qk_rope head 1"]
     np.testing.assert_allclose(line(figure, "qk_rope head 1")[1], [1 - 0.1 * m for m in M])
     assert "QK-RoPE" in texts(figure)
     # In the first layer they do not rotate.
-    assert kappa(answers, 0) is None
+    assert kappa(asked(answers), 0) is None
 
 
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_legends_of_many_lines_fit_the_page(count: int) -> None:
     answers = {f"pe.base={number}": [turning(num_heads=16)] for number in range(count)}
-    for figure in (distance(answers), kappa(answers, 1)):
+    for figure in (distance(asked(answers)), kappa(asked(answers), 1)):
         assert figure is not None
         figure.draw_without_rendering()
         (legend,) = figure.legends
@@ -131,6 +131,6 @@ def test_legends_of_many_lines_fit_the_page(count: int) -> None:
 
 
 def test_without_answers_there_is_no_figure() -> None:
-    assert distance({"qk_rope": []}) is None
-    assert kappa({"qk_rope": [], "nope": [make_answer()]}, 1) is None
-    assert files_of("distance", distance({})) == {}
+    assert distance(asked({"qk_rope": []})) is None
+    assert kappa(asked({"qk_rope": [], "nope": [make_answer()]}), 1) is None
+    assert files_of("distance", distance(asked({}))) == {}

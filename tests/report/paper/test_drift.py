@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from support.figures import artists, line, texts
+from support.figures import artists, asked, line, texts
 
 from rope_exp.report.paper.drift import drift, drifts
 
@@ -27,7 +27,7 @@ def visible(figure: Figure) -> list[Axes]:
 def test_lines_are_logarithms_of_ratios() -> None:
     rows = [[0.1, -0.2, 0.3], [0.0, 0.4, -0.6]]
     answers = {"log": [{"sites": {"qk": site(*rows), "vo": site([0.0, 0.0, 0.05])}}]}
-    figure = drift(answers, {"log": "QKVO-log"})
+    figure = drift(asked(answers, {"log": "QKVO-log"}))
     assert figure is not None
     for number, row in enumerate(rows):
         at, heights = line(figure, f"log qk 0 {number}")
@@ -48,7 +48,7 @@ def test_the_sign_of_a_frequency_has_no_effect() -> None:
 
 def test_runs_stand_in_one_panel_under_one_median() -> None:
     runs = [{"sites": {"qk": site([by] * 3)}} for by in (0.1, -0.2, 0.3)]
-    figure = drift({"raw": runs})
+    figure = drift(asked({"raw": runs}))
     assert figure is not None
     assert {f"raw qk {run} 0" for run in range(3)} <= set(artists(figure))
     assert "raw q and k: median 0.2" in texts(figure)
@@ -58,7 +58,7 @@ def test_runs_stand_in_one_panel_under_one_median() -> None:
 def test_pairs_of_sites_that_are_not_learned_have_no_panel() -> None:
     both = {"sites": {"qk": site([0.1] * 3), "vo": site([0.2] * 3)}}
     answers = {"qkvo": [both], "vo": [{"sites": {"vo": site([0.3] * 3)}}], "fixed": [{"sites": {}}]}
-    figure = drift(answers)
+    figure = drift(asked(answers))
     assert figure is not None
     titles = [" ".join(axes.get_title(loc="left").split()) for axes in visible(figure)]
     assert titles == [
@@ -69,7 +69,7 @@ def test_pairs_of_sites_that_are_not_learned_have_no_panel() -> None:
 
 
 def test_a_drift_of_nothing_fills_no_panel() -> None:
-    figure = drift({"log": [{"sites": {"qk": site([1e-5, 0.0, -1e-5])}}]})
+    figure = drift(asked({"log": [{"sites": {"qk": site([1e-5, 0.0, -1e-5])}}]}))
     assert figure is not None
     low, high = figure.axes[0].get_ylim()
     assert low <= -0.01 < 0.01 <= high
@@ -78,7 +78,7 @@ def test_a_drift_of_nothing_fills_no_panel() -> None:
 def test_panels_of_a_line_have_room_for_both() -> None:
     both = {"sites": {"qk": site([0.1, 0.0, -0.1]), "vo": site([0.0, -0.7, 0.4])}}
     alone = {"sites": {"vo": both["sites"]["vo"]}}
-    figure = drift({"both": [both], "alone": [alone]})
+    figure = drift(asked({"both": [both], "alone": [alone]}))
     assert figure is not None
     assert len(visible(figure)) == 3
     for axes in visible(figure):
@@ -88,5 +88,5 @@ def test_panels_of_a_line_have_room_for_both() -> None:
 
 
 def test_without_learned_frequencies_there_is_no_figure() -> None:
-    assert drift({}) is None
-    assert drift({"qk_rope": [{"sites": {}}], "nope": []}) is None
+    assert drift(asked({})) is None
+    assert drift(asked({"qk_rope": [{"sites": {}}], "nope": []})) is None

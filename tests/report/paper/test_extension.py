@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
-from support.figures import artists, line, texts
+from support.figures import artists, asked, line, texts
 
 from rope_exp.report.paper.extension import extension
 
@@ -29,7 +29,7 @@ def test_lines_are_means_over_runs() -> None:
         "qkvo_rope": [make_answer("qk", "vo", "qkvo", level=level) for level in (3.0, 3.2)],
         "vo_rope": [make_answer("vo")],
     }
-    figure = extension(answers, {"vo_rope": "VO-RoPE"})
+    figure = extension(asked(answers, {"vo_rope": "VO-RoPE"}))
     assert figure is not None
     at, heights = line(figure, "qkvo_rope as_trained")
     assert at == [1, 2, 4]
@@ -44,7 +44,7 @@ def test_lines_are_means_over_runs() -> None:
 
 def test_lines_of_one_row_are_apart_without_colour() -> None:
     """By marker and dash."""
-    figure = extension({"qkvo_rope": [make_answer("qk", "vo", "qkvo")]})
+    figure = extension(asked({"qkvo_rope": [make_answer("qk", "vo", "qkvo")]}))
     assert figure is not None
     drawn = [each for each in artists(figure).values() if isinstance(each, Line2D)]
     looks = {(str(each.get_marker()), str(each.get_linestyle())) for each in drawn}
@@ -57,11 +57,11 @@ def test_lines_of_one_row_are_apart_without_colour() -> None:
 def test_a_loss_that_is_not_finite_is_left_out() -> None:
     answer = make_answer("qk")
     answer["interpolation"]["qk"][2] = float("nan")
-    figure = extension({"qk_rope": [answer]})
+    figure = extension(asked({"qk_rope": [answer]}))
     assert figure is not None
     assert np.isfinite(line(figure, "qk_rope interpolation qk")[1]).tolist() == [True, True, False]
     assert "v and o" not in texts(figure)
 
 
 def test_without_answers_there_is_no_figure() -> None:
-    assert extension({}) is None
+    assert extension(asked({})) is None

@@ -5,19 +5,19 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
+from support.figures import asked
 from support.records import make_records
 from support.reports import make_run, report_of
 
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import build
+from rope_exp.report.paper.drift import drift
 from rope_exp.report.paper.gather import of_report
 from rope_exp.report.paper.style import WIDTH, engineer, files_of, seeds, shades
-from rope_exp.studies.noise.figure import deviations
-from rope_exp.studies.noise.measures import Spread
 
 ROWS = ("qk_rope", "vo_rope", "nope")
-SPREADS = [Spread("order", 3, {}, {("a", "b"): 0.004}, {("a", "b"): 0.012})]
+DRIFTED = asked({"a": [{"sites": {"qk": {"theta0": [1.0, 0.1], "theta": [[1.1, 0.1]]}}}]})
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def drawn(runs: list[Run]) -> dict[str, bytes]:
-    return of_report(build(runs, ["pe"])) | files_of("deviations", deviations(SPREADS))
+    return of_report(build(runs, ["pe"])) | files_of("drift", drift(DRIFTED))
 
 
 def test_files_have_the_same_bytes_again_and_no_date(runs: list[Run]) -> None:
@@ -36,9 +36,9 @@ def test_files_have_the_same_bytes_again_and_no_date(runs: list[Run]) -> None:
     files = drawn(runs)
     assert files == drawn(runs[::-1])
 
-    names = {"forest", "curves", "probes", "grid", "deviations"}
+    names = {"forest", "curves", "probes", "grid", "drift"}
     assert set(files) == {f"figures/{name}.svg" for name in names}
-    content = files["figures/deviations.svg"]
+    content = files["figures/drift.svg"]
     width = ElementTree.fromstring(content).attrib["width"].removesuffix("pt")
     assert float(width) == pytest.approx(72 * WIDTH, abs=0.1)
     assert b"<text" not in content
@@ -59,13 +59,12 @@ def test_a_run_that_has_hardly_begun_draws_nothing(tmp_path: Path, steps: int) -
 
 def test_no_figure_is_no_file() -> None:
     assert files_of("x", None) == {}
-    assert deviations([]) is None
 
 
 def test_a_users_style_changes_nothing() -> None:
-    before = files_of("x", deviations(SPREADS))
+    before = files_of("x", drift(DRIFTED))
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "none"}):
-        assert files_of("x", deviations(SPREADS)) == before
+        assert files_of("x", drift(DRIFTED)) == before
 
 
 def test_shades_go_from_pale_to_dark_in_grey() -> None:

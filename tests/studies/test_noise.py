@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 from support.records import make_records
 from support.refused import refused
 from support.reports import sha256_of
 
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
-from rope_exp.studies.noise import noise_files
-from rope_exp.studies.noise.measures import (
-    Spread,
+from rope_exp.studies.noise import (
     bootstrap_error,
     changes,
+    noise_files,
     rounding,
     spreads,
     window_errors,
@@ -61,23 +62,33 @@ def pilot(plain: Run) -> list[Run]:
     return runs
 
 
+def sds(found: pd.DataFrame) -> list[dict[tuple[str, str], float]]:
+    """The deviations of each thing that varies, by what they are of, and their kind."""
+    return [
+        {(line["of"], line["kind"]): line["sd"] for line in part.to_dict("records")}
+        for _, part in found.groupby("what", sort=False)
+    ]
+
+
 def test_spreads_are_the_deviations_of_what_varies(plain: Run) -> None:
-    weights, order, both = spreads(pilot(plain))
-    assert [weights.count, order.count, both.count] == [4, 4, 4]
-    assert weights.losses["qk_rope"] == pytest.approx(np.std(list(OF_WEIGHTS.values()), ddof=1))
-    assert order.losses["nope"] == pytest.approx(np.std(list(OF_ORDER.values()), ddof=1))
+    found = spreads(pilot(plain))
+    weights, order, both = sds(found)
+    assert set(found["values"]) == {4}
+    assert weights["qk_rope", "loss"] == pytest.approx(np.std(list(OF_WEIGHTS.values()), ddof=1))
+    assert order["nope", "loss"] == pytest.approx(np.std(list(OF_ORDER.values()), ddof=1))
     sums = [OF_WEIGHTS[seed] + OF_ORDER[seed] for seed in OF_WEIGHTS]
-    assert both.losses["qk_rope"] == pytest.approx(np.std(sums, ddof=1))
+    assert both["qk_rope", "loss"] == pytest.approx(np.std(sums, ddof=1))
 
 
 def test_pairing_takes_away_what_rows_share(plain: Run) -> None:
     """Of order nothing is left; of weights the part that is a row's own."""
-    weights, order, _ = spreads(pilot(plain))
-    assert order.ratio == pytest.approx(0, abs=1e-9)
+    weights, order, _ = sds(spreads(pilot(plain)))
+    pair = "vo_rope - qk_rope"
+    assert order[pair, "paired"] == pytest.approx(0, abs=1e-9)
     own = np.std([0.001 * place for place in range(4)], ddof=1)
-    assert weights.paired["qk_rope", "vo_rope"] == pytest.approx(own)
-    a, b = weights.losses["qk_rope"], weights.losses["vo_rope"]
-    assert weights.unpaired["qk_rope", "vo_rope"] == pytest.approx(math.hypot(a, b))
+    assert weights[pair, "paired"] == pytest.approx(own)
+    a, b = weights["qk_rope", "loss"], weights["vo_rope", "loss"]
+    assert weights[pair, "unpaired"] == pytest.approx(math.hypot(a, b))
 
 
 def test_each_rate_is_a_pilot_of_its_own(plain: Run) -> None:
@@ -90,7 +101,9 @@ def test_each_rate_is_a_pilot_of_its_own(plain: Run) -> None:
         factors = run.factors | {"optim.lr": 0.001}
         result = run.result | {"val/loss": loss}
         runs.append(replace(run, config=slower, factors=factors, result=result))
-    found = {spread.what: spread.losses["qk_rope"] for spread in spreads(runs)}
+    table = spreads(runs)
+    of_row = table[(table["of"] == "qk_rope") & (table["kind"] == "loss")]
+    found = dict(zip(of_row["what"], of_row["sd"], strict=True))
     assert list(found) == [
         "weights and order, at learning rate 0.001",
         "initial weights, at learning rate 0.003",
@@ -105,14 +118,14 @@ def test_each_rate_is_a_pilot_of_its_own(plain: Run) -> None:
 
 def test_two_values_say_nothing_of_a_deviation(plain: Run) -> None:
     runs = [cell(plain, "qk_rope", seed, seed) for seed in (100, 101)]
-    assert spreads(runs) == []
+    assert spreads(runs).empty
 
 
-def test_a_deviation_of_five_is_known_within_a_factor(plain: Run) -> None:
-    """Of chi-squared with 4 degrees: from 0.60 to 2.87 times."""
-    spread = Spread("seeds", 5, {}, {}, {})
-    assert spread.known_within == pytest.approx((0.599, 2.874), abs=1e-3)
-    assert spread.ratio is None
+def test_a_deviation_of_four_is_known_within_a_factor(plain: Run) -> None:
+    """Of chi-squared with 3 degrees: from 0.57 to 3.73 times."""
+    said = noise_files(pilot(plain))["noise.md"].decode()
+    low, high = (math.sqrt(3 / stats.chi2.ppf(q, 3)) for q in (0.975, 0.025))
+    assert f"{low:.2f} to {high:.2f}" in said
 
 
 def test_an_unfinished_pilot_says_what_it_can(plain: Run) -> None:

@@ -24,7 +24,6 @@ from rope_exp.config.schema import (
     Sha256,
     convert,
 )
-from rope_exp.run.answers import Answers
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import json_sha256, read_json, read_text, readable, write_atomically
 
@@ -75,10 +74,6 @@ class Result(_Losses):
     mfu: NonNegative | None
     # Bounded, so that a campaign's sum is still a valid time.
     wall_s: Annotated[float, Field(ge=0, le=1e8)]
-
-
-class _Answered(TypedDict):
-    probes: Answers
 
 
 # Further keys of these are kept as they are.
@@ -217,12 +212,11 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers of other types, or with another digest than the result's, if it has one.
+    """Refuse answers with another digest than the result's, if it has one.
 
     Raises:
         RecordError: the content of `path` was changed since the run wrote it.
     """
-    checked(path, {"probes": answers}, _Answered)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         found = json_sha256(answers)

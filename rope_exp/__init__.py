@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rope_exp.export.patch import patch
     from rope_exp.model.position import Position, Sizes
 
-    __version__: str
+__version__ = "0.2.0"
 
 __all__ = [
     "Position",
@@ -45,8 +45,4 @@ def __getattr__(name: str) -> Any:
         from rope_exp.evidence import frames
 
         return getattr(frames, name)
-    if name == "__version__":
-        from rope_exp.run.provenance import own_version
-
-        return own_version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

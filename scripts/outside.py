@@ -18,12 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import FiniteFloat
 from scipy import stats
-from typing_extensions import TypedDict
 
 from rope_exp.config.campaign import load_campaign
-from rope_exp.config.schema import Count, Name, Sha256
 from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
 from rope_exp.evidence.layout import measure
@@ -31,7 +28,6 @@ from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.records import canonical, check_digest, digest, read_records
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.spelling import markdown_table
-from rope_exp.run.folder import checked
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_DONE, EXIT_USAGE, ConfigError, DataError, RecordError
 from rope_exp.system.files import read_json, write_atomically
@@ -56,28 +52,6 @@ Mean within-seed differences from QK:
 
 Kendall's tau between the two orders of rows, from means adjusted for missing seeds: {order}.
 """  # noqa: E501
-
-
-class _Env(TypedDict):
-    versions: dict[str, str]
-
-
-_Outside = TypedDict(
-    "_Outside",
-    {
-        "campaign": Name,
-        "cell": str,
-        "row": Name,
-        "seed": int,
-        "val/loss": FiniteFloat,
-        "steps": Count,
-        "config_sha256": Sha256,
-        "init_sha256": Sha256,
-        "order_sha256": Sha256,
-        "env": _Env,
-        "sha256": Sha256,
-    },
-)
 
 
 def train(campaign: str, rows: Sequence[str], seeds: Sequence[int], out: Path) -> None:
@@ -132,10 +106,9 @@ def _read(path: Path) -> dict[str, Any]:
     """Return an outside run, after checks of its digest and place."""
     values = read_json(path)
     check_digest(path, values)
-    found = checked(path, values, _Outside)
-    if (found["campaign"], found["cell"]) != (path.parent.name, path.stem):
-        raise ReportError(f"{path} holds {found['campaign']}/{found['cell']}: moved or renamed")
-    return found
+    if (values["campaign"], values["cell"]) != (path.parent.name, path.stem):
+        raise ReportError(f"{path} holds {values['campaign']}/{values['cell']}: moved or renamed")
+    return values
 
 
 def _comparison(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, rotate_half
@@ -146,24 +146,14 @@ def patched_llama(architecture: Architecture) -> LlamaForCausalLM:
     return model
 
 
-class Rows(Dataset[dict[str, Tensor]]):
-    """Rows of batches in the Trainer's format: ids, and for each the token that follows."""
-
-    def __init__(self, batches: Iterable[Batch]) -> None:
-        self.ids: list[Tensor] = []
-        self.targets: list[Tensor] = []
-        for batch in batches:
-            self.ids += torch.as_tensor(batch.ids_BT)
-            self.targets += torch.as_tensor(batch.target_BP)
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.ids)
-
-    def __getitem__(self, row: int) -> dict[str, Tensor]:
-        """Return one row. The Trainer counts `labels`; the model predicts `shift_labels`."""
-        target_T = self.targets[row]
-        return {"input_ids": self.ids[row], "labels": target_T, "shift_labels": target_T}
+def rows_of(batches: Iterable[Batch]) -> list[dict[str, Tensor]]:
+    """Return rows for the Trainer, which counts `labels`; the model predicts `shift_labels`."""
+    rows = []
+    for batch in batches:
+        ids_BT, target_BP = map(torch.as_tensor, (batch.ids_BT, batch.target_BP))
+        for ids_T, target_T in zip(ids_BT, target_BP, strict=True):
+            rows.append({"input_ids": ids_T, "labels": target_T, "shift_labels": target_T})
+    return rows
 
 
 class Reader:
@@ -244,8 +234,8 @@ def train_cell(config: RunConfig) -> dict[str, Any]:
             model=model,
             args=arguments(config, folder),
             data_collator=reader,
-            train_dataset=Rows(batches),
-            eval_dataset=Rows([held_out_rows(config, data)]),
+            train_dataset=rows_of(batches),
+            eval_dataset=rows_of([held_out_rows(config, data)]),
         )
         trainer.train()
         order_sha256 = reader.order_sha256

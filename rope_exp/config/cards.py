@@ -78,7 +78,13 @@ def card_lines(configs: Sequence[RunConfig], gpu: str, price: float | None = Non
         found.append((name, params, config.train.num_tokens, flops, needed))
 
     names, params_of, tokens_of, flops_of, _ = zip(*found, strict=True)
-    total = (f"{len(names)} runs", sum(params_of), sum(tokens_of), sum(flops_of), None)
+    total = (
+        f"{len(names)} run{'s' * (len(names) > 1)}",
+        sum(params_of),
+        sum(tokens_of),
+        sum(flops_of),
+        None,
+    )
     is_large = min(params_of) >= LEAST_ESTIMATED
     rows = [HEADER, *(_cells(card, price, *line, line[1] >= LEAST_ESTIMATED) for line in found)]
     rows.append(_cells(card, price, *total, is_large))

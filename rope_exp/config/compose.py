@@ -76,6 +76,9 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     Raises:
         ConfigError: a reference names no key; see also RunConfig.from_dict and with_source.
     """
+    folders = _own_folders(hydra or tree.hydra)
+    for folder in folders:
+        check_folder(folder)
     try:
         with _secrets_kept():
             plain: Any = OmegaConf.to_container(
@@ -85,7 +88,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         raise explain(error) from error
     if CAMPAIGNS in plain:
         raise ConfigError(CAMPAIGNS, ..., "is no key of a run; `rope-exp campaign NAME` runs one")
-    return with_source(RunConfig.from_dict(plain), [CONFIGS, *_own_folders(hydra or tree.hydra)])
+    return with_source(RunConfig.from_dict(plain), [CONFIGS, *folders])
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:
@@ -105,12 +108,6 @@ def _secrets_kept() -> Iterator[None]:
         yield
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
-
-
-def check_folders(tree: DictConfig) -> None:
-    """Refuse additional folders with a different choice under one of our names."""
-    for folder in _own_folders(tree.hydra):
-        check_folder(folder)
 
 
 def _own_folders(hydra: Any) -> list[Path]:
@@ -247,7 +244,6 @@ def compose_jobs(
     except Exception as error:
         raise explain(error, words) from error
 
-    check_folders(tree)
     return Jobs(tree, jobs, [to_run_config(each) for each in trees])
 
 

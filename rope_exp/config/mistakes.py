@@ -59,8 +59,9 @@ def explain(error: Exception, words: Sequence[str] = ()) -> ConfigError:
     # OmegaConf knows the key of a value that cannot be merged.
     cause = error.__cause__ or error
     text = "".join(c if c.isprintable() else " " for c in first_line(cause))
-    if isinstance(error, yaml.YAMLError):
-        return ConfigError("configs", ..., f"a file there is no YAML: {text}")
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return ConfigError(mark.name, ..., f"is no YAML: {error.problem}, line {mark.line + 1}")
     text = text.partition(" full_key: ")[0]
     return ConfigError(getattr(cause, "full_key", None) or "config", ..., text)
 

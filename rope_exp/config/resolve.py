@@ -169,10 +169,19 @@ def check_memory(
     num_here = num_here or int(config.launch.num_processes)
     vocab_size = vocab_size or config.known_vocab_size or MIN_VOCAB_SIZE
     at_most = parameters_at_most(config, vocab_size)
-    if _too_large(config, num_here, memory_bytes(config, vocab_size, at_most)):
-        of_model = memory_bytes(config, vocab_size)
-        for sizes, available, where in _too_large(config, num_here, of_model):
-            raise _memory_error(config, sizes, available, where)
+    # Only where this bound does not fit, count exactly, which imports torch.
+    for num_parameters in (at_most, None):
+        found = _too_large(config, num_here, memory_bytes(config, vocab_size, num_parameters))
+        if not found:
+            return
+    sizes, available, where = found[0]
+    key = max(sizes, key=sizes.__getitem__)
+    raise ConfigError(
+        key.removesuffix(".name"),
+        attrgetter(key)(config),
+        f"takes most of the memory that the run needs: about {sum(sizes.values()) / 2**30:,.0f} "
+        f"GiB, and {where} has {available / 2**30:,.0f}",
+    )
 
 
 def _too_large(
@@ -183,10 +192,10 @@ def _too_large(
     Args:
         of_model: the needs of one process, by key.
     """
-    # The first process reads the whole batch, as 64-bit ids, and lists its windows.
+    # Each process reads the whole batch, as 64-bit ids, and lists its windows.
     read = max(stage.batch_size * (8 * (stage.seq_len + 1) + 64) for stage in config.train.staged)
     sizes = {
-        "train.global_batch_size": read,
+        "train.global_batch_size": num_here * read,
         "launch.num_processes": num_here * PROCESS_BYTES,
     }
     needs: list[tuple[dict[str, int], int | None, str]] = [(sizes, memory_size(), "this machine")]
@@ -200,16 +209,3 @@ def _too_large(
         for needed, available, where in needs
         if available is not None and sum(needed.values()) > HOPELESS * available
     ]
-
-
-def _memory_error(
-    config: RunConfig, sizes: Mapping[str, int], available: int, where: str
-) -> ConfigError:
-    """Return the error that names the key that takes most."""
-    key = max(sizes, key=sizes.__getitem__)
-    return ConfigError(
-        key.removesuffix(".name"),
-        attrgetter(key)(config),
-        f"takes most of the memory that the run needs: about {sum(sizes.values()) / 2**30:,.0f} "
-        f"GiB, and {where} has {available / 2**30:,.0f}",
-    )

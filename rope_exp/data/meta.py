@@ -72,15 +72,6 @@ class Prepared:
             for side in SIDES
         }
 
-    def verify(self) -> None:
-        """Compare the files with their digest again, if one has changed since.
-
-        Raises:
-            DataError: they differ.
-        """
-        if data_sha256(self.folder, self.vocab_size) != self.data_sha256:
-            raise damaged(self.folder, "its files are not those that were prepared")
-
 
 def write_meta(folder: Path, vocab_size: int, corpus: dict[str, Any]) -> None:
     """Write meta.json beside the complete tokenizer and token files."""
@@ -120,9 +111,9 @@ def open_prepared(folder: Path, data: DataConfig) -> Prepared:
         # The same content may have been prepared from another path.
         corpus["path"] = data.path
 
-    prepared = Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus)
-    prepared.verify()
-    return prepared
+    if data_sha256(folder, meta["vocab_size"]) != meta["data_sha256"]:
+        raise damaged(folder, "its files are not those that were prepared")
+    return Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus)
 
 
 def data_sha256(folder: Path, vocab_size: int) -> str:

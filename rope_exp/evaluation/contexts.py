@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rope_exp.model.attention.base import Attention, turned
 from rope_exp.model.attention.kernel import wide
@@ -27,17 +27,18 @@ def attentions(decoder: Decoder) -> list[Attention]:
 
 
 @contextmanager
-def _instead(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Replace one of a module's methods by a function while the context lasts."""
-    # Inside another such context, restore that context's function.
-    earlier = vars(module).get(name)
-    setattr(module, name, function)
+def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another value of an attribute, or another method, while the context lasts."""
+    # Inside another such context, restore that context's value.
+    own = vars(owner)
+    is_own, earlier = name in own, own.get(name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        delattr(module, name)
-        if earlier is not None:
-            setattr(module, name, earlier)
+        delattr(owner, name)
+        if is_own:
+            setattr(owner, name, earlier)
 
 
 # -- observing -------------------------------------------------------------------------------------
@@ -54,7 +55,7 @@ def floored(layer: LinearAttention) -> Iterator[list[Tensor]]:
         seen.append((norm_BTH1 < layer.attn.eps).flatten())
         return norm_BTH1
 
-    with _instead(layer, "below", watched):
+    with instead(layer, "below", watched):
         yield seen
 
 
@@ -80,7 +81,7 @@ def weighed(layer: Attention, see: See) -> Iterator[None]:
             see(weights_BHTT, _unturned(layer, "q", q, at), _unturned(layer, "k", k, at))
         return attend(q_BTHK, k_BTGK, v_BTGV, at, cache)
 
-    with _instead(layer, "attend", watched):
+    with instead(layer, "attend", watched):
         yield
 
 
@@ -97,14 +98,10 @@ def _unturned(layer: Attention, site: str, x_BTHK: Tensor, at: Positions) -> Ten
 @contextmanager
 def switched_off(decoder: Decoder, site: str) -> Iterator[None]:
     """Disable one site's rotation in every layer while the context lasts."""
-    usual = [attention.sites for attention in attentions(decoder)]
-    try:
-        for attention in attentions(decoder):
-            attention.sites = attention.sites - {site}
+    with ExitStack() as stack:
+        for layer in attentions(decoder):
+            stack.enter_context(instead(layer, "sites", layer.sites - {site}))
         yield
-    finally:
-        for attention, sites in zip(attentions(decoder), usual, strict=True):
-            attention.sites = sites
 
 
 @contextmanager
@@ -120,7 +117,7 @@ def turning_by(decoder: Decoder, theta: Mapping[str, Tensor]) -> Iterator[None]:
     def other(pair: str) -> Tensor:
         return theta[pair] if pair in theta else usual(pair)
 
-    with _instead(rotary, "theta", other):
+    with instead(rotary, "theta", other):
         yield
 
 
@@ -133,7 +130,7 @@ def scores_times(decoder: Decoder, factor: float) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for layer in attentions(decoder):
-            stack.enter_context(_instead(layer, "attend", _scaled(layer, factor)))
+            stack.enter_context(instead(layer, "attend", _scaled(layer, factor)))
         yield
 
 

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import Batch, Ids, IdSource, next_tokens, validation_ids
-from rope_exp.evaluation.contexts import attentions, floored, switched_off
+from rope_exp.evaluation.contexts import attentions, floored, instead, switched_off
 from rope_exp.evaluation.distance import by_distance
 from rope_exp.evaluation.drift import drifted
 from rope_exp.evaluation.extension import by_length
@@ -162,12 +162,9 @@ class Questions(Asking):
             starts = [start for start in starts if start <= room]
 
         losses = []
-        try:
-            for start in starts:
-                trunk.rotary_emb.start = usual + start
+        for start in starts:
+            with instead(trunk.rotary_emb, "start", usual + start):
                 losses.append(self._loss())
-        finally:
-            trunk.rotary_emb.start = usual
         return {"start": starts, "loss": rounded(losses)}
 
     def ablation(self) -> Probes:

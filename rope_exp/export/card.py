@@ -7,11 +7,11 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
+from rope_exp import __version__
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
 from rope_exp.evidence.runs import bits_per_byte, perplexity
 from rope_exp.run.folder import read_env, read_result
-from rope_exp.run.provenance import own_version
 from rope_exp.system.errors import show
 
 CARD = """\
@@ -140,7 +140,7 @@ def eval_results(config: RunConfig, step: int, result: Mapping[str, Any]) -> str
         task_id="held_out_loss",
         value=loss,
         dataset_revision=config.data.revision,
-        notes=f"{config.data.unit}, seed {config.seed}, by rope_exp {own_version()}",
+        notes=f"{config.data.unit}, seed {config.seed}, by rope_exp {__version__}",
     )
     return str(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False))
 
@@ -183,7 +183,7 @@ def _facts(
         **departing,
         "device": str(env.get("device")),
         "versions": ", ".join(f"{key} {value}" for key, value in env.get("versions", {}).items()),
-        "code": f"rope_exp {own_version()}, commit {git.get('commit')}",
+        "code": f"rope_exp {__version__}, commit {git.get('commit')}",
         "weights": weights_sha256,
     }
     if marks := env.get("marks"):

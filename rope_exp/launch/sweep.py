@@ -187,5 +187,8 @@ def _sum_up(jobs: Sequence[Job]) -> int:
         return EXIT_STOPPED
 
     for group in sorted({job.config.group for job in jobs if job.config.run.dir is None}):
-        log(f"in {DEFAULT_OUTPUT / group}; its table: rope-exp report --group {group}")
+        log(
+            f"in {DEFAULT_OUTPUT / group}; its table: rope-exp report --group {group} "
+            f"--out my/{group}"
+        )
     return EXIT_FAILED if failed else EXIT_DONE

@@ -60,7 +60,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
             step = self._rows[number].get("step", 0)
             done += job.config.train.num_steps if job.status in ENDED else step
             if job.status == "running":
-                running.append(f"{job.name} {step}")
+                running.append(f"{job.name} at step {step}")
 
             row = self._rows[number]
             compiles = job.status == "running" and job.config.train.compile and not row

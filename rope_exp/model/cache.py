@@ -131,8 +131,3 @@ class Cache:
         if self.pads_B is not None:
             place_T = (place_T - self.pads_B[:, None]).clamp(min=0)
         return place_T - self.origin
-
-    def num_numbers(self) -> int:
-        """Return the number of elements kept, over all rows and layers."""
-        kept = [[*layer.rows.values(), *layer.states.values()] for layer in self.layers]
-        return sum(tensor.numel() for layer in kept for tensor in layer)

@@ -25,7 +25,7 @@ from rope_exp.config.schema import (
     convert,
 )
 from rope_exp.system.errors import ConfigError, RecordError
-from rope_exp.system.files import json_sha256, read_json, read_text, readable, write_atomically
+from rope_exp.system.files import json_sha256, read_json, readable, write_atomically
 
 CONFIG = "config.yaml"
 ENV = "env.json"
@@ -151,9 +151,8 @@ def read_config(folder: Path) -> RunConfig:
         RecordError: it is missing, or is not a config of this version's format.
     """
     path = folder / CONFIG
-    text = read_text(path)
     with readable(path, yaml.YAMLError):
-        values = yaml.safe_load(text)
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
         raise RecordError(

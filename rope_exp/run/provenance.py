@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from rope_exp import __version__
 from rope_exp.system.errors import ConfigError, first_line
 from rope_exp.system.machine import cpu_kind, cpu_name, num_cores
 from rope_exp.system.processes import ROOT
@@ -44,25 +45,12 @@ def machine_facts(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
         "git": git,
-        "rope_exp": own_version(),
+        "rope_exp": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "num_cores": num_cores(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
     }
-
-
-def own_version() -> str:
-    """Return this package's version, defined only in pyproject.toml, or "unknown"."""
-    pyproject = ROOT / "pyproject.toml"
-    if pyproject.is_file():
-        # A checkout, perhaps not an installed one.
-        import tomllib
-
-        project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
-        if project.get("name") == "rope_exp":
-            return str(project["version"])
-    return _version("rope_exp") or "unknown"
 
 
 def _version(package: str) -> str | None:

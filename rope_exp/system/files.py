@@ -162,16 +162,6 @@ def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
         raise RecordError(f"{what} cannot be read: {first_line(error)}") from error
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file that we wrote.
-
-    Raises:
-        RecordError: it is missing, or not UTF-8.
-    """
-    with readable(path):
-        return path.read_text(encoding="utf-8")
-
-
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON object; NaN and infinity are refused, since JSON has none."""
     write_atomically(path, json.dumps(values, indent=2, allow_nan=False) + "\n")

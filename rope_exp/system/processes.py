@@ -2,8 +2,6 @@
 
 import os
 import subprocess
-import sys
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -16,11 +14,11 @@ DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
 def child_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with `changes`, so that a child imports this very package.
 
-    PYTHONPATH is set only if a fresh interpreter would not find the package: in a checkout that is
-    not installed.
+    A checkout comes first on the child's path, as it may not be installed.
     """
     environment = os.environ | changes
-    if not _is_importable():
+    # An installed package holds its configs.
+    if not (PACKAGE / "configs").is_dir():
         paths = [str(ROOT), os.environ.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return environment
@@ -33,16 +31,3 @@ def output_of(*command: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
-
-
-def _is_importable() -> bool:
-    """Return whether a fresh interpreter finds this very package, and no other copy of it.
-
-    The first entry of sys.path is this process's own: its script's folder or the working directory.
-    """
-    for finder in sys.meta_path:
-        path = sys.path[1:] if finder is PathFinder else None
-        spec = finder.find_spec("rope_exp", path)
-        if spec is not None:
-            return spec.origin == str(PACKAGE / "__init__.py")
-    return False

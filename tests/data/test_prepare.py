@@ -176,7 +176,6 @@ def test_a_killed_preparation_is_never_read(tmp_path: Path, cache: Path) -> None
     [hidden] = left_in(cache)
     assert hidden.startswith(".")
     prepared = prepare(data_config(path=path), BYTES)
-    prepared.verify()
     assert left_in(cache) == [prepared.folder.name]
 
 

@@ -27,7 +27,7 @@ from rope_exp.evidence.records import (
 from rope_exp.evidence.runs import read_run
 from rope_exp.run.folder import read_config, write_config
 from rope_exp.system.errors import RecordError
-from rope_exp.system.files import read_json, read_text, write_json
+from rope_exp.system.files import read_json, write_json
 
 NAME = "vo-optim.betas=_0.9,_0.95_-s3"
 
@@ -96,15 +96,15 @@ def test_a_record_says_what_its_run_began_with(tmp_path: Path) -> None:
     assert run.config.init_weights == sha256_of("weights")
     assert run.config.run.init_from is None
     assert run.env["init_from"] == env["init_from"]
-    assert "/tmp" not in read_text(path)
+    assert "/tmp" not in path.read_text()
 
 
 def test_a_record_says_nothing_of_where_it_was_run(record: Path) -> None:
     """No path of the machine, nobody's name, no tracker: it is committed."""
     values = read_json(record)
     assert not {"run", "tracker"} & values["config"].keys()
-    assert str(Path.home()) not in read_text(record)
-    assert "/tmp" not in read_text(record)
+    assert str(Path.home()) not in record.read_text()
+    assert "/tmp" not in record.read_text()
 
 
 def test_the_same_folder_gives_the_same_bytes(recorded: Path, tmp_path: Path) -> None:

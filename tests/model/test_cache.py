@@ -17,6 +17,7 @@ from support.models import (
     make_positions,
     make_sizes,
     normal,
+    num_numbers,
     opinionated,
     tokens,
 )
@@ -169,7 +170,7 @@ def test_a_cache_holds_what_the_config_says(attn: AttnConfig) -> None:
         for length in (LENGTH, 2 * LENGTH):
             cache = decoder.new_cache()
             fed(decoder, tokens(3, length), [length], cache)
-            kept.append(cache.num_numbers() / 3 / model.num_hidden_layers)
+            kept.append(num_numbers(cache) / 3 / model.num_hidden_layers)
         a_token, at_all = kept_of(attn, model, decoder.architecture.pe)
         assert kept == [at_all + count * a_token for count in (LENGTH, 2 * LENGTH)]
 

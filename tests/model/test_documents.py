@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.kinds import KINDS, allowed
-from support.models import SUBSETS, VOCAB, make_architecture, make_sizes
+from support.models import SUBSETS, VOCAB, make_architecture, make_sizes, num_numbers
 from torch import Tensor
 
 from rope_exp.config.kinds import AttnConfig
@@ -104,7 +104,7 @@ def test_documents_beside_a_cache_are_refused() -> None:
     cache = decoder.new_cache()
     with pytest.raises(ValueError, match="documents take the whole rows at once"):
         decoder(ids_BT, cache=cache, document_BT=document_BT)
-    assert cache.length == 0 == cache.num_numbers()
+    assert cache.length == 0 == num_numbers(cache)
 
 
 @pytest.mark.parametrize("changes", SCHEMES, ids=str)

@@ -108,10 +108,3 @@ def test_the_environment_names_no_other_repository(
     monkeypatch.setenv("GIT_INDEX_FILE", str(other / "nothing"))
     assert provenance.git_state() == found
     assert found is not None
-
-
-def test_the_version_is_that_of_pyproject(checkout: Path) -> None:
-    write(checkout / "pyproject.toml", '[project]\nname = "rope_exp"\nversion = "7.8.9"\n')
-    assert provenance.own_version() == "7.8.9"
-    write(checkout / "pyproject.toml", '[project]\nname = "other"\nversion = "7.8.9"\n')
-    assert provenance.own_version() != "7.8.9"

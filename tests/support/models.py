@@ -12,6 +12,7 @@ from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import SOFTMAX, AttnConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
+from rope_exp.model.cache import Cache
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.positions import Positions, Tables
 from rope_exp.model.rope import angles, frequencies
@@ -120,3 +121,9 @@ def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
         matrix[f + half, f] = math.sin(angle)
         matrix[f + half, f + half] = math.cos(angle)
     return matrix
+
+
+def num_numbers(cache: Cache) -> int:
+    """The number of elements that a cache keeps, over all rows and layers."""
+    kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache.layers]
+    return sum(tensor.numel() for layer in kept for tensor in layer)

@@ -110,11 +110,6 @@ class Spikes:
         """The id of padding."""
         return self.num_units + 1
 
-    @property
-    def vocab_size(self) -> int:
-        """The number of ids: units, the query and padding."""
-        return self.num_units + 2
-
     @cached_property
     def units(self) -> Units:
         """The units of the population."""

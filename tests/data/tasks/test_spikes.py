@@ -92,7 +92,7 @@ def test_a_row_is_events_padding_and_queries() -> None:
 
     for ids_T, times_T, is_pad_T in zip(rows.ids_NT, rows.times_NT, rows.is_pad_NT, strict=True):
         num_events = int((ids_T < 16).sum())
-        assert ids_T[:num_events].max() < 16 and ids_T.max() < TASK.vocab_size
+        assert ids_T[:num_events].max() < 16 and ids_T.max() <= TASK.pad_id
         assert (ids_T[num_events:240] == TASK.pad_id).all()
         assert (ids_T[240:] == TASK.query_id).all()
         np.testing.assert_array_equal(is_pad_T, ids_T == TASK.pad_id)

@@ -15,6 +15,7 @@ from support.models import (
     make_positions,
     make_sizes,
     normal,
+    num_numbers,
     rotation_matrix,
     tokens,
 )
@@ -186,7 +187,7 @@ def test_one_input_a_layer_is_kept() -> None:
         cache = decoder.new_cache()
         fed(decoder, tokens(3, length), [length], cache)
         a_layer = 3 * (sizes.hidden_size + length * a_token)
-        assert cache.num_numbers() == sizes.num_hidden_layers * a_layer
+        assert num_numbers(cache) == sizes.num_hidden_layers * a_layer
 
     kept = cache.layers[0].states[softmax.NEWEST]
     assert kept.untyped_storage().nbytes() == 3 * sizes.hidden_size * 8

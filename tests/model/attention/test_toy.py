@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass, rebuild_dataclass
 from support.command import write
-from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, tokens
+from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, num_numbers, tokens
 from support.refused import refused
 from torch import Tensor
 
@@ -104,7 +104,7 @@ def test_its_cache_and_its_counts_hold() -> None:
     cache = decoder.new_cache()
     parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), decoder(ids_BT))
-    assert cache.num_numbers() == 2 * SIZES.num_hidden_layers * TOY.head_states(SIZES)
+    assert num_numbers(cache) == 2 * SIZES.num_hidden_layers * TOY.head_states(SIZES)
 
 
 @torch.no_grad()

@@ -99,10 +99,7 @@ def measure(kind: str) -> list[dict[str, str | float | None]]:
 
 
 def worst_of_kinds(subsets: pd.DataFrame) -> pd.DataFrame:
-    """Return the largest deviations over each kind's subsets.
-
-    And the smallest deviation from a law that does not hold.
-    """
+    """Return the largest deviations over each kind's subsets, and the smallest from other laws."""
     of_kinds = subsets.groupby("kind", sort=False)
     found = of_kinds[["its deviation", *OTHERS]].max()
     found.insert(0, "subsets", of_kinds.size().astype(str))

@@ -112,8 +112,8 @@ def run_flops(config: RunConfig, vocab_size: int) -> int:
 def parameters_at_most(config: RunConfig, vocab_size: int) -> int:
     """Return a number of parameters that no model of these sizes exceeds, without building one.
 
-    A layer has at most 16 matrices, each of at most its two largest sizes. Where even so many fit,
-    an exact count, which takes a second to import torch, is not needed.
+    A layer has at most 16 matrices, each of at most its two largest sizes. If even so many fit, an
+    exact count, which takes a second to import torch, is not needed.
 
     Args:
         vocab_size: the tokenizer's.

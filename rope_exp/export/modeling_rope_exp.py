@@ -2,12 +2,12 @@
 
     q_i = R_i W_q x_i,  k_j = R_j W_k x_j,  v_j = R_j W_v x_j,  o_i = R_i^T sum_j a_ij v_j
 
-R_m turns the feature pair (f, f + F) of a head by m * theta_f. The output is turned back by its
-query's position, so that with rotated values it depends on j - i alone (Su 2025, eq. 5). The cache
-holds keys and values as they are after rotation.
+R_m rotates the feature pair (f, f + F) of a head by m * theta_f. The output is rotated back by its
+query's position, so with rotated values it depends on j - i alone (Su 2025, eq. 5). The cache holds
+rotated keys and values.
 
-A position encoding of a user's own acts where it says, in each layer or at the input. What it needs
-of earlier tokens is cached in further features of their keys.
+A user's own position encoding acts in each layer, or on the input. It can cache facts about earlier
+tokens in further features of their keys.
 
 This file is copied beside exported weights. It imports torch, transformers and its configuration.
 
@@ -52,9 +52,9 @@ Table = tuple[Tensor, Tensor]
 
 
 class Positions(NamedTuple):
-    """The tables of q and k, and of v and o, by layer: (cos, sin), each [B, 1 or G, T, F].
+    """Tables of q and k, and of v and o, by layer: (cos, sin), each [B, 1 or G, T, F].
 
-    And the bias of scores, if there is one, and the positions.
+    The bias of scores, if there is one, and the positions follow.
     """
 
     qk: list[Table]
@@ -330,7 +330,7 @@ class AddedPositions(nn.Module):
 
 
 class ScoreBias(nn.Module):
-    """What is added to scores by the distance of two places: a bias, and a window's end.
+    """Terms added to scores by the distance of two places: a bias, and the lowest number beyond a window.
 
     The bias is ALiBi's slopes or T5's learned buckets.
     """

@@ -47,7 +47,7 @@ NOT_ASKED = ("_target_", "submitit_folder", "name", "stderr_to_stdout")
 
 @dataclass(frozen=True)
 class Work:
-    """What one job does on its node.
+    """The work of one job on its node.
 
     Attributes:
         run: runs some cells, and returns an exit code.
@@ -97,7 +97,7 @@ def _is_preempted() -> bool:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where jobs are submitted, and what each asks for.
+    """A target of submissions, and the resources of each job.
 
     Attributes:
         name: slurm, or local for submitit's stand-in.

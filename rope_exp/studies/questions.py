@@ -83,7 +83,7 @@ def lead(rows: Rows) -> Terms:
 
 
 def gain(variant: str, rows: Rows) -> Terms:
-    """What a variant gains over NoPE."""
+    """A variant's gain over NoPE."""
     return gap("nope", rows, variant, rows)
 
 

@@ -29,7 +29,7 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The inodes of the files and folders that this process has synced to the disk, in order."""
+    """Return the inodes of the files and folders that this process syncs to disk, in order."""
     inodes: list[int] = []
     monkeypatch.setattr("os.fsync", lambda descriptor: inodes.append(os.fstat(descriptor).st_ino))
     return inodes
@@ -37,7 +37,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small documents."""
+    """Return a folder of small documents."""
     folder = tmp_path_factory.mktemp("corpus")
     for number in range(40):
         words = " ".join(f"{word} {number * word % 7}" for word in range(60))
@@ -49,7 +49,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of prepared blocks for the whole session."""
+    """Return the cache of prepared blocks that the whole session shares."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -57,7 +57,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(
     tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
 ) -> tuple[Path, list[str]]:
-    """One uninterrupted run of 60 steps and its command line without run.dir."""
+    """Return the folder of an uninterrupted run of 60 steps, and its command without run.dir."""
     from support.runs import train
 
     folder = tmp_path_factory.mktemp("whole")
@@ -70,7 +70,7 @@ def whole(
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Path:
-    """The folder of an undisturbed campaign of two runs; no test changes it."""
+    """Return the folder of an undisturbed campaign of two runs; no test changes it."""
     from support.campaigns import make_home, run_campaign_command
 
     folder = make_home(tmp_path_factory.mktemp("recorded"), corpus)
@@ -81,7 +81,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
 
 @pytest.fixture
 def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which a campaign starts: like `recorded`, but before the campaign ran."""
+    """Return the folder in which a campaign starts: like `recorded`, but before the campaign."""
     from support.campaigns import PYTHONPATH, make_home
 
     monkeypatch.chdir(tmp_path)
@@ -93,7 +93,7 @@ def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def clone(home: Path, recorded: Path) -> Path:
-    """A fresh clone of the project in which the campaign ran: it has only the records."""
+    """Return a fresh clone of the project in which the campaign ran: it has only the records."""
     from support.campaigns import RECORDS
 
     shutil.copytree(recorded / RECORDS, home / RECORDS)
@@ -102,7 +102,7 @@ def clone(home: Path, recorded: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def broken_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """faults/files.c, compiled: preloaded into a process, it breaks the n-th file operation."""
+    """Return faults/files.c, compiled: if preloaded, it breaks the n-th file operation."""
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("breaking file operations takes a C compiler and Linux's LD_PRELOAD")
@@ -116,7 +116,7 @@ def broken_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_overrides(corpus: Path, cache: Path, tmp_path: Path) -> list[str]:
-    """A command line for a run of seconds on the small corpus, in the test's own folder."""
+    """Return the overrides of a run that takes seconds, on the small corpus."""
     return [
         *TINY,
         f"data.path={corpus}",
@@ -128,7 +128,7 @@ def tiny_overrides(corpus: Path, cache: Path, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def tiny(tiny_overrides: list[str], tmp_path: Path) -> Callable[..., RunConfig]:
-    """`tiny("pe=vo_rope")` is the small run's config with more overrides."""
+    """Return a function: `tiny("pe=vo_rope")` is the small run's config with these overrides."""
     *words, _ = tiny_overrides
     folder = str(tmp_path / "run")
     return lambda *overrides: composed(*words, *overrides).replace("run", dir=folder)
@@ -136,7 +136,7 @@ def tiny(tiny_overrides: list[str], tmp_path: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture(scope="session")
 def real_text() -> Path:
-    """A folder of real corpora, named by ROPE_EXP_TEXT."""
+    """Return the folder of real corpora that ROPE_EXP_TEXT names."""
     folder = os.environ.get("ROPE_EXP_TEXT")
     if not folder:
         pytest.skip("ROPE_EXP_TEXT names no folder of real text")

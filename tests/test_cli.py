@@ -1,4 +1,4 @@
-"""The commands: what they print, how they end, and that a signal finds them ready."""
+"""Tests of the commands: their output, their exit codes, and signals while they start."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from rope_exp import cli
 
 
 def test_help_is_the_projects_own(tmp_path: Path) -> None:
-    """A line for each choice, a folder's own among them, and sizes in their order."""
+    """Help describes each choice, also those in --config-dir, and lists the models by size."""
     write(tmp_path / "more" / "pe" / "mine.yaml", "# My own. It rotates.\nname: Mine\n")
     done = command("--help", "--config-dir", "more", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -45,7 +45,7 @@ def test_every_command_helps_and_refuses_what_it_cannot_read(tmp_path: Path, scr
 
 
 def test_one_door_has_every_command(tmp_path: Path) -> None:
-    """`rope-exp ...` is `python -m rope_exp ...`."""
+    """The test runs `python -m rope_exp ...`, which is the same as `rope-exp ...`."""
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
         whole = [sys.executable, "-m", "rope_exp", *words]
@@ -101,7 +101,7 @@ def test_every_flag_that_shows_a_config_shows_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [["--info", "all"], ["--cfg", "job"], ["--help"]], ids=" ".join)
 def test_a_reader_that_leaves_is_no_failure(tmp_path: Path, flags: list[str]) -> None:
-    """As `| head -1` does: no traceback, and nothing on standard error."""
+    """A reader that closes the pipe, like `head -1`, causes exit code 0 and an empty stderr."""
     process = subprocess.Popen(
         [sys.executable, str(REPOSITORY / "train.py"), *flags],
         cwd=tmp_path,
@@ -122,7 +122,7 @@ def test_a_reader_that_leaves_is_no_failure(tmp_path: Path, flags: list[str]) ->
 def test_a_closed_stream_is_no_failure(
     tiny_overrides: list[str], tmp_path: Path, closed: str
 ) -> None:
-    """No file takes its number: nothing is written into the lock, and a second start, too, ends."""
+    """No file gets the stream's number: the lock stays empty, and a second start succeeds too."""
     train = shlex.join([sys.executable, str(REPOSITORY / "train.py"), *tiny_overrides])
     for _ in range(2):
         done = subprocess.run(["sh", "-c", f"{train} {closed}"], cwd=tmp_path, capture_output=True)
@@ -138,7 +138,7 @@ def test_a_closed_stream_is_no_failure(
 def test_a_lack_of_memory_is_one_sentence(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the process that prepares data, starts runs or generates, too."""
+    """Lack of memory gives exit code 1 and one line on stderr, whichever command meets it."""
 
     def fail(*_: object) -> int:
         raise error
@@ -163,7 +163,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bare_start() -> float:
-    """Seconds until Python alone is there: until then no line of ours could hear a signal."""
+    """Return the seconds that bare Python takes to start: before that, none of our code runs."""
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import signal"], check=True)
     return time.monotonic() - started
@@ -174,7 +174,7 @@ WORDS = [["train.num_steps=100000"], ["--cfg", "job"], ["-m", "seed=0,1"]]
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
 def test_a_signal_in_the_first_second(tmp_path: Path, words: list[str]) -> None:
-    """It ends the command with 75 and a sentence, or comes too late; never with a traceback."""
+    """The signal gives exit code 75 and a sentence, or comes too late; never a traceback."""
     bare = bare_start()
     moments = random.Random(" ".join(words))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) * 3:

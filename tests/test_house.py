@@ -1,4 +1,4 @@
-"""The house keeps its order: imports go down, light modules stay light, a variant is data."""
+"""Tests of the repository's structure: imports, light modules, and documents that agree."""
 
 import ast
 import csv
@@ -16,7 +16,7 @@ from rope_exp.config.variants import subset_name
 
 PACKAGE = REPOSITORY / "rope_exp"
 
-# The floor of each room. An import goes to a lower floor, or stays in its own package.
+# The floor of each package: it may import only from lower floors and from itself.
 FLOORS = {
     "system": 1,
     "config": 2,
@@ -47,12 +47,12 @@ LIGHT = (
     "launch.task",
     "launch.view",
 )
-# Costs are counted by building the decoder, when one asks for them (decision 022).
+# Costs are counted by building the decoder, and only on request (decision 022).
 COUNT = "rope_exp.model.count"
 
 
 def imported(path: Path) -> set[str]:
-    """The rope_exp packages that a file imports at any depth, type-checking imports included."""
+    """Return the rope_exp packages that a file imports at any depth, also for type checking."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == COUNT:
@@ -80,7 +80,7 @@ def test_imports_go_down() -> None:
 
 
 def test_what_is_installed_is_all_there_is() -> None:
-    """setuptools takes the packages that it is told, and an installed copy has no others."""
+    """setuptools installs only the packages that are listed, so the list must name them all."""
     listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     found = {path.parent for path in PACKAGE.rglob("__init__.py")}
     names = {".".join(path.relative_to(REPOSITORY).parts) for path in found}
@@ -107,7 +107,7 @@ def test_what_the_dispatcher_imports_loads_no_torch(name: str) -> None:
 
 
 def loaded_by(script: str) -> str:
-    """Which of torch and its compiler a process has loaded that runs a script with a config."""
+    """Return which of torch and its compiler a script loads in a process of its own."""
     lines = [
         "import sys; from rope_exp.config.compose import run_config",
         script,
@@ -121,21 +121,21 @@ def loaded_by(script: str) -> str:
 
 
 def test_to_count_a_model_loads_no_compiler() -> None:
-    """It would take a second more of every start."""
+    """Importing the compiler would add a second to every start."""
     script = "from rope_exp.config.resolve import operations; operations(run_config([]))"
     assert loaded_by(script) == "{'torch'}"
 
 
 def test_a_small_run_is_checked_without_torch() -> None:
-    """Its import is a second of every start."""
+    """Importing torch would add a second to every start."""
     script = "from rope_exp.launch.admit import resolved; "
     assert loaded_by(script + "resolved(run_config(['train.num_steps=20']))") == "set()"
 
 
 def test_few_modules_know_a_variant_by_name() -> None:
-    """The default, the published table and the colours of the nine; the rest takes any variant.
+    """Only the default, the published table and the colours of the nine know variants by name.
 
-    A study of one paper's variants may name them.
+    Studies are exempt: they may name the variants of one paper.
     """
     names = {*NINE, *(label.upper().replace("_ROPE", "-RoPE") for label in NINE)}
     knowing = set()
@@ -152,9 +152,9 @@ def test_few_modules_know_a_variant_by_name() -> None:
 
 
 def test_the_core_knows_no_study_and_no_campaign() -> None:
-    """Imports of studies are refused by their floor; a campaign's name would be a string."""
+    """FLOORS already forbids imports of studies; a campaign's name would appear as a string."""
     campaigns = {path.stem for path in (REPOSITORY / "configs/campaign").glob("*.yaml")}
-    # These are also words of configs, of models and of tables.
+    # These names are also words of configs, models and tables.
     words = {"addition", "copy", "distance", "documents", "frequencies", "layers", "length", "lr"}
     words |= {"mlm", "precision", "retrieval", "sequel_mini", "sites", "size", "spikes", "table"}
     words |= {"tokens", "warmup"}
@@ -178,12 +178,12 @@ def test_the_makefile_has_at_most_14_targets() -> None:
     assert all(len(line.split(maxsplit=1)) == 2 for line in targets)
 
 
-# Of the campaign whose table the README shows.
+# The results of the campaign whose table the README shows.
 SHOWN = REPOSITORY / "results" / "table"
 
 
 def test_the_readme_shows_the_table_that_is_committed() -> None:
-    """Its rows are those of the campaign's table.csv, and its sentence that of table.md."""
+    """The README has the rows of the campaign's table.csv and the summary of its table.md."""
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     table = (SHOWN / "table.md").read_text(encoding="utf-8")
 
@@ -218,13 +218,13 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
     assert summary in " ".join(readme.split())
 
 
-# The columns of the paper's two tables, of which the protocol tested the first two.
+# The columns of the paper's two tables; the protocol tested only the first two.
 PAPER = ("english", "table", "warmup", "tokens/train.num_steps=6400")
 TESTED = PAPER[:2]
 
 
 def test_the_paper_has_the_differences_of_its_tables() -> None:
-    """In three decimals, with half of the interval, and of the pair's own where noise is pooled."""
+    """Cells show the difference ± half its interval, and half the pair's own if that differs."""
     paper = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
     rows: dict[str, list[str]] = {}
     published = {}
@@ -241,8 +241,8 @@ def test_the_paper_has_the_differences_of_its_tables() -> None:
 
 
 def test_the_paper_has_the_relations_of_its_tables() -> None:
-    """Each pair's difference and outcome; none where it has one seed. stdlib's outcomes are the
-    same with either warmup.
+    """Each cell is a pair's difference and outcome, or "one seed". The outcomes on the stdlib
+    corpus are the same with either warmup.
     """
     paper = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
     cells: dict[str, dict[str, str]] = {}
@@ -276,7 +276,7 @@ def test_the_paper_has_the_relations_of_its_tables() -> None:
 
 
 def test_the_paper_counts_the_settings() -> None:
-    """In which one variant comes before another, of those in which both were trained in bf16."""
+    """The paper counts the bf16 settings with both variants where the first has less loss."""
     paper = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
     settings = pd.read_csv(REPOSITORY / "results" / "settings" / "settings.csv")
     left_out = settings["setting"].str.contains("mlm|cores|sequel|precision")
@@ -292,14 +292,14 @@ def test_the_paper_counts_the_settings() -> None:
 
 
 def explored(relation: str, outcome: str) -> str:
-    """Spell an outcome that no protocol tested: nothing is confirmed or contradicted there."""
+    """Return the words for an outcome that no protocol tested: it confirms nothing."""
     equal = "≈" in relation
     outcome = outcome.replace("confirmed", "about equal" if equal else "same sign")
     return outcome.replace("contradicted", "not equal" if equal else "opposite sign")
 
 
 def with_intervals(row: dict[str, str]) -> str:
-    """Spell a difference with half of its interval, and of its own where that is another."""
+    """Return a difference ± half its interval, and half the pair's own interval if it differs."""
     delta = float(row["delta"])
     if not row["delta_ci_low"]:
         return f"{delta:+.3f} (one seed)" if delta else "reference"
@@ -314,7 +314,7 @@ def with_intervals(row: dict[str, str]) -> str:
 
 
 def signed(value: str, *, decimals: int) -> str:
-    """Spell a difference; exactly 0 has no sign, and an empty one stays empty."""
+    """Return a difference as text; exactly 0 has no sign, and an empty one stays empty."""
     number = float(value or 0)
     if not number:
         return value and f"{number:.{decimals}f}"
@@ -322,7 +322,7 @@ def signed(value: str, *, decimals: int) -> str:
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
-    """A file or a heading that is renamed is renamed wherever a page leads to it, too."""
+    """Each relative link names an existing file, and its anchor one of that file's headings."""
     results = [REPOSITORY / "README.md", *(REPOSITORY / "results").glob("*.md")]
     pages = [*results, *(REPOSITORY / "docs").rglob("*.md")]
     assert len(pages) > 10
@@ -339,27 +339,27 @@ def test_links_of_the_pages_lead_somewhere() -> None:
 
 
 def anchors(page: Path) -> list[str]:
-    """What the headings of a page are called in a link to them."""
+    """Return the anchors of a page's headings, as links spell them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings]
 
 
 def test_names_of_tests_are_short() -> None:
-    """The argument of a test is in its docstring."""
+    """The argument of a test belongs in its docstring."""
     for path in (REPOSITORY / "tests").rglob("*.py"):
         for name in defined_tests(path):
             assert len(name) <= 60, f"{path}: {name}"
 
 
 def defined_tests(path: Path) -> list[str]:
-    """The names of a file's test functions."""
+    """Return the names of a file's test functions."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
     return [name for name in functions if name.startswith("test_")]
 
 
 def test_the_reliability_page_names_tests_that_are_there() -> None:
-    """It cites `file: name…`, and a name alone for a test of the file before."""
+    """The page cites `file: name…`, or a name alone for a test of the file cited before."""
     tests: dict[str, list[str]] = {}
     for path in (REPOSITORY / "tests").rglob("test_*.py"):
         tests.setdefault(path.stem, []).extend(defined_tests(path))

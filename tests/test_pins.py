@@ -1,4 +1,4 @@
-"""What version 0.2.0 wrote stays readable and keeps its identity, whatever the code becomes."""
+"""Tests that files written by version 0.2.0 stay readable and keep their identity."""
 
 import json
 import platform
@@ -24,7 +24,7 @@ STORED = REPOSITORY / "tests/stored/run_0.2.0"
 
 
 def test_records_keep_their_identity() -> None:
-    """The hashes of every record follow from the config that the record holds."""
+    """The hashes in every record equal those of the config that it holds."""
     paths = sorted(RECORDED.glob("*/*.json"))
     assert len(paths) >= 920
     for path in paths:
@@ -36,7 +36,7 @@ def test_records_keep_their_identity() -> None:
 
 @pytest.mark.skipif(platform.python_version() != "3.11.7", reason="its library is the corpus")
 def test_the_library_is_read_as_it_was(tmp_path: Path) -> None:
-    """The same blocks, and at seed 0 the same tokens in the same order."""
+    """The stdlib corpus gives the same blocks and, at seed 0, the same tokens in the same order."""
     run = read_record(RECORDED / "table/qk_rope-s0.json")
     config = run.config.replace("data", cache_dir=str(tmp_path))
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
@@ -65,7 +65,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stored_run_has_its_loss(corpus: None) -> None:
-    """Its text is prepared anew, and its weights are asked for the loss that it recorded."""
+    """The stored weights give the recorded loss on text that is prepared again."""
     result = json.loads((STORED / "result.json").read_text(encoding="utf-8"))
     config = read_config(STORED)
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)

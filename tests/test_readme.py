@@ -1,4 +1,4 @@
-"""Every command that the README and the recipes print composes: what it names is there."""
+"""Tests that the commands printed in README.md, recipes.md and skypilot.yaml compose."""
 
 import argparse
 import re
@@ -15,12 +15,12 @@ from rope_exp.config.compose import compose_jobs
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 RECIPES = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
 SKYPILOT = (REPOSITORY / "docs" / "skypilot.yaml").read_text(encoding="utf-8")
-# A shell fills in the first; the others need plugins that are not required.
+# The shell expands the first; the others need optional plugins.
 NOT_OURS = ("SLURM_ARRAY_TASK_ID", "launch=slurm", "sweeper=optuna")
 
 
 def printed(begin: str) -> Iterator[str]:
-    """Yield what stands behind `begin` in each command of an indented block, without comments."""
+    """Yield the words after `begin` in each command of an indented block, without comments."""
     for line in (README + RECIPES + SKYPILOT).replace("\\\n", " ").splitlines():
         _, found, words = line.partition(begin)
         if found and line.startswith("    ") and not any(each in words for each in NOT_OURS):
@@ -29,7 +29,7 @@ def printed(begin: str) -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the README is read, with the variant of a user's own that it shows."""
+    """Return a folder to run the README's commands in, with the example variant that it shows."""
     [variant] = re.findall(r"^    name: KV-half.*\n(?:    \w+: .*\n)+", README, re.MULTILINE)
     file = tmp_path / "my" / "pe" / "kv_half.yaml"
     file.parent.mkdir(parents=True)
@@ -48,7 +48,7 @@ def test_a_printed_command_composes(
     parser.add_argument("--help", action="store_true")
     parser.add_argument("--cfg")
     parser.add_argument("overrides", nargs="*")
-    # Two seeds compose as five do.
+    # Fewer seeds compose in the same way, in less time.
     words = words.replace("seed=0,1,2,3,4", "seed=0,1")
     command = parser.parse_intermixed_args(shlex.split(words))
     assert compose_jobs(command.overrides, command.config_dir, multirun=command.multirun).configs

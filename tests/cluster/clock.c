@@ -1,4 +1,4 @@
-/* Preloaded into a process, its clock jumps CLOCK_JUMP seconds after two seconds: the time of day, not the monotonic. */
+/* By LD_PRELOAD, the time of day (not monotonic time) jumps by CLOCK_JUMP seconds after two. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-"""What tests on a disk of their own share: a campaign of two short runs, undisturbed."""
+"""Fixtures of a campaign of two short runs, for the tests on a disk of their own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from support.campaigns import SHORT, run_campaign_command, write_campaign
 
 @pytest.fixture(scope="session")
 def make_home(corpus: Path) -> Callable[[Path], Path]:
-    """Make the folder in which the campaign is started."""
+    """Return a function that makes the folder in which the campaign starts."""
 
     def make(folder: Path) -> Path:
         folder.mkdir()
@@ -24,7 +24,7 @@ def make_home(corpus: Path) -> Callable[[Path], Path]:
 def quiet(
     tmp_path_factory: pytest.TempPathFactory, make_home: Callable[[Path], Path], cache: Path
 ) -> Path:
-    """The folder of the campaign that nothing disturbed."""
+    """Return the folder of the undisturbed campaign."""
     home = make_home(tmp_path_factory.mktemp("quiet") / "home")
     done = run_campaign_command(home, ROPE_EXP_CACHE=str(cache))
     assert done.returncode == 0, done.stderr

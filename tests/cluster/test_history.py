@@ -1,9 +1,9 @@
-"""A random history of commands and faults, checked against a model after each step.
+"""Test of a random history of commands and faults, against a model after each step.
 
 A step is a sweep, a campaign, a report, or a sweep with run.fresh=true. Meanwhile nothing happens,
-or everything is killed or paused, the clock jumps, or the disk fills up. The model knows what is
-done: it stays as it is, and is not trained again. HISTORY_STEPS is the number of steps, and
-HISTORY_SEED tells histories apart.
+or all processes are killed or paused, the clock jumps, or the disk fills up. The model knows the
+files of finished work, which must not change. HISTORY_STEPS is the number of steps, and
+HISTORY_SEED selects the history.
 """
 
 import os
@@ -43,7 +43,7 @@ DAY = 86_400
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """A disk of 64 MB, unmounted in the end."""
+    """Yield a disk of 64 MB, and unmount it at the end."""
     disk = Disk(tmp_path)
     yield disk
     disk.unmount()
@@ -51,7 +51,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture
 def clock(tmp_path: Path) -> Path:
-    """clock.c, compiled."""
+    """Return the path of clock.c, compiled to a library."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("a clock that jumps takes a C compiler")
@@ -62,11 +62,11 @@ def clock(tmp_path: Path) -> Path:
 
 
 class History:
-    """The commands of one folder, and a model of what they have done.
+    """The commands of one folder, and a model of their finished work.
 
     Attributes:
-        done: each file that must not change any more, with its content.
-        results: the content of every result.json there ever was.
+        done: the content of each file that must not change any more.
+        results: the content of every result.json so far.
     """
 
     def __init__(self, home: Path, quiet: Path, cache: Path, clock: Path) -> None:
@@ -79,7 +79,7 @@ class History:
         self.results: set[bytes] = set()
 
     def start(self, command: str, **environment: str) -> Process:
-        """Start a command."""
+        """Start a command, and return its process."""
         environment |= self.environment
         if command == "campaign":
             return start_campaign(self.home, **environment)
@@ -97,7 +97,7 @@ class History:
         return start(*words, f"run.fresh={command == 'fresh'}", cwd=self.home, **environment)
 
     def step(self, command: str, fault: str) -> None:
-        """Run a command while a fault happens, and compare what it left with the model."""
+        """Run a command while a fault happens, and compare its files with the model."""
         is_left = len(records_of(self.home)) < 2
         has_run = any(self.home.glob(f"{RUNS}/swept/*/seed0/config.yaml"))
         environment = {}
@@ -125,7 +125,7 @@ class History:
         self.compare(begins_anew=command == "fresh")
 
     def _wait(self, process: Process, *, trains: bool) -> None:
-        """Wait for a random moment: in the start, or soon after a row of metrics."""
+        """Wait for a random moment during the start, or soon after a row of metrics."""
         before = self._num_rows()
         waits_for_row = trains and self.rng.random() < 0.7
         begun = None if waits_for_row else time.monotonic()
@@ -138,7 +138,7 @@ class History:
             time.sleep(0.005)
 
     def _disturb(self, process: Process, fault: str) -> str:
-        """Let a fault happen to a command, and return its standard error."""
+        """Disturb a command with a fault, and return its standard error."""
         eater = self.home / "eater"
         if fault == "kill" and process.poll() is None:
             kill_the_tree(process.pid)
@@ -161,12 +161,12 @@ class History:
         return [num_rows(run) for run in self._runs()]
 
     def _runs(self) -> list[Path]:
-        """Return the folders of all runs, also of those that were moved aside."""
+        """Return the folders of all runs, including those that were moved aside."""
         runs = self.home / RUNS
         return sorted([*runs.glob("mine/*-s0"), *runs.glob("swept/*/*seed0*")])
 
     def compare(self, *, begins_anew: bool) -> None:
-        """Assert that what was done is done, and whole, and learn what is done now.
+        """Assert that finished work is unchanged and complete, then update the model.
 
         Args:
             begins_anew: the sweep's runs may have been moved aside.
@@ -186,7 +186,7 @@ class History:
             if (run / "result.json").exists():
                 variant = "qk" if "qk" in str(run.relative_to(self.home)) else "vo"
                 assert_same_run(self.quiet / RUNS / f"mine/{variant}-s0", run)
-                # env.json lists the starts of a run.
+                # env.json lists a run's starts, so it would show another one.
                 names = ("result.json", "env.json", "metrics.jsonl")
                 self.done |= {run / name: (run / name).read_bytes() for name in names}
         assert all(read_record(path).status == "finished" for path in records_of(self.home))
@@ -195,7 +195,7 @@ class History:
 def test_a_random_history(
     disk: Disk, quiet: Path, make_home: Callable[[Path], Path], cache: Path, clock: Path
 ) -> None:
-    """In the end every run and every record is as if nothing had happened."""
+    """In the end, every run and every record equals its undisturbed counterpart."""
     history = History(make_home(disk.root / "home"), quiet, cache, clock)
     commands, faults = (history.rng.sample(each * STEPS, STEPS) for each in (COMMANDS, FAULTS))
     for command, fault in zip(commands, faults, strict=True):

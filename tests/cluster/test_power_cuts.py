@@ -1,7 +1,7 @@
-"""The power fails at random moments, and the same command is repeated.
+"""Tests of power cuts at random moments, after which the same command is repeated.
 
-After each cut, whatever had been reported done is there, and whatever is there is whole. In the
-end, every number equals an undisturbed run's. POWER_CUTS is the number of cuts.
+After each cut, everything that was reported done exists, and everything that exists is complete.
+In the end, every number equals an undisturbed run's. POWER_CUTS is the number of cuts.
 """
 
 import os
@@ -31,21 +31,21 @@ from rope_exp.run.folder import read_result
 pytestmark = pytest.mark.cluster
 
 CUTS = int(os.environ.get("POWER_CUTS", "12"))
-# The cuts of each test: three kinds of commands, with a journal and without.
+# The number of cuts in each test: three kinds of commands, with and without a journal.
 SHARES = [CUTS // 6 + (number < CUTS % 6) for number in range(6)]
 JOURNALS = ("journal", "no journal")
 SAVE_EVERY = 10  # of the run `whole`
 
 
 def shares(first: int) -> pytest.MarkDecorator:
-    """Run a test with a journal and without; `first` is its place in SHARES."""
+    """Run a test with and without a journal; `first` is its first index in SHARES."""
     cases = [(journal, SHARES[first + 3 * number]) for number, journal in enumerate(JOURNALS)]
     return pytest.mark.parametrize(("journal", "cuts"), cases, ids=JOURNALS)
 
 
 @pytest.fixture
 def disk(tmp_path: Path, journal: str) -> Iterator[Disk]:
-    """A disk of 64 MB, unmounted in the end."""
+    """Yield a disk of 64 MB, and unmount it at the end."""
     disk = Disk(tmp_path, journal=journal == "journal")
     yield disk
     disk.unmount()
@@ -53,7 +53,7 @@ def disk(tmp_path: Path, journal: str) -> Iterator[Disk]:
 
 @pytest.fixture
 def rng(journal: str) -> random.Random:
-    """The same moments in every session, as far as the machine allows."""
+    """Return a generator that draws the same moments in every session."""
     return random.Random(journal)
 
 
@@ -78,7 +78,7 @@ def follow(process: Process, is_due: Callable[[], bool], delay: float) -> str:
 def test_a_run(
     disk: Disk, cuts: int, rng: random.Random, whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    """A row past a checkpoint reports that the checkpoint is saved."""
+    """A row after a checkpoint's step reports that the checkpoint is saved."""
     undisturbed, command = whole
     rows = numbers(undisturbed)
     number = 0
@@ -147,7 +147,7 @@ def test_a_campaign(
     make_home: Callable[[Path], Path],
     cache: Path,
 ) -> None:
-    """A second run's first row reports that the first one's record is written."""
+    """The second run's first row reports that the first run's record is written."""
 
     def make_durable(number: int) -> Path:
         home = make_home(disk.root / f"home{number}")
@@ -223,7 +223,7 @@ def test_preparation(disk: Disk, cuts: int, rng: random.Random, tmp_path: Path) 
     number = 0
     for _ in range(cuts):
         cache = disk.root / f"cache{number}/below"
-        # It is made under a hidden name.
+        # The folder is made under a hidden name, then renamed.
         made, longest = rng.choice(((f".{name}", 2.0), (name, 0.1)))
         process = prepare(cache)
 

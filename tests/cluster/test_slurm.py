@@ -1,6 +1,6 @@
-"""Campaigns and sweeps on a real SLURM: what is submitted, cancelled, requeued and resumed.
+"""Tests of campaigns on a real SLURM, which submits, cancels, requeues and refuses jobs.
 
-Each record is compared with that of the same campaign, run on this machine without SLURM.
+Records are compared with those of the same campaign, run on this machine without SLURM.
 """
 
 import re
@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 ASKED = ("launch=slurm", "hydra.launcher.cpus_per_task=1")
-# A run of some 40 seconds.
+# This run takes some 40 seconds.
 SLOW = ("train.num_steps=3000", "train.save_every=50", "train.eval_every=3000")
 
 
@@ -39,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def home_of(folder: Path, corpus: Path, rows: tuple[str, ...], *words: str) -> Path:
-    """A folder with a campaign of these rows and one seed."""
+    """Return a folder with a campaign of these rows and one seed."""
     folder.mkdir()
     (folder / "corpus").symlink_to(corpus)
     write_campaign(folder, fixed=[*FIXED, *words], rows={row: [f"pe={row}"] for row in rows})
@@ -48,7 +48,7 @@ def home_of(folder: Path, corpus: Path, rows: tuple[str, ...], *words: str) -> P
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Path:
-    """The undisturbed campaign of one slow run."""
+    """Return the folder of the undisturbed campaign of one slow run."""
     home = home_of(tmp_path_factory.mktemp("slow") / "home", corpus, ("vo_rope",), *SLOW)
     process = start_campaign(home, ROPE_EXP_CACHE=str(cache))
     _, stderr = process.communicate(timeout=400)
@@ -71,7 +71,7 @@ class Submitter:
 
     def refused(self, *words: str) -> str:
         process = start_campaign(self.home, *words, **self._environment)
-        # SLURM's own command tries a full queue for two minutes.
+        # sbatch itself retries a full queue for two minutes.
         _, stderr = process.communicate(timeout=300)
         assert process.returncode != 0
         [line] = [each for each in stderr.splitlines() if each.startswith("error: ")]
@@ -82,17 +82,17 @@ class Submitter:
         return listed.split()
 
     def job(self) -> str:
-        """The id of the only job."""
+        """Return the id of the only job."""
         [job] = self.cluster.command("squeue", "--noheader", "-o", "%A").split()
         return job
 
     def step(self) -> int:
-        """The last step of the campaign's only run."""
+        """Return the last step of the campaign's only run."""
         found = re.search(r"step ([\d,]+) of", self("--list"))
         return int(found[1].replace(",", "")) if found else 0
 
     def ended(self, seconds: float = 240) -> None:
-        """Wait until no job is left; a requeued job begins at once."""
+        """Wait until no job is left, and let requeued jobs begin at once."""
 
         def is_empty() -> bool:
             for job in self.cluster.command("squeue", "--noheader", "-t", "PD", "-o", "%A").split():
@@ -147,7 +147,7 @@ def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
 def test_a_time_limit_saves_and_requeues(
     cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
 ) -> None:
-    """SLURM signals up to a minute earlier than asked: here after 30 to 90 s of two minutes."""
+    """SLURM signals up to a minute early: here, after 30 to 90 s of a limit of two minutes."""
     words = ("train.num_steps=9000", "train.save_every=50", "train.eval_every=9000")
     alone = home_of(tmp_path / "alone", corpus, ("vo_rope",), *words)
     submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *words), cache)
@@ -205,7 +205,7 @@ def test_what_slurm_refuses_is_one_sentence(
 def test_a_full_queue_is_one_sentence(
     cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
 ) -> None:
-    """The queue takes 200 jobs; what was refused is submitted once there is room."""
+    """The queue takes 200 jobs; refused cells are submitted once there is room."""
     submit = Submitter(cluster, home_of(tmp_path / "home", corpus, NINE[:2]), cache)
     cluster.command("sbatch", "--hold", "--array=0-198", "--output=/dev/null", "--wrap=true")
     assert "Resource temporarily unavailable" in submit.refused(*ASKED)

@@ -1,4 +1,4 @@
-"""Two hosts train one run: two network namespaces, a cable between them, and a shared disk.
+"""Tests of a run on two hosts: two network namespaces, a cable between them, a shared disk.
 
 torchrun starts one process on each host. In the middle of the run, the cable is cut or a host dies.
 """
@@ -22,7 +22,7 @@ from rope_exp.training.parallel import BEAT_SECONDS, PATIENCE
 
 pytestmark = pytest.mark.cluster
 
-# torchrun's own end, once its rank has ended, on a busy machine.
+# The time that torchrun takes to end after its rank, on a busy machine.
 TORCHRUN_SECONDS = 30.0
 
 
@@ -77,7 +77,7 @@ def ip(*words: str) -> str:
 
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
-    """Two hosts and a cable; afterwards, neither they nor their processes remain."""
+    """Yield two hosts with a cable; afterwards, remove them and their processes."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the command ip")
     hosts = [Host(rank, f"rope{rank}-{os.getpid()}") for rank in (0, 1)]
@@ -103,7 +103,7 @@ def hosts() -> Iterator[list[Host]]:
 def two_local(
     whole: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[str]]:
-    """The same run, undisturbed, by two processes of one host; and its command."""
+    """Return the undisturbed run of two processes on one host, and its command."""
     folder = tmp_path_factory.mktemp("local")
     command = [*whole[1], "train.num_steps=400", "train.save_every=20", "train.eval_every=100"]
     done = train(*command, "launch.num_processes=2", f"run.dir={folder / 'run'}", cwd=folder)
@@ -113,13 +113,13 @@ def two_local(
 
 @pytest.fixture
 def trial(two_local: tuple[Path, list[str]], tmp_path: Path) -> Trial:
-    """The run of 400 steps, for two hosts."""
+    """Return the run of 400 steps, for two hosts to train."""
     undisturbed, command = two_local
     return Trial(command=tuple(command), folder=tmp_path / "run", undisturbed=undisturbed)
 
 
 def assert_two_hosts_end_equal(hosts: list[Host], trial: Trial) -> None:
-    """The command, given on both hosts, ends in the run of two local processes, bit for bit."""
+    """Assert that both hosts finish the run of two local processes, bit for bit."""
     for process in [host.start(trial) for host in hosts]:
         _, stderr = process.communicate(timeout=240)
         assert process.returncode == 0, stderr
@@ -128,7 +128,7 @@ def assert_two_hosts_end_equal(hosts: list[Host], trial: Trial) -> None:
 
 
 def assert_ends(host: Host, process: Process, began: float, seconds: float) -> None:
-    """The host's part of the run fails in time, says why, and leaves no process."""
+    """Assert that the run fails in time on this host, says why, and leaves no process."""
     _, stderr = process.communicate(timeout=began + seconds - time.monotonic())
     assert process.returncode == 1
     assert "process of this run is gone or silent" in stderr or "lost the other" in stderr, stderr
@@ -146,7 +146,7 @@ def test_two_hosts_train_what_two_processes_do(hosts: list[Host], trial: Trial) 
 
 
 def test_a_cut_cable_ends_both_hosts(hosts: list[Host], trial: Trial) -> None:
-    """Neither gets a packet that says so. They resume once the cable is back."""
+    """Neither host receives a packet about the cut. They resume once the cable is back."""
     processes = [host.start(trial) for host in hosts]
     wait_for(lambda: trial.num_rows() >= 50, processes[0])
     hosts[0].ip("link", "set", hosts[0].name, "down")

@@ -1,4 +1,4 @@
-"""A campaign's file: the order of its cells, their names, and what is refused in one sentence."""
+"""Tests of campaigns: the order and names of their cells, and one-sentence errors for bad files."""
 
 import itertools
 import shlex
@@ -21,7 +21,7 @@ RUNS = Path("results/runs")
 
 
 def test_cells_are_as_composed_one_by_one(tmp_path: Path) -> None:
-    """Seeds that share a composition, and seeds that another key follows."""
+    """Seeds share one composition unless a key refers to the seed; the cells are the same."""
     follows = tmp_path / "experiment" / "follows.yaml"
     follows.parent.mkdir()
     follows.write_text("# @package _global_\ndata:\n  seed: ${seed}\n")
@@ -42,10 +42,10 @@ def test_cells_are_as_composed_one_by_one(tmp_path: Path) -> None:
 
 
 def test_every_beginning_is_balanced(tmp_path: Path) -> None:
-    """Stopped anywhere, a campaign holds whole blocks: no row is more than one seed ahead.
+    """A campaign that stops anywhere is balanced: no row is more than one seed ahead.
 
-    Within a seed the longer cells come first, so that the last to end is a short one; the seeds
-    come in the order in which they are listed, and cells of one length in that of the rows.
+    Within a seed, longer cells come first, so that the last to end is short. Seeds come in their
+    listed order, and cells of one length in the order of the rows.
     """
     mine = load(tmp_path, cells=["seed=7,3 train.num_steps=2,6"])
     assert names(mine) == [
@@ -66,7 +66,7 @@ def test_every_beginning_is_balanced(tmp_path: Path) -> None:
 
 
 def test_the_order_of_factors_is_in_no_name(tmp_path: Path) -> None:
-    """Once a cell that had run could not be recorded: a record keeps its factors sorted."""
+    """A record keeps factors sorted, so a name in another order once could not be recorded."""
     [cell, _] = load(tmp_path, cells=["seed=0 train.num_steps=2 optim.lr=0.1"]).cells
     assert cell.name == "qk-optim.lr=0.1-train.num_steps=2-s0"
     for factors in itertools.permutations(cell.factors.items()):
@@ -74,7 +74,7 @@ def test_the_order_of_factors_is_in_no_name(tmp_path: Path) -> None:
 
 
 def test_the_first_seeds_of_all_entries_come_first(tmp_path: Path) -> None:
-    """Each entry has an order of seeds; of pairs, the order of batches turns fastest."""
+    """Entries alternate seed by seed; among pairs of seeds, data.seed varies fastest."""
     cells = ["row=qk seed=1,2 data.seed=7", "row=vo seed=5,6 data.seed=8,9"]
     assert names(load(tmp_path, cells=cells)) == [
         "qk-data.seed=7-s1", "vo-data.seed=8-s5", "qk-data.seed=7-s2", "vo-data.seed=9-s5",
@@ -83,7 +83,7 @@ def test_the_first_seeds_of_all_entries_come_first(tmp_path: Path) -> None:
 
 
 def test_a_cell_is_the_run_of_its_words(tmp_path: Path) -> None:
-    """What is fixed, then the row's words, then the factors: as if they stood on one line."""
+    """The fixed words come first, then the row's, then the factors, as on one command line."""
     cells = ["row=vo seed=4 optim.lr=0.01 train.seq_len=32"]
     [cell] = load(tmp_path, cells=cells).cells
     words = [*FIXED, "pe=vo_rope", "seed=4", "optim.lr=0.01", "train.seq_len=32"]
@@ -95,7 +95,7 @@ def test_a_cell_is_the_run_of_its_words(tmp_path: Path) -> None:
 
 
 def test_a_factor_may_be_a_list_null_or_a_group(tmp_path: Path) -> None:
-    """Each is spelled as the command line spells it, and its cell's name is that of one file."""
+    """Values are spelled as on the command line, and the cell's name is a valid file name."""
     cells = [
         "row=qk seed=0 data.seed=1 train.probes=[],[windows,shift]",
         "row=qk seed=0 data.seed=null schedule=wsd",
@@ -111,18 +111,18 @@ def test_a_factor_may_be_a_list_null_or_a_group(tmp_path: Path) -> None:
 
 
 def test_a_name_is_one_of_a_file() -> None:
-    """Whatever a value holds, the name climbs nowhere, hides nowhere, and is one path's part."""
+    """The name is one visible path component that cannot climb, whatever a value holds."""
     name = cell_name("a b", {"data.path": "../..//x\\y:*?", "seed": 0})
     assert name == "a_b-data.path=.._..__x_y___-s0"
     assert Path(name).name == name
     assert not name.startswith(".")
 
 
-# -- where it is found ---------------------------------------------------------------------------
+# -- campaigns of the user -----------------------------------------------------------------------
 
 
 def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
-    """Its campaigns hide ours of the same name, and add to them."""
+    """The user's campaigns hide ours of the same name, and add to them."""
     mine = load(tmp_path, "noise", about="my own", cells=["row=vo seed=0"])
     assert (mine.about, names(mine)) == ("my own", ["vo-s0"])
     write_campaign(tmp_path, "other")
@@ -139,27 +139,27 @@ def test_a_row_may_name_a_choice_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_more_than_variants_are_named(tmp_path: Path) -> None:
-    """All or none; a factor is no difference of rows."""
+    """Either all cells get a row_name or none does; factors do not count as a difference."""
     rows = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
     cells = ["seed=0 model.hidden_size=64,128"]
     plain = load(tmp_path, rows=rows, cells=cells).cells
     assert [cell.config.row_name for cell in plain] == [None] * 4
     kinds = load(tmp_path, rows=rows | {"far": ["attn=retention"]}, cells=cells).cells
     assert [cell.config.row_name for cell in kinds] == [cell.row for cell in kinds]
-    # A name is in no identity.
+    # The row's name is not part of the identity.
     hashes = {cell.config.config_sha256 for cell in kinds}
     assert {cell.config.config_sha256 for cell in plain} < hashes
 
 
 @pytest.mark.parametrize("name", campaign_files())
 def test_the_projects_campaigns_load(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every cell of ours composes, and leaves nothing open; one cell an entry is composed here."""
+    """Every entry of our campaigns composes with no key left open; one cell of each is tried."""
     whole = Entry.cells
     monkeypatch.setattr(Entry, "cells", lambda *words: whole(*words)[:1])
     assert len(load_campaign(name, None, RUNS).cells) == len(read_campaign(name, None).cells)
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["", ".", "../campaign/mine", "/etc/passwd", "a\nb"])
@@ -225,7 +225,7 @@ def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], words: li
 
 
 def test_factors_that_are_lists_are_refused(tmp_path: Path) -> None:
-    """They were once written so; the sentence says how they are written now."""
+    """An older format had lists of values; the error shows the present format."""
     entry = {"rows": ["qk"], "seed": [0, 1], "optim.lr": [0.1], "fixed": ["train.num_steps=2"]}
     words = [
         "campaign/mine.cells.0: must be a sweep",
@@ -308,7 +308,7 @@ def test_a_cell_that_is_none(tmp_path: Path, sweep: str, words: str) -> None:
     ],
 )
 def test_a_cell_that_leaves_something_open(tmp_path: Path, word: str, words: str) -> None:
-    """The sentence names the entry and the cell, and what is wrong with it."""
+    """The error names the entry, the cell and the fault."""
     where = "" if "python" in words else "campaign/mine.cells.0: qk-s0: "
     rows = {"qk": [*ROWS["qk"], *shlex.split(word)]}
     with refused(where, words, by=ConfigError):
@@ -324,7 +324,7 @@ def test_a_cell_may_go_on_from_a_run_whose_weights_are_known(tmp_path: Path) -> 
 
 
 def test_what_an_entry_fixes_is_in_no_name(tmp_path: Path) -> None:
-    """It is set in the entry's cells alone, and a row's words or a factor come after it."""
+    """An entry's `fixed` applies only to its own cells; the row and the factors override it."""
     fixed = ["train.global_batch_size=8", "optim.lr=0.2", "pe=nope"]
     cells = ["seed=0", {"sweep": "row=qk seed=1 optim.lr=0.1", "fixed": fixed}]
     mine = {cell.name: cell.config for cell in load(tmp_path, cells=cells).cells}
@@ -336,7 +336,7 @@ def test_what_an_entry_fixes_is_in_no_name(tmp_path: Path) -> None:
 
 
 def test_factors_keep_their_types(tmp_path: Path) -> None:
-    """Records hold them: a number, a truth, a list."""
+    """Records store factors as numbers, booleans and lists."""
     cells = ["row=qk seed=0 optim.lr=1e-3 optim.betas=[0.9,0.95] data.reset_positions=true"]
     [cell] = load(tmp_path, cells=cells).cells
     assert cell.factors["optim.lr"] == 0.001
@@ -346,7 +346,7 @@ def test_factors_keep_their_types(tmp_path: Path) -> None:
 
 
 def test_on_a_gpu_as_many_may_run_as_there_are(tmp_path: Path) -> None:
-    """A run has its GPU to itself: how many run beside it changes no number of it."""
+    """Each run has its own GPU, so the number of concurrent runs changes no result."""
     words = [*FIXED, "launch.device=cuda", "launch.max_parallel=auto"]
     cells = load(tmp_path, fixed=words).cells
     assert {cell.config.launch.max_parallel for cell in cells} == {"auto"}
@@ -354,13 +354,13 @@ def test_on_a_gpu_as_many_may_run_as_there_are(tmp_path: Path) -> None:
 
 
 def test_without_blocks_what_changes_no_number_may_vary(tmp_path: Path) -> None:
-    """Like the pilot, which asks whether that is so: it makes no table."""
+    """A campaign with data.seed in every cell makes no table, like the pilot `noise`."""
     cells = ["row=qk seed=0 data.seed=1 launch.num_threads=2"]
     assert names(load(tmp_path, cells=cells)) == ["qk-data.seed=1-launch.num_threads=2-s0"]
 
 
 def test_some_blocks_of_two_orders_are_refused(tmp_path: Path) -> None:
-    """A table of the other cells would compare runs that saw different tokens."""
+    """A table would compare runs that saw different tokens."""
     cells = ["row=qk seed=0", "row=vo seed=0 data.seed=1"]
     with refused(
         "campaign/mine.cells.1: data.seed: must be a factor of every cell", by=ConfigError
@@ -376,7 +376,7 @@ def test_two_entries_may_not_list_one_cell(tmp_path: Path) -> None:
 def test_too_many_cells_are_refused_before_any_is_composed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To compose takes a tenth of a second each."""
+    """Composing takes a tenth of a second per cell."""
     monkeypatch.setattr(campaign, "compose_jobs", lambda *_: pytest.fail("composed"))
     with refused("campaign/mine.cells.0: sweep: makes more than 10,000 cells", by=ConfigError):
         load(tmp_path, cells=["seed=range(0,101) data.seed=range(0,100)"])

@@ -1,4 +1,4 @@
-"""The plan for a kind of GPU, against numbers computed by hand."""
+"""Tests of the plan for one kind of GPU, against numbers computed by hand."""
 
 import re
 from pathlib import Path
@@ -17,8 +17,8 @@ SEQUEL = ("model=sequel", "data=c4")
 TOKENS = 16_000 * 256 * 4096
 WEIGHTS = 931_317_760 - 80_000 * 2048 - 25 * 2048
 FLOPS = TOKENS * (6 * WEIGHTS + 6 * 12 * 4097 * 2048)
-# Float32 weights, gradient and moments; 17 features in bf16 of each layer and token of eight rows;
-# the logits of 8,192 tokens in 10 bytes; the head's gradient.
+# Float32 weights, gradient and moments; 34 bytes per feature, layer and token of eight rows in
+# bf16; 10 bytes per logit of 8,192 tokens; the head's gradient.
 BYTES = 16 * 931_317_760 + 8 * 4096 * 12 * 17 * 2 * 2048 + 8192 * 80_000 * 10 + 12 * 80_000 * 2048
 
 
@@ -27,7 +27,7 @@ def configs(*words: str) -> list[RunConfig]:
 
 
 def test_hours_memory_and_cost_are_those_of_the_sheet() -> None:
-    """At 989 TFLOP/s and 35 to 45 % of it, for 2.5 an hour."""
+    """An H100 has 989 TFLOP/s, of which runs reach 35 to 45 %; an hour costs 2.5."""
     about, _, run, total = card_lines(configs(*SEQUEL), "h100", 2.5)
     assert "35% to 45% MFU" in about
     low, high = (FLOPS / 989e12 / mfu / 3600 for mfu in (0.45, 0.35))
@@ -49,7 +49,7 @@ def test_a_sweep_is_the_sum_of_its_runs() -> None:
 
 
 def test_too_large_a_micro_batch_is_refused_with_one_that_fits() -> None:
-    """A micro-batch of four rows has half of the activations: 35 of 40 GB."""
+    """A micro-batch of four rows halves the activations, so the run takes 37 of 40 GB."""
     fits = BYTES - 4 * 4096 * 12 * 17 * 2 * 2048
     assert fits < 40e9 < BYTES
     said = (
@@ -62,7 +62,7 @@ def test_too_large_a_micro_batch_is_refused_with_one_that_fits() -> None:
 
 
 def test_too_large_a_model_is_refused_with_the_limit() -> None:
-    """24 GB hold 1.5B parameters of 16 bytes, and 141 GB hold 8.8B."""
+    """At 16 bytes a parameter, 24 GB hold 1.5B parameters and 141 GB hold 8.8B."""
     with refused("model=1b: needs about", "FSDP is left out", "goes up to 1.5B parameters"):
         card_lines(configs("model=1b", "data=c4"), "4090")
     with refused("model=1b: needs about", "goes up to 8.8B parameters"):
@@ -78,7 +78,7 @@ def test_a_small_model_has_no_hours() -> None:
 
 
 def test_a_plan_for_gpus_needs_none_here() -> None:
-    """The launch of the run is another machine's."""
+    """The run will start on another machine, so this one's GPUs do not matter."""
     here = card_lines(configs(*SEQUEL), "b200")
     assert card_lines(configs(*SEQUEL, "launch=one_gpu_each"), "b200") == here
     with refused("train.precision=fp32", "bf16 only"):

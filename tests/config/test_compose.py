@@ -1,4 +1,4 @@
-"""How files and words become a config: choices, keys, sweeps, and what of it is saved."""
+"""Tests of composing a config: choices, keys, sweeps, and references to the environment."""
 
 from pathlib import Path
 
@@ -26,14 +26,14 @@ def test_our_own_files_are_allowed_in_a_users_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choice", ["pe/qk_rope.yaml", "experiment/nine.yaml"])
 def test_another_choice_of_a_name_of_ours_is_refused(tmp_path: Path, choice: str) -> None:
-    """One of the two would be left out without a word."""
+    """Hydra would silently ignore one of the two."""
     write(tmp_path / choice, (CONFIGS / choice).read_text() + "# mine\n")
     with refused("--config-dir", choice, "give it another"):
         compose_jobs([], tmp_path)
 
 
 def test_a_choice_that_hydra_does_not_read_is_refused(tmp_path: Path) -> None:
-    """A suffix that Hydra passes over, or a group that leads nowhere: ours would be taken."""
+    """Hydra ignores .yml files and links that lead nowhere, and would silently take ours."""
     write(tmp_path / "suffix" / "pe" / "qk_rope.yml", "rotate: [v, o]\n")
     with refused("--config-dir", "pe/qk_rope.yml", "give it another"):
         run_config([], tmp_path / "suffix")
@@ -45,7 +45,7 @@ def test_a_choice_that_hydra_does_not_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("linked", ["pe", "pe/qk_rope.yaml", ""])
 def test_a_choice_in_a_linked_folder_is_refused(tmp_path: Path, linked: str) -> None:
-    """A group, a file or the whole folder may be a link; what is linked is looked into."""
+    """A group, a file or the whole folder may be a link; links are followed."""
     write(tmp_path / "shared" / "pe" / "qk_rope.yaml", "name: QK-RoPE\nrotate: [v]\n")
     link = tmp_path / "mine" / linked
     link.parent.mkdir(exist_ok=True, parents=True)
@@ -55,7 +55,7 @@ def test_a_choice_in_a_linked_folder_is_refused(tmp_path: Path, linked: str) -> 
 
 
 def test_a_link_that_leads_nowhere_or_back_is_met(tmp_path: Path) -> None:
-    """A choice of ours would be taken in the place of one that is gone."""
+    """Cyclic links are harmless; a broken one is refused, because Hydra would take ours."""
     write(tmp_path / "pe" / "mine.yaml", "name: Mine\nrotate: [v]\n")
     for name in ("back", "again"):
         (tmp_path / "pe" / name).symlink_to(tmp_path)
@@ -100,14 +100,14 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path, what: str) -> None:
 
 
 def test_a_list_of_defaults_may_call_on_other_files(tmp_path: Path) -> None:
-    """The person at the keyboard may do with Hydra whatever Hydra can do."""
+    """A user's file may use all of Hydra, such as lists of defaults."""
     write(tmp_path / "pe" / "mine.yaml", "defaults: [vo_rope, _self_]\nname: Mine\nbase: &a 100\n")
     config = run_config(["pe=mine"], tmp_path)
     assert (config.pe.name, config.pe.rotate, config.pe.base) == ("Mine", ("v", "o"), 100)
 
 
 def test_a_section_of_ones_own_has_its_keys(tmp_path: Path) -> None:
-    """Also where its file does not merge the defaults of its kind."""
+    """The keys exist even if the file does not merge the defaults of its kind."""
     write(tmp_path / "attn" / "mine.yaml", "kind: latent\n")
     config = run_config(["attn=mine", "attn.kv_rank=32", "pe=nope"], tmp_path)
     assert config == run_config(["attn=mla", "attn.kv_rank=32", "pe=nope"])
@@ -119,7 +119,7 @@ def test_a_section_of_ones_own_has_its_keys(tmp_path: Path) -> None:
 
 
 def test_the_environment_is_read_but_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configs are saved with every run, and a reference to a secret saves none either."""
+    """Configs are saved with every run, so secrets stay unresolved, also through a reference."""
     monkeypatch.setenv("SCRATCH", "/scratch")
     monkeypatch.setenv("MY_TOKEN", "hunter2")
     words = [
@@ -151,7 +151,7 @@ def test_an_experiment_is_a_sweep_in_its_own_order() -> None:
 
 
 def test_a_sweep_is_every_value_with_every_other() -> None:
-    """The first word turns slowest, as in Hydra's own sweeper."""
+    """The first word varies slowest, as in Hydra's own sweeper."""
     jobs = compose_jobs(["seed=1,0", "pe=glob(q*)"], multirun=True)
     assert names(jobs) == [
         f"{pe}-s{seed}" for seed in (1, 0) for pe in ("q_rope", "qk_rope", "qkv_rope", "qkvo_rope")
@@ -160,7 +160,7 @@ def test_a_sweep_is_every_value_with_every_other() -> None:
 
 
 def test_a_run_is_called_by_what_its_sweep_changes() -> None:
-    """Not by what all its runs share, and not twice by its variant or seed."""
+    """A title leaves out values that all runs share, and names variant and seed only once."""
 
     def called(*words: str, multirun: bool = True) -> list[str]:
         jobs = compose_jobs(words, multirun=multirun)
@@ -201,7 +201,7 @@ def test_a_launcher_and_its_options_are_for_the_command_line() -> None:
 
 
 def test_a_key_that_no_file_mentions_can_be_overridden() -> None:
-    """The defaults stand in the dataclasses."""
+    """Hydra knows every key, because the defaults of the dataclasses are registered."""
     assert run_config(["data.seed=4"]).data.seed == 4
     assert run_config(["run={group: a}"]).run.group == "a"
 

@@ -1,4 +1,4 @@
-"""Every YAML composes, and a mistake names the key, the value and what is allowed."""
+"""Tests that every YAML composes, and that errors name the key, its value and what is allowed."""
 
 import dataclasses
 import itertools
@@ -86,14 +86,14 @@ def test_a_departing_key_shows_in_the_label() -> None:
     ],
 )
 def test_a_scheme_has_one_name_however_it_is_said(words: str, label: str) -> None:
-    """With it, one config and one hash."""
+    """A label follows from the values, so each spelling gives the same config and hash."""
     config = run_config(words.split())
     assert config.pe.label == label
     assert run_config([*words.split(), "pe.name=QK-RoPE"]).config_sha256 == config.config_sha256
 
 
 def test_a_size_brings_its_budget_and_tokenizer() -> None:
-    """And the command line wins over both."""
+    """The command line overrides both."""
     config = run_config(["model=1b", "data=fineweb_edu", "tracker=wandb"])
     assert (config.train.name, config.tokenizer.name, config.optim.lr) == ("1b", "bpe_32k", 3e-4)
     config = run_config(["model=1b", "train=nano", "tokenizer=bytes", "optim.lr=0.01"])
@@ -183,7 +183,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("override", "shown", "allowed"), MISTAKES, ids=lambda text: text[:40])
 def test_a_mistake_is_one_sentence(override: str, shown: str, allowed: str) -> None:
-    """It begins with the key and its value, and says what is allowed."""
+    """The sentence begins with the key and its value, and says what is allowed."""
     with refused(allowed, by=ConfigError) as sentence:
         run_config([override])
     assert sentence[0].startswith(shown)
@@ -198,7 +198,7 @@ def test_a_key_that_is_left_out_has_its_default() -> None:
     values = composed().to_dict()
     del values["optim"]["lr"]
     del values["schedule"]
-    config = run_config(["schedule.warmup_fraction=0.05"])  # the preset's own departs
+    config = run_config(["schedule.warmup_fraction=0.05"])  # nano has another
     assert RunConfig.from_dict(values) == RunConfig() == config
 
 
@@ -278,7 +278,7 @@ def test_any_value_anywhere_converts_or_is_refused(values: dict[str, Any]) -> No
 
 
 def swept(experiment: str) -> dict[str, str]:
-    """What an experiment sweeps over, as Hydra composed it."""
+    """Return the parameters that an experiment sweeps over, as composed by Hydra."""
     with initialize_config_dir(version_base=None, config_dir=str(CONFIGS)):
         values = compose(
             "config", overrides=[f"+experiment={experiment}"], return_hydra_config=True
@@ -300,7 +300,7 @@ def test_experiments_sweep_over_what_they_say() -> None:
 
 
 def test_documents_are_the_nine_twice() -> None:
-    """Under both resets, with rows from 0 and from anywhere: two groups, each of the nine."""
+    """Both resets are on; each of the two groups, random_start 0 and 256, has all nine."""
     configs = compose_jobs(["+experiment=documents"]).configs
     assert {config.data.reset_positions and config.data.document_mask for config in configs} == {
         True
@@ -328,7 +328,7 @@ FOUR = "nope,qk_rope,vo_rope,qkvo_rope"
 def test_experiments_on_generated_data_ask_it(
     experiment: str, params: dict[str, str], num_runs: int
 ) -> None:
-    """With the same keys as the campaign of their name, but for what a machine decides."""
+    """Their keys equal those of the campaign of their name, except what a machine decides."""
     assert swept(experiment) == params
     configs = compose_jobs([f"+experiment={experiment}"]).configs
     assert len({config.config_sha256 for config in configs}) == num_runs
@@ -336,7 +336,7 @@ def test_experiments_on_generated_data_ask_it(
         assert config.data.kind == experiment
         assert config.train.probes == (config.data.task.probe,)  # type: ignore[union-attr]
 
-    # The first that rotates q and k is what the campaign's own words make, without row and factors.
+    # The campaign's own words, without row and factors, make the run in which q and k rotate.
     mine = next(config for config in configs if config.pe.rotate == ("q", "k"))
     theirs = run_config(read_campaign(experiment, None).fixed)
     of_a_machine = ("train.precision", "train.compile", "train.deterministic")

@@ -1,4 +1,4 @@
-"""Counts of parameters and operations, against torch's own."""
+"""Tests of estimated parameters, operations and memory, against torch's own counts."""
 
 import weakref
 from dataclasses import replace
@@ -39,7 +39,7 @@ from rope_exp.model.decoder import Decoder
 
 @pytest.mark.parametrize("size", ["nano", "10m", "30m", "60m", "125m", "350m", "1b", "sequel"])
 def test_the_count_of_parameters_is_llamas(size: str) -> None:
-    """Embedding and head; a layer's attention, SwiGLU and two norms; the last norm."""
+    """The terms: embedding and head; per layer attention, SwiGLU and two norms; the last norm."""
     config = run_config([f"model={size}"])
     assert config.tokenizer.vocab_size is not None
     model = config.model
@@ -63,7 +63,7 @@ def test_the_count_of_parameters_is_llamas(size: str) -> None:
     ids=["nano", "many heads", "smallest"],
 )
 def test_no_model_exceeds_the_bounds(attn: AttnConfig, model: ModelConfig) -> None:
-    """Where a bound fits, nothing is counted, so a bound that is too low would admit anything."""
+    """If a bound fits, nothing is counted exactly, so too low a bound would admit any model."""
     rotate = ("q", "k") if allowed(attn, "qk") else ()
     launch = LaunchConfig(device="cpu")
     pe = make_pe(*rotate, input="learned", bias="t5" if attn.keeps_keys else "none")
@@ -111,7 +111,7 @@ def test_counted_operations_are_those_that_torch_does(
     assert counter.get_total_flops() == length * (in_weights + dense)
 
 
-# Of four heads of 8 features: each number of a head's sums is added to and read.
+# For four heads of 8 features: each number of a head's state is added to and read.
 STATE_FLOPS = [
     (LinearConfig(), 3 * 4 * (2 + 2) * 8 * (8 + 1)),
     (LinearConfig(form="one_plus_cos"), 3 * 4 * (2 + 2) * (8 + 1) * (8 + 1)),
@@ -128,7 +128,7 @@ def test_a_state_costs_the_same_at_any_length(attn: AttnConfig, expected: int) -
 
 
 class Held(TorchDispatchMode):
-    """Counts the bytes of all tensors of so many numbers that live at once, at most."""
+    """Measures the peak bytes of live tensors that have exactly this many numbers."""
 
     def __init__(self, numbers: int) -> None:
         super().__init__()
@@ -157,16 +157,16 @@ class Held(TorchDispatchMode):
 def test_states_between_chunks_are_those_that_training_holds(
     attn: AttnConfig, precision: Any
 ) -> None:
-    """Of heads so wide that no other tensor has as many numbers as the states of three chunks.
+    """The heads are so wide that no other tensor has as many numbers as the states of 3 chunks.
 
-    In float32 the sums that are kept are those in float32 already: 16 bytes a number of two layers
-    where the estimate has 20, and, for sums of keys beside the values, 27/26 of that.
+    In float32 the sums that are kept need no copy: two layers hold 16 bytes a number where the
+    estimate has 20, or 27/26 of 20 if sums of keys lie beside the values.
     """
     rows, length, chunks, wide = 2, 2 * CHUNK + 9, 3, 26
     sizes = make_sizes(head_dim=wide)
     decoder = Decoder(Architecture(sizes, make_pe(), VOCAB, attn))
     ids_BT = tokens(rows, length + 1)
-    # Linear attention sums the weights too: beside the values, or with them.
+    # Linear attention also sums the weights: in the same tensor only if form is both.
     numbers = rows * chunks * 4 * wide * (wide + (getattr(attn, "form", "") == "both"))
 
     with Held(numbers) as held:
@@ -182,7 +182,7 @@ def test_states_between_chunks_are_those_that_training_holds(
     )
     assert held.peak <= state_bytes(config, *config.train.staged) <= 1.3 * held.peak
 
-    # Decay has heads of the same widths, and hardly a state.
+    # Decay has heads of the same widths and almost no state.
     other = replace(config, attn=DecayConfig(), pe=make_pe())
     of_batch = [memory_bytes(each, VOCAB)["train.global_batch_size"] for each in (config, other)]
     of_states = [state_bytes(each, *each.train.staged) for each in (config, other)]
@@ -191,7 +191,7 @@ def test_states_between_chunks_are_those_that_training_holds(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_token_shift_costs_what_its_gradient_keeps(precision: str) -> None:
-    """Beside it no operations are counted, and no states between chunks."""
+    """The shift adds no counted operations and no states between chunks."""
     held = []
     estimated = []
     for sizes in (make_sizes(), make_sizes(token_shift=True)):
@@ -220,14 +220,14 @@ def test_a_token_shift_costs_what_its_gradient_keeps(precision: str) -> None:
         estimated.append(config)
 
     plain, shifted = (memory_bytes(each, VOCAB)["train.global_batch_size"] for each in estimated)
-    # Beside the tensors mu itself, 4 bytes a feature of two layers.
+    # Subtract the saved mu itself: 4 bytes per feature of two layers.
     more = held[1] - held[0] - 2 * 4 * 32
     assert 0.9 * more <= shifted - plain <= 1.6 * more
     assert flops_per_token(estimated[0], VOCAB) == flops_per_token(estimated[1], VOCAB)
 
 
 def test_a_window_costs_the_keys_that_are_met() -> None:
-    """By counting them, position by position."""
+    """The reference counts the keys position by position."""
     for length, window in ((32, 5), (5, 5), (4, 5), (1, 1)):
         met = sum(min(position + 1, window) for position in range(length))
         sizes = make_sizes(window=window)

@@ -1,4 +1,4 @@
-"""Any command line over the config's keys is refused in one sentence, or trains a step."""
+"""Tests that any command line is refused in one sentence or trains a step."""
 
 import dataclasses
 import math
@@ -24,9 +24,9 @@ from rope_exp.training.trainer import Trainer
 
 
 def hints(section: Any, prefix: str = "") -> dict[str, Any]:
-    """The annotated type of every key, so that a new key is drawn without a word here.
+    """Return the annotated type of every key, so that new keys are drawn without a change here.
 
-    A section may be one of several dataclasses: the keys of all are drawn.
+    If a section may be one of several dataclasses, the keys of all are returned.
     """
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(section, include_extras=True).items():
@@ -41,7 +41,7 @@ def hints(section: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def usual(hint: Any) -> st.SearchStrategy[str]:
-    """Values of an annotated type as a command line spells them, small, and mostly in range."""
+    """Return a strategy for small values of a type, mostly in range, as text for overrides."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return usual(args[0])
@@ -67,7 +67,7 @@ def usual(hint: Any) -> st.SearchStrategy[str]:
 
 
 KEYS = hints(RunConfig)
-# Every config has these, so that what is accepted is a run of milliseconds.
+# Every config has these sizes, so that an accepted run takes milliseconds.
 SMALL = {
     "model.hidden_size": ["8", "16", "32"],
     "model.intermediate_size": ["1", "24"],
@@ -152,13 +152,12 @@ ODD = [
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> dict[str, str]:
-    """Overrides by key: choices, small sizes, some keys within their type, at times an odd one."""
+    """Draw overrides by key: choices, small sizes, some keys in range, sometimes an odd value."""
     groups = draw(st.lists(st.sampled_from(sorted(GROUPS)), unique=True))
     words = {group: draw(st.sampled_from(GROUPS[group])) for group in groups}
     words |= {key: draw(st.sampled_from(values)) for key, values in SMALL.items()}
-    free = sorted(
-        key for key in KEYS.keys() - SMALL.keys() if not key.startswith("data.")
-    )  # another corpus is slow
+    # Keys of data are left out, because another corpus is slow.
+    free = sorted(key for key in KEYS.keys() - SMALL.keys() if not key.startswith("data."))
     words |= {
         key: draw(usual(KEYS[key]))
         for key in draw(st.lists(st.sampled_from(free), unique=True, max_size=4))
@@ -178,7 +177,7 @@ def assert_one_sentence(error: Exception) -> None:
 
 
 def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
-    """refused, or trained: one step of it gave a finite loss."""
+    """Return "refused", "of another corpus", or "trained" after a step with a finite loss."""
     given_words = {
         "data": "files",
         "data.path": f"'{corpus}'",
@@ -199,9 +198,8 @@ def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
         assert config.folder.name
         if (config.data.kind, config.data.path) != ("files", str(corpus)):
             return "of another corpus"
-        config = config.replace(
-            "data", cache_dir=str(cache)
-        )  # whatever folder was drawn: nothing is written elsewhere
+        # Nothing is written elsewhere, whatever folder was drawn.
+        config = config.replace("data", cache_dir=str(cache))
         prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
     except (ConfigError, DataError) as error:
         assert_one_sentence(error)
@@ -209,9 +207,8 @@ def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
             assert re.split("[=:]", str(error))[0] in [*KEYS, *GROUPS], error
         return "refused"
     stop: Any = SimpleNamespace(requested=False)
-    config = config.replace(
-        "train", compile=False
-    )  # half a minute, and the same numbers up to rounding
+    # Compiling takes half a minute, and gives the same numbers up to rounding.
+    config = config.replace("train", compile=False)
     trainer = Trainer(config, Path("nowhere"), prepared, Parallel("cpu", "fp32", 1), stop)
     started = trainer.train_step(1)
     assert started is not None
@@ -228,7 +225,8 @@ def fuzz(num_examples: int, corpus: Path, cache: Path) -> None:
         outcomes.append(outcome(words, corpus, cache))
 
     every_command_line_is_refused_or_trains()
-    for end in ("refused", "trained"):  # neither by chance alone
+    # Both outcomes must be frequent, so that neither occurs by chance alone.
+    for end in ("refused", "trained"):
         assert outcomes.count(end) > num_examples / 8, {
             end: outcomes.count(end) for end in set(outcomes)
         }

@@ -1,4 +1,4 @@
-"""What goes with generated data, and what does not: one sentence each, before anything runs."""
+"""Tests of which settings go with generated data, and of the errors for those that do not."""
 
 import pytest
 from support.refused import refused
@@ -16,7 +16,7 @@ SPIKES = ["data=spikes"]
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("model", ["nano", "10m"])
 def test_the_choice_of_data_is_enough(kind: str, model: str) -> None:
-    """It brings its tokens, before the size's tokenizer, and what a model is trained for."""
+    """The data set chooses its tokenizer, whatever the size prefers, and its objective."""
     config = run_config([f"data={kind}", f"model={model}"])
     assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
     assert config.known_vocab_size == TASKS[kind].vocab_size
@@ -62,7 +62,7 @@ def test_what_does_not_go_together_is_one_sentence(
 
 
 def test_one_data_set_has_one_spelling() -> None:
-    """The default period written out is no departure; another order and its name are."""
+    """Writing out the default period changes no hash; another order changes hash and name."""
     usual = run_config(SPIKES)
     assert run_config([*SPIKES, "data.period=1e-4"]).config_sha256 == usual.config_sha256
     assert usual.data.period_s == 1e-4
@@ -76,7 +76,7 @@ def test_one_data_set_has_one_spelling() -> None:
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_its_head(kind: str) -> None:
-    """The head has a row a token, or a row a number that is predicted."""
+    """The head has one row per token, or one per predicted number."""
     config = run_config([f"data={kind}"])
     decoder = Decoder(config.architecture(TASKS[kind].vocab_size))
     rows = 2 if kind == "spikes" else TASKS[kind].vocab_size
@@ -84,7 +84,7 @@ def test_its_head(kind: str) -> None:
 
 
 def test_looking_both_ways_costs_a_whole_row_of_keys() -> None:
-    """4 T K operations a head and query forwards, three times that in all."""
+    """A query takes 4 T K operations per head forward, and three times that with backward."""
     config = run_config(SPIKES)
     model = config.model
     found = attention_flops_per_token(model, config.attn, 256, causal=False)

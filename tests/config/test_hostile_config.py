@@ -1,4 +1,4 @@
-"""Values that nobody means: refused in one sentence, or stored harmlessly."""
+"""Tests that absurd values are refused in one sentence or stored harmlessly."""
 
 import os
 import time
@@ -97,7 +97,7 @@ ABSURD = [
 
 @pytest.mark.parametrize(("overrides", "sentence"), ABSURD, ids=[case[0][0] for case in ABSURD])
 def test_what_fits_no_machine_is_refused_at_once(overrides: tuple[str, ...], sentence: str) -> None:
-    """With both numbers, or what the batch must divide by."""
+    """The error states both sizes, or the number of which the batch must be a multiple."""
     started = time.process_time()
     with pytest.raises(ConfigError, match=r"GiB, and this machine has|multiple of") as error:
         check_memory(resolve(run_config(["launch.device=cpu", *overrides])))
@@ -112,7 +112,7 @@ def test_a_run_that_fits_no_machine_prepares_nothing(tmp_path: Path) -> None:
 
 
 def test_our_own_sizes_fit_a_card_of_80_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the estimate that would refuse them."""
+    """The estimate that refuses configs must admit every size in configs/model."""
     table = {"index": "0", "uuid": "0", "compute_cap": "9.0", "memory.total": "81920"}
     query = lambda *columns: [tuple(table[name] for name in columns)]  # noqa: E731
     monkeypatch.setattr(machine, "_nvidia_smi", query)
@@ -135,7 +135,7 @@ EXTREMES = [
 @pytest.mark.parametrize("extremes", EXTREMES, ids=" ".join)
 @pytest.mark.parametrize("rotate", ["[]", "[q]", "[v]", "[o]", "[q,k]", "[v,o]", "[q,k,v,o]"])
 def test_a_rotation_at_the_end_of_its_range(extremes: tuple[str, ...], rotate: str) -> None:
-    """It is certified for what it is."""
+    """The certificate still measures the expected law."""
     config = run_config([f"pe.rotate={rotate}", *extremes])
     checked = certificate(config.model, config.pe)
     assert checked["measured"] == checked["expected"]

@@ -1,4 +1,4 @@
-"""What tells runs apart: hashes of the numeric values that depart from their defaults, for ever."""
+"""Tests of the hashes that identify runs, which must never change."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConf
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.system.files import json_sha256
 
-# A default, once released, never changes: a changed one would be in no run's departures.
+# A released default never changes: hashes leave out defaults, so they would not show it.
 DEFAULTS = {
     "seed": 0,
     "row_name": None,
@@ -78,7 +78,7 @@ DEFAULTS = {
     "run": {"dir": None, "group": None, "fresh": False, "init_from": None},
 }  # fmt: skip
 
-# The kinds of attention beside softmax, and the optimizer beside AdamW.
+# The kinds of attention other than softmax, and the optimizer other than AdamW.
 KINDS = {
     LinearConfig: {"kind": "linear", "form": "numerator", "eps": 1e-6},
     RetentionConfig: {"kind": "retention"},
@@ -99,8 +99,8 @@ MUON = {
 
 WSD = {"name": "wsd", "warmup_fraction": 0.05, "final_fraction": 0.0, "decay_fraction": 0.2}
 
-# Of config_sha256 and group_sha256, the first 16 digits. They cover what departs from the schema's
-# defaults, and the presets may depart: `nano` does with its warmup, which is set back here.
+# The first 16 digits of config_sha256 and group_sha256. Hashes cover departures from the schema's
+# defaults, and presets may depart: `nano` does with its warmup, which is set back here.
 WARMUP = "schedule.warmup_fraction=0.05"
 HASHES = {
     (): ("44136fa355b3678a", "44136fa355b3678a"),
@@ -127,12 +127,12 @@ HASHES = {
 
 MUON_SHA256 = "cff3586e2f638063"
 
-# Of the nine at the default size, and of every variant of theirs since the first table.
+# The initial weights of all nine variants at the default size, unchanged since the first table.
 INIT_SHA256 = "974a1ad689b595d8052f2b532ed25f5543828304e29755ad3a3f36e2959d55ab"
 
 
 def test_defaults_are_what_they_were() -> None:
-    """A new key is added here with its default; a line that stands here never changes."""
+    """A new key is added here with its default; existing lines never change."""
     assert RunConfig().to_dict() == DEFAULTS
     assert dataclasses.asdict(WsdConfig()) == WSD
     assert dataclasses.asdict(MuonConfig()) == MUON
@@ -163,7 +163,7 @@ SETTINGS = {
 
 
 def test_every_field_but_these_is_numeric() -> None:
-    """Each says so itself, or this raises. A setting that is added is added here."""
+    """Every field is declared as numeric or as a setting; a new setting is added to SETTINGS."""
     numeric = numeric_values(RunConfig())
     for section, values in DEFAULTS.items():
         if isinstance(values, dict):
@@ -184,7 +184,7 @@ def test_the_nine_begin_where_they_always_began(name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LaterOptim(OptimConfig):
-    """The optimizer's section of a later version, with two keys more."""
+    """The optimizer's section of a later version, with two more keys."""
 
     amsgrad: bool = numeric(False)
     fused: bool = setting(True)
@@ -200,7 +200,7 @@ class LaterRun(RunConfig):
 
 @pytest.mark.parametrize("overrides", HASHES, ids=" ".join)
 def test_a_key_added_later_changes_no_identity(overrides: tuple[str, ...]) -> None:
-    """An old folder's mapping reads under the later schema, with the same hashes."""
+    """The later schema reads an old folder's mapping, and the hashes stay the same."""
     old = run_config(overrides)
     later = convert(LaterRun, old.to_dict(), "")
 
@@ -221,7 +221,7 @@ def test_a_key_added_later_is_in_the_hash_where_it_departs() -> None:
     assert quiet.config_sha256 == plain.config_sha256
 
 
-# -- how it is made ----------------------------------------------------------------------------
+# -- how hashes are made -----------------------------------------------------------------------
 
 
 def test_departures_are_the_numeric_values_that_depart() -> None:
@@ -237,7 +237,7 @@ def test_muon_has_its_hash() -> None:
 
 
 def test_another_kind_of_schedule_shows_its_name() -> None:
-    """Its own defaults depart from nothing, so only the name tells it from the cosine."""
+    """Its defaults are no departures, so only the name distinguishes it from the cosine."""
     assert numeric_values(RunConfig(schedule=WsdConfig()), departing=True) == {
         "schedule": {"name": "wsd"}
     }
@@ -250,7 +250,7 @@ def test_the_default_of_a_key_and_its_value_written_out_are_one() -> None:
 
 
 def test_declared_defaults_are_of_every_key() -> None:
-    """A name that follows from other keys is not among them yet."""
+    """A name that is derived from other keys is not set yet."""
     declared = defaults_of(RunConfig)
     assert declared.keys() == DEFAULTS.keys()
     assert declared["train"] == DEFAULTS["train"]

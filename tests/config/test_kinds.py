@@ -1,4 +1,4 @@
-"""What the config says of each kind of attention: counts to be met, what is refused, identity."""
+"""Tests of the configs of attention kinds: parameter counts, refusals and identity."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.model.count import kept, num_parameters
 from rope_exp.model.decoder import Decoder
 
-# Of the sequel's shape at small size: parameters, and numbers cached a token and layer.
+# The sequel's shapes at small size: parameters, and numbers cached per token and layer.
 MINI = {
     "mha": (4_212_992, 512),
     "mla": (4_229_888, 144),
@@ -34,7 +34,7 @@ MINI = {
     "gqa1_s3": (5_540_096, 144),
     "mla_vo": (4_360_960, 144),
 }
-# The sequel's own table: millions of parameters, and its KV cache a token.
+# The sequel's own table: millions of parameters, and numbers cached per token and layer.
 SEQUEL = {
     "mha": (931, 4096),
     "mla": (894, 576),
@@ -86,7 +86,7 @@ def test_an_experiment_runs_every_row(folder: str, rows: dict[str, object]) -> N
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 def test_a_kind_keeps_the_weights_that_softmax_has(attn: AttnConfig) -> None:
-    """Those whose name and shape it has are equal bit for bit; its own move none of them."""
+    """Weights of the same name and shape are bitwise equal; a kind's own do not shift them."""
     plain, other = (
         Decoder(Architecture(SIZES, make_pe(), 61)),
         Decoder(Architecture(SIZES, make_pe(), 61, attn)),
@@ -102,7 +102,7 @@ def test_a_kind_keeps_the_weights_that_softmax_has(attn: AttnConfig) -> None:
             assert 0 < float(parameter.detach().std()) < 0.03, name
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------
 
 REFUSED = [
     (["attn=mla", "pe=vo_rope"], "pe.rotate", "attn=mla_vo (attn.value_rope=true) has"),
@@ -154,7 +154,7 @@ def test_softmax_is_in_no_identity() -> None:
 
 
 def test_kinds_are_in_the_group() -> None:
-    """Their runs lie beside softmax's, and can be told by name."""
+    """The group's name shows the kind, which distinguishes these runs from softmax's."""
     config = run_config(["attn=mla"])
     assert config.group.startswith("nano-latent-stdlib-")
     assert config.group_sha256 != run_config(["attn=mla", "attn.kv_rank=32"]).group_sha256

@@ -1,4 +1,4 @@
-"""Hidden tokens in place of next ones: the mask's id, what is counted, and what is refused."""
+"""Tests of the objective mlm: the mask's id, its place in all counts, and refusals."""
 
 from collections.abc import Sequence
 
@@ -28,12 +28,12 @@ def test_the_mask_is_one_id_past_the_tokenizers() -> None:
     mlm = run_config([MLM]).architecture(2048)
     assert (causal.vocab_size, causal.causal) == (2048, True)
     assert (mlm.vocab_size, mlm.causal) == (2049, False)
-    # A row of the embedding, and one of the head.
+    # The mask adds a row to the embedding and one to the head.
     assert num_parameters(mlm) - num_parameters(causal) == 2 * 128
 
 
 def test_all_that_is_counted_counts_the_mask() -> None:
-    """A width that meets so many parameters, a checkpoint, memory, a plan."""
+    """The matched width, the size of a checkpoint and the memory include the mask."""
     matched = run_config([MLM, "model.match_params=1500000"])
     count = num_parameters(matched.architecture(2048))
     assert abs(count - 1_500_000) <= 1500
@@ -53,7 +53,7 @@ def test_a_plan_says_what_attention_and_vocabulary_are(monkeypatch: pytest.Monke
 
 
 def test_a_share_of_each_sequence_is_predicted() -> None:
-    """15 %, rounded, and one at least; of causal training all."""
+    """mlm predicts 15 % of a sequence, rounded, at least one token; causal training, all."""
     mlm = TrainConfig(objective="mlm")
     assert [num_predicted(mlm, length) for length in (1, 3, 7, 16, 256, 512)] == [
         1, 1, 1, 2, 38, 77,
@@ -62,7 +62,7 @@ def test_a_share_of_each_sequence_is_predicted() -> None:
 
 
 def test_counted_operations_are_those_that_torch_does() -> None:
-    """Of T keys for each query, and of the head at the predicted places alone."""
+    """Each query attends to T keys, and the head acts only at the predicted places."""
     length = 32
     train = TrainConfig(seq_len=length, objective="mlm")
     sizes = make_sizes(num_key_value_heads=4)
@@ -73,7 +73,7 @@ def test_counted_operations_are_those_that_torch_does() -> None:
 
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         decoder(ids_BT, ids_BT[:, : place_BP.shape[1]], predicted_BP=place_BP).backward()
-    # Operations of one token are whole numbers, rounded down.
+    # flops_per_token is rounded down to a whole number.
     assert counter.get_total_flops() // length == flops_per_token(config, VOCAB)
 
 
@@ -114,7 +114,7 @@ def test_the_experiment_is_of_the_objective() -> None:
 
 
 def blocks(file: CampaignFile, entries: Sequence[Entry]) -> set[tuple[str, int]]:
-    """The rows and seeds of some of a campaign's entries."""
+    """Return the rows and seeds of some of a campaign's entries."""
     found = set()
     for entry in entries:
         for cell in entry.cells(file.rows):
@@ -123,7 +123,7 @@ def blocks(file: CampaignFile, entries: Sequence[Entry]) -> set[tuple[str, int]]
 
 
 def test_the_campaign_differs_from_its_base_in_the_objective() -> None:
-    """So that each of its runs stands beside the one of causal training, at equal seed."""
+    """Each run then has a counterpart of causal training, with the same row and seed."""
     mlm, english, steady = (read_campaign(name, None) for name in ("mlm", "english", "warmup"))
     assert mlm.fixed == [*english.fixed, MLM]
     assert steady.fixed == [*english.fixed, "schedule.warmup_fraction=0.2"]

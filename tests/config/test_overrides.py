@@ -1,4 +1,4 @@
-"""What a command line may ask of the config, and the one sentence that refuses the rest."""
+"""Tests of overrides on the command line, and of the one-sentence errors for bad ones."""
 
 import pytest
 from support.refused import refused
@@ -91,6 +91,6 @@ def test_a_sweep_that_matches_nothing_is_refused() -> None:
 
 
 def test_what_is_deleted_has_its_default() -> None:
-    """As in Hydra; our identity is that of the default, too."""
+    """Hydra does the same; the identity is that of the default, too."""
     plain = run_config([]).config_sha256
     assert run_config(["~optim", "optim.lr=0.003"]).config_sha256 == plain

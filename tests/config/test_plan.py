@@ -1,4 +1,4 @@
-"""What a config costs is said before it runs."""
+"""Tests of the costs that are printed before a run."""
 
 import re
 from pathlib import Path

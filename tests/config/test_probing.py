@@ -1,4 +1,4 @@
-"""Which runs can be asked which probes, and what is said of those that cannot."""
+"""Tests of which runs support which probes, and of the errors for the others."""
 
 import pytest
 from support.refused import refused
@@ -39,7 +39,7 @@ def test_what_can_be_answered_can_be_asked(words: list[str]) -> None:
 
 @pytest.mark.parametrize(("words", "probe", "said"), REFUSED, ids=str)
 def test_what_cannot_be_answered_is_refused(words: list[str], probe: str, said: str) -> None:
-    """And the run may be asked all else."""
+    """The run may still ask for other probes."""
     with refused(f'train.probes=["windows", "{probe}"]', said):
         run_config([*words, f"train.probes=[windows,{probe}]"])
     run_config([*words, "train.probes=[windows]"])

@@ -1,4 +1,4 @@
-"""What `auto` becomes on a machine, and what the machine cannot run."""
+"""Tests of resolving `auto` for a machine, and of refusing runs that do not fit it."""
 
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def test_only_runs_that_pay_it_back_are_compiled(
 
 
 def test_a_run_that_no_gpu_here_can_hold_is_refused(two_gpus: None) -> None:
-    """With both numbers, what it takes and what there is."""
+    """The error states the memory needed and the memory available."""
     heads = ("model.num_attention_heads=512", "model.num_key_value_heads=512")
     config = settled("model.hidden_size=65536", *heads)
     with refused("model=nano: ", " about 1,0", " GiB, and a GPU here has 80"):

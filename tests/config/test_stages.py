@@ -1,4 +1,4 @@
-"""Stages of one length after another: their sizes, their spelling, and what is refused."""
+"""Tests of stages of different lengths: their sizes, spelling, costs and refusals."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_with_constant_tokens_a_longer_stage_has_fewer_rows() -> None:
 
 
 def test_sequences_can_be_said_as_roformer_had_them() -> None:
-    """Its six stages, of which two have 512 sequences and the others 256."""
+    """RoFormer's six stages have 256 sequences a step, except two with 512."""
     listed = (
         (512, 200_000, 256),
         (1536, 12_500, 256),
@@ -82,7 +82,7 @@ def test_steps_and_tokens_add_up_one_by_one(stages: list[tuple[int, ...]]) -> No
 
 @given(lists)
 def test_one_meaning_has_one_spelling(stages: list[tuple[int, ...]]) -> None:
-    """However it is split or spelled, and whatever is written out: one config, one hash."""
+    """Stages may be split, merged or written out: the config and its hash are the same."""
     train = make_train(*stages)
     longhand = []
     for length, steps, *own in stages:
@@ -101,20 +101,20 @@ def test_one_stage_of_the_length_itself_is_none() -> None:
 
 @given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 600))
 def test_micro_batches_have_as_many_tokens(share: int, micro: int, length: int) -> None:
-    """Or fewer, unless one row has more; they cover the share, and differ by less than a part."""
+    """A micro-batch has at most micro_batch_size x 512 tokens, or one row."""
     train = TrainConfig(**SIZES, micro_batch_size=micro)
     rows = train.rows_at_once(share, length)
     num_parts = -(-share // rows)
     assert 1 <= rows <= share
     assert rows * length <= max(micro * 512, length)
-    # No fewer parts would do.
+    # One part fewer would be too few.
     assert num_parts == 1 or share > (num_parts - 1) * max(1, micro * 512 // length)
     if length == 512 and share % micro == 0:
         assert rows == micro
     assert TrainConfig(**SIZES).rows_at_once(share, length) == share
 
 
-# -- as a command line has them ------------------------------------------------------------------
+# -- spelling and refusals -----------------------------------------------------------------------
 
 
 def test_the_command_line_and_files_spell_them() -> None:
@@ -163,7 +163,7 @@ def test_positions_reach_as_far_as_the_longest_stage() -> None:
         run_config(["train.stages=[[256,490],[1024,10]]", "pe.start=16777000"])
 
 
-# -- what they cost ------------------------------------------------------------------------------
+# -- costs ---------------------------------------------------------------------------------------
 
 
 def test_operations_are_counted_stage_by_stage() -> None:
@@ -176,7 +176,7 @@ def test_operations_are_counted_stage_by_stage() -> None:
 
 
 def test_memory_is_that_of_the_stage_that_takes_most() -> None:
-    """Of as many tokens at a longer length, the scores; of as many sequences, all else too."""
+    """With as many tokens, a longer stage takes more for scores; with as many rows, for all."""
     sizes = ["launch.device=cpu", "train.precision=fp32"]
     plain = resolve(run_config(sizes))
     staged = resolve(run_config([*sizes, "train.stages=[[256,490],[1024,10]]"]))

@@ -1,4 +1,4 @@
-"""What the tests of data share."""
+"""Fixtures of the data tests: corpora, an empty cache and a fake hub."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from support.hub_commands import CARD, CORPUS, WORDS, Local, Run, prepared_from_
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of prepared corpora."""
+    """Make an empty folder the cache of prepared corpora, and return it."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("ROPE_EXP_CACHE", str(folder))
     return folder
@@ -19,7 +19,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A corpus of plain text that is fine."""
+    """Return a valid corpus of plain text."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for number, text in enumerate(PLAIN_TEXTS):
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
-    """A file that no corpus may read."""
+    """Return a file that no corpus may read."""
     path = tmp_path / "secret.txt"
     path.write_text("the secret\n" * 50)
     return path
@@ -37,7 +37,7 @@ def canary(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """A hub with one corpus and one tokenizer."""
+    """Yield a hub with one corpus and one tokenizer."""
     corpus = {"README.md": CARD, **CORPUS}
     with Hub({"datasets/owner/corpus": corpus, "models/owner/words": WORDS}) as hub:
         yield hub
@@ -45,11 +45,11 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def run(hub: Hub, tmp_path: Path) -> Run:
-    """Runs a command against that hub."""
+    """Return a function that runs a command against that hub."""
     return runner(hub, tmp_path)
 
 
 @pytest.fixture(scope="session")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Local:
-    """What the hub's corpus comes to as local files."""
+    """Return the override and the digest of the hub's corpus, prepared from local files."""
     return prepared_from_files(CORPUS, tmp_path_factory.mktemp("local"))

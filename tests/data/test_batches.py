@@ -1,4 +1,4 @@
-"""Which tokens a step sees."""
+"""Tests of the windows of each step, their order and its hash."""
 
 import hashlib
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from rope_exp.data.batches import Batches, chain_sha256, epoch_order, validation_ids
 
-TOKENS = np.arange(1009, dtype=np.uint16)  # each token says where it stood
-GOLDEN_ORDER = [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]  # of seed 0, epoch 0, ten windows
+TOKENS = np.arange(1009, dtype=np.uint16)  # each token is its own index
+GOLDEN_ORDER = [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]  # for seed 0, epoch 0 and ten windows
 Shape = dict[str, int]
 shapes = st.fixed_dictionaries(
     {
@@ -23,7 +23,7 @@ shapes = st.fixed_dictionaries(
 
 
 def starts(ids: NDArray[np.int64], seq_len: int) -> list[int]:
-    """The windows of a batch, checked to be whole and in line with the stride."""
+    """Return the numbers of a batch's windows, which must be whole and in line with the stride."""
     assert (ids == ids[:, :1] + np.arange(seq_len + 1)).all()
     assert (ids[:, 0] % seq_len == 0).all()
     return list(map(int, ids[:, 0] // seq_len))
@@ -62,7 +62,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 
 def test_the_order_is_the_one_that_was_published() -> None:
-    """A golden value: with every numpy on every machine, or rows could not be compared."""
+    """The order is this one with every numpy on every machine, or rows could not be compared."""
     assert epoch_order(0, 0, 10).tolist() == GOLDEN_ORDER
 
 
@@ -91,7 +91,7 @@ def test_more_windows_than_there_are_gives_all_of_them() -> None:
 
 @pytest.mark.parametrize("seq_len", [1009, 5000])
 def test_a_stream_without_a_whole_window_is_refused(seq_len: int) -> None:
-    """The sentence shows both numbers."""
+    """The error shows both numbers."""
     with pytest.raises(ValueError, match=f"1009 tokens hold no window of {seq_len + 1}"):
         Batches(TOKENS, seed=0, batch_size=1, seq_len=seq_len)
     with pytest.raises(ValueError, match="1009"):

@@ -1,4 +1,4 @@
-"""Corpora of files and folders: formats, splits, and the sentences of those that cannot be read."""
+"""Tests of corpora of files and folders: formats, splits, and errors for unreadable ones."""
 
 import gzip
 import json
@@ -30,7 +30,7 @@ from rope_exp.data.prepare import prepare
 
 
 def texts_of(path: Path, **changes: Any) -> list[str]:
-    """The training texts of a file."""
+    """Return the training texts of a file."""
     corpus = open_dataset(data_config(path=path, **changes))
     return list(corpus.read(corpus.splits["train"]))
 
@@ -81,7 +81,7 @@ CUTS = {
 
 @pytest.mark.parametrize("sample_by", CUTS)
 def test_a_text_file_is_cut_as_asked(tmp_path: Path, sample_by: str) -> None:
-    """Lines end as Python's files have them; two files packed into one are one text."""
+    """Lines end as in Python's text files; a file of two gzip members is one text."""
     (tmp_path / "a.txt").write_bytes(TEXT.encode())
     assert texts_of(tmp_path / "a.txt", sample_by=sample_by) == CUTS[sample_by]
     packed = gzip.compress(TEXT[:20].encode()) + gzip.compress(TEXT[20:].encode())
@@ -119,7 +119,7 @@ def test_another_validation_split_may_be_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["what? [1]*.parquet", "[1]/a.parquet"])
 def test_names_that_are_patterns_are_refused(tmp_path: Path, name: str) -> None:
-    """To datasets they could mean other files."""
+    """datasets would take them as patterns, which could match other files."""
     path = write_parquet(tmp_path / name, TEXTS)
     with refused(f"data.path={path}: may not hold any of * ? [ ]"):
         prepare(data_config(path=path), BYTES)
@@ -132,7 +132,7 @@ def test_categories_of_pandas_are_texts(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_of_the_hub_is_read(tmp_path: Path) -> None:
-    """All of its files are links to blobs elsewhere, and its card names the splits."""
+    """All files of a snapshot are links to blobs elsewhere, and its card names the splits."""
     snapshot = tmp_path / "snapshots" / "0123"
     (snapshot / "data").mkdir(parents=True)
     card = "---\nconfigs:\n- config_name: default\n  data_files:\n"
@@ -189,7 +189,7 @@ def parquet_bytes(values: list[Any]) -> bytes:
 
 
 GOOD = parquet_bytes(TEXTS)
-BROKEN = GOOD[:200] + bytes(400) + GOOD[600:]  # footer whole, pages not
+BROKEN = GOOD[:200] + bytes(400) + GOOD[600:]  # an intact footer after broken pages
 BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ...]]] = {
     "no usable file": (
         {"a.doc": b"a"},
@@ -341,7 +341,7 @@ def test_a_column_of_anything_else_is_refused(values: list[object]) -> None:
 
 
 def test_a_column_that_is_not_there_is_refused() -> None:
-    """A name may hold anything, and the sentence stays one line."""
+    """The name of another column may hold a newline, but the error stays one line."""
     table = pa.table({"a\nb": ["a"], "c": ["a"]})
     with refused("data.text_column=text: is no column; there are", "c"):
         list(_texts(table, TABLE_DATA))

@@ -1,4 +1,4 @@
-"""Whole runs on a damaged corpus: they end before anything is trained or evaluated on it."""
+"""Tests that a run on a damaged corpus ends before it trains or evaluates."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from rope_exp.run.metrics import read_metrics
 def test_a_damaged_corpus_ends_the_run_at_its_start(
     tiny_overrides: list[str], tmp_path: Path, side: str
 ) -> None:
-    """And the same command runs once the bytes are back."""
+    """The same command succeeds once the bytes are restored."""
     overrides = [*tiny_overrides, f"data.cache_dir={tmp_path / 'cache'}"]
     config = run_config(overrides)
     prepared = prepare(config.data, config.tokenizer)

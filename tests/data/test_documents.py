@@ -1,4 +1,4 @@
-"""Streams of documents, and the limits that hold for every corpus."""
+"""Tests of streams of documents: the sides that a hash assigns, and empty documents."""
 
 from hypothesis import given
 from hypothesis import strategies as st

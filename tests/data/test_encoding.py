@@ -1,4 +1,4 @@
-"""What the token files hold."""
+"""Tests of the token files of a prepared corpus."""
 
 import dataclasses
 import re
@@ -58,7 +58,7 @@ def test_progress_counts_towards_the_end(
     capsys: pytest.CaptureFixture[str],
     max_tokens: int | None,
 ) -> None:
-    """The end is the limit of training tokens where there is one, else the size of the text."""
+    """The end is the limit of training tokens if there is one, otherwise the size of the text."""
     monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
     path = write_parquet(tmp_path / "a.parquet", TEXTS)
     prepare(data_config(path=path, max_tokens=max_tokens), BYTES)
@@ -72,7 +72,7 @@ def test_a_count_is_said_with_its_rate() -> None:
     assert encoding_module.describe(totals, seconds=20) == words
 
 
-# A trainer takes its time with a long word, and this one reads the first document alone.
+# BPE training is slow on long words; with this limit it reads only the first document.
 QUICK = dataclasses.replace(BPE, train_bytes=20_000)
 
 
@@ -80,7 +80,7 @@ QUICK = dataclasses.replace(BPE, train_bytes=20_000)
 def test_a_long_document_gives_the_tokens_that_it_gives_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: TokenizerConfig
 ) -> None:
-    """Whatever the batches, and cut into pieces."""
+    """Neither the size of the batches nor cutting the document into pieces matters."""
     words = [f"word{number}" for number in range(20_000)]
     text = " ".join([*words, "日x" * 3_000, *words, "\n  x \n\n y" * 10_000])
     assert len(text) > 5 * PIECE_CHARS

@@ -1,4 +1,4 @@
-"""Generated data as a run reads it: which rows, which targets, which hashes, which tokens."""
+"""Tests of generated data as a run reads it: rows, targets, hashes and tokenizers."""
 
 import dataclasses
 from typing import Any
@@ -53,7 +53,7 @@ def assert_equal(one: Batch, other: Batch) -> None:
 
 @each_kind
 def test_a_batch_is_a_pure_function_of_seed_and_step(kind: str) -> None:
-    """Whatever was asked for before."""
+    """Calls for other steps change nothing."""
     source = batches_of(kind)
     whole = source.batch(3)
     source.batch(1)
@@ -67,7 +67,7 @@ def test_a_batch_is_a_pure_function_of_seed_and_step(kind: str) -> None:
 
 
 def test_step_after_step_reads_row_after_row() -> None:
-    """Rows (s - 1) B to s B - 1 of the generator, so that none comes twice."""
+    """Step s reads rows (s - 1) B to s B - 1 of the generator, so no row is repeated."""
     source = batches_of("addition", "seed=5")
     rows = Addition(5).rows("train", range(12))
     ids_NT = np.concatenate([source.batch(step).ids_BT for step in (1, 2, 3)])
@@ -76,7 +76,7 @@ def test_step_after_step_reads_row_after_row() -> None:
 
 @each_kind
 def test_held_out_rows_are_those_of_every_run(kind: str) -> None:
-    """And training never reads one of them."""
+    """They do not depend on the seeds, and the first batch of training has none of them."""
     config = config_of(kind, "train.eval_sequences=3")
     held_out = held_out_rows(config, data_of(config))
     other = config_of(kind, "train.eval_sequences=3", "seed=7", "data.seed=2")
@@ -87,11 +87,11 @@ def test_held_out_rows_are_those_of_every_run(kind: str) -> None:
     assert not (trained.ids_BT[:, None] == held_out.ids_BT).all(axis=-1).any()
 
 
-# -- what is to be predicted -----------------------------------------------------------------------
+# -- targets ---------------------------------------------------------------------------------------
 
 
 def test_targets_are_the_answers_and_nothing_else() -> None:
-    """Read off the text: from each = up to and with the next ; after it."""
+    """The reference scans the text: an answer follows each "=" up to and with the next ";"."""
     batch = batches_of("addition").batch(1)
     generated = data_of(config_of("addition"))
     for ids_T, target_T in zip(batch.ids_BT, batch.target_BP, strict=True):
@@ -103,7 +103,7 @@ def test_targets_are_the_answers_and_nothing_else() -> None:
             if answers:
                 expected.append(place)
         assert np.flatnonzero(target_T != -1).tolist() == expected
-        # And what is predicted at a place is what is read at the next.
+        # The target at a place is the token that is read at the next place.
         inside = [place for place in expected if place + 1 < len(text)]
         assert [target_T[place] for place in inside] == [ids_T[place + 1] for place in inside]
     assert batch.num_targets == (batch.target_BP >= 0).sum()
@@ -119,7 +119,7 @@ def test_the_hash_covers_tokens_and_mask() -> None:
 
 @pytest.mark.parametrize("period", [1e-4, 0.02])
 def test_spikes_stand_at_their_times(period: float) -> None:
-    """In the fastest pair's radians; queries are the last places, and padding is alone."""
+    """Positions are radians of the fastest pair, queries last, padding a document of its own."""
     batch = batches_of("spikes", f"data.period={period}").batch(1)
     rows = Spikes(0).rows("train", range(4))
     assert batch.position_BT is not None
@@ -132,12 +132,12 @@ def test_spikes_stand_at_their_times(period: float) -> None:
     np.testing.assert_allclose(batch.hashed_BS[:, -16:] / 1e6, [QUERY_S] * 4, atol=1e-6)
 
 
-# -- what vouches for it ---------------------------------------------------------------------------
+# -- hashes and vocabulary -------------------------------------------------------------------------
 
 
 @each_kind
 def test_the_hash_is_of_what_rows_follow_from(kind: str) -> None:
-    """But for their seed and their length, in which runs of one data set may differ."""
+    """The hash leaves out the seed and the length of rows, in which runs may differ."""
     data = data_of(config_of(kind))
     same = data_of(config_of(kind, "seed=9", "data.seed=4", "train.seq_len=320", "data.name=mine"))
     assert same.data_sha256 == data.data_sha256
@@ -155,7 +155,7 @@ def test_other_rows_have_another_hash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each_kind
 def test_the_config_knows_what_the_generator_makes(kind: str) -> None:
-    """Its vocabulary, how short a row may be, and its splits' longest spans."""
+    """The facts are the vocabulary's size, the shortest row, and the first bin of spans."""
     facts = TASKS[kind]
     data = data_of(config_of(kind))
     assert data.vocab_size == facts.vocab_size == config_of(kind).known_vocab_size

@@ -1,4 +1,4 @@
-"""Whatever is done to the bytes of a valid file: our errors or none."""
+"""Tests that damage to the bytes of a valid file causes one of our errors or none."""
 
 import gzip
 import io
@@ -77,7 +77,7 @@ VALID: dict[str, bytes] = {
 
 
 def survive(path: Path, content: bytes) -> None:
-    """Prepare a corpus of one file: it is read, or refused in our words."""
+    """Prepare a corpus of one file, which must be read or refused in one line."""
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     cache = path.parent.parent / "cache"
@@ -117,7 +117,7 @@ def test_a_corpus_file_harmed_in_any_way(place: Path, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def fine(place: Path) -> DataConfig:
-    """A corpus of plain text, prepared."""
+    """Prepare a corpus of plain text, and return its config."""
     path = place / "fine.txt"
     path.write_text("\n".join(TEXTS))
     cache = str(place / "fine")
@@ -127,7 +127,7 @@ def fine(place: Path) -> DataConfig:
 
 
 def survive_prepared(fine: DataConfig, name: str, harms: Harms) -> None:
-    """Harm a file of a prepared folder: it is as it was, or refused by name."""
+    """Damage a prepared file: the folder must open unchanged, or be refused by name."""
     prepared = prepare(fine, BYTES)
     path = prepared.folder / name
     content = path.read_bytes()
@@ -201,7 +201,7 @@ def edited_bpe(**changes: Any) -> bytes:
 HOSTILE_TOKENIZERS = {
     "no JSON": b"{",
     "a pickle": pickle.dumps([]),
-    # The Rust library indexes out of range.
+    # This makes the Rust library index out of range.
     "a panic": edited_bpe(continuing_subword_prefix="a" * 100),
     "merges of nothing": edited_bpe(merges=[["no", "where"]]),
 }

@@ -1,4 +1,4 @@
-"""Odd names and links in a folder, and a cache that cannot be locked."""
+"""Tests of odd names and links in a folder, and of a cache that cannot be locked."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The hub: real processes against a stand-in on loopback."""
+"""Tests of the hub: real processes against a fake one on loopback."""
 
 import json
 from pathlib import Path
@@ -25,13 +25,13 @@ from support.hub_commands import (
 
 from rope_exp.system.files import read_json
 
-# -- all is well -----------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------------------
 
 
 def test_the_hub_gives_the_tokens_of_local_files_and_once(hub: Hub, run: Run, local: Local) -> None:
     first = run(*HUB_DATA, "tokenizer=bytes")
     assert first.sha256 == local[1], first
-    # Or the tests that it is never seen could not fail.
+    # The token was sent; otherwise the checks that it never leaks could not fail.
     assert f"Bearer {TOKEN}" in hub.authorizations
     assert any("cursor=" in request for request in hub.requests)
     before = len(hub.requests)
@@ -48,7 +48,7 @@ def test_prepared_data_needs_no_network_at_all(hub: Hub, run: Run, tmp_path: Pat
     assert done.code == 0, done
     assert not (tmp_path / "sockets").exists(), (tmp_path / "sockets").read_text()
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 3
-    # The guard guards: a corpus that is not prepared is asked for, in vain.
+    # Check the guard itself: a corpus that is not prepared tries the network in vain.
     done = run(*HUB_DATA, "tokenizer=bytes", site=IMPATIENT + NO_NETWORK)
     done.fails(1, r"data\.path=owner/corpus: ")
     assert "127.0.0.1" in (tmp_path / "sockets").read_text()
@@ -85,7 +85,7 @@ def test_a_branch_that_has_moved_is_a_new_corpus(hub: Hub, run: Run, tmp_path: P
 
 @pytest.mark.torture
 def test_a_commit_that_cannot_be_asked_for_is_one_sentence(hub: Hub, run: Run) -> None:
-    """Even of a corpus that is prepared: the hub alone knows which commit a branch names."""
+    """This holds even for a prepared corpus: only the hub knows which commit a branch names."""
     assert run(*UNPINNED, "tokenizer=bytes").code == 0
     hub.stop()
     run(*UNPINNED, "tokenizer=bytes").fails(1, r"data\.path=owner/corpus: the hub did not")
@@ -96,7 +96,7 @@ def test_a_commit_that_cannot_be_asked_for_is_one_sentence(hub: Hub, run: Run) -
 def test_a_tokenizers_revision_becomes_a_commit(
     hub: Hub, run: Run, tmp_path: Path, local: Local
 ) -> None:
-    """As a corpus's does: a branch that moves is another tokenizer, and so another folder."""
+    """A branch that moves is another tokenizer, and so another folder, as with a corpus."""
     words = ("data=files", local[0], "tokenizer=pretrained", "tokenizer.path=owner/words")
     first = run(*words, "tokenizer.revision=main")
     assert run("data=files", local[0], *HUB_WORDS).sha256 == first.sha256
@@ -130,7 +130,7 @@ def test_a_fault_that_passes_changes_no_token(kind: int, hub: Hub, run: Run, loc
 def test_a_fault_that_stays_is_one_sentence(
     hub: Hub, run: Run, tmp_path: Path, local: Local
 ) -> None:
-    """Nothing is left behind, and the same command tries again."""
+    """Nothing is left behind, and the same command succeeds once the fault is gone."""
     hub.faults = [Fault(503, SECOND)]
     done = run(*HUB_DATA, "tokenizer=bytes")
     done.fails(1, r"data\.path=owner/corpus: the hub did not give it: .*tries again$")
@@ -175,7 +175,7 @@ def test_the_library_s_cache_is_not_read_where_the_hub_refuses(
 def test_a_tokenizer_that_does_not_come_is_one_sentence(
     hub: Hub, run: Run, tmp_path: Path, local: Local
 ) -> None:
-    """transformers alone would do without the file, and make another tokenizer."""
+    """transformers itself would skip the missing file, and build another tokenizer."""
     path, sha256 = local
     hub.faults = [Fault(503, "words.*tokenizer_config")]
     done = run("data=files", path, *HUB_WORDS)

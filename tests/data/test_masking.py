@@ -1,4 +1,4 @@
-"""Which tokens are hidden, what is read in their place, and that nothing else decides it."""
+"""Tests of masked tokens: their places, the tokens read there, and their random stream."""
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +10,7 @@ from rope_exp.data.masking import HELD_OUT, masked
 VOCAB = 50
 MASK = VOCAB
 TOKENS = np.arange(4001, dtype=np.uint16) % VOCAB
-# Of seed 0, step 1, the first row: five of twenty places, and which of them read as the mask.
+# For seed 0, step 1, row 0: five of twenty places, and whether each is read as the mask.
 GOLDEN_PLACES = [3, 4, 10, 16, 17]
 GOLDEN_HIDDEN = [True, True, False, True, True]
 
@@ -33,9 +33,7 @@ def equal(left: Batch, right: Batch) -> bool:
 def test_of_each_row_so_many_places_are_hidden(
     seed: int, step: int, length: int, data: st.DataObject
 ) -> None:
-    """They are distinct and ascending, their targets are what stood there, and all other tokens
-    are read as they are.
-    """
+    """Places are distinct and ascending, targets are the original tokens, the rest is kept."""
     places = data.draw(st.integers(1, length))
     plain = plain_rows(4, length, seed=seed)
     found = masked(plain, (seed, step), places, MASK)
@@ -56,7 +54,7 @@ def test_of_each_row_so_many_places_are_hidden(
 
 @given(st.integers(1, 400), st.integers(1, 6))
 def test_masks_of_a_row_depend_on_seed_step_and_row_alone(step: int, count: int) -> None:
-    """Whichever rows follow it."""
+    """The rows that follow do not matter."""
     plain = plain_batch(step)
     whole = masked(plain, (3, step), 6, MASK)
     first = slice(0, count)
@@ -72,7 +70,7 @@ def test_seeds_steps_and_rows_have_masks_of_their_own() -> None:
 
 
 def test_each_place_and_each_reading_has_its_share() -> None:
-    """By counts over 20,000 rows, within five deviations of a binomial."""
+    """Counts over 20,000 rows lie within five standard deviations of a binomial."""
     count = 20_000
     plain = next_tokens(np.full((count, 21), 7))
     found = masked(plain, (5, 1), 3, MASK)
@@ -88,14 +86,14 @@ def test_each_place_and_each_reading_has_its_share() -> None:
     read_N = np.take_along_axis(found.ids_BT, found.place_BP, axis=1).ravel()
     trials = 3 * count
     assert near(int((read_N == MASK).sum()), trials, 0.8)
-    # As it is, or drawn to be so.
+    # The token is kept, or drawn at random again.
     assert near(int((read_N == 7).sum()), trials, 0.1 + 0.1 / VOCAB)
     for token in set(range(VOCAB)) - {7}:
         assert near(int((read_N == token).sum()), trials, 0.1 / VOCAB)
 
 
 def test_pairs_of_places_are_as_likely_as_any() -> None:
-    """Without replacement: each of T (T - 1) / 2 pairs equally often."""
+    """Places are drawn without replacement: each of T (T - 1) / 2 pairs is equally likely."""
     found = masked(plain_rows(30_000, 6), (1, 1), 2, MASK)
     assert found.place_BP is not None
     _, counts = np.unique(found.place_BP, axis=0, return_counts=True)
@@ -104,7 +102,7 @@ def test_pairs_of_places_are_as_likely_as_any() -> None:
 
 
 def test_the_masks_are_those_that_were_published() -> None:
-    """A golden value: with every numpy on every machine, or runs could not be compared."""
+    """The masks are these with every numpy on every machine, or runs could not be compared."""
     found = masked(plain_rows(1, 20), (0, 1), 5, MASK)
     assert found.place_BP is not None
     assert found.place_BP.tolist() == [GOLDEN_PLACES]
@@ -113,7 +111,7 @@ def test_the_masks_are_those_that_were_published() -> None:
 
 
 def test_a_window_is_read_but_for_its_last_token() -> None:
-    """Which is the first of the window that follows in the text: each is read once an epoch."""
+    """The last token begins the next window of the text, so each token is read once an epoch."""
     plain = next_tokens(np.arange(21)[None])
     found = masked(plain, (0, 1), 3, MASK)
     assert found.place_BP is not None
@@ -123,7 +121,7 @@ def test_a_window_is_read_but_for_its_last_token() -> None:
 
 
 def test_the_hash_of_the_order_covers_masks() -> None:
-    """Beside all that the source's own hash does: what is read, where is predicted, and what."""
+    """It covers the source's own columns, the tokens read, the places and the targets."""
     plain = plain_batch(1)
     found = masked(plain, (3, 1), 6, MASK)
     digests = {

@@ -1,4 +1,4 @@
-"""A prepared folder: damage is found when it is opened, and the message says what to do."""
+"""Tests that opening a prepared folder finds damage, and that the error names the remedy."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ Whole = tuple[DataConfig, Prepared]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """A prepared corpus of several blocks a side."""
+    """Return a config and its prepared corpus, which has several blocks per side."""
     folder = tmp_path_factory.mktemp("blocks")
     (folder / "text").mkdir()
     for number in range(40):
@@ -38,7 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 
 def test_the_digest_is_that_of_blocks(whole: Whole) -> None:
-    """The record of every run of earlier versions names this digest."""
+    """The records of earlier versions hold this digest, so it must not change."""
     _, prepared = whole
     blocks = []
     for side in SIDES:
@@ -65,7 +65,7 @@ def test_one_flipped_bit_is_found(whole: Whole, name: str, share: float, bit: in
         assert str(error).endswith("; remove it and prepare again")
         assert "\n" not in str(error)
     else:
-        # White space of meta.json.
+        # The bit was in white space of meta.json.
         assert name == "meta.json"
         assert found == prepared
     finally:

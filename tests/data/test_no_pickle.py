@@ -1,6 +1,6 @@
-"""Nothing that we read or write is a pickle, which could run code.
+"""Tests that nothing we read or write is a pickle, which could run code.
 
-A user's own position encoding is code, and one module alone runs it.
+A user's own position encoding is code, and only one module runs it.
 """
 
 import ast
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from support.configs import REPOSITORY
 
-# Runs the file that pe.code names.
+# The module that runs the file named by pe.code.
 OWN = REPOSITORY / "rope_exp" / "model" / "own.py"
 FORBIDDEN = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
@@ -31,7 +31,7 @@ def test_no_module_of_ours_reads_or_writes_pickles() -> None:
 
 
 def check_call(node: ast.Call, path: Path) -> None:
-    """No function is called that unpickles or runs text, and none is allowed to."""
+    """Assert that a call neither unpickles nor runs text, nor allows it."""
     name = ast.unparse(node.func)
     if path == OWN and name == "exec":
         return
@@ -56,7 +56,7 @@ sys.addaudithook(hear)
 
 
 def test_no_pickle_is_loaded_in_a_whole_run(tiny_overrides: list[str], tmp_path: Path) -> None:
-    """An audit hook hears every unpickling, in the process that trains too."""
+    """An audit hook records every unpickling, also in the process that trains."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(AUDIT)
     environment = os.environ | {
@@ -70,7 +70,7 @@ def test_no_pickle_is_loaded_in_a_whole_run(tiny_overrides: list[str], tmp_path:
     assert (tmp_path / "heard.torch").exists()
     assert not (tmp_path / "heard").exists()
 
-    # And it hears.
+    # Check that the hook works.
     code = "import pickle, fractions; pickle.loads(pickle.dumps(fractions.Fraction))"
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert "Fraction" in (tmp_path / "heard").read_text()

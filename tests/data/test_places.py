@@ -1,4 +1,4 @@
-"""Documents and positions of rows, by naive loops; where rows begin, by what they must not know."""
+"""Tests of the documents and positions of rows, against plain loops, and of random starts."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from rope_exp.data.places import Places, documents, positions, random_starts
 from rope_exp.data.sources import training_source
 
 END = 0
-# A quarter of the ids ends a document, so that rows hold many, empty ones among them.
+# A quarter of the ids end a document, so rows hold many documents, also empty ones.
 rows = arrays(
     np.int64, st.tuples(st.integers(1, 4), st.integers(1, 30)), elements=st.integers(0, 3)
 )
@@ -24,7 +24,7 @@ TOKENS = np.random.default_rng(0).integers(0, 9, size=1009).astype(np.uint16)
 
 
 def by_loop(row_T: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """The document and the position of each token of a row, one token after the other."""
+    """Return the document and the position of each token of a row, found token by token."""
     of_documents = []
     of_positions = []
     document = 0
@@ -51,7 +51,7 @@ def test_documents_and_positions_are_those_of_a_loop(ids_BT: NDArray[np.int64]) 
 def test_a_row_cut_at_a_document_is_placed_as_its_parts(
     ids_BT: NDArray[np.int64], data: st.DataObject
 ) -> None:
-    """What stands before a document decides nothing of where its own tokens stand."""
+    """The tokens before a document do not affect the positions in it."""
     cut = data.draw(st.integers(0, ids_BT.shape[1] - 1))
     ids_BT[:, cut] = END
     whole = positions(documents(ids_BT, END))
@@ -74,7 +74,7 @@ def test_a_start_depends_on_seed_step_and_row_alone(
 
 
 def philox(key: tuple[int, int], counter: list[int]) -> list[int]:
-    """The four words of one count of Philox4x64 in ten rounds (Salmon et al. 2011), written out."""
+    """Return the four words of one block of Philox4x64-10, written out (Salmon et al. 2011)."""
     mask = 2**64 - 1
     words = list(counter)
     keys = list(key)
@@ -88,20 +88,20 @@ def philox(key: tuple[int, int], counter: list[int]) -> list[int]:
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 10**9), st.integers(0, 2**24))
 def test_starts_are_remainders_of_raw_words(seed: int, step: int, most: int) -> None:
-    """With every numpy on every machine, or rows could not be compared."""
+    """The words are the same with every numpy on every machine, so rows can be compared."""
     words = philox((seed, step), [1, 0, 0, 1]) + philox((seed, step), [2, 0, 0, 1])
     assert random_starts(seed, step, 6, most).tolist() == [word % (most + 1) for word in words[:6]]
 
 
 def test_starts_are_uniform() -> None:
-    """Of 50,000 draws over 11 values: Pearson's statistic of 10 degrees, whose 99.9 % is 29.6."""
+    """Pearson's statistic of 50,000 draws over 11 values is below its 99.9 % quantile, 29.6."""
     starts = np.concatenate([random_starts(3, step, 50, 10) for step in range(1, 1001)])
     counts = np.bincount(starts, minlength=11)
     assert ((counts - 50_000 / 11) ** 2 / (50_000 / 11)).sum() < 29.6
 
 
 def test_starts_are_no_words_of_an_order() -> None:
-    """The order of epoch e and the starts of step e have one key; their words are others."""
+    """The order of epoch e and the starts of step e share a key, but no words."""
     words = np.random.Philox(key=np.array([5, 7], dtype=np.uint64)).random_raw(100)
     assert (np.argsort(words, kind="stable") == epoch_order(5, 7, 100)).all()
     starts = random_starts(5, 7, 100, 2**62)
@@ -112,7 +112,7 @@ def test_starts_are_no_words_of_an_order() -> None:
 
 
 def placed(step: int, **data: Any) -> Batch:
-    """A batch of a run on text, with these keys of `data`."""
+    """Return the batch of a step on text, with these keys of `data`."""
     train = {"num_steps": 50, "global_batch_size": 4, "seq_len": 16}
     config = RunConfig.from_dict({"seed": 3, "train": train, "data": data})
     found: Any = SimpleNamespace(tokens={"train": TOKENS}, vocab_size=9, corpus={"end_id": END})
@@ -148,7 +148,7 @@ def test_each_key_says_what_it_is_for(resets: bool, masks: bool, random_start: i
 
 
 def test_the_hash_of_the_order_covers_where_rows_begin() -> None:
-    """And what a reset makes of the ids follows from them: it needs no hash."""
+    """Resets and document masks follow from the ids, so the hash need not cover them."""
     plain = placed(2).hashed_BS
     assert (placed(2, reset_positions=True, document_mask=True).hashed_BS == plain).all()
     hashed_BS = placed(2, random_start=40).hashed_BS

@@ -1,4 +1,4 @@
-"""Preparation: found again, made once, whole or not at all."""
+"""Tests of preparation: a corpus is prepared once, found again, and complete or absent."""
 
 import dataclasses
 import errno
@@ -34,7 +34,7 @@ from rope_exp.system.errors import ConfigError, DataError, DiskError
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A corpus of one Parquet file."""
+    """Return a corpus of one Parquet file."""
     return write_parquet(tmp_path / "a.parquet", TEXTS)
 
 
@@ -64,7 +64,7 @@ def test_what_becomes_of_documents_in_rows_changes_no_token(path: Path) -> None:
 def test_a_share_that_holds_nothing_out_is_refused_at_once(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a tokenizer is trained, which takes minutes on a large corpus."""
+    """The refusal comes before a tokenizer is trained, which takes minutes on a large corpus."""
     monkeypatch.setattr(prepare_module, "build_tokenizer", refuse)
     with refused("data.holdout_fraction=1e-09: leaves no document for validation of the corpus's"):
         prepare(data_config(path=path, holdout_fraction=1e-9), BPE)
@@ -101,7 +101,7 @@ def test_the_data_hash_follows_the_tokens_and_not_the_place(tmp_path: Path) -> N
 
 
 def test_the_format_of_folders_is_the_one_that_was_published(tmp_path: Path) -> None:
-    """Golden values: a cache and a record made by another version must still mean the same."""
+    """Golden values: caches and records of other versions must keep their meaning."""
     (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(100)))
     os.utime(tmp_path / "a.txt", ns=(1, 1))
     prepared = prepare(data_config(path=tmp_path / "a.txt", sample_by="line"), BYTES)
@@ -114,7 +114,7 @@ def test_the_format_of_folders_is_the_one_that_was_published(tmp_path: Path) -> 
 def test_a_prepared_folder_survives_a_power_cut(
     path: Path, tmp_path: Path, synced: list[int]
 ) -> None:
-    """Every file was synced, and the folder of every name."""
+    """Every file is synced, and so is every folder that holds a new name."""
     top = tmp_path / "new"
     folder = prepare(data_config(path=path, cache_dir=str(top / "cache")), BYTES).folder
     made = [tmp_path, top, top / "cache", folder, *folder.iterdir()]
@@ -123,7 +123,7 @@ def test_a_prepared_folder_survives_a_power_cut(
 
 # -- processes -------------------------------------------------------------------------------------
 
-# The batches are small, so that a small corpus is many.
+# The batches are small, so that a small corpus has many of them.
 CHILD = """
 import json, sys
 from rope_exp.data import encoding, prepare
@@ -143,12 +143,12 @@ assert "torch" not in sys.modules
 
 
 def start_preparing(path: Path, log: Path) -> "subprocess.Popen[str]":
-    """Prepare in a process of its own; it prints the digest and its peak memory."""
+    """Start a process that prepares the corpus, then prints the digest and its peak memory."""
     return start_python(CHILD + PRINT_PEAK, str(path), str(log), flags=["-W", "error"])
 
 
 def test_two_processes_prepare_once_and_load_no_torch(tmp_path: Path) -> None:
-    """Of a folder of JSON: datasets finds its splits."""
+    """The corpus is a folder of JSON, whose splits datasets finds."""
     path = tmp_path / "data"
     path.mkdir()
     line = '{"text": "' + "words and more words " * 1000 + '%d"}\n'
@@ -162,7 +162,7 @@ def test_two_processes_prepare_once_and_load_no_torch(tmp_path: Path) -> None:
 
 
 def test_a_killed_preparation_is_never_read(tmp_path: Path, cache: Path) -> None:
-    """And the next one succeeds."""
+    """The next preparation succeeds, and removes the leftover."""
     path = write_parquet(tmp_path / "a.parquet", [text * 500 for text in TEXTS])
     child = start_preparing(path, tmp_path / "log")
     deadline = time.monotonic() + 60
@@ -184,7 +184,7 @@ def test_a_killed_preparation_is_never_read(tmp_path: Path, cache: Path) -> None
 def test_memory_stays_flat_when_the_corpus_grows_tenfold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text grows by 35 MB. One thread, since the allocator's waste varies with their timing."""
+    """The text grows by 35 MB. One thread, because the timing of several affects the peak."""
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")
     peaks = []
     for times in (1, 10):
@@ -213,7 +213,7 @@ def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None
     assert bad.stderr == f"error: {missing}: there is no such file or folder\n"
 
 
-# -- what cannot be --------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 def test_prepared_tokens_are_too_short_for_a_longer_run(path: Path) -> None:

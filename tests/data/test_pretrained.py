@@ -1,4 +1,4 @@
-"""Tokenizers of transformers' kind."""
+"""Tests of pretrained tokenizers, as transformers saves them."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_pretrained_tokenizer_needs_an_end_of_text(bpe: Tokenizer, tmp_path: P
 
 
 def test_one_that_reads_special_tokens_in_text_is_refused(tmp_path: Path) -> None:
-    """A word-level model finds "</s>" in its vocabulary, whatever the library is told."""
+    """A word-level model finds "</s>" in its vocabulary in spite of encode_special_tokens."""
     tokenizer = Tokenizer(models.WordLevel({"</s>": 0, "a": 1, "[UNK]": 2}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Fuse()

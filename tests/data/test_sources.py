@@ -1,4 +1,4 @@
-"""What a run reads: stage by stage, whatever its variant, with masks where hidden tokens count."""
+"""Tests of the batches of a run: stages, masks, and equality for all variants."""
 
 import itertools
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Batch, Batches, validation_ids
 from rope_exp.data.sources import held_out_rows, reading, training_source
 
-TOKENS = np.arange(5000, dtype=np.uint16)  # each token says where it stood
+TOKENS = np.arange(5000, dtype=np.uint16)  # each token is its own index
 VOCAB = 5000
 STAGES = ((8, 5), (32, 3), (8, 4), (16, 2, 5))
 NUM_STEPS = 14
@@ -25,7 +25,7 @@ def make_config(**changes: Any) -> RunConfig:
 
 
 def prepared(tokens: np.ndarray = TOKENS) -> Any:
-    """What a run reads of a prepared corpus; id 7 ends a document."""
+    """Return a fake prepared corpus; id 7 ends a document."""
     return SimpleNamespace(
         tokens={"train": tokens, "validation": tokens}, vocab_size=VOCAB, corpus={"end_id": 7}
     )
@@ -43,7 +43,7 @@ def test_each_step_has_the_shape_of_its_stage() -> None:
 
 
 def test_stages_of_one_length_read_no_window_twice() -> None:
-    """Within an epoch: the second goes on where the first, and what stood between, had come to."""
+    """Within an epoch, a stage continues after the samples of all stages before it."""
     firsts = [int(first) for batch in batches() for first in batch.ids_BT[:, 0]]
     of_length = firsts[: 5 * 16] + firsts[5 * 16 + 3 * 4 : -2 * 5]
     assert len(of_length) == 9 * 16
@@ -52,10 +52,10 @@ def test_stages_of_one_length_read_no_window_twice() -> None:
 
 
 def test_a_stage_reads_what_a_run_of_its_length_would() -> None:
-    """The samples of all steps before it count, of whatever length."""
+    """Sample numbers continue after stages of other lengths."""
     found = batches()
     alone = Batches(TOKENS, seed=3, batch_size=4, seq_len=32)
-    # 80 samples before: as many as 20 steps of four.
+    # The 80 samples before it equal 20 steps of four.
     for step in (6, 7, 8):
         assert np.array_equal(found[step - 1].hashed_BS, alone.ids(20 + step - 5))
 
@@ -69,7 +69,7 @@ def test_one_length_has_the_batches_that_it_always_had() -> None:
 
 @pytest.mark.parametrize("objective", ["causal", "mlm"])
 def test_all_variants_read_the_same(objective: str) -> None:
-    """The order of tokens and their masks follow from the data's seed alone."""
+    """The order of tokens and their masks depend only on the data seed."""
     ours = batches(objective=objective)
     others = batches(objective=objective, pe={"rotate": ["v", "o"]})
     elsewhere = batches(objective=objective, data={"seed": 4})
@@ -79,7 +79,7 @@ def test_all_variants_read_the_same(objective: str) -> None:
 
 
 def test_masks_stand_on_the_tokens_of_causal_training() -> None:
-    """Each stage hides its own share."""
+    """Each stage hides 15 % of its own length."""
     source = training_source(make_config(objective="mlm"), prepared())
     for step, plain in enumerate(batches(), start=1):
         found = source.batch(step)
@@ -112,7 +112,7 @@ def test_held_out_rows_are_those_of_every_run() -> None:
 
 
 def test_windows_of_any_length_are_read_as_in_training() -> None:
-    """Each hides its own share, and keeps where its tokens stand."""
+    """Each window hides 15 % of its length, and keeps the positions and documents of tokens."""
     data = {"reset_positions": True, "document_mask": True}
     read = reading(make_config(objective="mlm", data=data), prepared())
     for length in (4, 16, 64):
@@ -121,14 +121,14 @@ def test_windows_of_any_length_are_read_as_in_training() -> None:
         assert found.target_BP.shape == (3, max(1, round(0.15 * length)))
         assert found.document_BT is not None
         assert found.position_BT is not None
-        # The first window holds the token that ends a document, at its eighth place.
+        # The first window's eighth token ends a document.
         if length > 8:
             assert found.document_BT[0, 6:9].tolist() == [0, 1, 1]
             assert found.position_BT[0, 6:9].tolist() == [6, 0, 1]
 
 
 def test_the_hash_covers_where_masked_rows_begin() -> None:
-    """Rows that begin at random positions are another order, at equal tokens and masks."""
+    """Random first positions change the hash, though tokens and masks are the same."""
     plain = batches(objective="mlm")
     placed = batches(objective="mlm", data={"random_start": 100})
     for one, other in zip(plain, placed, strict=True):

@@ -1,4 +1,4 @@
-"""The embedded corpus."""
+"""Tests of the stdlib corpus."""
 
 import json
 import sys

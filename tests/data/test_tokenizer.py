@@ -1,4 +1,4 @@
-"""Text to token ids."""
+"""Tests of tokenizers: round trips, encoding in pieces, and BPE training."""
 
 import json
 import subprocess
@@ -100,7 +100,7 @@ print(train_bpe(config, json.loads(sys.argv[1])).to_str(), end="")
 
 
 def test_training_twice_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another process, whose hashes are others."""
+    """The second training runs in a process with another hash seed."""
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     stdout, stderr = start_python(CHILD, TEXTS).communicate()
     assert train_bpe(BPE, TEXTS).to_str() == stdout, stderr

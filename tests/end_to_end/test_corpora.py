@@ -1,4 +1,4 @@
-"""Corpora as people have them are trained on."""
+"""End-to-end tests of training on corpora in formats that users have."""
 
 import gzip
 import os
@@ -16,13 +16,13 @@ from rope_exp.system.files import read_json
 
 
 def categories(folder: Path) -> Path:
-    """A column that pandas keeps as numbers for texts."""
+    """Write a categorical column, which pandas stores as integer codes for texts."""
     pd.DataFrame({"text": pd.Categorical(TEXTS)}).to_parquet(folder / "a.parquet")
     return folder / "a.parquet"
 
 
 def snapshot(folder: Path) -> Path:
-    """A folder as the hub's library leaves one: all of its files are links."""
+    """Write a folder like huggingface_hub's snapshots, in which every file is a symbolic link."""
     blob = write_parquet(folder / "blobs" / "a.parquet", TEXTS).rename(folder / "blobs" / "0a1b")
     data = folder / "snapshots" / "2c3d" / "data"
     data.mkdir(parents=True)
@@ -31,7 +31,7 @@ def snapshot(folder: Path) -> Path:
 
 
 def packed(folder: Path) -> Path:
-    """A file that is a thousandth of its text."""
+    """Write a gzip file that unpacks to almost 400 times its size."""
     with gzip.open(folder / "a.jsonl.gz", "wt") as file:
         for text in TEXTS:
             file.write('{"text": "' + f"{text[:10]} again and again, " * 500 + '"}\n')

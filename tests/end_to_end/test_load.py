@@ -1,4 +1,4 @@
-"""What a run has learned, opened again: by load_run, and by transformers."""
+"""End-to-end tests of loading a trained model, by load_run, `generate` and transformers."""
 
 import shutil
 import signal
@@ -39,7 +39,7 @@ def test_load_run_gives_the_newest_checkpoint(
 def test_generate_prints_what_a_run_says(
     whole: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same seed, the same text; another checkpoint, another."""
+    """A checkpoint gives the same text each time, and another checkpoint gives another text."""
     folder = str(whole[0])
     said = []
     for words in ([], [], ["--step", "50"]):
@@ -90,14 +90,14 @@ def test_a_run_in_progress_can_be_opened_at_any_moment(
         for _ in range(150):
             load_run(tmp_path / "run")
     finally:
-        # Else a run of 100,000 steps would outlive a test that fails.
+        # Otherwise a run of 100,000 steps would outlive a failing test.
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
     assert process.returncode == 75
 
 
 def test_a_qk_checkpoint_loads_in_transformers(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    """Unchanged, and it gives the same logits up to rounding."""
+    """LLaMA takes the weights unchanged, and gives the same logits up to rounding."""
     assert train(*tiny_overrides, "pe=qk_rope", cwd=tmp_path).returncode == 0
     ours, _ = load_run(tmp_path / "run")
     theirs = LlamaForCausalLM(

@@ -1,4 +1,4 @@
-"""A variant from a Python file outside the package: trained, resumed, generated, in one table."""
+"""End-to-end tests of a variant from a Python file outside the package."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ from rope_exp.system.errors import RecordError
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Path:
-    """A folder with `my/pull.py`, and a run of it beside one of NoPE."""
+    """Return a folder with `my/pull.py`, a run of this variant, and a run of NoPE."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "my" / "pe").mkdir(parents=True)
     (folder / "my" / "pull.py").write_text(PULL)
@@ -50,7 +50,7 @@ def test_it_is_in_one_table_with_ours_and_generates(
 def test_it_resumes_bit_for_bit_and_a_changed_file_does_not(
     trained: Path, tmp_path: Path, corpus: Path, cache: Path
 ) -> None:
-    """From the last checkpoint but one of a run that lost its end."""
+    """A run without its result and newest checkpoint resumes from the checkpoint before."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     run = tmp_path / "results/runs/g/pull/seed0"
     whole = final_weights(run)
@@ -75,12 +75,12 @@ def test_it_resumes_bit_for_bit_and_a_changed_file_does_not(
 
 
 def test_it_is_exported_with_its_class(trained: Path, tmp_path: Path) -> None:
-    """A process without rope_exp gives our logits and our text, from a padded batch."""
+    """In a process without rope_exp, the export gives our logits and text from a padded batch."""
     run, out = trained / "results/runs/g/pull/seed0", tmp_path / "out"
     assert export([str(run), str(out)]) == 0
     found = read(out, tmp_path)
     decoder, tokenizer = load_run(run)
-    # The first text only: the second is padded.
+    # Only the first text is compared, because the second one is padded.
     written = torch.tensor([found["ids"][0]])
     with torch.no_grad():
         ours = decoder(written)[0, -1]

@@ -1,4 +1,4 @@
-"""What a run refuses before anything is written: one sentence, at once."""
+"""End-to-end tests of refusals, which take one line and come before anything is written."""
 
 import resource
 import signal
@@ -25,7 +25,7 @@ USAGE = [
 
 
 def cpu_seconds() -> float:
-    """Return what the processes that we waited for took of a core: other work does not count."""
+    """Return the CPU seconds of all finished child processes; other load does not affect them."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
@@ -39,7 +39,7 @@ def test_a_mistake_answers_at_once_and_writes_nothing(
         *overrides, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", ROPE_EXP_CACHE=str(tmp_path / "cache")
     )
     assert done.returncode == 2, done.stderr
-    # A model is counted before its corpus is looked for, and a sweep composes each of its runs.
+    # A missing corpus is found after the model is counted, and a sweep composes each of its runs.
     limit = {"data.path=nowhere": 8, "run.dir=same": 12}.get(named, 1.5)
     assert cpu_seconds() - before < limit
     assert done.stderr.startswith(f"error: {named}")
@@ -50,7 +50,7 @@ def test_a_mistake_answers_at_once_and_writes_nothing(
 def test_another_config_on_an_old_folder_is_refused(
     whole: tuple[Path, list[str]],
 ) -> None:
-    """Each key that differs is named with both values, and no byte of the folder changes."""
+    """The error names each differing key with both values, and no byte of the folder changes."""
     folder, command = whole
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = train(
@@ -76,9 +76,8 @@ def test_a_length_past_the_corpus_is_refused(tmp_path: Path, tiny_overrides: lis
 
 
 def test_no_space_is_said_before_the_start(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    done = train(
-        *tiny_overrides, "train.keep_checkpoints=1000000000", cwd=tmp_path
-    )  # some hundred TB
+    # So many checkpoints would take some hundred TB.
+    done = train(*tiny_overrides, "train.keep_checkpoints=1000000000", cwd=tmp_path)
     assert done.returncode == 1
     assert "no space left in" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -88,7 +87,7 @@ def test_no_space_is_said_before_the_start(tmp_path: Path, tiny_overrides: list[
 def test_a_run_in_a_folder_that_is_being_run_is_refused(
     tmp_path: Path, tiny_overrides: list[str]
 ) -> None:
-    """Also with run.fresh=true; nothing is moved aside."""
+    """The refusal also holds with run.fresh=true, and nothing is moved aside."""
     command = [*tiny_overrides, "train.num_steps=100000"]
     process = start(*command, cwd=tmp_path)
     try:

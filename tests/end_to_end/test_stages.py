@@ -1,4 +1,4 @@
-"""Hidden tokens over stages of several lengths, in real processes that are killed inside one."""
+"""End-to-end tests of masked-token training in stages of several lengths."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ STAGES = (
 def undisturbed(
     tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
 ) -> tuple[tuple[str, ...], Path]:
-    """A run that nobody touches, and its command."""
+    """Return the command and the folder of an undisturbed run."""
     data = (f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}")
     command = (*TINY, *data, *STAGES, "pe=qkv_rope")
     folder = tmp_path_factory.mktemp("staged")
@@ -38,7 +38,7 @@ def trial(undisturbed: tuple[tuple[str, ...], Path], tmp_path: Path) -> Trial:
 
 
 def test_killed_inside_a_stage_it_is_the_same_run(trial: Trial) -> None:
-    """In the second of three, after a checkpoint of it: every row, weight and hash."""
+    """The run is killed in the second of three stages, after a checkpoint in that stage."""
     process = trial.start(rows=18)
     kill_the_tree(process.pid)
     process.communicate()
@@ -52,7 +52,7 @@ def test_killed_inside_a_stage_it_is_the_same_run(trial: Trial) -> None:
 
 @pytest.mark.torture
 def test_two_processes_share_the_rows_of_every_stage(trial: Trial) -> None:
-    """The same tokens, masks and losses, up to rounding."""
+    """Two ranks use the same tokens and masks as one, and their loss is equal up to rounding."""
     done = trial.train("launch.num_processes=2")
     assert done.returncode == 0, done.stderr
     one, two = (read_json(path / "result.json") for path in (trial.undisturbed, trial.folder))

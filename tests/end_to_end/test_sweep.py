@@ -1,4 +1,4 @@
-"""A dispatch end to end: the nine become a table, and who waits for them stays light."""
+"""End-to-end tests of a sweep and its report, and of run.fresh."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from rope_exp.system.files import read_json
 
 
 def test_the_nine_of_one_command_become_a_table(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    """They share everything but the rotation, and a rerun of the command has nothing to do."""
+    """They share everything except the rotation, and the command can be repeated."""
     command = [
         *(word for word in tiny_overrides if "run.dir" not in word),
         "run.group=nine",

@@ -1,4 +1,4 @@
-"""Generated data end to end: real processes, from the command line to the record of a run."""
+"""End-to-end tests of generated data, in real processes."""
 
 import time
 from pathlib import Path
@@ -41,7 +41,7 @@ SPIKES = (
 
 @pytest.fixture(scope="module")
 def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on addition that nobody disturbed; no test changes it."""
+    """Return the folder of an undisturbed run on addition; no test changes it."""
     folder = tmp_path_factory.mktemp("added")
     done = train(*ADDITION, f"run.dir={folder / 'run'}", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def spiked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on spikes."""
+    """Return the folder of a run on spikes."""
     folder = tmp_path_factory.mktemp("spiked")
     done = train(*SPIKES, f"run.dir={folder / 'run'}", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ def test_it_learns_and_is_asked(name: str, request: pytest.FixtureRequest) -> No
 
 @pytest.mark.torture
 def test_killed_and_started_again_it_is_the_same_run(added: Path, tmp_path: Path) -> None:
-    """The rows of a step follow from its number, so that the cursor is an integer."""
+    """A step's rows are a function of its number, so a run resumes from that number alone."""
     words = [*ADDITION, f"run.dir={tmp_path / 'run'}"]
     process = start(*words, cwd=tmp_path)
     wait_for(lambda: num_rows(tmp_path / "run") >= 13, process)
@@ -86,7 +86,7 @@ def test_killed_and_started_again_it_is_the_same_run(added: Path, tmp_path: Path
 
 
 def test_two_processes_are_one_run_up_to_rounding(added: Path, tmp_path: Path) -> None:
-    """Answers are not as many in every rank's rows: the mean is over all of them."""
+    """Ranks have different numbers of answer tokens, but the loss is the mean over all of them."""
     words = [*ADDITION, f"run.dir={tmp_path / 'run'}", "launch.num_processes=2"]
     done = train(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -110,7 +110,7 @@ def test_a_model_of_addition_is_opened_and_goes_on(
 
 
 def test_a_model_of_spikes_is_opened(spiked: Path) -> None:
-    """It gives two numbers a place; there is no text to go on with."""
+    """It gives two numbers per position, and has no text to generate."""
     model, tokenizer = load_run(spiked)
     ids_BT = torch.tensor([tokenizer.encode("unit03 unit11 query").ids])
     times_BT = torch.tensor([[0.1, 0.25, 0.2]]) * 2 * torch.pi / 1e-4

@@ -1,4 +1,4 @@
-"""Training end to end: real processes, real signals, real files, and the numbers that they give."""
+"""End-to-end tests of training, with real processes, signals and files."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def test_a_run_folder_holds_what_the_contract_says(whole: tuple[Path, list[str]]
     assert {"config.yaml", "env.json", "metrics.jsonl", "checkpoints", "result.json"} <= set(
         os.listdir(folder)
     )
-    # What the run said, its first line first.
+    # log.txt holds the run's messages in order.
     first, *_, last = (folder / "log.txt").read_text().splitlines()
     assert first.startswith("vo_rope-s0: vo_rope nano, 37,088 parameters, on files, 60 steps, on ")
     assert last.startswith("vo_rope-s0: finished, val/loss ")
@@ -81,7 +81,7 @@ def test_training_learns(whole: tuple[Path, list[str]]) -> None:
 def test_the_first_ten_losses_are_the_stored_curve(
     tmp_path: Path, corpus: Path, tiny_overrides: list[str]
 ) -> None:
-    # Float32 on any CPU: what moves these past rounding changes every number of the project.
+    """A change that moves these float32 losses past rounding changes all numbers of the project."""
     stored = json.loads((Path(__file__).parent / "stored_curve.json").read_text())
     done = train(*tiny_overrides, "train.num_steps=10", "pe=qkvo_rope", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -92,7 +92,7 @@ def test_the_first_ten_losses_are_the_stored_curve(
 def test_killed_and_started_again_it_is_the_same_run(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    """At three moments: soon, after a checkpoint, and late; with its child, or alone."""
+    """The dispatcher is killed early, after a checkpoint, and late, with its child or alone."""
     folder, command = whole
     again = [*command, f"run.dir={tmp_path / 'run'}"]
     for rows_seen, kill in ((3, kill_the_tree), (14, kill_alone), (37, kill_the_tree)):
@@ -170,14 +170,14 @@ def test_under_a_launcher_this_process_is_a_rank(
     assert read_json(tmp_path / "run" / "env.json")["world_size"] == 2
     ranks, alone = (read_json(path / "result.json") for path in (tmp_path / "run", folder))
     assert ranks["order_sha256"] == alone["order_sha256"]
-    # Two micro-batches on each of two processes: gradients are summed within, averaged between,
-    # and come out the same.
+    # Each of two ranks has two micro-batches: summing gradients within a rank and averaging them
+    # between ranks must give the gradient of the whole batch.
     for left, right in zip(read_metrics(folder), read_metrics(tmp_path / "run"), strict=True):
         assert left["train/loss"] == pytest.approx(right["train/loss"], abs=2e-4)
 
 
 def test_a_run_goes_on_as_another_variant(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
-    """From the last weights of a finished run, with a fresh schedule, as a run of its own group."""
+    """It starts from a finished run's last weights, with a new schedule, in a group of its own."""
     origin, command = whole
     source = tmp_path / "source"
     shutil.copytree(origin, source)
@@ -205,7 +205,7 @@ def test_a_run_goes_on_as_another_variant(whole: tuple[Path, list[str]], tmp_pat
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    """As diverged, before the update: no row and no checkpoint is of that step or later."""
+    """It ends as diverged before the update, with no row or checkpoint of that step or later."""
     done = train(
         *tiny_overrides,
         "optim.lr=1e38",
@@ -252,9 +252,8 @@ def test_real_english_is_learned(tmp_path: Path, real_text: Path) -> None:
     ]
     done = train(*command, "tokenizer.vocab_size=512", f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (
-        read_json(tmp_path / "run" / "result.json")["val/loss"] < 5.0
-    )  # log(512) = 6.24 knows nothing
+    # A uniform prediction has a loss of log(512) = 6.24.
+    assert read_json(tmp_path / "run" / "result.json")["val/loss"] < 5.0
 
 
 @pytest.mark.parametrize(
@@ -268,7 +267,7 @@ def test_real_english_is_learned(tmp_path: Path, real_text: Path) -> None:
 def test_bf16_and_compiling_stay_near_float32(
     whole: tuple[Path, list[str]], tmp_path: Path, precision: str, compiled: str, bound: float
 ) -> None:
-    """The first losses are within rounding of a plain run's, whose precision is fp32."""
+    """The first six losses are within rounding of those of the plain fp32 run."""
     folder, command = whole
     words = [f"train.precision={precision}", f"train.compile={compiled}"]
     done = train(*command, *words, f"run.dir={tmp_path / 'run'}", cwd=tmp_path)

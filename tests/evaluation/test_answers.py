@@ -1,4 +1,4 @@
-"""Exact matches against greedy decoding, losses and R² against plain loops."""
+"""Tests of exact matches against greedy decoding, and of losses and R² against plain loops."""
 
 import itertools
 import math
@@ -51,7 +51,7 @@ def questions_of(config: RunConfig, **changes: Any) -> TaskQuestions:
 
 
 class Adder(torch.nn.Module):
-    """Answers by the text alone, and wrongly where the longer number has an even length."""
+    """A model that adds, but answers wrongly if the longer number has an even length."""
 
     def __init__(self, tokens: list[str]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Adder(torch.nn.Module):
                 total = str(sum(map(int, numbers))) + ";"
                 longest = max(map(len, numbers))
                 right = total[len(answer)]
-                # The first digit alone is wrong: one wrong token is enough.
+                # Only the first digit is wrong, because one wrong token must be enough.
                 if longest % 2 == 0 and not answer:
                     right = "0"
                 logits_BTV[row, place, self.tokens.index(right)] = 9.0
@@ -79,7 +79,7 @@ class Adder(torch.nn.Module):
 
 
 def test_matches_are_counted_by_span() -> None:
-    """Every example of every split once, at the digits of its longer number."""
+    """Every example counts once, under the number of digits of its longer number."""
     config = config_of("addition", "train.eval_sequences=20")
     adder: Any = Adder(data_of(config).tokens)
     found = questions_of(config, decoder=adder).ask(["answers"])
@@ -101,7 +101,7 @@ def test_matches_are_counted_by_span() -> None:
 
 @pytest.mark.parametrize("kind", ["addition", "copy", "retrieval"])
 def test_an_exact_match_is_what_greedy_decoding_writes(kind: str) -> None:
-    """Token by token from the question alone, by a model that is right now and then."""
+    """Greedy decoding starts from the question alone, with a model that is sometimes right."""
     config = config_of(kind, "train.eval_sequences=2")
     decoder = decoder_of(config)
     with torch.no_grad():
@@ -128,9 +128,9 @@ def test_an_exact_match_is_what_greedy_decoding_writes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["addition", "copy", "retrieval"])
 def test_the_loss_is_of_answers_alone(kind: str) -> None:
-    """The mean of -log p over the answers' tokens, summed one by one in float64.
+    """The loss is the mean of -log p over the answers' tokens, here summed one by one in float64.
 
-    It is the held-out loss of a run, too.
+    It equals the held-out loss of a run.
     """
     config = config_of(kind)
     decoder = decoder_of(config)
@@ -157,7 +157,7 @@ def test_the_loss_is_of_answers_alone(kind: str) -> None:
 
 
 def test_the_gradient_is_of_answers_alone() -> None:
-    """By finite differences of that sum; and none of it comes from other targets."""
+    """Finite differences of the answers' loss give the gradient, so other targets add nothing."""
     config = config_of("addition")
     decoder = decoder_of(config).double()
     inputs = on_device(held_out_rows(config, data_of(config)).rows(slice(1)), CPU)
@@ -210,7 +210,7 @@ def test_it_stops_before_any_micro_batch(kind: str, probe: str) -> None:
         return lambda: next(asked) >= number
 
     config = config_of(kind)
-    # Three micro-batches of 5 rows, for each of two splits or for one.
+    # 5 rows are three micro-batches, for each of two splits or for one.
     asked = 6 if kind == "addition" else 3
     for number in range(asked):
         assert questions_of(config, should_stop=stops_at(number)).ask([probe]) is None

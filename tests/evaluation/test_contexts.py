@@ -1,4 +1,4 @@
-"""What is watched or changed in a decoder: as the decoder itself computes it, and for a while."""
+"""Tests of the context managers that observe a decoder or change it temporarily."""
 
 from typing import Any
 
@@ -28,12 +28,12 @@ SCORED: dict[str, dict[str, Any]] = {
 
 
 def sizes_for(attn: AttnConfig, **changes: Any) -> ModelConfig:
-    """Kinds with sizes of their own have no grouped heads."""
+    """Return sizes without grouped heads if the kind has sizes of its own."""
     return make_sizes(**changes, **({} if attn.takes_heads else {"num_key_value_heads": 4}))
 
 
 class Watched:
-    """What one layer's attention was given and gave, and what was shown of it."""
+    """Records the values and outputs of one layer's `attend`, and what `weighed` passes on."""
 
     values: Tensor
     outputs: Tensor
@@ -69,7 +69,7 @@ def watch(decoder: Decoder, ids: Tensor, layer: int = 0) -> Watched:
 
 @pytest.mark.parametrize("scored", SCORED)
 def test_weights_times_values_are_the_output(scored: str) -> None:
-    """Of every kind, under every mask and bias; a query's weights and its sink's sum to 1."""
+    """Every kind is covered, with every mask and bias. Weights sum to 1, or to less with a sink."""
     for attn in KEEPING_KEYS:
         changes = dict(SCORED[scored])
         sizes = sizes_for(attn, window=changes.pop("window", None))
@@ -88,7 +88,7 @@ def test_weights_times_values_are_the_output(scored: str) -> None:
 
 
 def test_weights_are_exact_where_a_run_is_not() -> None:
-    """Trained in bf16, a run is asked in float32; what it computes itself is as ever."""
+    """Under bf16 autocast the weights are float32, and the decoder's own output is unchanged."""
     decoder = opinionated("q", "k")
     ids = tokens(2, LENGTH)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
@@ -105,7 +105,7 @@ def test_weights_are_exact_where_a_run_is_not() -> None:
 
 @pytest.mark.parametrize("attn", KEEPING_KEYS, ids=lambda attn: attn.label)
 def test_queries_and_keys_are_shown_before_they_turn(attn: AttnConfig) -> None:
-    """They are those of the same weights without rotation; in the first layer, that is."""
+    """In the first layer, queries and keys equal those of the same weights without rotation."""
     ids = tokens(2, LENGTH)
     still = watch(opinionated(attn=attn, sizes=sizes_for(attn)), ids)
     for sites in ("q", "k", "qk"):
@@ -126,7 +126,7 @@ def test_queries_and_keys_are_shown_before_they_turn(attn: AttnConfig) -> None:
 def test_other_frequencies_are_those_of_another_decoder(
     pairs: list[str], bases: dict[str, float]
 ) -> None:
-    """One that is built with another base of qk, of vo, or of both."""
+    """The other decoder is built with another base for qk, for vo, or for both."""
     ids = tokens(2, LENGTH)
     decoder = opinionated(*"qkvo")
     other = opinionated(*"qkvo", **(bases or {"base": 7.0}))
@@ -140,7 +140,7 @@ def test_other_frequencies_are_those_of_another_decoder(
 
 @pytest.mark.parametrize("bias", ["none", "alibi"])
 def test_scores_are_multiplied_and_nothing_else(bias: str) -> None:
-    """As larger query projections would: biases, values and outputs stay."""
+    """The reference has larger query projections, which leave biases, v and o unchanged."""
     ids = tokens(2, LENGTH)
     decoder = opinionated(*"qkvo", bias=bias)
     usual = decoder(ids)

@@ -1,4 +1,4 @@
-"""Attention by distance, of decoders whose weights are known by mathematics."""
+"""Tests of the distance probe on decoders whose attention weights have a closed form."""
 
 import math
 from typing import Any
@@ -35,7 +35,7 @@ def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
 
 
 def indifferent(**changes: Any) -> Decoder:
-    """A decoder whose queries are 0, so that nothing but masks and biases decides."""
+    """Return a decoder whose queries are 0, so that only masks and biases set the weights."""
     decoder = opinionated("q", "k", **changes)
     with torch.no_grad():
         for layer in attentions(decoder):
@@ -44,7 +44,7 @@ def indifferent(**changes: Any) -> Decoder:
 
 
 def weights(decoder: Decoder, layer: int, ids: np.ndarray) -> Tensor:
-    """What a layer weighs: [B, H, T, T]."""
+    """Return the attention weights of a layer, [B, H, T, T]."""
     seen: list[Tensor] = []
     with (
         torch.no_grad(),
@@ -63,7 +63,7 @@ def weights(decoder: Decoder, layer: int, ids: np.ndarray) -> Tensor:
     ids=["causal", "both ways", "window"],
 )
 def test_queries_of_zero_weigh_all_keys_alike(changes: dict[str, Any]) -> None:
-    """Which is the reference beside them, in every layer."""
+    """With queries of 0, A(m) equals the probe's `uniform` reference in every layer."""
     found = ask(indifferent(**changes))
     assert found["m"] == M
     assert list(found["attention"]) == ["0", "1"]
@@ -78,7 +78,7 @@ def test_queries_of_zero_weigh_all_keys_alike(changes: dict[str, Any]) -> None:
 
 
 def test_a_bias_alone_gives_weights_by_its_slopes() -> None:
-    """exp(-slope m) / sum, of each head and each late query."""
+    """A(m) is the mean of exp(-slope m) / sum over heads and late queries."""
     found = ask(indifferent(bias="alibi"))
     slope_H11 = alibi_slopes(4, torch.float64)[:, None, None]
     i_T1 = torch.arange(LENGTH // 2, LENGTH, dtype=torch.float64)[:, None]
@@ -91,7 +91,7 @@ def test_a_bias_alone_gives_weights_by_its_slopes() -> None:
 
 
 def test_weights_are_means_over_heads_windows_and_late_queries() -> None:
-    """Of the four windows that shift and ablation read, by a loop over what was shown of them."""
+    """A loop averages the weights in the four windows that shift and ablation also read."""
     decoder = opinionated("q", "k", "v", "o")
     windows = [HELD_OUT[window * LENGTH :][:LENGTH] for window in (0, 5, 10, 15)]
     weights_BHTT = weights(decoder, 1, np.stack(windows))
@@ -101,7 +101,7 @@ def test_weights_are_means_over_heads_windows_and_late_queries() -> None:
         assert weight == pytest.approx(float(torch.stack(late).mean()), rel=1e-4)
 
 
-# -- what belongs to the rotation ------------------------------------------------------------------
+# -- kappa and the bound ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_weights_are_means_over_heads_windows_and_late_queries() -> None:
 def test_kappa_is_the_score_where_all_tokens_are_alike(
     attn: AttnConfig | None, sizes: ModelConfig, changes: dict[str, Any]
 ) -> None:
-    """Then no query differs from the mean, and no key: with equal values nothing tells places
-    apart in the second layer either, and the logarithm of two weights' ratio is that of kappa.
+    """Equal tokens have equal values, so every query and key equals its mean in both layers. The
+    logarithm of two weights' ratio is then the difference of their kappas.
     """
     kind = {} if attn is None else {"attn": attn}
     decoder = opinionated("q", "k", sizes=sizes, **kind, **changes)

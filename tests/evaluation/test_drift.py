@@ -1,4 +1,4 @@
-"""Learned frequencies: where they are, and how far that is from where they were."""
+"""Tests of the drift of learned frequencies from their initial values."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def ask(decoder: Decoder, **crossings: list[int]) -> dict[str, Any]:
 
 
 def move(decoder: Decoder, by: Any, name: str = "inv_freq", *, log: bool = False) -> None:
-    """Multiply frequencies by exp(by), or add it to their logarithms."""
+    """Multiply frequencies by exp(by), or add `by` to their logarithms."""
     parameter = decoder.model.rotary_emb.get_parameter(name)
     by = torch.as_tensor(by)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def move(decoder: Decoder, by: Any, name: str = "inv_freq", *, log: bool = False
 
 @pytest.mark.parametrize("trainable", [True, "log"])
 def test_what_is_learned_is_beside_where_it_began(trainable: Any) -> None:
-    """|ln| of 0.1, 0.4, 0.2 and 0.3: the median lies between two of them."""
+    """|ln(theta/theta0)| is 0.1, 0.4, 0.2 and 0.3, so the median is between the middle two."""
     decoder = make_decoder("q", "k", trainable=trainable)
     moved = [0.1, -0.4, 0.2, 0.3]
     move(decoder, moved, log=trainable == "log")
@@ -65,7 +65,7 @@ def test_small_frequencies_keep_their_digits() -> None:
 
 
 def test_what_turns_is_the_absolute_value() -> None:
-    """And of each pair of sites the crossings are summed."""
+    """Negating frequencies is no drift. Crossings are summed for each pair of sites."""
     decoder = make_decoder(*"qkvo", trainable=True, base_vo=10.0)
     with torch.no_grad():
         decoder.model.rotary_emb.inv_freq_vo.neg_()
@@ -77,7 +77,7 @@ def test_what_turns_is_the_absolute_value() -> None:
 
 
 def test_layers_that_do_not_rotate_are_left_out() -> None:
-    """They learn nothing, and would make the median smaller than what the others moved by."""
+    """Layers that do not rotate learn nothing, so they would lower the median."""
     decoder = make_decoder("q", "k", trainable=True, trainable_scope="head", layers=(0, 1))
     move(decoder, [[[9.0]], [[0.5]]])
     found = ask(decoder)["qk"]

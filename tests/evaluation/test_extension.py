@@ -1,4 +1,4 @@
-"""Longer contexts with other frequencies, against decoders that are made by hand for each."""
+"""Tests of the extension probe against decoders built by hand with each method's frequencies."""
 
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ from rope_exp.model.decoder import Decoder
 LENGTH = 16
 TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)
 HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
-# One long window, of the four that are read where a probe asks several times.
+# The probe reads only this window of eight training lengths.
 LONG = validation_ids(HELD_OUT, 1, 8 * LENGTH)
 FACTORS = (1, 2, 4, 8)
 BASE = 100.0
@@ -39,20 +39,20 @@ def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
 
 @cache
 def of_sites(sites: str) -> dict[str, Any]:
-    """The answers of one decoder, which several tests look at."""
+    """Return the probe's result for one decoder, which several tests use."""
     return ask(opinionated(*sites))
 
 
 @torch.no_grad()
 def loss(decoder: Decoder, factor: int, **positions: Any) -> float:
-    """Of the beginning of the long window."""
+    """Return the mean loss on the first `factor` training lengths of the long window."""
     ids = torch.from_numpy(LONG[:, : factor * LENGTH + 1])
     logits = decoder(ids[:, :-1], **positions).log_softmax(-1)
     return float(-logits.gather(2, ids[:, 1:, None]).mean())
 
 
 def by_hand(sites: str, **learned: Tensor) -> Decoder:
-    """The same weights with frequencies of one's own."""
+    """Return a decoder with the same weights and the given frequencies."""
     decoder = opinionated(*sites, trainable=True)
     with torch.no_grad():
         for pair, name in decoder.model.rotary_emb.learned.items():
@@ -66,7 +66,7 @@ def by_hand(sites: str, **learned: Tensor) -> Decoder:
 
 @pytest.mark.parametrize("sites", ["qk", "vo", "qkvo", "k"])
 def test_interpolation_divides_positions(sites: str) -> None:
-    """Of all pairs that rotate: position m stands where m/s did."""
+    """In all pairs of sites that rotate, position m rotates as m/s did."""
     found = of_sites(sites)
     assert found["lengths"] == [16, 32, 64, 128]
     assert found["num_windows"] == 1
@@ -79,7 +79,7 @@ def test_interpolation_divides_positions(sites: str) -> None:
 
 @pytest.mark.parametrize(("pairs", "key"), [("qk", "base"), ("vo", "base_vo")])
 def test_ntk_aware_is_another_base_of_one_pair(pairs: str, key: str) -> None:
-    """base s^(n/(n-2)), of 8 features; the other pair keeps its own."""
+    """The base becomes base s^(n/(n-2)) with n = 8 features; the other pair keeps its base."""
     found = of_sites("qkvo")["ntk_aware"][pairs]
     for factor, at_length in zip(FACTORS, found, strict=True):
         bases = {"base": BASE, "base_vo": BASE, key: BASE * factor ** (8 / 6)}
@@ -88,8 +88,8 @@ def test_ntk_aware_is_another_base_of_one_pair(pairs: str, key: str) -> None:
 
 @pytest.mark.parametrize("pairs", ["qk", "vo", "qkvo"])
 def test_yarn_is_transformers_and_sharper_scores(pairs: str) -> None:
-    """Frequencies as transformers has them; q and k times its factor, where they are extended, and
-    neither v nor o.
+    """Frequencies are those of transformers. q and k are multiplied by its factor if they are
+    extended, and v and o never are.
     """
     found = of_sites("qkvo")["yarn"][pairs]
     for factor, at_length in zip(FACTORS[1:], found[1:], strict=True):
@@ -110,11 +110,11 @@ def test_yarn_is_transformers_and_sharper_scores(pairs: str) -> None:
         assert at_length == pytest.approx(loss(decoder, factor), abs=1e-5)
 
 
-# -- around them -----------------------------------------------------------------------------------
+# -- all methods -----------------------------------------------------------------------------------
 
 
 def test_as_trained_is_the_decoder_itself() -> None:
-    """At one length all methods are; past it none is."""
+    """All methods equal the trained decoder at its own length, and all differ at the longest."""
     found = of_sites("qkvo")
     expected = [loss(opinionated(*"qkvo"), factor) for factor in FACTORS]
     assert found["as_trained"] == pytest.approx(expected, abs=1e-5)
@@ -131,8 +131,8 @@ def test_as_trained_is_the_decoder_itself() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("attn", FULLY_ROTATING, ids=str)
 def test_extended_pairs_stay_relative(attn: AttnConfig, method: str) -> None:
-    """Either pair alone, or both: both sites of a pair turn by the same frequencies, so that no
-    output knows where positions begin. Keys and values may have been one row until then.
+    """Both sites of a pair rotate by the same frequencies, so outputs do not depend on the first
+    position, if either pair is extended or both. Keys and values may have shared a row before.
     """
     decoder = opinionated(*"qkvo", attn=attn).double()
     ids = torch.from_numpy(LONG[:, :40])
@@ -144,7 +144,7 @@ def test_extended_pairs_stay_relative(attn: AttnConfig, method: str) -> None:
 
 
 def test_learned_frequencies_are_extended_as_they_are() -> None:
-    """Of each layer its own, halved at twice the length."""
+    """At twice the length, each layer's own frequencies are halved."""
     decoder = opinionated("q", "k", trainable="log", trainable_scope="layer")
     moved = torch.tensor([[0.3], [-0.5]])
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_learned_frequencies_are_extended_as_they_are() -> None:
 
 
 def test_a_kind_without_a_softmax_has_no_scale() -> None:
-    """YaRN is its frequencies there."""
+    """Without a softmax to scale, YaRN changes only the frequencies."""
     decoder = opinionated("q", "k", attn=RetentionConfig())
     ids = torch.from_numpy(LONG[:, :33])
     with torch.no_grad(), extended(decoder, "yarn", ["qk"], 2, LENGTH):

@@ -1,4 +1,4 @@
-"""Generated text: what is drawn, and that neither padding nor neighbours change it."""
+"""Tests of text generation: the draws, and their independence of padding and other texts."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ END = 256
 
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
-    """Of random weights, sharp enough that its text is not mere noise."""
+    """Return a decoder with random weights, large enough that its distributions are not flat."""
     decoder = Decoder(replace(make_architecture("q", "k", "v", "o"), vocab_size=END + 1))
     decoder.initialise(0)
     for parameter in decoder.parameters():

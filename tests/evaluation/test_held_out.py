@@ -1,4 +1,4 @@
-"""The held-out loss is a mean over all windows, however they are cut and shared."""
+"""Tests that the held-out loss is a mean over all windows, for any micro-batches and ranks."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_it_is_the_mean_of_minus_log_p(
 def test_ranks_share_the_windows_and_ask_equally_often(
     model: Decoder, windows_NT: np.ndarray, world_size: int
 ) -> None:
-    """Each window counts once, on whichever rank, and a rank without any asks like the others."""
+    """Each window counts once, and a rank without windows calls `should_stop` as often too."""
     nats: list[float] = []
     asked = [0] * world_size
 

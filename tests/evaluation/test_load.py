@@ -1,4 +1,4 @@
-"""A run opened by its folder: its model at a step, and its tokenizer."""
+"""Tests of loading a run's model at a step, and its tokenizer, from the run's folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from rope_exp.training.trainer import Trainer
 
 @pytest.fixture
 def run(tiny: Callable[..., RunConfig], tmp_path: Path) -> Trainer:
-    """A run of six steps with checkpoints at 4 and 6, tokenizer included."""
+    """Return a run of six steps with checkpoints at 4 and 6, and its tokenizer."""
     config = tiny("launch.device=cpu")
     trainer = build_trainer(config, tmp_path / "run")
     prepared = prepare(config.data, config.tokenizer)
@@ -65,7 +65,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_model_are_refused(run: Trainer) -> None:
-    """Whole by its manifest, and yet not the model of config.yaml: nothing is loaded in part."""
+    """A checkpoint that verifies but does not match config.yaml is not even loaded in part."""
     folder = run.folder / "checkpoints"
     saved = checkpoint.load(folder, 6)
     saved.model["model.norm.weight"] = torch.ones(1)

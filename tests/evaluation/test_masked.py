@@ -1,4 +1,4 @@
-"""Held-out losses and probes of hidden tokens: fixed masks, one function, and what a length is."""
+"""Tests of held-out losses and probes under train.objective=mlm, against plain loops."""
 
 import itertools
 from dataclasses import replace
@@ -23,7 +23,7 @@ HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
 
 
 def make_decoder(*rotate: str, **changes: Any) -> Decoder:
-    """A decoder that looks both ways, knows the mask, and is far from uniform."""
+    """Return a bidirectional decoder with a mask token and non-uniform attention."""
     architecture = make_architecture(*rotate, **changes)
     decoder = Decoder(replace(architecture, vocab_size=VOCAB + 1, causal=False))
     decoder.initialise(0)
@@ -35,7 +35,7 @@ def make_decoder(*rotate: str, **changes: Any) -> Decoder:
 
 
 def read(windows_NS: Ids) -> Batch:
-    """As data/sources.py has a run read them."""
+    """Return masked rows, as data/sources.py makes them for a run."""
     length = windows_NS.shape[1] - 1
     plain = next_tokens(windows_NS)
     return masking.masked(plain, masking.HELD_OUT, num_predicted(TRAIN, length), VOCAB)
@@ -52,7 +52,7 @@ def rows_of(count: int, length: int) -> Batch:
 
 
 def nats_by_hand(decoder: Decoder, rows: Batch) -> list[dict[int, float]]:
-    """Of each row -log p of each hidden token by its place, from the logits of all tokens."""
+    """Return -log p of the hidden tokens of each row, by place, from the logits of all tokens."""
     with torch.no_grad():
         log_p = torch.log_softmax(decoder(torch.from_numpy(rows.ids_BT)).double(), dim=-1)
     assert rows.place_BP is not None
@@ -86,8 +86,8 @@ def test_the_loss_of_a_window_is_of_its_hidden_tokens() -> None:
 
 
 def test_losses_by_position_are_of_what_is_hidden_there() -> None:
-    """Over whole windows of eight lengths, where a bin without a hidden token has no loss; and a
-    length's loss is that of windows' beginnings, read alone.
+    """Windows are eight training lengths long, and a bin without a hidden token has no loss. The
+    loss at a length is that of the windows' beginnings, read alone.
     """
     decoder = make_decoder("q", "k")
     found = ask(decoder, "positions")
@@ -123,7 +123,7 @@ def test_without_a_site_is_a_model_built_without() -> None:
 
 
 def test_attention_by_distance_is_asked_of_what_stands_before() -> None:
-    """Of queries in the second half; uniform weights are 1 / T for each of T keys."""
+    """Queries attend to all T keys, so uniform weights are 1 / T."""
     found = ask(make_decoder("q", "k"), "distance")
     assert found["m"][0] == 0
     assert found["uniform"] == pytest.approx([1 / LENGTH] * len(found["m"]))
@@ -131,7 +131,7 @@ def test_attention_by_distance_is_asked_of_what_stands_before() -> None:
 
 
 def test_longer_contexts_are_asked_of_windows_of_their_own() -> None:
-    """Each with its own share of hidden tokens; at the trained length nothing is extended."""
+    """Each length hides its own share of tokens. Nothing is extended at the trained length."""
     decoder = make_decoder("q", "k")
     found = ask(decoder, "extension")
     windows_NS = validation_ids(HELD_OUT, 1, 8 * LENGTH)

@@ -1,4 +1,4 @@
-"""Probes against mathematics and plain loops: losses by window, position, shift and ablation."""
+"""Tests of the probes against mathematics and plain loops over logits."""
 
 import itertools
 import math
@@ -26,10 +26,10 @@ from rope_exp.model.decoder import Decoder
 LENGTH = 16
 TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)
 HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
-# Micro-batches of four training lengths: 16 windows; 2 of eight lengths, one at a time; 4 windows
-# at five starts; 4 windows as trained and without either of two sites; 4 windows of half a
-# length, read twice; 4 windows, one at a time; at four lengths one window as trained, and at three
-# of them by three methods on q, on v and on both.
+# Micro-batches hold four training lengths. windows: 16 windows; positions: 2 of eight lengths, one
+# at a time; shift: 4 at five starts; ablation: 4 as trained and without each of two sites; repeat:
+# 4 half windows, each twice in a row; distance: 4, one at a time; extension: 1 window, at four
+# lengths as trained, and at three by each of three methods on qk, on vo and on both.
 NUM_BATCHES = {
     "windows": 4,
     "positions": 2,
@@ -41,7 +41,7 @@ NUM_BATCHES = {
 }
 NAMES = tuple(NUM_BATCHES)
 
-# Both of q and k turn or neither, and likewise v and o.
+# Both of q and k rotate or neither, and likewise v and o.
 RELATIVE = [subset for subset in SUBSETS if subset in ((), ("q", "k"), ("v", "o"), tuple("qkvo"))]
 
 
@@ -52,12 +52,12 @@ def ask(decoder: Decoder, name: str, *, at_once: int = 4, **changes: Any) -> dic
 
 
 def of_documents(windows_NS: np.ndarray) -> Batch:
-    """Rows as they are read where positions and attention begin anew at documents."""
+    """Return rows whose positions and attention begin anew at each document."""
     return Places(END, resets=True, masks=True).placed(next_tokens(windows_NS))
 
 
 def nats_by_hand(decoder: Decoder, ids: np.ndarray) -> list[float]:
-    """-log p of each token of one window but the first, summed in plain float64."""
+    """Return -log p of each token of one window but the first, with plain float64 sums."""
     with torch.no_grad():
         logits_TV = decoder(torch.from_numpy(ids[None, :-1]))[0].tolist()
     nats = []
@@ -73,7 +73,7 @@ def nats_by_hand(decoder: Decoder, ids: np.ndarray) -> list[float]:
 
 @pytest.mark.parametrize("at_once", [1, 5, 100])
 def test_the_mean_over_windows_is_the_held_out_loss(at_once: int) -> None:
-    """Of the same windows, and each window's own loss is that of a plain loop over its logits."""
+    """Each window's own loss also equals that of a plain loop over its logits."""
     decoder = opinionated("q", "k")
     losses = ask(decoder, "windows", at_once=at_once)["loss"]
 
@@ -88,14 +88,14 @@ def test_the_mean_over_windows_is_the_held_out_loss(at_once: int) -> None:
 
 
 def test_losses_by_position_are_those_of_a_plain_loop() -> None:
-    """Over whole windows of eight training lengths, cut where the text is; and what a length's
-    loss is needs nothing past that length, since the decoder is causal.
+    """Windows are eight training lengths long. The loss at a length needs no tokens past that
+    length, because the decoder is causal.
     """
     decoder = opinionated("q", "k", "v")
     found = ask(decoder, "positions")
 
-    # 16 sequences of the training length are 2 of 8: the first and second of three windows, by
-    # n * 3 // 2.
+    # 16 windows of the training length are 2 of eight lengths: of three, those at n * 3 // 2,
+    # which are the first and the second.
     long = 8 * LENGTH
     windows = [HELD_OUT[start : start + long + 1] for start in (0, long)]
     by_hand = np.mean([nats_by_hand(decoder, ids) for ids in windows], axis=0)
@@ -120,8 +120,8 @@ def test_losses_by_position_are_those_of_a_plain_loop() -> None:
     ],
 )  # fmt: skip
 def test_a_short_held_out_set_has_shorter_windows(num_tokens: int, lengths: list[int]) -> None:
-    """A window of n predictions takes n + 1 tokens; a set that holds none of 8 lengths is read in
-    windows of 4, 2 or 1.
+    """A window of n predictions needs n + 1 tokens. A set too short for 8 training lengths is read
+    in windows of 4, 2 or 1.
     """
     held_out = HELD_OUT[:num_tokens]
     if num_tokens > len(HELD_OUT):
@@ -146,8 +146,8 @@ def test_bins_grow_by_half_an_octave() -> None:
 
 @pytest.mark.parametrize("rotate", SUBSETS, ids="".join)
 def test_only_absolute_variants_feel_a_shift(rotate: tuple[str, ...]) -> None:
-    """Where q and k turn together, and v with o, a shift cancels in every product: R_i^T R_j is a
-    function of j - i. Everywhere else an angle is left over, and the loss moves.
+    """If both or neither of q and k rotate, and of v and o, a shift cancels in every product:
+    R_i^T R_j is a function of j - i. Otherwise an angle remains, and the loss changes.
     """
     found = ask(opinionated(*rotate), "shift")
     assert found["start"] == [0, 4, 16, 64, 256]
@@ -159,7 +159,7 @@ def test_only_absolute_variants_feel_a_shift(rotate: tuple[str, ...]) -> None:
 
 
 def test_a_shift_is_a_model_that_starts_there() -> None:
-    """The same weights in a decoder whose config says `start`, from where positions began."""
+    """The reference has the same weights, and a config whose `start` is higher by the shift."""
     decoder = opinionated("k", "v", start=3)
     found = ask(decoder, "shift")
     for start, loss in zip(found["start"], found["loss"], strict=True):
@@ -173,7 +173,7 @@ END = 0
 
 
 def nats_by_document(decoder: Decoder, ids: np.ndarray) -> list[float]:
-    """The same of a window in which each document is read by itself."""
+    """Return `nats_by_hand` of a window in which each document is read by itself."""
     begins = [0, *(np.flatnonzero(ids[1:-1] == END) + 1), len(ids) - 1]
     parts = [ids[first : last + 1] for first, last in itertools.pairwise(begins)]
     return [nat for part in parts for nat in nats_by_hand(decoder, part)]
@@ -181,11 +181,11 @@ def nats_by_document(decoder: Decoder, ids: np.ndarray) -> list[float]:
 
 @pytest.mark.parametrize("name", ["windows", "positions", "ablation", "shift"])
 def test_windows_hold_documents_as_in_training(name: str) -> None:
-    """Of any length: each probe's first loss, as trained, is that of documents read alone."""
+    """At any window length, each probe's loss as trained is that of documents read alone."""
     decoder = opinionated("q", "v")
     found = ask(decoder, name, read=of_documents)["loss"]
 
-    # Shift and ablation ask of a quarter of the windows, positions of windows of 8 lengths.
+    # shift and ablation read a quarter of the windows, and positions reads windows of 8 lengths.
     count, length = {"windows": (16, LENGTH), "positions": (2, 8 * LENGTH)}.get(name, (4, LENGTH))
     windows_NT = validation_ids(HELD_OUT, count, length)
     assert (windows_NT[:, 1:-1] == END).any()
@@ -204,7 +204,7 @@ def test_windows_hold_documents_as_in_training(name: str) -> None:
 
 
 def test_a_shift_moves_every_document() -> None:
-    """Whose positions then begin at `start`, as if the model said so."""
+    """Each document's positions begin at `start`, as with a model configured so."""
     found = ask(opinionated("k", "v"), "shift", read=of_documents)
     for start, loss in zip(found["start"], found["loss"], strict=True):
         other = opinionated("k", "v", start=start)
@@ -216,7 +216,7 @@ def test_a_shift_moves_every_document() -> None:
 
 @pytest.mark.parametrize("rotate", [(), ("v",), ("q", "k"), tuple("qkvo")], ids="".join)
 def test_without_a_site_is_a_model_built_without(rotate: tuple[str, ...]) -> None:
-    """The variants have the same parameters, so that the weights of one load into the other."""
+    """The variants have the same parameters, so the weights of one load into the other."""
     decoder = opinionated(*rotate)
     found = ask(decoder, "ablation")
     assert found["without"] == ["", *sorted(rotate)]
@@ -233,7 +233,7 @@ def test_without_a_site_is_a_model_built_without(rotate: tuple[str, ...]) -> Non
 
 
 def test_sites_that_rotate_in_some_layers_are_switched_off() -> None:
-    """Of either pattern: here q and k in the second layer alone, v and o in the first."""
+    """Here q and k rotate only in the second layer, and v and o only in the first."""
     decoder = opinionated(*"qkvo", layers=(0, 1), layers_vo=(1, 0))
     assert ask(decoder, "ablation")["without"] == ["", "k", "o", "q", "v"]
 
@@ -243,7 +243,7 @@ def test_sites_that_rotate_in_some_layers_are_switched_off() -> None:
 
 @pytest.mark.parametrize("length", [LENGTH, 5])
 def test_both_readings_are_those_of_a_plain_loop(length: int) -> None:
-    """Both are of the text's tokens but the first, and the second reading follows the first."""
+    """Both readings omit the text's first token, and the second directly follows the first."""
     decoder = opinionated("q", "k")
     train = TrainConfig(seq_len=length, eval_sequences=16)
     found = Questions(decoder, HELD_OUT, train, 4).ask(["repeat"])["repeat"]
@@ -256,11 +256,11 @@ def test_both_readings_are_those_of_a_plain_loop(length: int) -> None:
     assert found["loss"] == pytest.approx(expected, abs=1e-5)
 
 
-# -- what is left behind -------------------------------------------------------------------------
+# -- interruption --------------------------------------------------------------------------------
 
 
 def stops_at(number: int, *, broken: bool) -> Callable[[], bool]:
-    """Answer that the run may go on, and at one micro-batch that it may not, or break."""
+    """Return a `should_stop` that returns true, or raises, from one micro-batch on."""
     asked = itertools.count()
 
     def should_stop() -> bool:
@@ -276,7 +276,7 @@ def stops_at(number: int, *, broken: bool) -> Callable[[], bool]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_probe_that_breaks_off_leaves_no_trace(name: str, broken: bool) -> None:
-    """Asked to stop, or broken, in micro-batches all over: the decoder computes what it did."""
+    """Stopping or failing at various micro-batches does not change the decoder's outputs."""
     decoder = opinionated("q", "v")
     inputs = on_device(next_tokens(HELD_OUT[None, :40]), torch.device("cpu"))
     before = token_nats(decoder, inputs).detach()
@@ -315,7 +315,7 @@ def test_a_site_that_is_off_is_on_again() -> None:
 @pytest.mark.parametrize(
     ("attn", "share"),
     [
-        # Features above 0 have a sum above 0; and 1 + cos of a token with itself is 2.
+        # Positive features have a positive sum, and 1 + cos of a token with itself is 2.
         (LinearConfig(), 0.0),
         (LinearConfig(form="one_plus_cos"), 0.0),
         (LinearConfig(form="one_plus_cos", eps=1e9), 1.0),
@@ -328,7 +328,7 @@ def test_the_floors_of_forms_that_cannot_or_must_meet_it(attn: LinearConfig, sha
 
 
 def test_the_floors_are_counted_one_by_one() -> None:
-    """Rotated below too: of the first layer, by the sums themselves."""
+    """The first layer's share, with a rotated denominator, is counted from explicit sums."""
     decoder = linear_decoder(LinearConfig(form="both"))
     layer = attentions(decoder)[0]
     assert isinstance(layer, LinearAttention)

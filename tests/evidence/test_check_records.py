@@ -1,4 +1,4 @@
-"""`rope-exp check-records`: one sentence for each campaign, and for each fault."""
+"""Tests of `rope-exp check-records`, which prints one line per campaign and per fault."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_whole_and_harmed_records_are_told_apart(
 def test_runs_of_other_tokens_may_not_be_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A record that is whole by itself, with another order of tokens than its seed's."""
+    """Each record is valid by itself, but the two runs of the seed saw different tokens."""
     make_records(tmp_path, "c", rows=("qk_rope", "nope"), seeds=(0,))
     file = tmp_path / "c" / "nope-s0.json"
     values = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Runs equal except in named factors are compared; others are refused by what differs."""
+"""Tests that runs equal except in named factors are compared, and others refused."""
 
 import shutil
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def test_a_row_is_as_finished_as_its_best_run(tmp_path: Path) -> None:
     assert (row.verdict, row.losses) == ("", {2: 3.5})
 
 
-# -- what must be equal ----------------------------------------------------------------------------
+# -- facts that must be equal ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_diverged_run_has_seen_fewer_tokens(tmp_path: Path) -> None:
 
 
 def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
-    """Their variant has more of them, and what all variants have is as it was.
+    """A variant with learned frequencies has more parameters; the shared weights must be equal.
 
-    Of a run from before that was hashed by itself, nothing can be told.
+    An older run has no `shared_init_sha256`, so its weights cannot be checked.
     """
     make_run(tmp_path)
     result = {"params": 1328288, "init_sha256": OTHER}
@@ -90,7 +90,7 @@ def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
 
 
 def test_one_seed_under_several_numbers_is_refused(tmp_path: Path) -> None:
-    """Four copies of one run would be four seeds that agree to the last digit."""
+    """Copies of one run would look like several seeds that agree to the last digit."""
     copied = {"init_sha256": sha256_of("init 0"), "order_sha256": sha256_of("order 0 500")}
     first = make_run(tmp_path)
     make_run(tmp_path, pe="vo_rope")
@@ -100,7 +100,7 @@ def test_one_seed_under_several_numbers_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_all_began_with_is_no_copy_and_an_order_is(tmp_path: Path) -> None:
-    """Runs from one finished run share their weights at every seed. A seed has its own order."""
+    """Runs from one finished run share weights at all seeds, but each seed has its own order."""
     began = begun_from(sha256_of("weights"))
     for seed in (0, 1):
         make_run(tmp_path, seed=seed, **began)
@@ -113,14 +113,14 @@ def test_what_all_began_with_is_no_copy_and_an_order_is(tmp_path: Path) -> None:
 
 
 def test_one_seed_of_weights_may_have_several_orders(tmp_path: Path) -> None:
-    """By data.seed, as in the pilot: its weights are of one seed, and are no copy."""
+    """With data.seed, as in the pilot, runs of one seed share weights without being copies."""
     for group, order in (("a", 7), ("b", 8)):
         make_run(tmp_path, group=group, overrides=[f"data.seed={order}"])
     check_seeds(all_runs(tmp_path))
 
 
 def test_weights_that_runs_began_with_are_no_seed(tmp_path: Path) -> None:
-    """Runs from one finished run stand in one table; from two, only where rows are told by it."""
+    """Runs from one finished run share a table; runs from two need `init_weights` as a factor."""
     began = [begun_from(sha256_of(name)) for name in ("first", "second")]
     make_run(tmp_path, **began[0])
     make_run(tmp_path, pe="nope", **began[0])
@@ -154,7 +154,7 @@ def test_two_variants_under_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_copied_folder_is_refused_as_a_duplicate(tmp_path: Path) -> None:
-    """In a group of its own: beside the first, it would lie in a folder that is named after it."""
+    """The copy lies in another group, because within one group a run has only one valid place."""
     folder = make_run(tmp_path)
     copy = tmp_path / "h" / folder.parent.name / folder.name
     shutil.copytree(folder, copy)
@@ -206,7 +206,7 @@ def test_a_sweep_of_learning_rates_is_a_comparison(tmp_path: Path) -> None:
 
 
 def test_what_a_learning_rate_leaves_equal_is_asked_for(tmp_path: Path) -> None:
-    """Weights and order do not follow from the rate, so they must be equal within a seed."""
+    """Weights and order do not depend on the learning rate, so they must be equal within a seed."""
     make_rate(tmp_path, lr="0.001")
     make_rate(tmp_path, lr="0.01", result={"init_sha256": OTHER})
     with refused("started from different weights"):
@@ -228,7 +228,7 @@ def test_what_a_comparison_does_not_name_must_be_equal(tmp_path: Path) -> None:
 
 
 def test_models_have_weights_of_their_own(tmp_path: Path) -> None:
-    """Within a size the weights of a seed must agree; the order of tokens over all sizes."""
+    """At one seed, weights must agree within a size, and the order of tokens across sizes."""
     keys = ("model", "pe")
     weights = {"params": 7, "init_sha256": OTHER}
     make_size(tmp_path, width=128)
@@ -247,7 +247,7 @@ def test_models_have_weights_of_their_own(tmp_path: Path) -> None:
 
 
 def test_numbers_stand_in_the_order_of_numbers(tmp_path: Path) -> None:
-    """As text, 1e-05 would stand behind 0.01; rows without a loss keep the order."""
+    """As text, 1e-05 would sort after 0.01; rows without a loss keep the numeric order."""
     for lr in ("0.01", "0.0001", "0.00001"):
         make_run(tmp_path, group=f"lr-{lr}", loss=None, steps=20, overrides=[f"optim.lr={lr}"])
     labels = ["optim.lr=1e-05", "optim.lr=0.0001", "optim.lr=0.01"]
@@ -272,7 +272,7 @@ def test_a_factor_is_a_key_that_can_change_a_number(tmp_path: Path, factor: str)
 
 
 def test_a_section_as_a_factor_must_name_its_rows(tmp_path: Path) -> None:
-    """Two rates under `optim` would share the label optim=adamw."""
+    """Two learning rates under `optim` would share the label optim=adamw."""
     make_rate(tmp_path, lr="0.001")
     make_rate(tmp_path, lr="0.01", seed=1)
     with refused("two variants under one name (optim.lr: 0.001 -> 0.01)"):
@@ -283,7 +283,7 @@ def test_a_section_as_a_factor_must_name_its_rows(tmp_path: Path) -> None:
 
 
 def test_another_objective_has_weights_and_tokens_of_its_own(tmp_path: Path) -> None:
-    """The mask is an id more, and masks are in the order: neither refuses rows by the objective."""
+    """Masking adds an id and enters the order's hash, so neither is compared between objectives."""
     key = "train.objective"
     other = {"init_sha256": OTHER, "order_sha256": OTHER, "params": 1328512}
     make_run(tmp_path, group="causal")

@@ -1,4 +1,4 @@
-"""Means, deviations, differences and ranks against sums by hand, and laws for any losses."""
+"""Tests of means, SDs, differences and ranks against sums by hand, and of laws for any losses."""
 
 import math
 from itertools import combinations
@@ -39,7 +39,7 @@ def test_one_seed_has_no_deviation_and_none_no_mean() -> None:
 
 
 def test_delta_is_the_mean_of_differences_within_seeds() -> None:
-    """Over the seeds that both have finished: never the difference of the two means."""
+    """Delta averages over the seeds that both have finished; it is no difference of means."""
     qk = {0: 3.0, 1: 3.5, 2: 9.0}
     vo = {0: 3.1, 1: 3.8, 7: 1.0}
     row = compare({"qk": qk, "vo": vo}, "qk")["vo"]
@@ -69,7 +69,7 @@ def test_equal_losses_share_the_better_rank() -> None:
 
 
 def test_tau_counts_pairs_by_hand() -> None:
-    """Of 6 pairs a-b is tied in ours, c is before d in ours and after it in theirs, 4 agree."""
+    """Among 6 pairs, a-b is tied in ours, c-d is discordant, and 4 are concordant."""
     ours = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 3.0}
     theirs = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 3.0}
     tau, count = kendall_tau(ours, theirs)
@@ -106,9 +106,9 @@ def test_tau_is_scipys_and_that_of_counting(ours: dict[str, float]) -> None:
 
 
 def test_a_row_without_a_seed_is_not_ranked_by_the_others_mean() -> None:
-    """By its mean or by seed 0 "one" is first, where 2.0 stands beside 2.05 and 2.5.
+    """Row "one" has the lowest mean (2.0 against 2.05) and the lowest loss at seed 0 (against 2.5).
 
-    Seed 1 is harder by (2 - 0.9) / 2 to those that have it: over both "one" would have 2.275.
+    Seed 1 is harder by (2 - 0.9) / 2 in the other rows, so over both seeds "one" has 2.275.
     """
     rows = compare({"all": {0: 3.0, 1: 5.0}, "one": {0: 2.0}, "best": {0: 2.5, 1: 1.6}}, "all")
     assert {label: row.rank for label, row in rows.items()} == {"best": 1, "one": 2, "all": 3}
@@ -125,14 +125,14 @@ def test_ranks_of_whole_tables_are_those_of_means(table: dict[str, Losses]) -> N
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, unique=True))
 def test_ranks_need_seeds_that_connect_all_rows(cells: list[tuple[int, int]]) -> None:
-    """Where a loss is the sum of a seed's part and a row's, any that do give the rows' order."""
+    """If losses are seed part + row part, any connected table gives the order of the rows."""
     part_S = [0.0, 3.0, -2.0, 0.5, 7.0, 1.0]
     part_V = [0.3, 0.1, 0.5, 0.2, 0.6, 0.4]
     table: dict[str, dict[int, float]] = {}
     for seed, row in cells:
         table.setdefault(str(row), {})[seed] = part_S[seed] + part_V[row]
 
-    # All rows that can be reached from the first, from row to seed to row.
+    # Collect the rows that shared seeds connect with the first.
     reached = {min(table)}
     for _ in table:
         seeds = {seed for label in reached for seed in table[label]}

@@ -1,4 +1,4 @@
-"""Frames hold what records and run folders say; the examples of docs/notebooks run on them."""
+"""Tests of the pandas frames of runs, curves, probes and tables, and of the notebooks on them."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def test_run_folders_and_their_records_give_the_same_curves(tmp_path: Path) -> N
 
 
 def test_every_key_that_tells_runs_apart_is_there(tmp_path: Path) -> None:
-    """Of every run, though one campaign varies it and the other does not."""
+    """A key that only one campaign varies is a column for the runs of both."""
     warmup = "schedule.warmup_fraction"
     make_records(tmp_path, "english", rows=ROWS, seeds=(0,), factors={warmup: [0.05, 0.2]})
     heavy = ["pe=vo_rope", "optim.weight_decay=0.3"]
@@ -67,7 +67,7 @@ def test_every_key_that_tells_runs_apart_is_there(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_set_aside_is_none(tmp_path: Path) -> None:
-    """`run.fresh=true` moves it to a hidden folder beside the one that begins anew."""
+    """`run.fresh=true` moves the old run to a hidden folder beside the new one."""
     make_run(tmp_path, loss=3.9)
     [where] = load_runs(tmp_path)["where"]
     folder = tmp_path / where

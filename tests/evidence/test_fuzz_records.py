@@ -1,4 +1,4 @@
-"""Whatever stands in a record whose digest is right, it is read and judged, or refused by name."""
+"""Fuzz test of records: any content with a valid digest is judged, or refused by name."""
 
 import copy
 import itertools
@@ -25,14 +25,14 @@ from rope_exp.system.files import read_json
 GONE = object()
 HARMS = (None, "x", [], -1, float("nan"), 1e308, 10**30, True, GONE)
 
-# Some records of one campaign, of which the first is harmed.
+# Records of one campaign. The test damages the first.
 CELLS = ("qk_rope-s0", "qk_rope-s1", "nope-s0", "nope-s1")
 
 Place = tuple[str | int, ...]
 
 
 def places(values: Any, at: Place = ()) -> Iterator[Place]:
-    """Yield where each value stands; the last of a list stands for all of it."""
+    """Yield the place of each value; the last item of a list represents all of it."""
     if at:
         yield at
     if isinstance(values, dict):
@@ -43,7 +43,7 @@ def places(values: Any, at: Place = ()) -> Iterator[Place]:
 
 
 def harm_of(record: dict[str, Any], place: Place, harm: Any) -> str:
-    """Return the text of a record with one value replaced or gone, its digest computed anew."""
+    """Return the text of a record with one value replaced or removed, and a recomputed digest."""
     values = copy.deepcopy(record)
     *above, last = place
     inner: Any = values
@@ -59,7 +59,7 @@ def harm_of(record: dict[str, Any], place: Place, harm: Any) -> str:
 
 
 def judge(runs: Sequence[Run]) -> None:
-    """Make what is made of a campaign's records, but for its figures."""
+    """Build every output that a campaign's records give, except figures."""
     report = build(runs, ["pe"])
     markdown(report, [])
     for write in (csv_table, summary, answers_csv, probes_csv, extension_csv):
@@ -70,7 +70,7 @@ def judge(runs: Sequence[Run]) -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page without its figures, which take most of the time."""
+    """Leave the figures out of the page, because they take most of the time."""
     for figure in ("forest", "grid", "curves"):
         monkeypatch.setitem(PARTS, figure, lambda report: None)
 
@@ -78,9 +78,9 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.torture)])
 @pytest.mark.usefixtures("undrawn")
 def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, every: bool) -> None:
-    """Each place in turn with one harm of all; the long test does every harm to each.
+    """Each place gets one of HARMS in turn; the torture test tries all of them at each place.
 
-    Answers to probes have a digest of their own in the result, which refuses any harm.
+    Answers to probes are left out: their own digest in the result refuses any change.
     """
     first, *others = (RECORDED / f"english/{cell}.json" for cell in CELLS)
     clean = [read_record(path) for path in others]

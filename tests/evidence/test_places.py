@@ -1,4 +1,4 @@
-"""A run's answers by place: every number under the name and at the place that it is of."""
+"""Tests of a run's answers to probes by place: each number has its name and its place."""
 
 from rope_exp.evidence.places import by_place
 
@@ -13,7 +13,7 @@ def test_positions_are_lengths_and_bins() -> None:
     }
     assert by_place("positions", answer) == {
         "positions": {2: 4.75, 4: 4.5},
-        # At the first position of each.
+        # Each bin is keyed by its first position.
         "bins": {0: 5.0, 1: 4.5, 2: 4.0},
     }
 

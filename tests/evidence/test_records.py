@@ -1,4 +1,4 @@
-"""Records: written from a real run, read back equal, refused where anything was changed."""
+"""Tests of records: they are written from a real run, read back equal, and refused if changed."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ NAME = "vo-optim.betas=_0.9,_0.95_-s3"
 
 @pytest.fixture
 def record(recorded: Path, tmp_path: Path) -> Path:
-    """A record of a real run, to be harmed."""
+    """Return the path of a copy of a real run's record, which a test may damage."""
     path = tmp_path / "mine" / f"{NAME}.json"
     path.parent.mkdir()
     shutil.copy(recorded / "results/records/mine" / path.name, path)
@@ -46,7 +46,7 @@ def of_folder(recorded: Path) -> Path:
 
 
 def copy_of(recorded: Path, tmp_path: Path) -> Path:
-    """A copy of the run's folder, to be changed."""
+    """Return a copy of the run's folder, which a test may change."""
     folder = tmp_path / "runs" / "mine" / NAME
     shutil.copytree(of_folder(recorded), folder)
     return folder
@@ -61,9 +61,7 @@ def cell_of(recorded: Path) -> Cell:
 
 
 def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> None:
-    """Config, result, curve, environment and probes, number by number, from the files of the run
-    and from the one file of its record.
-    """
+    """The record's config, result, curve, environment and probes equal those in the run's files."""
     folder = of_folder(recorded)
     run = read_run(folder)
     found = read_record(record)
@@ -84,7 +82,7 @@ def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> 
 
 
 def test_a_record_says_what_its_run_began_with(tmp_path: Path) -> None:
-    """By the hash of the weights and the run that they were of, and not by where that lay."""
+    """The record keeps the hash of the initial weights and their run, but not that run's path."""
     began = begun_from(sha256_of("weights"))
     words = ["run.init_from=/nowhere/source", *began["overrides"]]
     env = {**ENV, **began["env"]}
@@ -100,7 +98,7 @@ def test_a_record_says_what_its_run_began_with(tmp_path: Path) -> None:
 
 
 def test_a_record_says_nothing_of_where_it_was_run(record: Path) -> None:
-    """No path of the machine, nobody's name, no tracker: it is committed."""
+    """Records are committed, so they hold no local path, user name or tracker."""
     values = read_json(record)
     assert not {"run", "tracker"} & values["config"].keys()
     assert str(Path.home()) not in record.read_text()
@@ -124,7 +122,7 @@ def test_every_record_of_a_campaign_is_found(recorded: Path, tmp_path: Path) -> 
 
 
 def test_a_record_holds_no_path_of_a_cache(recorded: Path, tmp_path: Path) -> None:
-    """Where blocks lie changes no number, and is of one machine."""
+    """The cache's path changes no number, and is valid on one machine only."""
     folder = copy_of(recorded, tmp_path)
     write_config(folder, read_config(folder).replace("data", cache_dir="/a/cache"))
     path = tmp_path / "mine" / f"{NAME}.json"
@@ -144,7 +142,7 @@ RESUMED = {
 def test_code_of_no_commit_leaves_no_record(
     recorded: Path, tmp_path: Path, env: dict[str, Any]
 ) -> None:
-    """The tree was edited after the campaign had looked at it: each run reads it anew."""
+    """Each start of a run imports the tree anew, and may see edits after the campaign's check."""
     folder = copy_of(recorded, tmp_path)
     write_json(folder / "env.json", read_json(folder / "env.json") | env)
     path = tmp_path / "mine" / f"{NAME}.json"
@@ -159,7 +157,7 @@ def test_code_of_no_commit_leaves_no_record(
 
 
 def test_a_probe_that_is_not_finite_is_null(recorded: Path, tmp_path: Path) -> None:
-    """In the record, as in JSON at all; whoever reads it gets NaN, which figures leave out."""
+    """The file holds null, since JSON has no NaN; reading it gives NaN, which figures leave out."""
     folder = copy_of(recorded, tmp_path)
     probes = read_json(folder / "probes.json")
     probes["shift"]["loss"][-1] = None
@@ -176,7 +174,7 @@ def test_a_probe_that_is_not_finite_is_null(recorded: Path, tmp_path: Path) -> N
 def test_a_folder_that_is_not_whole_leaves_no_record(
     recorded: Path, tmp_path: Path, harm: str
 ) -> None:
-    """What cannot be read back is not left lying as if it were done."""
+    """A record that cannot be read back is not written; otherwise the cell would count as done."""
     folder = tmp_path / NAME
     shutil.copytree(of_folder(recorded), folder)
     name = {"result": "result.json", "metrics": "metrics.jsonl", "probes": "probes.json"}
@@ -188,7 +186,7 @@ def test_a_folder_that_is_not_whole_leaves_no_record(
     assert not path.exists()
 
 
-# -- one digit -------------------------------------------------------------------------------------
+# -- one changed digit -----------------------------------------------------------------------------
 
 PLACES = {
     "config": r'"lr":0.00(3)',
@@ -222,7 +220,7 @@ def test_a_file_that_is_no_record(record: Path, content: str) -> None:
 
 
 def test_a_record_of_another_name_or_place(record: Path) -> None:
-    """Copied for another cell or campaign, it would be counted twice, or for what it is not."""
+    """A record copied to another cell or campaign would be counted twice, or for the wrong cell."""
     renamed = record.with_name("qk-s3.json")
     moved = record.parent.parent / "yours" / record.name
     moved.parent.mkdir()
@@ -232,13 +230,13 @@ def test_a_record_of_another_name_or_place(record: Path) -> None:
             read_record(path)
 
 
-# -- a digest that is right of content that is wrong -----------------------------------------------
+# -- wrong content with a valid digest -------------------------------------------------------------
 
 Edit = Callable[[dict[str, Any]], Any]
 
 
 def at(*keys: str | int, to: Any) -> Edit:
-    """An edit of one place."""
+    """Return an edit that sets the value at one place."""
 
     def edit(values: dict[str, Any]) -> None:
         inner: Any = values
@@ -304,7 +302,7 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_a_record_that_contradicts_itself(record: Path, name: str) -> None:
-    """An edit whose author computed the digest anew: what else the record says gives it away."""
+    """An edit with a recomputed digest is refused if it contradicts the record's other values."""
     edit, words = CONTRADICTIONS[name]
     values = read_json(record)
     edit(values)
@@ -315,7 +313,7 @@ def test_a_record_that_contradicts_itself(record: Path, name: str) -> None:
 
 
 def test_the_spelling_is_no_part_of_the_digest(record: Path) -> None:
-    """Of equal values: a file that git or an editor laid out anew still verifies."""
+    """A file that git or an editor reformatted still verifies."""
     before = read_record(record)
     record.write_text(json.dumps(read_json(record), indent=4))
     assert read_record(record) == before
@@ -323,6 +321,6 @@ def test_the_spelling_is_no_part_of_the_digest(record: Path) -> None:
 
 
 def test_records_are_small(recorded: Path) -> None:
-    """They are committed by the hundred: their curve and their probes are most of it."""
+    """Hundreds of records are committed. Curves and probes make up most of their size."""
     for path in records_of(recorded):
         assert path.stat().st_size < 20_000

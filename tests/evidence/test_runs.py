@@ -1,4 +1,4 @@
-"""Run folders, read one by one: what was damaged, edited or copied is refused by name."""
+"""Tests of reading run folders one by one: damaged, edited or copied ones are refused by name."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def read(runs: Path) -> list[Run]:
     return read_runs([runs / "g"])[0]
 
 
-# -- which folders ---------------------------------------------------------------------------------
+# -- selection of folders --------------------------------------------------------------------------
 
 
 def test_several_groups_are_not_mixed_but_asked_about(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_no_runs_are_refused_with_the_way_to_make_them(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_left_out_by_name(tmp_path: Path) -> None:
-    """Hidden folders are somebody's own: `.seed0.old-1` is what run.fresh moves aside."""
+    """Hidden folders are skipped silently, since run.fresh moves old runs to `.seed0.old-1`."""
     make_run(tmp_path, pe="vo_rope")
     for name in ("vo_rope/notes", "scraps", ".hidden", "vo_rope/.seed0.old-1"):
         (tmp_path / "g" / name).mkdir()
@@ -56,7 +56,7 @@ def test_what_is_no_run_is_left_out_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config.yaml", "result.json", "metrics.jsonl", "env.json"])
 def test_a_run_that_cannot_be_read_leaves_the_others(tmp_path: Path, name: str) -> None:
-    """It is named with its file; a table of the rest is possible."""
+    """The run is left out with its file's name, so a table of the others is still possible."""
     make_run(tmp_path, pe="vo_rope")
     folder = make_run(tmp_path, pe="nope")
     (folder / name).write_text("x\n")
@@ -65,7 +65,7 @@ def test_a_run_that_cannot_be_read_leaves_the_others(tmp_path: Path, name: str) 
     assert str(folder / name) in left_out["g/nope/seed0"]
 
 
-# -- what they hold --------------------------------------------------------------------------------
+# -- contents of a folder --------------------------------------------------------------------------
 
 
 def test_a_run_says_what_its_folder_does(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_config_edited_after_the_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_that_the_config_does_not_say_are_refused(tmp_path: Path) -> None:
-    """Or that it says, and the run did not begin with."""
+    """The initial weights in env.json must be those that the config names."""
     one, other = (begun_from(sha256_of(name)) for name in ("one", "other"))
     folder = make_run(tmp_path, **{**one, "env": other["env"]})
     with refused(f"{folder / 'env.json'} says that the run started from the weights"):
@@ -220,7 +220,7 @@ def test_a_curve_must_end_where_the_result_says(tmp_path: Path, harm: str) -> No
 
 
 def test_a_diverged_curve_may_not_go_past_its_end(tmp_path: Path) -> None:
-    """The step of a diverged run's last row is not in its result, but the last step is."""
+    """The curve of a diverged run may end before the last step in its result, but not after."""
     result = {"steps": 90}
     folder = make_run(tmp_path, loss=None, steps=100, result=result)
     with refused(str(folder / METRICS), "step 100, past the 90"):

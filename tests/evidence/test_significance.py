@@ -1,4 +1,4 @@
-"""The tests of significance, held against scipy, closed forms and simulated truth."""
+"""Tests of the significance tests, against scipy, closed forms and simulated data."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ ROWS = "abcdefghi"
 def drawn(
     means: dict[str, float], seeds: int, deviation: float, seed: int = 0
 ) -> dict[str, Losses]:
-    """Losses of a layout: a mean a row, an effect a seed, and noise."""
+    """Return losses of a layout: a mean for each row, an effect for each seed, and noise."""
     random = np.random.default_rng(seed)
     effects = random.normal(scale=0.05, size=seeds)
     losses: dict[str, Losses] = {}
@@ -44,7 +44,7 @@ def judge(
     method: Method | None = None,
     **margin: float,
 ) -> list[Judged]:
-    """Judge by the noise that the losses show, or by this method of knowing it."""
+    """Return the judged pairs, with the losses' own noise and its method, or the given method."""
     noise = measure(losses)
     if noise is not None and method is not None:
         noise = replace(noise, method=method)
@@ -71,7 +71,7 @@ def test_paired_is_the_paired_t_of_scipy() -> None:
 
 
 def test_equivalence_is_two_one_sided_tests() -> None:
-    """Of one pair, where nothing is adjusted: the larger of scipy's two one-sided p-values."""
+    """For one pair, without adjustment, p is the larger of scipy's two one-sided p-values."""
     losses = drawn({"a": 3.0, "b": 3.004}, seeds=8, deviation=0.004)
     [pair] = judge(losses, [("a", "b")], method="paired", margin=0.01)
     differences = np.subtract(column(losses["b"]), column(losses["a"]))
@@ -90,7 +90,7 @@ def test_residual_of_a_whole_table_is_the_closed_form() -> None:
 
 
 def test_residual_of_a_table_with_holes_is_least_squares() -> None:
-    """The fit found by alternating means, until nothing moves, has the same residuals."""
+    """Subtracting row and column means alternately until convergence gives the same residuals."""
     table = np.random.default_rng(2).normal(size=(8, 9))
     table[5:, :5] = np.nan
     fitted = np.zeros_like(table)
@@ -104,7 +104,7 @@ def test_residual_of_a_table_with_holes_is_least_squares() -> None:
 
 
 def test_holm_by_hand() -> None:
-    """0.01 x 4, 0.02 x 3, 0.03 x 2, then 0.04 x 1, which may not fall below its predecessor."""
+    """Holm gives 0.01 x 4, 0.02 x 3 and 0.03 x 2; 0.04 x 1 is raised to its predecessor, 0.06."""
     adjusted = holm(np.array([0.04, 0.01, 0.03, 0.02]))
     np.testing.assert_allclose(adjusted, [0.06, 0.04, 0.06, 0.06])
 
@@ -118,7 +118,7 @@ def test_holm_lies_between_p_and_bonferroni(p: list[float]) -> None:
 
 
 def test_pooled_knows_more_than_one_pair_does() -> None:
-    """Nine rows of five seeds: 32 degrees of freedom instead of 4, and the same estimate."""
+    """Nine rows of five seeds give 32 degrees of freedom instead of 4, and the same estimate."""
     losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.01)
     [pooled] = judge(losses, [("a", "b")], method="pooled")
     [paired] = judge(losses, [("a", "b")], method="paired")
@@ -131,7 +131,7 @@ def test_pooled_knows_more_than_one_pair_does() -> None:
 
 @pytest.mark.parametrize("rows", ["abc", ROWS])
 def test_noise_that_differs_between_rows_is_not_pooled(rows: str) -> None:
-    """One row jumps by 0.3: of three rows, its share in each seed's mean is in all residuals."""
+    """One row jumps by 0.3; among three rows it also moves the seeds' means, so all residuals."""
     losses = drawn(dict.fromkeys(rows, 3.0), seeds=5, deviation=0.01)
     assert method_for(losses) == "pooled"
     losses["a"] = {seed: loss + 0.3 * (seed % 2) for seed, loss in losses["a"].items()}
@@ -160,7 +160,7 @@ def test_seeds_that_one_row_lacks_are_left_out_of_its_pairs() -> None:
     [(0.2, "better", ">"), (-0.2, "worse", "<"), (0.0, "equivalent", "≈"), (0.012, "open", "?")],
 )
 def test_verdicts(gap: float, verdict: str, sign: str) -> None:
-    """A clear difference, none within the margin, and one at its edge."""
+    """The gaps are clear in either direction, zero, or near the margin with few, noisy seeds."""
     losses = drawn(dict.fromkeys(ROWS, 3.0) | {"b": 3.0 + gap}, seeds=8, deviation=0.002)
     if verdict == "open":
         losses = drawn({"a": 3.0, "b": 3.0 + gap}, seeds=3, deviation=0.02)
@@ -177,7 +177,7 @@ def test_a_real_difference_below_the_margin_is_none_that_matters() -> None:
 
 
 def test_a_pair_is_held_against_the_rest_by_an_exact_f() -> None:
-    """Of equal noise its p-value is uniform, also where three rows leave little rest."""
+    """With equal noise p is uniform, even with three rows, which leave the rest only 4 df."""
     p = []
     for seed in range(2000):
         table = np.random.default_rng(seed).normal(size=(5, 3))
@@ -189,14 +189,14 @@ def test_a_pair_is_held_against_the_rest_by_an_exact_f() -> None:
 
 
 def test_a_late_run_is_seen_where_nothing_else_differs() -> None:
-    """One run in 45 lags by thirty deviations, as one of the pilot did."""
+    """One run of 45 is worse by 30 SD, as one run of the pilot was."""
     losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.02, seed=3)
     losses["a"] = {**losses["a"], 1: losses["a"][1] + 0.6}
     assert method_for(losses) == "paired"
 
 
 def test_a_published_gap_below_the_margin_is_confirmed_as_such() -> None:
-    """The source's VO > QKV is one of 0.013: half of that is no contradiction."""
+    """The published gap of VO > QKV is 0.013; measuring half of that does not contradict it."""
     losses = drawn(dict.fromkeys(ROWS, 3.0) | {"b": 3.006}, seeds=12, deviation=0.001)
     [pair] = judge(losses, [("a", "b")])
     assert (pair.verdict, pair.outcome(">")) == (
@@ -241,7 +241,7 @@ def test_fewer_than_two_shared_seeds_are_judged_nothing() -> None:
 
 
 def test_seeds_needed_are_what_settles_the_pair() -> None:
-    """Simulated: the easiest difference with the fewest seeds, the hardest with the most."""
+    """In simulations the power is about 0.8 for the easiest and the hardest difference alike."""
     losses = drawn({"a": 3.0, "b": 3.0}, seeds=5, deviation=0.012, seed=3)
     [pair] = judge(losses, [("a", "b")], method="paired")
     assert pair.verdict == "open"

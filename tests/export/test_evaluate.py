@@ -1,4 +1,4 @@
-"""lm-evaluation-harness's numbers are ours, on tasks from files of our own."""
+"""Tests of `rope-exp evaluate` against scores computed here from the run's decoder."""
 
 import json
 import math
@@ -28,7 +28,7 @@ CHOICES = [". ", "ment"]
 
 @pytest.fixture
 def tasks(whole: tuple[Path, list[str]], tmp_path: Path) -> Path:
-    """A folder of three tasks: bits a byte, a choice, and the run's own completion."""
+    """Return a folder of three tasks: bits per byte, a choice, and the run's own completion."""
     folder = tmp_path / "tasks"
     folder.mkdir()
     lines: dict[str, list[dict[str, Any]]] = {
@@ -75,7 +75,7 @@ def tasks(whole: tuple[Path, list[str]], tmp_path: Path) -> Path:
 
 
 def completed(run: Path, text: str) -> str:
-    """Six tokens of the run's model, the likeliest each."""
+    """Return the run's greedy completion of a text by six tokens."""
     decoder, tokenizer = load_run(run)
     ids = tokenizer.encode(text).ids
     with torch.no_grad():
@@ -86,7 +86,7 @@ def completed(run: Path, text: str) -> str:
 
 
 def nats(decoder: Decoder, ids: list[int], first: int) -> float:
-    """The nats of the tokens from `first` on."""
+    """Return the summed loss, in nats, of the tokens from `first` on."""
     with torch.no_grad():
         logits = decoder(torch.tensor([ids]))[0, first - 1 : -1]
     return float(
@@ -95,13 +95,13 @@ def nats(decoder: Decoder, ids: list[int], first: int) -> float:
 
 
 def bits_a_byte(decoder: Decoder, tokenizer: Tokenizer, window: int) -> float:
-    """By windows of so many tokens, the first of which begins with the end of a text."""
+    """Return bits per byte over windows of `window` tokens; each text follows the end token."""
     end = len(decoder.lm_head.weight) - 1
     total = 0.0
     for text in TEXTS:
         ids = [end, *tokenizer.encode(text).ids]
         for start in range(0, len(ids) - 1, window):
-            # The last window reaches back, and its new tokens alone are counted.
+            # The last window starts earlier, so that it is full; only its new tokens are scored.
             stop = min(start + window + 1, len(ids))
             begin = max(0, stop - window - 1)
             total += nats(decoder, ids[begin:stop], start + 1 - begin)
@@ -109,7 +109,7 @@ def bits_a_byte(decoder: Decoder, tokenizer: Tokenizer, window: int) -> float:
 
 
 def choices(decoder: Decoder, tokenizer: Tokenizer) -> float:
-    """The share of questions whose first choice is the likeliest."""
+    """Return the share of questions whose first choice is the more likely one."""
     right = 0
     for asked in ASKED:
         ids = tokenizer.encode(asked).ids

@@ -1,4 +1,4 @@
-"""The folder that `rope-exp export` writes, read by a process that has no rope_exp."""
+"""Tests of the folder that `rope-exp export` writes: its model, its card and its upload."""
 
 import math
 import shutil
@@ -69,7 +69,7 @@ def test_files_are_for_everybody_and_text_is_plain(
     assert (out / "model.safetensors").stat().st_mode & 0o777 == 0o644
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
     assert tokenizer.padding_side == "left"
-    # The text of the end token is text, as in training.
+    # As in training, the spelling of the end token within a document is ordinary text.
     assert len(tokenizer("<|endoftext|>")["input_ids"]) == len("<|endoftext|>")
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == 256
 
@@ -154,7 +154,7 @@ def test_a_folder_that_holds_something_is_refused(
 
 
 def test_a_loss_on_a_data_set_of_the_hub_is_left_for_it() -> None:
-    """In the file that the hub reads, by its own reader; none for text that is not there."""
+    """The hub's own parser reads the entry; earlier steps and other corpora have none."""
     config = composed("data=fineweb_edu", "seed=3")
     text = eval_results(config, 60, {"val/loss": 3.25, "steps": 60})
     [entry] = parse_eval_result_entries(yaml.safe_load(text or ""))
@@ -167,7 +167,7 @@ def test_a_loss_on_a_data_set_of_the_hub_is_left_for_it() -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A stand-in, where this process looks for the hub."""
+    """Serve a fake hub at the address where this process looks for the hub."""
     with Hub({}) as found:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
         monkeypatch.setenv("HF_TOKEN", "hf_canary")

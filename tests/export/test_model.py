@@ -1,4 +1,4 @@
-"""An exported model is ours: the same numbers, by transformers' own ways of using a model."""
+"""Tests of exported models against our decoder, in each way that transformers uses a model."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ SIZES: list[dict[str, Any]] = [
 
 
 def decoder_of(sizes: dict[str, Any], pe: dict[str, Any], *, causal: bool = True) -> Decoder:
-    """With attention far from uniform, and learned frequencies moved apart."""
+    """Return a decoder with attention far from uniform, and learned frequencies moved apart."""
     rotate = pe.get("rotate", ("q", "k", "v", "o"))
     others = {key: value for key, value in pe.items() if key not in ("rotate", "own")}
     made = make_pe(*rotate, **others)
@@ -153,7 +153,7 @@ def test_a_padded_batch_is_each_row_alone(pe: dict[str, Any], sizes: dict[str, A
 def test_generate_takes_the_likeliest_by_every_way(
     pe: dict[str, Any], sizes: dict[str, Any]
 ) -> None:
-    """With a growing cache, a static one, none, and beside a padded row; by hand with our model."""
+    """A loop over our decoder gives the same tokens, with any cache or none, and with padding."""
     decoder = decoder_of(sizes, pe)
     made = exported(decoder, "always")
     ids_BT = tokens(1, 10)
@@ -221,7 +221,7 @@ def test_hidden_tokens_are_a_masked_model() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
 def test_a_row_of_any_kind_learns_in_transformers(causal: bool) -> None:
-    """The loss has a gradient for every parameter, learned frequencies too."""
+    """The loss has a nonzero gradient for every parameter, including learned frequencies."""
     decoder = decoder_of({"qk_norm": True}, {"trainable": "log", "bias": "t5"}, causal=causal)
     made = exported(decoder)
     ids_BT = tokens(2, LENGTH)

@@ -1,4 +1,4 @@
-"""A patched model of transformers is ours with the same weights, whatever sites rotate."""
+"""Tests of patched transformers models against our decoder with the same weights and sites."""
 
 from typing import Any
 

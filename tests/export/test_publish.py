@@ -1,4 +1,4 @@
-"""`rope-exp publish`: a data set that `datasets` reads, with whole records, and its page."""
+"""Tests of `rope-exp publish`: a data set of whole records that `datasets` reads, and its page."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from rope_exp.system.errors import ConfigError, DataError
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two campaigns, one of which has a key that the other lacks."""
+    """Return a folder of two campaigns, one with a key that the other lacks."""
     folder = tmp_path_factory.mktemp("records")
     make_records(folder, "mine", rows=("qk_rope", "nope"), seeds=(0, 1))
     make_records(
@@ -38,7 +38,7 @@ def test_a_published_campaign_is_read_by_datasets(records: Path, tmp_path: Path)
     assert [each["config_name"] for each in card.data.to_dict()["configs"]] == ["runs", "curves"]
     assert 'load_dataset("me/runs", "runs", split="train")' in card.text
 
-    # Each record is there, byte for byte, beside its numbers.
+    # The data set holds every record byte for byte beside its numbers.
     runs = read(out, "runs", tmp_path)
     assert len(runs) == 6
     for line in runs:

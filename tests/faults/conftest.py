@@ -1,4 +1,4 @@
-"""What faults share: a run to disturb, and the same one undisturbed."""
+"""Fixture of a run to disturb, beside the same run undisturbed."""
 
 from pathlib import Path
 
@@ -8,6 +8,6 @@ from support.runs import Trial
 
 @pytest.fixture
 def trial(whole: tuple[Path, list[str]], tmp_path: Path) -> Trial:
-    """The run of 60 steps, to be disturbed in this test's own folder."""
+    """Return the run of 60 steps, to be disturbed in the test's own folder."""
     undisturbed, command = whole
     return Trial(command=tuple(command), folder=tmp_path / "run", undisturbed=undisturbed)

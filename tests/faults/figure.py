@@ -1,4 +1,4 @@
-"""The picture of the fifty kills: rows recorded over time, one line an episode."""
+"""Figure of the torture script: recorded rows over time, with one panel per episode."""
 
 import io
 from typing import Any
@@ -19,7 +19,7 @@ COLOURS = {
 
 
 def draw(episodes: list[dict[str, Any]]) -> bytes:
-    """Return the picture as a PNG: at each kill, the run falls back to its last checkpoint."""
+    """Return the figure as a PNG; at each kill, the run falls back to its last checkpoint."""
     figure, axes = pyplot.subplots(
         len(episodes), 1, figsize=(9, 1.3 * len(episodes) + 1), squeeze=False, sharex=True
     )

@@ -1,9 +1,10 @@
-/* Breaks the n-th file operation below one folder, for real: preloaded into a process (LD_PRELOAD).
+/* Breaks the n-th file operation below one folder, in a process that preloads it (LD_PRELOAD).
  *
- * Operations: creating, writing, truncating, syncing, renaming and deleting. What happens at the n-th is, by `how`:
- *   0 nothing (operations are counted); 1 the process is killed before it; 2 it is killed after it, or in the middle
- *   of a write; 3 the disk is full from then on: writing and creating fail; 4 the n-th alone fails with EIO.
- * Armed by fault_arm(), or at the start by FAULT_FOLDER, FAULT_AT and FAULT_HOW.
+ * Operations create, write, truncate, sync, rename and delete. `how` selects the fault at the n-th:
+ *   0 none (operations are counted); 1 the process is killed before it; 2 the process is killed
+ *   after it, or in the middle of a write; 3 the disk is full from then on, so writing and creating
+ *   fail; 4 only the n-th operation fails, with EIO.
+ * It is armed by fault_arm(), or at the start by FAULT_FOLDER, FAULT_AT and FAULT_HOW.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -53,7 +54,7 @@ static int below(int dirfd, const char *path) {
 
 static void die(void) { kill(getpid(), SIGKILL); pause(); }
 
-/* Whether the operation is to fail (errno is set); `last` is set where the process must die after it. */
+/* Returns whether the operation must fail, and sets errno; `last`: the process dies after it. */
 static int strike(int writes, int *last) {
     int number = __sync_add_and_fetch(&count, 1);
     *last = 0;

@@ -1,8 +1,8 @@
-"""Saves checkpoints with files.c preloaded, one forked child for each operation and way to break.
+"""Script that breaks the save of a checkpoint at every file operation, in every way of files.c.
 
-Prints a JSON line a trial: the operation, how it was broken, how the child ended, the steps that
-verify afterwards, the step that is loaded, and the names that are left once the next start has
-cleaned up.
+Each trial is a forked child. Its line of JSON has the operation, how it was broken, how the child
+ended, the steps that verify afterwards, the step that is loaded, and the names that are left after
+the next start has cleaned up.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ faults = ctypes.CDLL(sys.argv[1])
 
 
 def save(folder: Path, step: int) -> None:
-    """A save as the loop does it: the checkpoint, then the oldest goes."""
+    """Save as the training loop does: write the checkpoint, then delete the oldest."""
     tensors = {f"layer{n}.weight": torch.full((64, 64), float(step + n)) for n in range(3)}
     checkpoint.save(
         folder,
@@ -36,7 +36,7 @@ def save(folder: Path, step: int) -> None:
 
 
 def attempt(folder: Path, number: int, how: int) -> int:
-    """Save step 3 in a child that is struck; its exit status."""
+    """Save step 3 in a child with one broken operation, and return its exit code."""
     child = os.fork()
     if child == 0:
         faults.fault_arm(str(folder).encode(), number, how)
@@ -52,7 +52,7 @@ def attempt(folder: Path, number: int, how: int) -> int:
 
 
 def verified(folder: Path) -> list[int]:
-    """The steps whose checkpoints verify."""
+    """Return the steps whose checkpoints verify."""
     good = []
     for step in checkpoint.list_steps(folder):
         try:
@@ -65,7 +65,7 @@ def verified(folder: Path) -> list[int]:
 
 
 def trial(number: int, how: int) -> dict[str, object]:
-    """Two checkpoints stand; the third save is broken at one operation."""
+    """Break the save of a third checkpoint at one operation, and return its outcome."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "checkpoints")
         save(folder, 1)
@@ -75,7 +75,7 @@ def trial(number: int, how: int) -> dict[str, object]:
         listed = checkpoint.list_steps(folder)
         left = sorted(path.name for path in folder.iterdir())
 
-        # The run goes on, whatever was left.
+        # The next start must be able to resume and save, whatever was left.
         checkpoint.clear_leftovers(folder)
         newest = checkpoint.load_newest(folder)
         save(folder, 4)

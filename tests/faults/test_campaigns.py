@@ -1,4 +1,4 @@
-"""Campaigns that are stopped or killed, and started again: they end as one undisturbed."""
+"""Tests that a campaign ends as if undisturbed after it was stopped or killed."""
 
 import shutil
 import signal
@@ -28,8 +28,9 @@ from rope_exp.system.files import read_json
 def test_a_deadline_stops_it_and_the_same_command_goes_on(
     home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is reached in the middle of the first run: 75, with a checkpoint; what was not begun is
-    not begun. The second start ends with the records of a campaign without a deadline.
+    """The first run is saved, the second does not begin, and the exit code is 75.
+
+    The second start ends with the records of a campaign without a deadline.
     """
     first = progress(home).campaign.cells[0].config.folder
 
@@ -53,9 +54,7 @@ def test_a_deadline_stops_it_and_the_same_command_goes_on(
     sys.platform != "linux", reason="ranks die with their dispatcher on Linux alone"
 )
 def test_killed_and_started_again_it_loses_nothing(home: Path, recorded: Path) -> None:
-    """kill -9 of the whole campaign in the middle of a run. A record that stood, stands; the run
-    goes on from its checkpoint; and the records are those of an undisturbed campaign.
-    """
+    """After kill -9 in the middle of a run, its cell resumes, and an older record is unchanged."""
     cells = progress(home).campaign.cells
     shutil.copytree(recorded / RECORDS, home / RECORDS)
     records_of(home)[1].unlink()
@@ -76,7 +75,7 @@ def test_killed_and_started_again_it_loses_nothing(home: Path, recorded: Path) -
     assert_same_records(home, recorded)
 
 
-# Stand still where a campaign composes its cells, or prepares what they read.
+# The process waits where a campaign composes its cells, or prepares their data.
 WAITS = """
 import sys, time
 def wait(*_):
@@ -99,7 +98,7 @@ rope_exp.{module}.campaign.{name} = wait
 def test_a_signal_before_any_run(
     home: Path, module: str, name: str, number: signal.Signals
 ) -> None:
-    """It ends as `train` does: exit 75, one sentence, no traceback."""
+    """The command ends as `train` does: exit code 75, one sentence, no traceback."""
     process = start_campaign(home, prelude=WAITS.format(module=module, name=name))
     assert process.stdout is not None
     assert process.stdout.readline() == "there\n"
@@ -111,7 +110,7 @@ def test_a_signal_before_any_run(
 
 
 def test_a_signal_after_the_deadline_kills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline was the first request: one that follows at once is no second."""
+    """The deadline is the first request; a signal right after it does not count as a second."""
     asked = []
     killed = []
     with sweep.SignalRelay([]) as relay:

@@ -1,4 +1,4 @@
-"""File operations that break, and disks that fill up."""
+"""Tests of file operations that fail, and of disks that fill up."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from support.runs import TRAIN, Completed, Trial, assert_same_run
 
 NO_SPACE = r"error: no space left in .*: .* needs [\d,]+ bytes and [\d,]+ are free"
 HOWS = {"killed before", "killed after", "disk full", "input/output error"}
-# Which file operation of the run folder, and 1 before it or 2 after it.
+# The number of a file operation in the run folder; 1: killed before it, 2: after it.
 KILLS = [(9, 2)]
 MORE_KILLS = [(3, 1), (40, 1), (90, 2)]
 MORE_KILLS += [(at, how) for at in range(1, 120, 6) for how in (1, 2)]
 
 
 def on_small_disk(mount: Path, kilobytes: int, script: str) -> Completed:
-    """Run a shell script where `mount` is a file system of its own, in memory and this large."""
+    """Run a shell script in `mount`, on which a tmpfs of this size is mounted."""
     mount.mkdir(exist_ok=True)
     space = ["unshare", "--user", "--map-root-user", "--mount"]
     allowed = shutil.which("unshare") and subprocess.run([*space, "true"], capture_output=True)
@@ -47,7 +47,7 @@ def command_line(trial: Trial, run: Path) -> str:
 
 @pytest.fixture(scope="module")
 def broken_saves(broken_files: Path) -> list[dict[str, Any]]:
-    """What came of a save that was broken at each operation in each way."""
+    """Return the outcomes of saves that were broken at each operation in each way."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "save.py"), str(broken_files)],
         env=os.environ
@@ -61,7 +61,7 @@ def broken_saves(broken_files: Path) -> list[dict[str, Any]]:
 
 
 def test_a_save_is_broken_at_every_operation(broken_saves: list[dict[str, Any]]) -> None:
-    """At every write, fsync, rename and deletion, in every way; each leaves what it must."""
+    """Each way breaks the same operations, more than 20, and every expected outcome occurs."""
     num_by_how = Counter(save["how"] for save in broken_saves)
     assert set(num_by_how) == HOWS
     assert min(num_by_how.values()) == max(num_by_how.values()) > 20
@@ -71,10 +71,9 @@ def test_a_save_is_broken_at_every_operation(broken_saves: list[dict[str, Any]])
 
 
 def test_a_broken_save_leaves_the_old_or_the_new(broken_saves: list[dict[str, Any]]) -> None:
-    """And the run goes on from there.
+    """Every listed checkpoint verifies, and the run resumes from the newest one.
 
-    What is listed verifies: nothing half stands under a checkpoint's name, neither made nor
-    deleted by halves.
+    No folder with a checkpoint's name is partly saved or partly deleted.
     """
     for save in broken_saves:
         assert save["verified"] == save["listed"], save
@@ -84,7 +83,7 @@ def test_a_broken_save_leaves_the_old_or_the_new(broken_saves: list[dict[str, An
 
 
 def test_a_broken_save_ends_as_it_was_broken(broken_saves: list[dict[str, Any]]) -> None:
-    """A full disk is said to be one, and an error leaves no temporary folder."""
+    """The error of a full disk says so, and no error leaves a temporary folder."""
     for save in broken_saves:
         killed = save["how"].startswith("killed")
         assert (save["status"] == -signal.SIGKILL) == killed, save
@@ -101,7 +100,7 @@ def test_a_broken_save_ends_as_it_was_broken(broken_saves: list[dict[str, Any]])
 def test_killed_at_a_file_operation_it_goes_on(
     trial: Trial, broken_files: Path, at: int, how: int
 ) -> None:
-    """Before or after the operation of the run folder; it is the same run, and leaves nothing."""
+    """The resumed run equals the undisturbed one, and leaves no temporary files."""
     done = trial.train(
         LD_PRELOAD=str(broken_files),
         FAULT_FOLDER=str(trial.folder),
@@ -116,10 +115,10 @@ def test_killed_at_a_file_operation_it_goes_on(
 
 
 def test_a_disk_that_fills_up_costs_no_checkpoint(trial: Trial, tmp_path: Path) -> None:
-    """And no half row; with room again the run goes on.
+    """It leaves no partial row either, and the run resumes once there is room again.
 
-    A checkpoint takes about 450 kB, and room is asked for three with some to spare. Once the
-    first stands, another program eats what is left.
+    A checkpoint takes about 450 kB, and a start requires room for three with a margin. After
+    the first checkpoint, another program fills the disk.
     """
     disk = tmp_path / "disk"
     kept = tmp_path / "kept"
@@ -149,7 +148,7 @@ def test_a_disk_that_fills_up_costs_no_checkpoint(trial: Trial, tmp_path: Path) 
 
 
 def test_a_start_with_too_little_room_is_refused(trial: Trial, tmp_path: Path) -> None:
-    """With room for less than two checkpoints, naming folder and bytes."""
+    """There is room for less than two checkpoints. The error names the folder and the bytes."""
     disk = tmp_path / "disk"
     run = command_line(trial, disk / "run")
     done = on_small_disk(disk, 800, f"{run} train.keep_checkpoints=1; echo exit $?; ls -A")
@@ -162,7 +161,7 @@ def test_a_start_with_too_little_room_is_refused(trial: Trial, tmp_path: Path) -
 def test_where_nobody_hears_it_a_run_trains_and_stops(trial: Trial, broken: str) -> None:
     """Standard error is a pipe that nobody reads, or a file on a full disk.
 
-    The run is stopped past an evaluation, of which a line would have been printed.
+    The run is stopped after an evaluation, for which it would print a line.
     """
     read, write = os.pipe()
     stderr = write if broken == "closed" else os.open("/dev/full", os.O_WRONLY)

@@ -1,7 +1,4 @@
-"""One rank of several dies, hangs, freezes, refuses, sees another folder, or computes a bad number.
-
-And a run changes its number of ranks.
-"""
+"""Tests of faults in one of several ranks, and of a run that changes its number of ranks."""
 
 import os
 import re
@@ -34,7 +31,7 @@ FOR_EVER = "train.num_steps=100000"
 
 
 def assert_ended_by_sigkill(trial: Trial, process: Process, *, rank: int, ranks: int = 2) -> None:
-    """The job ends within 30 s, says which rank was killed, and leaves no process."""
+    """Assert that the run ends within 30 s, names the killed rank, and leaves no process."""
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 1
     assert f"process {rank} of {ranks} was ended by SIGKILL" in stderr
@@ -45,7 +42,7 @@ def assert_ended_by_sigkill(trial: Trial, process: Process, *, rank: int, ranks:
 @pytest.mark.torture
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_raises_shows_its_traceback_alone(trial: Trial, rank: int) -> None:
-    """It leaves no orphan, and the run goes on."""
+    """No process of the run remains, and the run resumes."""
     began = time.monotonic()
     done = trial.train(TWO, **sabotage(rank=rank, step=25, vo_rope="raise"))
     assert time.monotonic() - began < 60
@@ -90,7 +87,7 @@ def test_a_rank_that_hangs_beside_a_killed_one_is_ended(trial: Trial) -> None:
 
 @pytest.mark.torture
 def test_what_the_first_rank_refuses_is_one_sentence(trial: Trial) -> None:
-    """And not the other rank's traceback about it."""
+    """The other rank adds no traceback of its own."""
     shutil.copytree(trial.undisturbed, trial.folder)
     (trial.folder / "result.json").unlink()
     metrics = trial.folder / "metrics.jsonl"
@@ -104,7 +101,7 @@ def test_what_the_first_rank_refuses_is_one_sentence(trial: Trial) -> None:
 
 @pytest.mark.torture
 def test_ranks_that_see_different_folders_are_refused(trial: Trial, tmp_path: Path) -> None:
-    """Before they train, by both: the checkpoint lies with the first rank alone."""
+    """Only the first rank has the checkpoint. Both refuse, before they train."""
     hosts = [tmp_path / "host0", tmp_path / "host1"]
     run = hosts[0] / "run"
     with socket.socket() as probe:
@@ -142,7 +139,7 @@ def test_ranks_that_see_different_folders_are_refused(trial: Trial, tmp_path: Pa
 def test_one_bad_number_on_one_rank_stops_both(
     tmp_path: Path, tiny_overrides: list[str], poison: str
 ) -> None:
-    """Before the update: no row, no weight and no checkpoint has seen it."""
+    """They stop before the update, so it affects no row, weight or checkpoint."""
     run = tmp_path / "run"
     command = [*tiny_overrides, "train.num_steps=20", TWO, "pe=vo_rope"]
     done = train(*command, cwd=tmp_path, **sabotage(rank=1, step=9, vo_rope=poison))
@@ -158,7 +155,7 @@ def test_one_bad_number_on_one_rank_stops_both(
 
 @pytest.mark.torture
 def test_two_ranks_to_one_is_the_same_run_up_to_rounding(trial: Trial) -> None:
-    """And it leaves a mark: rounding differs with the number of ranks."""
+    """Rounding depends on the number of ranks, so env.json notes the change."""
     process = trial.start(TWO, rows=20)
     stopped_by(process, signal.SIGTERM)
     assert trial.train().returncode == 0
@@ -167,7 +164,7 @@ def test_two_ranks_to_one_is_the_same_run_up_to_rounding(trial: Trial) -> None:
 
 @pytest.mark.torture
 def test_four_ranks_one_killed_to_two_is_the_same_run(trial: Trial) -> None:
-    """Up to rounding: 20 steps or more by four ranks, the others by two, and all by one."""
+    """Four ranks train 20 steps or more, and two the others; the reference has one rank."""
     process = trial.start(FOUR, rows=25)
     os.kill(trial.ranks()[2], signal.SIGKILL)
     assert_ended_by_sigkill(trial, process, rank=2, ranks=4)
@@ -176,7 +173,7 @@ def test_four_ranks_one_killed_to_two_is_the_same_run(trial: Trial) -> None:
 
 
 def assert_same_up_to_rounding(trial: Trial, mark: str) -> None:
-    """Assert the undisturbed run's order of tokens and losses, and a mark of other ranks."""
+    """Assert that order and losses are the undisturbed run's, and that env.json has `mark`."""
     one = read_json(trial.undisturbed / "result.json")
     moved = read_json(trial.folder / "result.json")
     assert one["order_sha256"] == moved["order_sha256"]

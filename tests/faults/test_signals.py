@@ -1,4 +1,4 @@
-"""Requests to stop: from a person, from a scheduler, to one rank, once and twice."""
+"""Tests of stop signals: from a person or a scheduler, to one rank, once or twice."""
 
 import os
 import re
@@ -28,12 +28,12 @@ from support.runs import (
 from rope_exp.run.metrics import last_step
 from rope_exp.system.signals import STOP_SIGNALS
 
-# `make torture` sends each signal at every other moment.
+# `make torture` also sends every signal at the start, in a step and in a save.
 STOPS = [
     ("compile", signal.SIGTERM),
     ("step", signal.SIGHUP),
 ]
-# What nohup does before it becomes the command.
+# This does what nohup does before it executes the command.
 NOHUP = """
 import os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -43,7 +43,7 @@ MORE_STOPS = list(product(("start", "step", "save"), STOP_SIGNALS))
 
 
 def is_at(moment: str, run: Path) -> bool:
-    """Whether a run has come to the moment at which it is to be stopped."""
+    """Return whether a run has reached the moment at which it is to be stopped."""
     if moment == "start":
         return (run / "config.yaml").exists()
     if moment == "compile":
@@ -60,7 +60,7 @@ def is_at(moment: str, run: Path) -> bool:
 def test_asked_to_stop_it_exits_75_and_goes_on(
     trial: Trial, moment: str, number: signal.Signals
 ) -> None:
-    """At any moment, with every row saved, and bit for bit the same run afterwards."""
+    """It saves every recorded row, and the resumed run is the same bit for bit."""
     compiled = ["train.compile=true"] if moment == "compile" else []
     process = trial.start("train.save_every=3", *compiled)
     wait_for(lambda: is_at(moment, trial.folder), process)
@@ -69,7 +69,7 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
     stopped_by(process, number)
     assert not (trial.folder / "result.json").exists()
     if compiled:
-        # Compiled, it is another run.
+        # A compiled run rounds differently, so there is no run to compare it with.
         assert trial.num_rows() <= 1
         return
 
@@ -81,7 +81,7 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
 
 @pytest.mark.torture
 def test_a_second_signal_leaves_at_once(trial: Trial) -> None:
-    """A step that hangs hears nothing; the run goes on from its last checkpoint."""
+    """A step that hangs ignores the first one. The run resumes from its last checkpoint."""
     process = trial.start(rows=24, **sabotage(step=25, vo_rope="hang"))
     process.send_signal(signal.SIGTERM)
     time.sleep(2.5)
@@ -106,7 +106,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing(trial: Trial) -> None:
 
 @pytest.mark.torture
 def test_killed_before_a_checkpoint_it_begins_anew(trial: Trial) -> None:
-    """And says so, for what was recorded is lost."""
+    """The log says so, because the recorded rows are lost."""
     process = trial.start("train.save_every=60", rows=3)
     kill_the_tree(process.pid)
     process.communicate()
@@ -120,7 +120,7 @@ def test_killed_before_a_checkpoint_it_begins_anew(trial: Trial) -> None:
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.torture), 1])
 def test_one_rank_that_is_asked_makes_both_save(trial: Trial, tmp_path: Path, rank: int) -> None:
-    """The same step, and the run goes on bit for bit."""
+    """Both stop at the same step, and the run resumes bit for bit."""
     words = ["train.num_steps=40", "train.micro_batch_size=1", "launch.num_processes=2"]
     undisturbed = tmp_path / "undisturbed"
     assert train(*trial.command, *words, f"run.dir={undisturbed}", cwd=tmp_path).returncode == 0
@@ -140,7 +140,7 @@ def test_one_rank_that_is_asked_makes_both_save(trial: Trial, tmp_path: Path, ra
 
 @pytest.mark.torture
 def test_the_batch_script_of_the_recipes_goes_on(trial: Trial, tmp_path: Path) -> None:
-    """After its time limit: SLURM signals every process of a step, and the script requeues."""
+    """At the time limit, SLURM signals every process of a step, and the script requeues."""
     recipes = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
     block = re.search(r"    #!/bin/bash\n(?:    .*\n)+", recipes)
     assert block
@@ -149,7 +149,7 @@ def test_the_batch_script_of_the_recipes_goes_on(trial: Trial, tmp_path: Path) -
     script = re.sub(r"python train.py .* \|\|", f"{command} ||", script)
     (tmp_path / "job.sh").write_text(script)
 
-    # SLURM's own commands, as far as the script uses them.
+    # These replace the two SLURM commands that the script uses.
     for name, does in (("srun", 'exec "$@"'), ("scontrol", f'echo "$@" >> {tmp_path}/requeued')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
@@ -173,7 +173,7 @@ def test_the_batch_script_of_the_recipes_goes_on(trial: Trial, tmp_path: Path) -
 
 @pytest.mark.torture
 def test_a_launcher_that_raises_leaves_a_checkpoint(trial: Trial) -> None:
-    """In the dispatcher's waiting loop, as submitit's handler of SIGUSR2 does to requeue a job."""
+    """submitit's SIGUSR2 handler raises in the dispatcher's waiting loop to requeue a job."""
     script = f"""
 import signal, sys
 from rope_exp.config.compose import run_config

@@ -1,4 +1,4 @@
-"""Sweeps: one run breaks, two dispatchers meet, the dispatcher dies or is stopped, 200 runs."""
+"""Tests of sweeps: broken runs, two dispatchers, a killed or stopped dispatcher, 200 runs."""
 
 import os
 import re
@@ -24,13 +24,13 @@ from rope_exp.system.files import read_json
 
 @pytest.fixture
 def group(tmp_path: Path) -> Path:
-    """The folder of a group that no other test has: its processes are told by it."""
+    """Return the folder of a group that no other test has; it identifies the processes."""
     return Path("results/runs") / tmp_path.name
 
 
 @pytest.fixture
 def sweep(tiny_overrides: list[str], group: Path) -> list[str]:
-    """The beginning of a sweep's command line."""
+    """Return the beginning of a sweep's command line."""
     words = [word for word in tiny_overrides if not word.startswith("run.dir=")]
     return ["-m", *words, f"run.group={group.name}"]
 
@@ -47,7 +47,7 @@ def finished(runs: Path) -> list[str]:
 
 
 def assert_broken(stderr: str, group: Path, runs: Path, **logged: str) -> None:
-    """Each broken run is named with its log, which says what became of it."""
+    """Assert that each broken run is named with its log, which holds the given words."""
     for pe, words in logged.items():
         log = f"{pe}/seed0/log.txt"
         assert f"{pe}-s0: failed (exit code 1), see {group}/{log}" in stderr
@@ -58,7 +58,7 @@ def assert_broken(stderr: str, group: Path, runs: Path, **logged: str) -> None:
 def test_broken_runs_are_named_and_rerun_alone(
     tmp_path: Path, group: Path, sweep: list[str]
 ) -> None:
-    """The others finish; the broken ones are named, and a rerun starts them alone."""
+    """The other run finishes, and a rerun starts only the broken ones."""
     command = [*sweep, "pe=nope,vo_rope,qk_rope", "train.num_steps=30"]
     runs = tmp_path / group
     done = train(*command, cwd=tmp_path, **sabotage(step=5, nope="raise", vo_rope="memory"))
@@ -106,7 +106,7 @@ def test_two_sweeps_at_once_run_every_run_once(
 def test_a_killed_dispatcher_takes_its_runs_along(
     tmp_path: Path, group: Path, sweep: list[str]
 ) -> None:
-    """A rerun picks them up where they stopped."""
+    """A rerun resumes them, without a missing or repeated row."""
     command = [*sweep, "pe=nope,vo_rope", "train.num_steps=200", "launch.max_parallel=2"]
     folders = [tmp_path / group / pe / "seed0" for pe in ("nope", "vo_rope")]
     process = start(*command, cwd=tmp_path)
@@ -126,7 +126,7 @@ def test_a_killed_dispatcher_takes_its_runs_along(
 def test_a_sweep_that_is_stopped_ends_every_run(
     tmp_path: Path, group: Path, sweep: list[str]
 ) -> None:
-    """A rerun finishes them."""
+    """A rerun finishes all runs, including one that had not begun."""
     command = [*sweep, "pe=nope,vo_rope,qk_rope", "launch.max_parallel=2"]
     command += ["train.num_steps=150", "train.save_every=50"]
     runs = tmp_path / group
@@ -136,7 +136,7 @@ def test_a_sweep_that_is_stopped_ends_every_run(
         process,
     )
     stderr = stopped_by(process, signal.SIGUSR1)
-    # The third has not begun.
+    # The third run had not begun, so it is not reported as stopped.
     assert stderr.count("-s0: stopped") == 2
     assert not processes_of(group)
     assert train(*command, cwd=tmp_path).returncode == 0
@@ -151,7 +151,7 @@ def test_two_hundred_runs_keep_memory_and_start_up_flat(
     command += ["train.num_steps=1", "train.eval_every=1", "train.save_every=1"]
     process = start(*command, "launch.max_parallel=2", cwd=tmp_path)
     status = Path(f"/proc/{process.pid}/status")
-    resident_kb: dict[int, int] = {}  # of the dispatcher, by the number of runs that are done
+    resident_kb: dict[int, int] = {}  # the dispatcher's, by the number of finished runs
 
     def results() -> list[Path]:
         return list((tmp_path / group).glob("*/seed*/result.json"))

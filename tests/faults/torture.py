@@ -1,11 +1,11 @@
-"""Kill -9 at random instants, the same command again, and every number compared.
+"""Kill runs with SIGKILL at random moments, repeat the same command, and compare every number.
 
 `PYTHONPATH=tests python tests/faults/torture.py --kills 50`. An episode is one run from an empty
-cache to its end, killed ten times on the way: while it starts, prepares data, compiles, steps,
-evaluates, saves, or anywhere. The dispatcher, one of its ranks, or all of them are killed. Then its
-rows, its final weights and moments, and its result must equal those of a run that nobody touched,
-bit for bit. Kinds of episodes alternate: one rank, one rank compiled in the machine's own
-precision, two ranks.
+cache to its end, killed up to ten times: while it starts, prepares data, compiles, steps, evaluates
+or saves, or at any moment. The dispatcher, one of its ranks, or all of them are killed. In the end,
+its rows, its final weights and moments, and its result must equal those of an undisturbed run, bit
+for bit. Kinds of episodes alternate: one rank, one rank compiled in the machine's own precision,
+two ranks.
 
 Writes torture.json and torture.png below --out. Exit codes: 0 all equal, 1 not.
 """
@@ -71,7 +71,7 @@ VICTIMS = ("all", "the dispatcher", "one process")
 
 
 class Episode:
-    """One run that is killed again and again."""
+    """One run that is killed and resumed several times."""
 
     def __init__(self, kind: str, number: int, folder: Path, rng: random.Random) -> None:
         self.kind = kind
@@ -88,7 +88,7 @@ class Episode:
         self.curve: list[tuple[float, int]] = []  # seconds since the beginning, rows recorded
 
     def go(self, aims: list[str]) -> None:
-        """Start, kill, start again, ..., and run to the end."""
+        """Start and kill the run once for each aim, then run it to the end."""
         for aim in aims:
             while not self._killed(aim):
                 if (self.run / "result.json").exists():
@@ -98,7 +98,7 @@ class Episode:
             self._follow(process, lambda: False)
 
     def _killed(self, aim: str) -> bool:
-        """Start the run and kill it when the aim says; False if it had ended before."""
+        """Start the run and kill it at the moment of `aim`; return False if it ends before."""
         rows = num_rows(self.run)
         began = time.monotonic()
         self.started = time.time()
@@ -130,7 +130,7 @@ class Episode:
         return True
 
     def _follow(self, process: Process, done: Callable[[], bool]) -> bool:
-        """Note the step as it grows until `done`; False if the process ends before."""
+        """Record the curve until `done()`; return False if the process ends before."""
         while process.poll() is None:
             if done():
                 return True
@@ -143,7 +143,7 @@ class Episode:
         return False
 
     def _moment(self, aim: str, rows: int) -> Callable[[], bool]:
-        """When to kill: true a random while after what is aimed at was seen."""
+        """Return a function that becomes true a random delay after the moment was seen."""
         began = time.monotonic()
         longest = {"save": 0.02, "evaluation": 0.4, "step": 0.3, "start": 1.5, "anywhere": 20.0}
         delay = self.rng.random() * longest.get(aim, 2.0)
@@ -172,7 +172,7 @@ class Episode:
         return any(path.is_dir() and path.name != "locks" for path in self.cache.glob("[!.]*"))
 
     def _doing(self) -> str:
-        """What the run was seen to do."""
+        """Return what the run is doing, judged by its files."""
         if not self._prepared():
             return "preparation" if list(self.cache.glob(".*")) else "start"
         if list((self.run / "checkpoints").glob(".saving-*")):
@@ -181,11 +181,11 @@ class Episode:
         if not env.exists() or env.stat().st_mtime < self.started:
             return "start"
         if now == self.resumed_at:
-            return "first step"  # where it is compiled, if it is
+            return "first step"  # includes any compilation
         return "evaluation" if now % EVAL_EVERY == EVAL_EVERY - 1 else "step"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Every number of the run that no clock wrote."""
+        """Return every number of the run except times."""
         last = sorted((self.run / "checkpoints").glob("step_*"))[-1]
         files = {
             name: _sha256(last / name) for name in ("model.safetensors", "optimizer.safetensors")
@@ -198,7 +198,7 @@ def _sha256(path: Path) -> str:
 
 
 def main() -> int:
-    """Run the episodes, compare, write."""
+    """Run the episodes, compare them with undisturbed runs, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)

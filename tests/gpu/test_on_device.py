@@ -1,6 +1,6 @@
-"""What a GPU computes, beside a CPU: logits, gradients, the cache, a step, a run that goes on.
+"""Tests of a GPU against a CPU: logits, gradients, the cache and a resumed run.
 
-Skipped without a GPU. ROPE_EXP_DEVICE=cpu runs them on a CPU against itself, to test the tests.
+They are skipped without a GPU. ROPE_EXP_DEVICE=cpu compares a CPU with itself, to test the tests.
 """
 
 import os
@@ -21,9 +21,9 @@ from rope_exp.model.decoder import Decoder
 DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda" if torch.cuda.is_available() else "")
 pytestmark = pytest.mark.skipif(not DEVICE, reason="there is no GPU")
 
-# Of float32 without TF32, at logits of about 1.
+# Tolerances of float32 without TF32, for logits of about 1.
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-# Sizes at which fused kernels take no padding of ours.
+# Sizes at which the fused kernels need no padding.
 SIZES = make_sizes(hidden_size=128, intermediate_size=256, num_key_value_heads=4)
 SCHEMES: list[dict[str, Any]] = [
     {"bias": "alibi"},
@@ -42,14 +42,14 @@ def _exact_products() -> None:
 
 
 def both(*rotate: str, **changes: Any) -> tuple[Decoder, Decoder]:
-    """The same decoder on the CPU, in float64, and on the device."""
+    """Return the same decoder on the CPU, in float64, and on the device, in float32."""
     exact = opinionated(*rotate, **changes)
     there = opinionated(*rotate, **changes)
     return exact.double(), there.to(DEVICE)
 
 
 def assert_alike(exact: Decoder, there: Decoder) -> None:
-    """Logits, and the gradients of their loss, agree."""
+    """Assert that logits, and the gradients of their mean square, agree."""
     ids_BT = tokens(2, 48)
     exact_BTV = exact(ids_BT)
     found_BTV = there(ids_BT.to(DEVICE))
@@ -73,13 +73,13 @@ def test_every_subset_computes_what_a_cpu_does(sites: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: "-".join(map(str, scheme.values())))
 def test_every_scheme_computes_what_a_cpu_does(scheme: dict[str, Any]) -> None:
-    """A bias goes to the kernel as a mask with a gradient."""
+    """The kernel gets a bias as a mask, which has a gradient if the bias is learned."""
     assert_alike(*both("q", "k", sizes=SIZES, num_positions=64, **scheme))
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)
 def test_every_kind_computes_what_a_cpu_does(attn: AttnConfig) -> None:
-    """Values that are narrower than keys among them."""
+    """Some kinds have values that are narrower than their keys."""
     sites = [site for site in "qkvo" if allowed(attn, [site])]
     assert_alike(*both(*sites, attn=attn))
 
@@ -113,7 +113,7 @@ def test_bf16_is_near_float32(sites: tuple[str, ...]) -> None:
 def test_a_run_that_was_broken_off_goes_on_bit_for_bit(
     tmp_path: Path, tiny: Callable[..., RunConfig], tiny_overrides: list[str], pe: str
 ) -> None:
-    """Deterministic, as one asks for it on a GPU."""
+    """A GPU resumes bit for bit only with train.deterministic=true."""
     given = [word for word in tiny_overrides if not word.startswith("run.dir=")]
     words = [*given, f"pe={pe}", f"launch.device={DEVICE}", "train.deterministic=true"]
     words += ["train.num_steps=12", "train.save_every=6", "train.compile=false"]

@@ -1,4 +1,4 @@
-"""What a run is admitted to, and refused: its folder, its group, its room."""
+"""Tests of the checks before a run starts, and of the acquisition of its folder."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -47,13 +47,13 @@ HARMLESS = [
 
 @pytest.fixture
 def on_cpu(tiny: Callable[..., RunConfig]) -> OnCpu:
-    """`on_cpu("pe=vo_rope")` is the small run's config, resolved for a machine without a GPU."""
+    """Return `on_cpu`: `on_cpu("pe=vo_rope")` is the small run's config, resolved for a CPU."""
     return lambda *overrides: resolve(tiny("launch.device=cpu", *overrides))
 
 
 @pytest.fixture
 def begun(on_cpu: OnCpu) -> Job:
-    """A run whose folder was made, and that nobody runs now."""
+    """Return a run whose folder was made, and which no process is running."""
     return begin(on_cpu())
 
 
@@ -73,7 +73,7 @@ def write_rows(folder: Path, num_steps: int) -> None:
 def test_another_config_on_an_old_folder_is_refused(
     begun: Job, on_cpu: OnCpu, override: str, words: str
 ) -> None:
-    """By key, with the old and the new value; nothing in the folder changes."""
+    """The error names the key with its old and new value; nothing in the folder changes."""
     before = {path: path.read_bytes() for path in begun.folder.rglob("*")}
     with refused(words, "run.fresh=true"):
         admit([on_cpu(override)])
@@ -88,7 +88,7 @@ def test_a_key_that_changes_no_number_may_change(begun: Job, on_cpu: OnCpu, over
 def test_a_run_that_begins_while_its_folder_is_looked_at(
     on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another command that writes the config between our looks makes it no stranger's folder."""
+    """The folder is still accepted if another command writes its config during the check."""
     config = on_cpu()
     config.folder.mkdir(parents=True)
     look = Path.iterdir
@@ -156,11 +156,11 @@ def test_a_fresh_run_moves_the_old_folder_aside(begun: Job, on_cpu: OnCpu) -> No
 def test_a_requeued_job_begins_anew_once(
     monkeypatch: pytest.MonkeyPatch, begun: Job, on_cpu: OnCpu
 ) -> None:
-    """SLURM starts the same command again, and each start would move its own run aside."""
+    """SLURM repeats the same command, and each start would move its own run aside."""
     fresh = on_cpu("run.fresh=true")
     (begun.folder / ".fresh").write_text("6")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    # A job that was requeued before its first start could do anything.
+    # SLURM requeued this job before its first start had begun anew, so it still must.
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert resolved(fresh).run.fresh
 
@@ -171,7 +171,7 @@ def test_a_requeued_job_begins_anew_once(
     begin(resolved(fresh))
     assert not begun.folder.with_name(".run.old-2").exists()
 
-    # Another command of one job, typed by a person.
+    # A person repeats the command within the same job.
     monkeypatch.delenv("SLURM_RESTART_COUNT")
     assert resolved(fresh).run.fresh
 
@@ -199,7 +199,7 @@ def test_two_hundred_runs_are_admitted_with_one_corpus(
 
 
 def test_a_run_that_lost_its_checkpoints_is_refused(begun: Job) -> None:
-    """Its curve is kept. A run that was killed before its first save, at step 2, may go on."""
+    """Its metrics are kept. A run killed before its first save, due at step 2, may begin anew."""
     write_rows(begun.folder, 2)
     [again] = admit([begun.config])
     assert again.exit_code is None
@@ -213,7 +213,7 @@ def test_a_run_that_lost_its_checkpoints_is_refused(begun: Job) -> None:
 
 
 def test_a_run_killed_before_its_first_save_may_save_oftener(on_cpu: OnCpu) -> None:
-    """It is not refused the second time, either, when the first one ended before it trained."""
+    """The second start is not refused either, if the first ended before it trained."""
     first = begin(on_cpu("train.save_every=6"))
     write_rows(first.folder, 4)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A process that a launcher started as a rank, and environments that no launcher sets."""
+"""Tests of a process that a launcher starts as a rank, and of environments that are refused."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def test_another_precision_than_the_runs_is_refused(
 
 
 def test_a_sweep_under_a_launcher_is_refused(tmp_path: Path) -> None:
-    """Every rank would run the whole sweep."""
+    """Otherwise every rank would run the whole sweep."""
     done = command("-m", "pe=glob(*)", cwd=tmp_path, ACCELERATE_MIXED_PRECISION="no")
     assert_refused(done, "every rank of `accelerate launch` would run the sweep")
     assert list(tmp_path.iterdir()) == []

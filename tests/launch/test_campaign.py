@@ -1,4 +1,4 @@
-"""A campaign: what is done is not run again, what it says, what it refuses."""
+"""Tests of campaigns: cells with a record do not run again, messages, and refusals."""
 
 import errno
 import itertools
@@ -47,11 +47,11 @@ from rope_exp.system.files import read_json, write_atomically, write_json
 Capture = pytest.CaptureFixture[str]
 
 
-# -- what is done --------------------------------------------------------------------------------
+# -- running -------------------------------------------------------------------------------------
 
 
 def test_every_cell_leaves_a_record(recorded: Path) -> None:
-    """Of a run of the threads that the campaign says, whatever the environment says."""
+    """Its run has the campaign's number of threads, not the environment's."""
     assert [path.name[:2] for path in records_of(recorded)] == ["qk", "vo"]
     for path in records_of(recorded):
         env = read_json(recorded / RUNS / "mine" / path.stem / "env.json")
@@ -59,7 +59,7 @@ def test_every_cell_leaves_a_record(recorded: Path) -> None:
 
 
 def test_a_fresh_clone_with_all_records_runs_nothing(clone: Path, capsys: Capture) -> None:
-    """Nor does it look for the corpus, or mind code that was changed: there is nothing to run."""
+    """With nothing to run, it does not need the corpus either."""
     (clone / "corpus").unlink()
     assert run_campaign(progress(clone)) == 0
     assert not (clone / RUNS).exists()
@@ -69,9 +69,7 @@ def test_a_fresh_clone_with_all_records_runs_nothing(clone: Path, capsys: Captur
 def test_a_run_without_a_record_is_not_run_again(
     home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between a run's end and its record: the record is made of what lies there, to the
-    same bytes.
-    """
+    """After a kill between a run's end and its record, the record still has the same bytes."""
     shutil.copytree(recorded / RUNS, home / RUNS)
     monkeypatch.setattr(sweep, "_try_to_start", lambda *_: pytest.fail("started"))
     assert run_campaign(progress(home)) == 0
@@ -86,14 +84,14 @@ def test_the_list_tells_how_far_a_begun_cell_is(home: Path, recorded: Path) -> N
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
     first, second = progress(home).lines()[1:3]
     assert re.search(r"  qk-\S+  begun here, step [1-9]\d* of \d+$", first)
-    # Its run is done, and it has no record yet.
+    # The run of this cell is done, but it has no record yet.
     assert re.search(r"  vo-\S+  begun here, step (\d+) of \1$", second)
 
 
 def test_one_cell_that_cannot_be_recorded_stops_no_other(
     home: Path, recorded: Path, capsys: Capture
 ) -> None:
-    """Its curve lost its end. It is named with its log, and is left."""
+    """Its metrics lack the last row. A message names the cell and its log; the cell is left."""
     shutil.copytree(recorded / RUNS, home / RUNS)
     [metrics] = (home / RUNS).glob("mine/qk*/metrics.jsonl")
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
@@ -111,7 +109,7 @@ def test_one_cell_that_cannot_be_recorded_stops_no_other(
 def test_a_record_that_comes_meanwhile_stays(
     home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Another machine's, by a pull: its cell is not begun, and where it was, the first one stays.
+    """A record that a pull brings from another machine is kept, and its cell is not begun.
 
     The other machine took longer, so its record has other bytes.
     """
@@ -141,7 +139,7 @@ def test_a_record_that_comes_meanwhile_stays(
 def test_a_record_that_comes_unreadable_is_named(
     home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """It is not written over, nor is its cell begun."""
+    """It is not overwritten, and its cell is not begun."""
     shutil.copytree(recorded / RUNS, home / RUNS)
     mine = progress(home)
     path = home / RECORDS / "mine" / records_of(recorded)[0].name
@@ -156,11 +154,11 @@ def test_a_record_that_comes_unreadable_is_named(
 def test_a_cell_that_diverged_is_done(
     home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """It has its record: exit 0 the first time as every other time, and it is named each time."""
+    """It has a record, so every start exits with 0, and each start logs that it diverged."""
     shutil.copytree(recorded / RUNS, home / RUNS)
     [result] = (home / RUNS).glob("mine/qk*/result.json")
     values = read_json(result)
-    # It was asked nothing.
+    # A run that diverged has no probes.
     del values["probes_sha256"]
     (result.parent / "probes.json").unlink()
     write_json(result, values | {"status": "diverged", "val/loss": None, "diverged_step": 201})
@@ -172,7 +170,7 @@ def test_a_cell_that_diverged_is_done(
 
 
 def test_records_of_no_cell_are_named(clone: Path, capsys: Capture) -> None:
-    """A row was renamed, and its old records are still read by reports; nothing is stopped."""
+    """After a row is renamed, reports still read its old records. Nothing is stopped."""
     old, other = records_of(clone)
     for name in ("old-s3.json", "older-s3.json"):
         shutil.copy(old, old.with_name(name))
@@ -186,7 +184,7 @@ def test_records_of_no_cell_are_named(clone: Path, capsys: Capture) -> None:
 def test_an_estimate_of_all_that_the_gpus_allow(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is left to them how many run at a time; --list asks on any machine."""
+    """With max_parallel=auto it assumes one run per GPU here, or one run without a GPU."""
     half = progress(clone)
     cells = [
         replace(cell, config=cell.config.replace("launch", device="cuda", max_parallel="auto"))
@@ -201,7 +199,7 @@ def test_an_estimate_of_all_that_the_gpus_allow(
 
 
 def test_hours_count_from_the_commands_start(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To compose hundreds of cells takes a minute, which is part of them."""
+    """Composing hundreds of cells takes a minute, which --hours must include."""
     clock = iter([1000.0])
     monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     asked: list[Any] = []
@@ -212,7 +210,7 @@ def test_hours_count_from_the_commands_start(clone: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
-    """Of two equal runs, one of which took 90 s: the other will, too."""
+    """One of two equal runs took 90 s, so the estimate for the other is 90 s."""
     half = progress(clone)
     lines = half.lines()
     assert len(lines) == 4
@@ -224,7 +222,7 @@ def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
     assert "1 are left, about 0:01:30 with 1 at a time" in half.summary()
     assert done.status == "finished"
 
-    # Without a record of its own, a campaign is estimated by others' that train alike.
+    # Without records of its own, the estimate uses similar runs of other campaigns.
     half.done = {}
     shutil.copytree(clone / RECORDS, clone / "others")
     (clone / "others" / "mine").rename(clone / "others" / "alike")
@@ -242,7 +240,7 @@ def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
 
 
 def test_an_archive_is_the_same_bytes_for_the_same_records(clone: Path, tmp_path: Path) -> None:
-    """Whatever the times of the files; it holds each record as it is."""
+    """File times do not matter, and the archive holds each record unchanged."""
     for name in ("one", "two"):
         assert run_campaign(progress(clone), archive=tmp_path / name) == 0
         for path in records_of(clone):
@@ -259,7 +257,7 @@ def test_an_archive_is_the_same_bytes_for_the_same_records(clone: Path, tmp_path
 def test_an_archive_that_fails_is_tried_again(
     home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
-    """A share that is gone for a while ends no campaign; it could be written at the start."""
+    """A share that worked at the start and fails for a while does not end the campaign."""
     shutil.copytree(recorded / RUNS, home / RUNS)
     calls = itertools.count()
 
@@ -278,7 +276,7 @@ def test_an_archive_that_fails_is_tried_again(
 def test_last_weights_are_kept_in_half_precision(
     home: Path, recorded: Path, tmp_path: Path
 ) -> None:
-    """Of each finished run, and once; norms stay as they are, and the copy is a run's folder."""
+    """Each finished run is copied once, as a folder that load_run reads; norms stay exact."""
     shutil.copytree(recorded / RUNS, home / RUNS)
     assert run_campaign(progress(home), weights=tmp_path) == 0
     times = {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))}
@@ -296,14 +294,14 @@ def test_last_weights_are_kept_in_half_precision(
             sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
             for folder in (tmp_path / "mine" / run.name, run)
         ]
-        # Adam keeps two numbers for each weight.
+        # A checkpoint has 12 bytes per weight, as AdamW keeps two moments; the copy has 2.
         assert sizes[0] < 0.2 * sizes[1]
 
 
 def test_only_the_run_of_the_record_is_kept(
     home: Path, recorded: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """Not another run in its folder, and not an earlier checkpoint."""
+    """Neither another run in its folder nor an earlier checkpoint is copied."""
     shutil.copytree(recorded / RUNS, home / RUNS)
     qk, vo = sorted((home / RUNS / "mine").iterdir())
     assert run_campaign(progress(home)) == 0
@@ -319,7 +317,7 @@ def test_only_the_run_of_the_record_is_kept(
 def test_records_archive_and_weights_survive_a_power_cut(
     home: Path, recorded: Path, synced: list[int]
 ) -> None:
-    """Every file, and the folder of every name, was synced."""
+    """Every new file must be synced, and every folder that holds a new name."""
     shutil.copytree(recorded / RUNS, home / RUNS)
     kept = home / "kept/here"
     assert run_campaign(progress(home), archive=kept, weights=kept) == 0
@@ -349,13 +347,13 @@ def test_learned_frequencies_are_kept_whole(scope: str, tmp_path: Path) -> None:
     assert saved.model["model.embed_tokens.weight"].dtype == torch.bfloat16
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
 
 
 def test_a_tree_whose_code_was_changed_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is written: a record names the commit that made it."""
+    """A record must name the commit that made it. Nothing is written."""
     monkeypatch.setattr(campaigns, "git_state", lambda: {"commit": "0" * 40, "dirty": True})
     with refused("campaign=mine", "commit, or run it in a clean worktree", by=ConfigError):
         run_campaign(progress(home))
@@ -363,7 +361,7 @@ def test_a_tree_whose_code_was_changed_is_refused(
 
 
 def test_a_checkout_of_no_commit_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where git cannot answer: nothing is written."""
+    """If git cannot name the commit, nothing is written."""
     package = home / "checkout"
     (package / ".git").mkdir(parents=True)
     monkeypatch.setattr(campaigns, "git_state", provenance.git_state)
@@ -376,7 +374,7 @@ def test_a_checkout_of_no_commit_is_refused(home: Path, monkeypatch: pytest.Monk
 def test_another_python_has_another_embedded_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That corpus is the source of Python's own library, which moves with the patch version."""
+    """The stdlib corpus is Python's own library, whose text differs between patch versions."""
     monkeypatch.setattr(campaigns, "git_state", lambda: None)
     words = [word for word in FIXED if not word.startswith("data")]
     mine = load(tmp_path, fixed=words, python="3.0.1")
@@ -396,7 +394,7 @@ def test_a_record_that_does_not_verify_is_refused_by_name(clone: Path) -> None:
 
 
 def test_a_record_of_another_config_is_refused(clone: Path) -> None:
-    """The file was edited after its cells were run: they are no longer what it asks for."""
+    """The campaign's file was edited after its cells had run."""
     path = clone / "campaign" / "mine.yaml"
     path.write_text(path.read_text().replace("- train.num_steps=200", "- train.num_steps=201"))
     with refused("results/records/mine/qk", "is a record of another config", by=ConfigError):
@@ -411,7 +409,7 @@ def test_a_record_of_another_config_is_refused(clone: Path) -> None:
     ],
 )
 def test_a_record_of_other_threads_or_probes(clone: Path, word: str, said: str) -> None:
-    """Rounding follows the threads, and a record holds its probes: neither is in the hash."""
+    """Rounding depends on threads, and a record holds probes, but no hash covers these keys."""
     path = clone / "campaign" / "mine.yaml"
     values = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump(values | {"fixed": [*values["fixed"], word]}))
@@ -427,7 +425,7 @@ def test_a_record_of_other_threads_or_probes(clone: Path, word: str, said: str) 
     ],
 )
 def test_the_projects_records_are_of_their_cells(name: str) -> None:
-    """Each verifies, has the config that its campaign's file gives its cell, and is of a cell."""
+    """Each record verifies, belongs to a cell, and has the config that the campaign gives it."""
     found = Progress(load_campaign(name, None, RUNS), RECORDED)
     assert len(found.done) == len(list((RECORDED / name).glob("*.json")))
     assert not found.notes()
@@ -470,7 +468,7 @@ def test_list_prints_every_cell_and_runs_none(clone: Path, capsys: Capture) -> N
 
 
 def test_a_campaign_may_share_its_name_with_a_folder_of_runs(home: Path) -> None:
-    """A folder that is no run is refused by name, and nothing in it is touched."""
+    """The error names the cell's folder, which is no run, and nothing in it changes."""
     write_campaign(home, cells=["row=qk seed=0"])
     other = home / RUNS / "mine" / "qk-s0" / "notes.txt"
     other.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Submission of campaigns and sweeps, with submitit's stand-in or with fake SLURM commands.
+"""Tests of submitting campaigns and sweeps, to submitit's local executor or a fake SLURM.
 
 tests/cluster/test_slurm.py does the same on a real SLURM.
 """
@@ -23,7 +23,7 @@ from rope_exp.run.folder import read_result, write_config
 
 
 def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> None:
-    """Make SLURM's commands print these."""
+    """Put SLURM commands that print these outputs first on the PATH."""
     for name, output in outputs.items():
         path = folder / name
         path.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
@@ -32,7 +32,7 @@ def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> N
 
 
 def test_a_campaign_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cache: Path) -> None:
-    """The command does not wait, submits nothing twice, and each cell leaves its record."""
+    """The command does not wait and submits nothing twice; each cell leaves a record."""
     (tmp_path / "corpus").symlink_to(corpus)
     write_campaign(tmp_path)
 
@@ -48,7 +48,7 @@ def test_a_campaign_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, c
 
 
 def test_a_sweep_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cache: Path) -> None:
-    """Two runs in one job; a run that fails is listed with its log."""
+    """One job trains both runs; --list shows them as left, then as finished."""
     data = [f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
     words = [*TINY, *data, "pe=nope,vo_rope", "run.group=g", "launch=slurm_local"]
 
@@ -83,7 +83,7 @@ def test_the_queue_tells_what_became_of_a_job(
         "d": f"failed or stopped, see {tmp_path}/jobs/7_2_0_log.out",
     }
 
-    # Where SLURM does not answer, what is known is said.
+    # If SLURM does not answer, the queue still reports the submission.
     (tmp_path / "squeue").write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
     said = queue.describe("a")["a"]
     assert said.startswith("submitted (squeue: no controller), see ")
@@ -113,7 +113,7 @@ def test_a_block_stays_on_one_kind_of_node(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A refusal comes before anything is submitted."""
+    """Several kinds of node that could run a block are refused before anything is submitted."""
     commands(tmp_path, monkeypatch, sinfo=nodes, srun="", sbatch="Submitted batch job 12")
     cluster = Cluster("slurm", launcher, 1)
     queue = Queue(tmp_path / "jobs")
@@ -154,7 +154,7 @@ def test_what_a_cluster_does_not_take_is_one_sentence(
 def test_a_sweep_refuses_what_it_would_lose(
     word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is submitted; keys that a node will resolve are no other config."""
+    """Nothing is submitted then. Keys that a node will resolve are not compared."""
     monkeypatch.chdir(tmp_path)
     commands(tmp_path, monkeypatch, sinfo=ONE, srun="", sbatch="Submitted batch job 12")
     words = ["pe=nope", "run.group=g", "launch=slurm"]
@@ -168,6 +168,7 @@ def test_a_sweep_refuses_what_it_would_lose(
 
 
 def test_a_campaign_says_everything_else_itself(tmp_path: Path, corpus: Path) -> None:
+    """Overrides that are not about the launcher are refused, as are options of a local campaign."""
     (tmp_path / "corpus").symlink_to(corpus)
     write_campaign(tmp_path)
     for words, said in (
@@ -181,7 +182,7 @@ def test_a_campaign_says_everything_else_itself(tmp_path: Path, corpus: Path) ->
 
 
 def test_a_job_that_was_stopped_otherwise_is_not_requeued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SLURM then shows a failed job, which the next submission begins again."""
+    """SLURM then shows a failed job, and the next submission starts its cells again."""
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
     monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "1")
     script = (

@@ -1,4 +1,4 @@
-"""GPUs that one run at a time holds."""
+"""Tests of the leases that keep two runs from using one GPU."""
 
 import itertools
 import subprocess
@@ -25,7 +25,7 @@ def settled(*overrides: str) -> RunConfig:
 
 
 def leased(config: RunConfig) -> dict[str, list[int]]:
-    """Lease what must be free."""
+    """Return a run's leases; the GPUs must be free."""
     leases = lease_gpus(config)
     assert leases is not None
     return leases
@@ -56,7 +56,7 @@ def test_a_run_that_waits_for_two_gpus_holds_none() -> None:
     first = leased(one)
     assert lease_gpus(both) is None
 
-    # The refused run left the free one free.
+    # The waiting run does not hold the free GPU, so another run gets it.
     second = leased(one)
     release(first)
     release(second)
@@ -82,7 +82,7 @@ def test_a_lease_lives_as_long_as_a_child_that_holds_it() -> None:
 
 
 def test_runs_share_a_gpu_if_each_allows_it() -> None:
-    """The third of two at a time waits, and so does a run that wants a GPU alone."""
+    """With two runs per GPU, a third one waits, and so does a run that needs a GPU alone."""
     one = settled("launch.num_processes=2")
     two = settled("launch.num_processes=2", "launch.runs_per_gpu=2")
     assert settled("launch.runs_per_gpu=2").launch.max_parallel == 4

@@ -1,4 +1,4 @@
-"""How a run ends, from how its ranks did."""
+"""Tests of how a run ends, given the exit codes and signals of its ranks."""
 
 import itertools
 import os
@@ -23,7 +23,7 @@ def job(tiny: Callable[..., RunConfig]) -> Job:
 
 
 def run_shells(job: Job, *scripts: str) -> None:
-    """Have shells stand for the job's ranks, and wait until all have ended."""
+    """Start shells as the job's ranks, and poll them until all have ended."""
     job.ranks += [subprocess.Popen(["sh", "-c", script], cwd=job.folder) for script in scripts]
     deadline = time.monotonic() + 20
     while job.exit_code is None:
@@ -46,14 +46,14 @@ def run_shells(job: Job, *scripts: str) -> None:
 def test_exit_codes_of_ranks_become_one_of_the_run(
     job: Job, codes: tuple[int, ...], exit_code: int, status: str
 ) -> None:
-    """A rank's refusal, 2, is the run's; any other failure is 1."""
+    """If any rank exits with 2 (a refusal), the run does; every other failure gives 1."""
     run_shells(job, *(f"exit {code}" for code in codes))
     assert job.exit_code == exit_code
     assert job.status == status
 
 
 def test_a_killed_rank_is_the_reason_of_the_failure(job: Job) -> None:
-    """Nothing but the kernel or a person kills, and the others fail because it is gone."""
+    """Only the kernel or a person kills a rank; the others then fail because it is gone."""
     run_shells(job, "exit 1", "sleep 0.2; kill -9 $$")
     assert job.reason.startswith("process 1 of 2 was ended by SIGKILL (the kernel does that")
     assert job.exit_code == 1
@@ -68,21 +68,21 @@ def test_a_rank_that_said_it_all_leaves_no_reason(job: Job) -> None:
 def test_ranks_that_wait_for_a_failed_one_are_ended(
     monkeypatch: pytest.MonkeyPatch, job: Job
 ) -> None:
-    """We ended them: they did not fail."""
+    """The dispatcher kills them itself, so this is no reason for the run's failure."""
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
     run_shells(job, "exec sleep 60", "exit 1")
     assert (job.exit_code, job.reason) == (1, "")
 
 
 def test_a_clock_that_is_set_ends_no_rank(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    """An hour passes by the machine's clock, as when it is set, while a rank still saves."""
+    """The machine's clock jumps by hours while a rank still saves; timeouts must not use it."""
     monkeypatch.setattr(ranks.time, "time", itertools.count(time.time(), 3600).__next__)
     run_shells(job, "exit 75", "sleep 0.5; exit 75")
     assert (job.exit_code, job.was_killed) == (75, False)
 
 
 def start_shell(job: Job, script: str) -> None:
-    """Have a shell stand for the job's one rank, once it has run `script`."""
+    """Start a shell as the job's only rank, and wait until it has run `script`."""
     script = f"{script}; touch up; while :; do sleep 0.05; done"
     job.ranks.append(subprocess.Popen(["sh", "-c", script], cwd=job.folder))
     deadline = time.monotonic() + 20
@@ -92,7 +92,7 @@ def start_shell(job: Job, script: str) -> None:
 
 
 def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:
-    """submitit's handler ends the dispatcher by an exception ahead of the job's limit."""
+    """submitit's handler raises in the dispatcher ahead of the job's time limit."""
     relay = ranks.SignalRelay([job])
     start_shell(job, "trap 'sleep 0.3; touch saved; exit 75' INT")
     with pytest.raises(SystemExit), relay:

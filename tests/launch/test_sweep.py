@@ -1,4 +1,4 @@
-"""Which run may start beside which."""
+"""Tests of launch.max_parallel, which limits the runs beside a run."""
 
 from pathlib import Path
 from typing import Any

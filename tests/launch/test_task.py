@@ -1,4 +1,4 @@
-"""Our launcher as sweepers see it, beside those of other packages."""
+"""Tests of our Hydra launcher under a sweeper, and of another package's launcher."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from support.configs import REPOSITORY
 
 from rope_exp.system.files import read_json
 
-# A sweeper, as optuna's is one: it asks for several batches of jobs, and reads what they return.
+# Like optuna's sweeper, this one launches several batches of jobs and reads their results.
 STUB = """
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ ConfigStore.instance().store("stub", target, group="hydra/sweeper")
 
 
 def test_a_sweeper_gets_the_loss_of_every_job(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    """A run that diverged has more than any loss. What the sweeper writes stays."""
+    """A run that diverged returns infinity. Files that the sweeper writes are kept."""
     write(tmp_path / "more" / "hydra_plugins" / "stub_sweeper.py", STUB)
     words = [word for word in tiny_overrides if "run.dir" not in word]
     words += ["run.dir=runs/${hydra:job.num}", "train.num_steps=2", "schedule.warmup_fraction=0"]
@@ -63,7 +63,7 @@ def test_a_sweeper_gets_the_loss_of_every_job(tmp_path: Path, tiny_overrides: li
 def test_another_packages_launcher_says_ids_and_ends(
     tmp_path: Path, tiny_overrides: list[str]
 ) -> None:
-    """A run that diverges under submitit does not end the sweep, and its exit code is 1."""
+    """A run that diverges under submitit does not end the sweep; the command exits with 1."""
     words = [word for word in tiny_overrides if "run.dir" not in word]
     words += ["run.dir=runs/${hydra:job.num}", "train.num_steps=2", "schedule.warmup_fraction=0"]
     words += ["hydra/launcher=submitit_local", "optim.lr=1e38,0.01"]
@@ -78,7 +78,7 @@ def test_another_packages_launcher_says_ids_and_ends(
 
 
 def test_every_job_is_checked_before_the_first(tmp_path: Path) -> None:
-    """Also what only our config knows."""
+    """This includes mistakes that only our own checks find, not Hydra."""
     done = command("-m", "pe.rotate=[q],[x]", "train.num_steps=1", cwd=tmp_path)
     assert_refused(done, "pe.rotate=")
     done = command("-m", "pe=nope", "train.num_step=1,2", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep."""
+"""Tests of a sweep's progress display."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def jobs(tiny: Callable[..., RunConfig], tmp_path: Path) -> list[Job]:
-    """Two runs of six steps: one is done, the other waits."""
+    """Return two runs of six steps: one is done, the other waits."""
     jobs = []
     for seed in range(2):
         folder = tmp_path / str(seed)
@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_has_not_ended(
 
 @pytest.mark.parametrize("content", ["no JSON\n", '{"step": 2, "train/loss": "x"}\n', "\0"])
 def test_a_broken_curve_is_left_to_its_run(jobs: list[Job], capsys: Capture, content: str) -> None:
-    """The run refuses it in its log; here it is no loss at all."""
+    """The run's own log reports it; the display only shows no loss."""
     (jobs[1].folder / "metrics.jsonl").write_text(content)
     jobs[1].exit_code = 2
     with SweepView(jobs):

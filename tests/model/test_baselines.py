@@ -1,4 +1,4 @@
-"""Added positions and biases as a model has them, against GPT-2, Marian, BLOOM and T5."""
+"""Tests of a decoder's added positions and biases against GPT-2, Marian, BLOOM and T5."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ def decoder_of(*rotate: str, causal: bool = True, **changes: Any) -> Decoder:
 
 @torch.no_grad()
 def test_learned_positions_are_gpt_2s() -> None:
-    """What the first block reads: the token's row and the position's."""
+    """The first block's input is the sum of the token's row and the position's row."""
     ours = decoder_of(input="learned").model
     config = GPT2Config(
         vocab_size=VOCAB, n_positions=LENGTH, n_embd=WIDTH, n_layer=1, n_head=HEADS, embd_pdrop=0.0
@@ -59,7 +59,7 @@ def test_sinusoids_are_marians() -> None:
 
 @torch.no_grad()
 def test_a_bias_weighs_as_blooms_does() -> None:
-    """BLOOM adds m j to the scores of query i, which its softmax cannot tell from -m (i - j)."""
+    """BLOOM adds m j to the scores of query i, which gives the same softmax as -m (i - j)."""
     bias_HTT = bias_of(decoder_of(bias="alibi"), LENGTH)
     bloom = build_alibi_tensor(torch.ones(1, LENGTH), HEADS, torch.float64)
     score_HTT = normal(HEADS, LENGTH, LENGTH)
@@ -89,7 +89,7 @@ def test_a_learned_bias_is_t5s(causal: bool) -> None:
 @pytest.mark.parametrize("bias", ["alibi", "t5"])
 @torch.no_grad()
 def test_kinds_with_keys_take_a_bias(attn: AttnConfig, bias: str) -> None:
-    """Cached as in the whole; and it matters."""
+    """Cached decoding equals the full forward pass, and the bias changes the logits."""
     groups = 2 if attn.takes_heads else HEADS
     sizes = make_sizes(num_key_value_heads=groups)
 
@@ -118,7 +118,7 @@ def test_a_state_has_no_scores_to_add_to(attn: AttnConfig) -> None:
 
 @torch.no_grad()
 def test_both_ways_without_positions_is_a_bag_of_words() -> None:
-    """NoPE is equivariant under permutation; a bias, an input or a rotation is not."""
+    """NoPE is permutation-equivariant; a bias, an added position or a rotation is not."""
     ids_BT = tokens(1, LENGTH)
     order_T = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(1))
     for changes in ({}, {"bias": "t5"}, {"input": "learned"}, {"rotate": ("v", "o")}):

@@ -1,4 +1,4 @@
-"""Biases and input positions: transformers' own, the numbers of the articles, and laws."""
+"""Tests of score biases and input positions against transformers and published values."""
 
 import math
 
@@ -26,14 +26,14 @@ OFFSETS = torch.arange(-300, 301)
 
 @pytest.mark.parametrize("num_heads", range(1, 34))
 def test_slopes_are_blooms(num_heads: int) -> None:
-    """Whose tensor is the slope times the key's position: that of position 1 is the slope."""
+    """BLOOM's tensor is the slope times the key's position, so position 1 holds the slope."""
     bloom = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), num_heads, torch.float32)
     torch.testing.assert_close(alibi_slopes(num_heads), bloom[:, 0, 1])
 
 
 @pytest.mark.parametrize("num_heads", [4, 12])
 def test_slopes_times_distance_give_blooms_weights(num_heads: int) -> None:
-    """-m_h (i - j) and m_h j differ by m_h i, which no softmax over j sees."""
+    """-m_h (i - j) and m_h j differ by m_h i, which is constant in a softmax over j."""
     scores_HTT = normal(num_heads, 7, 7).float()
     hidden_TT = torch.ones(7, 7).triu(1).bool()
     distance_TT = torch.arange(7)[:, None] - torch.arange(7)
@@ -48,7 +48,7 @@ def test_slopes_times_distance_give_blooms_weights(num_heads: int) -> None:
 
 
 def test_slopes_of_eight_heads_are_powers_of_two() -> None:
-    """The article's: 1/2, 1/4, ... 1/256; the ninth lies before the first of them."""
+    """Press et al. 2022 give 1/2, 1/4, ... 1/256; a ninth head has a larger slope, 2^(-1/2)."""
     assert alibi_slopes(8).tolist() == [2.0**-power for power in range(1, 9)]
     assert float(alibi_slopes(9)[8]) == pytest.approx(2**-0.5)
 
@@ -62,7 +62,7 @@ def test_buckets_are_t5s(bidirectional: bool) -> None:
     found = t5_buckets(OFFSETS, bidirectional=bidirectional)
     assert torch.equal(found, expected)
     assert found.dtype == torch.int64
-    # Of keys after the query, the one for distance 0 is never met.
+    # Keys after the query have a distance of at least 1, so their bucket for 0 is unused.
     assert len(set(found.tolist())) == T5_BUCKETS - bidirectional
 
 
@@ -70,7 +70,7 @@ def test_some_causal_buckets() -> None:
     distances = torch.tensor([0, 15, 16, 17, 20, 32, 64, 112, 113, 128, 10**6])
     expected = [0, 15, 16, 16, 17, 21, 26, 30, 31, 31, 31]
     assert t5_buckets(-distances).tolist() == expected
-    # In the future, which is hidden.
+    # Later keys, which are masked, get bucket 0.
     assert t5_buckets(torch.tensor([1, 50])).tolist() == [0, 0]
 
 
@@ -95,7 +95,7 @@ def test_sinusoids_are_marians(dim: int) -> None:
 
 @given(HALVES, POSITIONS)
 def test_sinusoids_of_any_real_position(half: int, position: float) -> None:
-    """Written out in numpy; sines first, then cosines."""
+    """The reference is written in numpy, with sines first, then cosines."""
     angle = position / 10000.0 ** (2 * np.arange(half) / (2 * half))
     expected = np.concatenate([np.sin(angle), np.cos(angle)])
     found = sinusoids(torch.tensor([position], dtype=torch.float64), 2 * half, torch.float64)
@@ -104,21 +104,21 @@ def test_sinusoids_of_any_real_position(half: int, position: float) -> None:
 
 @given(HALVES, POSITIONS)
 def test_the_root_mean_square_is_the_root_of_one_half(half: int, position: float) -> None:
-    """sqrt(1/2), at every position and over any number of features: sin^2 + cos^2 = 1."""
+    """The RMS is sqrt(1/2) at every position and for any width, because sin^2 + cos^2 = 1."""
     found = sinusoids(torch.tensor([[position]], dtype=torch.float64), 2 * half, torch.float64)
     assert found.shape == (1, 1, 2 * half)
     assert float(found.square().mean().sqrt()) == pytest.approx(math.sqrt(0.5), rel=1e-14)
 
 
 def test_large_positions_keep_their_fractions() -> None:
-    """Seconds since 1970 and a quarter, in float32: as far apart as 0 and a quarter are."""
+    """Unix times a quarter second apart give the same float32 products as positions 0 and 0.25."""
     position_T = torch.tensor([1.7e9, 1.7e9 + 0.25], dtype=torch.float64)
     here, later = products(sinusoids(position_T, 8)), products(sinusoids(position_T - 1.7e9, 8))
     torch.testing.assert_close(here, later, atol=1e-6, rtol=0)
 
 
 def products(x_TD: Tensor) -> Tensor:
-    """Inner products: of sinusoids they know the distance alone."""
+    """Return inner products, which depend only on the distance between sinusoids' positions."""
     return x_TD @ x_TD.T
 
 

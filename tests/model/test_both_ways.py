@@ -1,4 +1,4 @@
-"""Decoders that look both ways: a bag of words without positions, and transformers' own biases."""
+"""Tests of bidirectional decoders: permutation equivariance, and biases against transformers."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ KINDS = [
 
 
 def make_decoder(*rotate: str, causal: bool = False, **changes: Any) -> Decoder:
-    """In float64, with attention far from uniform, so that positions matter."""
+    """Return a float64 decoder with non-uniform attention, so that positions matter."""
     attn: AttnConfig = changes.pop("attn", SoftmaxConfig())
     sizes = make_sizes(num_key_value_heads=4)
     architecture = make_architecture(*rotate, sizes=sizes, **changes)
@@ -41,7 +41,7 @@ def make_decoder(*rotate: str, causal: bool = False, **changes: Any) -> Decoder:
 
 
 def deviation(decoder: Decoder) -> float:
-    """How far the logits of shuffled tokens are from the shuffled logits."""
+    """Return how far the logits of shuffled tokens are from the shuffled logits."""
     ids_BT = tokens(2, 30)
     order_T = torch.randperm(30, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -50,10 +50,9 @@ def deviation(decoder: Decoder) -> float:
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
 def test_without_rotation_tokens_are_a_bag(sites: tuple[str, ...]) -> None:
-    """In any order each has its logits; and where any site turns, no longer.
+    """Logits are permutation-equivariant without rotation, and not if any site rotates.
 
-    q and o turn by the query's place, k and v by the key's: each tells places apart, and so do any
-    of them together.
+    q and o rotate by the query's position, k and v by the key's, so each site encodes positions.
     """
     found = deviation(make_decoder(*sites))
     assert found > 1e-2 if sites else found < 1e-10
@@ -62,9 +61,10 @@ def test_without_rotation_tokens_are_a_bag(sites: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
 @torch.no_grad()
 def test_only_q_and_o_tell_a_hidden_token_where_it_stands(sites: tuple[str, ...]) -> None:
-    """Places that read the same id ask the same query, unless q turns; they meet the same keys and
-    values, and sum them alike, unless o turns. Then they are equal in the next layer, too: where k
-    and v alone turn, all hidden tokens of a row have one prediction.
+    """Masked tokens of a row get different predictions only if q or o rotates.
+
+    Positions with the same id have the same query unless q rotates, and the same output unless o
+    does. They then stay equal in the next layer, even if k and v rotate.
     """
     decoder = make_decoder(*sites)
     ids_BT = tokens(2, 30)
@@ -91,15 +91,15 @@ def test_biases_and_inputs_tell_places_apart(changes: dict[str, Any]) -> None:
 
 
 def test_a_causal_mask_tells_places_apart() -> None:
-    """Which is what NoPE learns positions from, and has not where tokens are hidden instead."""
+    """NoPE learns positions from the causal mask, which masked language models lack."""
     assert deviation(make_decoder(causal=True)) > 1e-2
 
 
-# -- transformers' ---------------------------------------------------------------------------------
+# -- against transformers --------------------------------------------------------------------------
 
 
 def llama_with(decoder: Decoder) -> LlamaForCausalLM:
-    """Transformers' LLaMA with the weights of a QK decoder, whose mask the caller gives."""
+    """Return transformers' LLaMA with a QK decoder's weights; the caller passes its mask."""
     theirs = llama_like(decoder.architecture.model, rope_theta=100.0).double().eval()
     loaded = theirs.load_state_dict(decoder.state_dict(), strict=False)
     assert not loaded.missing_keys
@@ -107,7 +107,7 @@ def llama_with(decoder: Decoder) -> LlamaForCausalLM:
 
 
 def biases(decoder: Decoder) -> Tensor:
-    """What transformers' own modules add to the scores of each head, [1, H, T, T]."""
+    """Return the biases that transformers' modules add to each head's scores, [1, H, T, T]."""
     pe = decoder.architecture.pe
     heads = decoder.architecture.model.num_attention_heads
     if pe.bias == "none":
@@ -118,7 +118,7 @@ def biases(decoder: Decoder) -> Tensor:
         theirs.relative_attention_bias.weight.data.copy_(decoder.model.score_bias.weight)
         return theirs.compute_bias(LENGTH, LENGTH)
 
-    # BLOOM's is of distances to the first key; of one step its slopes.
+    # BLOOM's bias is the slope times the key's position, so position 1 holds the slope.
     slopes_H = build_alibi_tensor(torch.ones(1, 2), heads, torch.float64)[:, 0, 1]
     place_T = torch.arange(LENGTH)
     distance_TT = (place_T - place_T[:, None]).abs()
@@ -128,11 +128,11 @@ def biases(decoder: Decoder) -> Tensor:
 @pytest.mark.parametrize("bias", ["none", "alibi", "t5"])
 @torch.no_grad()
 def test_both_ways_it_is_llama_without_a_causal_mask(bias: str) -> None:
-    """Its logits, with what T5's encoder and BLOOM's slopes add to every score."""
+    """Logits equal LLaMA's with an additive mask: zero, BLOOM's slopes, or T5's encoder bias."""
     decoder = make_decoder("q", "k", bias=bias)
     ids_BT = tokens(2, LENGTH)
     theirs = llama_with(decoder)(ids_BT, attention_mask=biases(decoder).expand(2, -1, -1, -1))
-    # Angles are of float32.
+    # Transformers computes angles in float32.
     assert float((decoder(ids_BT) - theirs.logits).abs().max()) < 1e-3
     causal = make_decoder("q", "k", bias=bias, causal=True)
     assert float((causal(ids_BT) - theirs.logits).abs().max()) > 0.1

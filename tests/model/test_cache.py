@@ -1,4 +1,4 @@
-"""Cached decoding equals the whole forward pass, for every kind and every subset that it allows."""
+"""Tests that cached decoding equals the full forward pass, for every kind and allowed subset."""
 
 import itertools
 import math
@@ -31,23 +31,23 @@ from rope_exp.model.decoder import Decoder
 from rope_exp.model.positions import Positions
 from rope_exp.system.errors import ConfigError
 
-# Past what a table of 4,096 would hold.
+# Past the end of a table of 4,096 positions.
 FAR = 4100
 LENGTH = 12
 TOLERANCE = 1e-10
-# Of one rounding to bf16's 8 significant bits: at most 2^-8 of a number, and evenly spread.
+# Relative SD of one rounding to bf16's 8 significant bits: uniform, and at most 2^-8.
 ROUNDING = 2**-8 / math.sqrt(3)
 
 
 def decoder_of(
     attn: AttnConfig, sites: tuple[str, ...], *, window: int | None = None, **changes: Any
 ) -> Decoder:
-    # Two query heads to a key/value head, where the kind has such.
+    # Two query heads share a key/value head, if the kind allows it.
     groups = 2 if attn.takes_heads else 4
     sizes = make_sizes(num_key_value_heads=groups, window=window)
     decoder = Decoder(Architecture(sizes, make_pe(*sites, **changes), VOCAB, attn))
     decoder.initialise(0)
-    # Far from uniform attention, so that positions matter.
+    # Make attention non-uniform, so that positions matter.
     for parameter in decoder.parameters():
         if parameter.ndim == 2:
             parameter.data.mul_(8)
@@ -55,7 +55,7 @@ def decoder_of(
 
 
 def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
-    """The logits of ids that come a few at a time."""
+    """Return the logits of ids that are fed to a cache in parts."""
     cache = cache or decoder.new_cache()
     return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
 
@@ -81,7 +81,7 @@ def test_token_by_token_at_far_positions_is_the_whole(attn: AttnConfig) -> None:
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
 def test_thousands_of_entries_are_the_whole(attn: AttnConfig) -> None:
-    """In float32, filled in two parts and then a token at a time, past 4,096."""
+    """A float32 cache is filled in two parts, and then token by token past position 4,096."""
     decoder = decoder_of(attn, attn.sites()).float()
     ids_BT = tokens(1, FAR)
     last = FAR - 4093
@@ -93,17 +93,17 @@ def test_thousands_of_entries_are_the_whole(attn: AttnConfig) -> None:
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
 def test_token_by_token_in_bf16_is_near_the_whole(attn: AttnConfig) -> None:
-    """Past a chunk, one layer under autocast; keys are kept narrow, and states wide.
+    """A layer under autocast, past one chunk, keeps keys in bfloat16 and states in float32.
 
-    From the projections, which both share, to the output either way rounds at most eight times in
-    turn: a feature or a norm, the turn, a score, a weight, a sum, a quotient, the turn back, the
-    last projection. Scores are of the size 1, so that each counts about once. Sixteen independent
-    errors add as their squares, to four of one.
+    After the projections, which both share, each path rounds at most eight times: a feature or a
+    norm, the rotation, a score, a weight, a sum, a quotient, the rotation back, and the last
+    projection. Scores are of size 1, so each rounding counts about once. The squares of sixteen
+    independent errors add up, which gives four times one error.
     """
     length = 70
     sites = attn.sites()
     if getattr(attn, "form", None) == "both":
-        # Rotated, what it divides by may cancel, and then no digit of a quotient is left.
+        # A rotated denominator may cancel to almost 0, and the quotient then has no correct digit.
         sites = ("v", "o")
     layer = make_layer(attn, sites)
     x_BTD = normal(2, length, SIZES.hidden_size, seed=4).float()
@@ -144,7 +144,7 @@ def test_any_parts_give_the_same(data: st.DataObject) -> None:
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
 def test_padding_on_the_left_changes_nothing(attn: AttnConfig) -> None:
-    """Each row as if it stood alone, whatever the padding holds."""
+    """Each row has the logits that it has alone, whatever the padding holds."""
     sites = tuple(site for site in "qv" if site in attn.sites())
     pads = [0, 3, 7]
     for window in windows(attn):
@@ -160,7 +160,7 @@ def test_padding_on_the_left_changes_nothing(attn: AttnConfig) -> None:
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
 def test_a_cache_holds_what_the_config_says(attn: AttnConfig) -> None:
-    """So many numbers a token and layer, and so many that do not grow."""
+    """A layer keeps `count.kept` elements: some per token, and some that do not grow."""
     for sites in SUBSETS:
         if not allowed(attn, sites):
             continue
@@ -177,7 +177,7 @@ def test_a_cache_holds_what_the_config_says(attn: AttnConfig) -> None:
 
 @torch.no_grad()
 def test_windows_by_layer_are_cached_layer_by_layer() -> None:
-    """A layer with the window keeps its last keys, the other one all."""
+    """The layer with the window keeps only its last keys, and the other layer keeps all."""
     sizes = make_sizes(window=3, window_layers=(1, 0))
     decoder = opinionated("q", "k", sizes=sizes).double()
     ids_BT = tokens(2, LENGTH)
@@ -185,7 +185,7 @@ def test_windows_by_layer_are_cached_layer_by_layer() -> None:
     ours = fed(decoder, ids_BT, [5, 1, 1, 5], cache)
     assert float((ours - decoder(ids_BT)).abs().max()) < TOLERANCE
     kept = [layer.rows["k"].shape[1] for layer in cache.layers]
-    # The last five queries see two keys before the first of them.
+    # The last five queries attend to two keys before the first of them.
     assert kept == [7, LENGTH]
 
 
@@ -199,7 +199,7 @@ def test_a_window_keeps_no_more_than_it_needs() -> None:
 
 @torch.no_grad()
 def test_the_room_of_a_long_prompt_is_given_back() -> None:
-    """Nor is every token copied: of 40 more, few find no room."""
+    """The buffer shrinks after the prompt, and few of the next 40 tokens cause a new one."""
     decoder = decoder_of(KINDS[0], ("q", "k"), window=5)
     cache = decoder.new_cache()
     fed(decoder, tokens(1, 200), [200], cache)
@@ -213,7 +213,7 @@ def test_the_room_of_a_long_prompt_is_given_back() -> None:
 
 @torch.no_grad()
 def test_padding_and_renumbering_go_together() -> None:
-    """A padded row's positions are lower than its places; all may fall below 0."""
+    """A padded row's positions are lower than its places, and may become negative."""
     for attn in KINDS:
         sites = tuple(site for site in "qkvo" if site in attn.sites())
         decoder = decoder_of(attn, sites)
@@ -246,7 +246,7 @@ def test_a_cache_holds_no_gradient() -> None:
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
 def test_renumbering_is_one_uniform_shift(attn: AttnConfig) -> None:
-    """Against the whole at the original positions; refused where positions themselves enter."""
+    """Later logits equal those at the original positions; absolute variants are refused."""
     ids_BT = tokens(2, LENGTH)
     for sites, window in itertools.product(SUBSETS, windows(attn)):
         if not allowed(attn, sites):

@@ -1,4 +1,4 @@
-"""The decoder: transformers' LLaMA for QK, causality, shared initial weights, the loss."""
+"""Tests of the decoder: equality with LLaMA for QK, causality, initial weights, the loss."""
 
 import itertools
 import math
@@ -52,7 +52,7 @@ def test_no_logit_depends_on_a_later_token(sites: tuple[str, ...]) -> None:
 
 @torch.no_grad()
 def test_windows_by_layer_are_those_of_qwen3() -> None:
-    """Three layers see two keys with RoPE, and the fourth sees all."""
+    """Three of four layers attend to two keys, and the fourth attends to all."""
     sizes = make_sizes(
         num_hidden_layers=4, qk_norm=True, window=2, window_layers=(1, 1, 1, 0), head_dim=8
     )
@@ -79,7 +79,7 @@ def test_windows_by_layer_are_those_of_qwen3() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_qk_is_llama(tied: bool, key_heads: int) -> None:
-    """Equal logits and gradients, and a checkpoint that loads both ways."""
+    """Logits and gradients equal LLaMA's, and checkpoints load in both directions."""
     sizes = make_sizes(
         hidden_size=64,
         intermediate_size=96,
@@ -130,7 +130,7 @@ class WithTable(Decoder):
 
 
 def test_a_new_parameter_moves_none_of_the_old_ones() -> None:
-    """It draws from a stream of its own: of the seed and its name, whatever stands beside it."""
+    """A new parameter draws from its own stream, which depends only on the seed and its name."""
     usual = make_decoder("q", "k", seed=5)
     with_table = WithTable(make_architecture("q", "k"))
     with_table.initialise(5)

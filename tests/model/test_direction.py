@@ -1,4 +1,4 @@
-"""Which way O alone turns is no assumption: training is the same, from mirrored initial weights."""
+"""Tests that rotating the other way gives the same training from mirrored initial weights."""
 
 from collections.abc import Callable
 
@@ -26,12 +26,12 @@ CLIP = 0.5
 
 
 def other_way(x_BTHK: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-    """Every site turns the other way."""
+    """Return x rotated the other way, at every site."""
     return rotate(x_BTHK, cos, sin, inverse=not inverse)
 
 
 def o_forward(x_BTHK: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-    """O turns forward; the others turn as they should."""
+    """Return x rotated forward at O too, instead of back."""
     return rotate(x_BTHK, cos, sin)
 
 
@@ -59,7 +59,7 @@ def losses(
     *,
     mirrored: bool,
 ) -> Tensor:
-    """Train on random tokens, clipped as a run is, and return each step's loss in float64."""
+    """Train on random tokens, with clipping as in a run, and return each step's float64 loss."""
     pe = PeConfig(name="test", rotate=tuple(sites), base=100.0, fraction=FRACTION)  # type: ignore[arg-type]
     decoder = Decoder(Architecture(MODEL, pe, VOCAB_SIZE))
     decoder.initialise(0)
@@ -86,11 +86,11 @@ def losses(
 def test_the_direction_of_all_sites_is_absorbed(
     sites: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R_{-m} = S R_m S, and S goes into the weights, whose distribution and updates it keeps.
+    """Rotating the other way from mirrored weights gives the same losses, step by step.
 
-    So turning the other way from mirrored weights gives the same losses, step by step. The
-    initial weights are symmetric in sign, hence the two directions have one distribution of
-    losses, and "O turns back" assumes nothing for O alone.
+    R_{-m} = S R_m S, and S can be absorbed into the weights without changing their distribution
+    or their updates. Initial weights are symmetric in sign, so both directions have the same
+    distribution of losses. If only O rotates, rotating it back is therefore no assumption.
     """
     usual = losses(sites, rotate, monkeypatch, mirrored=False)
     other = losses(sites, other_way, monkeypatch, mirrored=True)
@@ -98,7 +98,7 @@ def test_the_direction_of_all_sites_is_absorbed(
 
 
 def test_the_direction_of_o_against_v_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S is absorbed once: where V turns as well, O must turn against it."""
+    """S can be absorbed only once: if V also rotates, O must rotate the opposite way."""
     usual = losses("vo", rotate, monkeypatch, mirrored=False)
     for mirrored in (False, True):
         other = losses("vo", o_forward, monkeypatch, mirrored=mirrored)

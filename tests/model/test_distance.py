@@ -1,4 +1,4 @@
-"""Distance: the published bound, and that it bounds; weights by distance; a head's liking."""
+"""Tests of the effects of distance: the decay bound, mean attention weights, and kappa."""
 
 import cmath
 import itertools
@@ -29,14 +29,14 @@ def theta_of(dim: int) -> Tensor:
 
 
 def turned(x_HK: Tensor, position_T: Tensor, theta_F: Tensor) -> Tensor:
-    """R_i x of each head, at each position."""
+    """Return R_i x of each head, at each position."""
     angle_TF = angles(theta_F, position_T)
     x_1THK = x_HK.expand(1, len(position_T), -1, -1)
     return rotate(x_1THK, angle_TF.cos(), angle_TF.sin())[0]
 
 
 def at(x_HK: Tensor, position: int, theta_F: Tensor) -> Tensor:
-    """R_i x of each head, at one position."""
+    """Return R_i x of each head, at one position."""
     return turned(x_HK, torch.tensor([position]), theta_F)[0]
 
 
@@ -51,7 +51,7 @@ def test_the_bound_meets_the_published_values() -> None:
 
 @given(SEEDS, st.integers(1, 9), st.floats(-1e4, 1e4))
 def test_the_bound_is_a_mean_of_partial_sums(seed: int, count: int, distance: float) -> None:
-    """Of any frequencies, written out; those of several layers are taken at once."""
+    """The reference adds up any frequencies one by one; those of several layers are batched."""
     theta_LF = normal(2, count, seed=seed)
     found_LM = decay_bound(theta_LF, torch.tensor([distance], dtype=torch.float64))
     for theta_F, found_M in zip(theta_LF.tolist(), found_LM.tolist(), strict=True):
@@ -61,7 +61,7 @@ def test_the_bound_is_a_mean_of_partial_sums(seed: int, count: int, distance: fl
 
 @given(SEEDS, DISTANCES)
 def test_no_score_passes_the_bound(seed: int, distance: int) -> None:
-    """|score| <= F f(m) max |h_{f+1} - h_f|, by summation by parts."""
+    """Summation by parts gives |score| <= F f(m) max |h_{f+1} - h_f|."""
     theta_F = theta_of(16)
     q_K, k_K = normal(2, 16, seed=seed)
     score = at(q_K[None], distance, theta_F) @ at(k_K[None], 0, theta_F).T
@@ -91,7 +91,7 @@ def causal_weights(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("length", [2, 3, 8, 9])
 def test_weights_are_averaged_over_late_queries(length: int) -> None:
-    """Written out query by query: i >= T/2, and m < T/2."""
+    """The reference averages query by query over i >= T/2, for each m < T/2."""
     weights_BHTT = causal_weights(2, 3, length)
     late = [i for i in range(length) if i >= length / 2]
     expected = []
@@ -110,7 +110,7 @@ def test_weights_that_know_distance_alone_are_found_again() -> None:
 
 @given(st.integers(2, 40), st.none() | st.integers(1, 50), st.booleans())
 def test_uniform_weights_give_the_reference(length: int, window: int | None, causal: bool) -> None:
-    """Over all keys that a query meets, in a window or none, or both ways."""
+    """Equal weights on a query's keys give the reference, causal, windowed or bidirectional."""
     reached = torch.ones(length, length, dtype=torch.float64)
     if causal:
         reached = reached.tril().triu(1 - (window or length))
@@ -119,12 +119,12 @@ def test_uniform_weights_give_the_reference(length: int, window: int | None, cau
     torch.testing.assert_close(attention_by_distance(weights_TT), expected)
 
 
-# -- a head's liking of a distance -----------------------------------------------------------------
+# -- kappa -----------------------------------------------------------------------------------------
 
 
 @given(SEEDS, st.integers(0, 300))
 def test_kappa_is_the_score_of_the_means_at_any_place(seed: int, distance: int) -> None:
-    """The mean over i of (R_i q)^T (R_{i-m} k) / sqrt(K): the same at every i."""
+    """kappa(m) is the mean over i of (R_i q)^T (R_{i-m} k) / sqrt(K), which is equal at every i."""
     theta_F = theta_of(8)
     q_HK, k_HK = normal(2, 3, 8, seed=seed)
     position_T = distance + torch.arange(20)
@@ -137,7 +137,7 @@ def test_kappa_is_the_score_of_the_means_at_any_place(seed: int, distance: int) 
 
 
 def test_kappa_is_the_mean_score_over_all_contents() -> None:
-    """Each of the queries with each of the keys, put at a distance, whatever they say."""
+    """The mean score over all pairs of a query and a key, put at one distance, equals kappa."""
     q_TK, k_TK = normal(2, 11, 8, seed=2)
     theta_F = theta_of(8)
     mean = at(q_TK, 40, theta_F) @ at(k_TK, 33, theta_F).T / math.sqrt(8)
@@ -146,7 +146,7 @@ def test_kappa_is_the_mean_score_over_all_contents() -> None:
 
 
 def test_kappa_turns_the_key_clockwise() -> None:
-    """R_{-m} as a dense matrix; R_m, the other way, is another number."""
+    """The dense matrix R_{-m} gives kappa; R_m gives another number."""
     q_K, k_K = normal(2, 8, seed=3)
     found = float(kappa(q_K[None], k_K[None], theta_of(8), torch.tensor([5])))
     assert found == pytest.approx(float(q_K @ rotation_matrix(-5, 8) @ k_K) / math.sqrt(8))

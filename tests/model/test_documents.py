@@ -1,4 +1,4 @@
-"""A document within a row, with positions and attention of its own: it is read as if alone."""
+"""Tests that a document within a row, with its own positions and mask, is read as if alone."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from rope_exp.evaluation.inputs import Inputs, on_device
 from rope_exp.model.decoder import Decoder
 
 END = 0
-# Of three documents in a row of 24: 5 tokens of one that began before it, then 8 and 11.
+# A row of 24 tokens has three documents: 5 tokens of one that began before it, then 8 and 11.
 LENGTHS = (5, 8, 11)
 SCHEMES: list[dict[str, Any]] = [
     {"input": "sinusoidal"},
@@ -35,7 +35,7 @@ WITH_KEYS = [attn for attn in KINDS if attn.keeps_keys]
 def decoder_of(
     rotate: tuple[str, ...], attn: AttnConfig, sizes: ModelConfig, **changes: Any
 ) -> Decoder:
-    """In float64, with attention far from uniform, so that what stands in sight matters."""
+    """Return a float64 decoder with non-uniform attention, so that visible tokens matter."""
     architecture = make_architecture(*rotate, sizes=sizes, **changes)
     decoder = Decoder(replace(architecture, attn=attn, num_positions=64))
     decoder.initialise(0)
@@ -47,7 +47,7 @@ def decoder_of(
 
 
 def row_of(seed: int) -> np.ndarray:
-    """Three documents on end, and what ends the last."""
+    """Return a row of three documents, and the token that ends the last."""
     random = np.random.default_rng(seed)
     parts = [random.integers(1, VOCAB, size=length) for length in LENGTHS]
     for part in parts[1:]:
@@ -56,7 +56,7 @@ def row_of(seed: int) -> np.ndarray:
 
 
 def nats(decoder: Decoder, windows: np.ndarray, places: Places) -> Tensor:
-    """-log p of each token but the first of one window."""
+    """Return -log p of each token but the first of one window."""
     inputs: Inputs = on_device(places.placed(next_tokens(windows)), torch.device("cpu"))
     with torch.no_grad():
         logits_BTV = decoder(
@@ -66,9 +66,9 @@ def nats(decoder: Decoder, windows: np.ndarray, places: Places) -> Tensor:
 
 
 def check(decoder: Decoder, *, is_absolute: bool) -> None:
-    """Each document's losses in the row are those that it has alone, whatever stands before it.
+    """Assert that each document's losses in the row equal those that it has alone.
 
-    Without the mask they are others, and without the reset they are for absolute variants.
+    Without the mask they differ, and without the reset they differ for absolute variants.
     """
     ends = np.cumsum(LENGTHS)
     both = Places(END, resets=True, masks=True)
@@ -97,7 +97,7 @@ def test_a_document_is_read_as_if_alone(rotate: tuple[str, ...]) -> None:
 
 
 def test_documents_beside_a_cache_are_refused() -> None:
-    """Before anything is kept: later tokens would meet keys of other documents."""
+    """Nothing may be cached, because later tokens would attend to other documents' keys."""
     decoder = decoder_of(("q", "k"), KINDS[0], make_sizes())
     ids_BT = torch.from_numpy(row_of(0)[:, :-1])
     document_BT = torch.arange(ids_BT.shape[1])[None] // 5
@@ -109,7 +109,7 @@ def test_documents_beside_a_cache_are_refused() -> None:
 
 @pytest.mark.parametrize("changes", SCHEMES, ids=str)
 def test_so_it_is_in_every_scheme(changes: dict[str, Any]) -> None:
-    """Beside rotation or without: biases see distances within the document alone."""
+    """Biases and added positions depend only on places within the document."""
     decoder = decoder_of(("v", "o"), KINDS[0], make_sizes(), **changes)
     check(decoder, is_absolute="input" in changes)
 
@@ -117,7 +117,7 @@ def test_so_it_is_in_every_scheme(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("attn", WITH_KEYS, ids=str)
 @pytest.mark.parametrize("window", [None, 6])
 def test_so_it_is_in_every_kind_with_keys(attn: AttnConfig, window: int | None) -> None:
-    """Where a window hides earlier keys anyway, too."""
+    """Documents are also separate with a window, which hides earlier keys anyway."""
     rotate = tuple(site for site in "qkvo" if allowed(attn, site))
     groups = {} if attn.takes_heads else {"num_key_value_heads": 4}
     decoder = decoder_of(rotate, attn, make_sizes(window=window, **groups))

@@ -1,4 +1,4 @@
-"""Longer contexts: transformers' frequencies, and what stays relative where V and O rotate too."""
+"""Tests of frequencies for longer contexts, against transformers and the laws of V and O."""
 
 import itertools
 import math
@@ -35,11 +35,11 @@ EXTENDED = {
 TWO = list(itertools.permutations(EXTENDED, 2))
 
 
-# -- transformers' own -----------------------------------------------------------------------------
+# -- against transformers --------------------------------------------------------------------------
 
 
 def reference(kind: str, half: int, base: float, trained: int, **said: Any) -> tuple[Tensor, float]:
-    """What transformers takes for theta, and for the factor on cosines and sines."""
+    """Return transformers' theta, and its factor on cosines and sines."""
     length = said.pop("length", None)
     config = LlamaConfig(
         hidden_size=4 * half,
@@ -64,7 +64,7 @@ def test_interpolation_is_transformers_linear(half: int, base: float, factor: fl
 
 @given(HALVES, BASES, FACTORS)
 def test_ntk_aware_is_transformers_dynamic(half: int, base: float, factor: float) -> None:
-    """Whose base grows with the length: by a factor of 1 the length alone says how far."""
+    """Transformers' base grows with the length; at factor 1 only the length sets the extension."""
     length = math.ceil(factor * TRAINED)
     expected_F, _ = reference("dynamic", half, base, TRAINED, factor=1.0, length=length)
     agree(ntk_aware(frequencies(2 * half, base), length / TRAINED), expected_F)
@@ -82,7 +82,7 @@ def test_yarn_is_transformers_yarn(half: int, base: float, factor: float, traine
     ("half", "base", "trained"), [(8, 10.0, 1024), (16, 20.0, 3000), (4, 5.0, 300), (64, 9.0, 900)]
 )
 def test_yarns_upper_limit_is_the_last_feature(half: int, base: float, trained: int) -> None:
-    """Of small bases one turn lies past all features, and the ramp ends at n - 1 for it."""
+    """With a small base, one turn lies past all features, so the ramp's end is clipped to n - 1."""
     place = half * math.log(trained / math.tau) / math.log(base)
     assert place > 2 * half - 1
     said = {"factor": 4.0, "original_max_position_embeddings": trained}
@@ -93,17 +93,17 @@ def test_yarns_upper_limit_is_the_last_feature(half: int, base: float, trained: 
 
 
 def test_where_all_pairs_turn_often_yarn_changes_none() -> None:
-    """Limits that cross: transformers' ramp is upside down there, and interpolates all pairs."""
+    """The ramp's limits cross; transformers' ramp is then reversed and interpolates all pairs."""
     theta_F = frequencies(DIM, 2.0)
     assert torch.equal(yarn(theta_F, 4.0, 8192, 2.0), theta_F)
 
 
-# -- by their own words ----------------------------------------------------------------------------
+# -- against closed forms --------------------------------------------------------------------------
 
 
 @given(HALVES, BASES, FACTORS)
 def test_ntk_aware_is_another_base(half: int, base: float, factor: float) -> None:
-    """base s^(n/(n-2)); the first pair stays, and the last is interpolated."""
+    """The other base is base s^(n/(n-2)); the first pair stays, and the last is interpolated."""
     n = 2 * half
     theta_F = frequencies(n, base, torch.float64)
     found_F = ntk_aware(theta_F, factor)
@@ -115,9 +115,9 @@ def test_ntk_aware_is_another_base(half: int, base: float, factor: float) -> Non
 
 @given(HALVES, BASES, FACTORS, st.integers(7, 8192))
 def test_yarn_goes_by_turns(half: int, base: float, factor: float, trained: int) -> None:
-    """What turns often stays, what turns less than once is interpolated, none is outside both.
+    """Fast pairs stay, pairs that turn less than once are interpolated, and others lie between.
 
-    Limits are rounded outwards, so it is so for pairs that are a pair's step past them.
+    Limits are rounded outwards, so exact values are expected only a full pair past a limit.
     """
     theta_F = frequencies(2 * half, base, torch.float64)
     slower_F = theta_F / yarn(theta_F, factor, trained, base)
@@ -135,7 +135,7 @@ def test_yarn_goes_by_turns(half: int, base: float, factor: float, trained: int)
 
 @pytest.mark.parametrize("name", EXTENDED)
 def test_frequencies_of_layers_are_extended_one_by_one(name: str) -> None:
-    """By the pair's place, whatever was learned."""
+    """A pair is slowed according to its index, whatever frequency it has learned."""
     extend: dict[str, Callable[[Tensor], Tensor]] = {
         "interpolated": lambda theta: interpolated(theta, 4.0),
         "ntk_aware": lambda theta: ntk_aware(theta, 4.0),
@@ -160,7 +160,7 @@ def test_interpolation_turns_as_positions_divided_did() -> None:
     torch.testing.assert_close(turned(x_BTHK, position_T, EXTENDED["interpolated"]), divided)
 
 
-# -- what turns together ---------------------------------------------------------------------------
+# -- pairs of sites --------------------------------------------------------------------------------
 
 
 def turned(x_BTHK: Tensor, position_T: Tensor, theta_F: Tensor, *, inverse: bool = False) -> Tensor:
@@ -169,13 +169,13 @@ def turned(x_BTHK: Tensor, position_T: Tensor, theta_F: Tensor, *, inverse: bool
 
 
 def weights() -> Tensor:
-    """Any causal weights of each head."""
+    """Return random causal weights of each head."""
     hidden = torch.ones(LENGTH, LENGTH).triu(1).bool()
     return normal(2, LENGTH, LENGTH, seed=1).masked_fill(hidden, -math.inf).softmax(-1)
 
 
 def outputs(theta_v: Tensor, theta_o: Tensor, start: int = 0) -> Tensor:
-    """The sum of turned values, turned back: of fixed weights, with positions from `start` on."""
+    """Return the weighted sum of rotated values, rotated back, with positions from `start`."""
     position_T = start + torch.arange(LENGTH)
     v_BTHK = turned(normal(1, LENGTH, 2, DIM), position_T, theta_v)
     o_BTHK = torch.einsum("hij,bjhk->bihk", weights(), v_BTHK)
@@ -191,7 +191,7 @@ def scores(theta_q: Tensor, theta_k: Tensor, start: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("name", EXTENDED)
 def test_v_and_o_of_one_extension_stay_relative(name: str) -> None:
-    """o_i = sum over j of a_ij R_{j-i} v_j by the new frequencies, wherever positions begin."""
+    """o_i = sum over j of a_ij R_{j-i} v_j at the new frequencies, for any first position."""
     theta_F = EXTENDED[name]
     here = outputs(theta_F, theta_F)
     torch.testing.assert_close(outputs(theta_F, theta_F, SHIFT), here)
@@ -206,7 +206,7 @@ def test_v_and_o_of_one_extension_stay_relative(name: str) -> None:
 
 @pytest.mark.parametrize(("of_v", "of_o"), TWO)
 def test_v_and_o_of_two_extensions_turn_with_a_shift(of_v: str, of_o: str) -> None:
-    """By c (theta_v - theta_o): as V alone does by c theta_v."""
+    """A shift by c rotates outputs by c (theta_v - theta_o); with V alone, by c theta_v."""
     theta_v, theta_o = EXTENDED[of_v], EXTENDED[of_o]
     here = outputs(theta_v, theta_o)
     shifted = outputs(theta_v, theta_o, SHIFT)
@@ -217,21 +217,21 @@ def test_v_and_o_of_two_extensions_turn_with_a_shift(of_v: str, of_o: str) -> No
 
 @pytest.mark.parametrize(("of_qk", "of_vo"), TWO)
 def test_the_two_pairs_may_be_extended_differently(of_qk: str, of_vo: str) -> None:
-    """Scores and outputs are both relative, and v and o may stay as trained."""
+    """Scores and outputs are both relative, also if v and o keep their trained frequencies."""
     theta_qk = EXTENDED[of_qk]
     torch.testing.assert_close(scores(theta_qk, theta_qk, SHIFT), scores(theta_qk, theta_qk))
     for theta_vo in (EXTENDED[of_vo], THETA_F):
         torch.testing.assert_close(outputs(theta_vo, theta_vo, SHIFT), outputs(theta_vo, theta_vo))
 
-    # And q against k may not.
+    # q and k must have the same frequencies.
     mixed = scores(theta_qk, EXTENDED[of_vo], SHIFT) - scores(theta_qk, EXTENDED[of_vo])
     assert float(mixed.abs().max()) > 0.01
 
 
 def test_yarns_scale_belongs_to_logits_alone() -> None:
-    """Tables times it: scores by its square, as meant, and outputs by its square, which is wrong.
+    """Scaled tables multiply scores by the scale's square, as intended, but outputs as well.
 
-    With identity attention VO-RoPE is then no longer NoPE. Features that do not rotate are missed.
+    With identity attention VO-RoPE would then differ from NoPE. Unrotated features would miss it.
     """
     scale = yarn_scale(4.0)
     theta_F = EXTENDED["yarn"]

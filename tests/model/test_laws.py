@@ -1,4 +1,4 @@
-"""The certificate: each subset is measured to obey its law, and broken rotations are refused."""
+"""Tests of the certificate: each subset obeys its law, and broken rotations are refused."""
 
 import contextlib
 import itertools
@@ -34,22 +34,22 @@ def test_each_subset_belongs_to_its_class(
 
 
 def forward_only(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-    """The mistake of an output that turns the wrong way."""
+    """Return x rotated, with the mistake of rotating outputs forward."""
     return rotate(x, cos, sin)
 
 
 def negated(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-    """The mistake of an inverse that negates the cosine as well, which is no rotation."""
+    """Return x rotated, with the mistake of an inverse that also negates the cosine (-R_m)."""
     return rotate(x, -cos, -sin) if inverse else rotate(x, cos, sin)
 
 
 def not_at_all(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-    """The mistake of an output that is not turned back."""
+    """Return x rotated, with the mistake of not rotating outputs back."""
     return x if inverse else rotate(x, cos, sin)
 
 
 def twice(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-    """The mistake of values that turn once more where heads are repeated."""
+    """Return x rotated, with the mistake of rotating values again after heads are repeated."""
     turned = rotate(x, cos, sin, inverse=inverse)
     return turned if inverse else rotate(turned, cos, sin)
 
@@ -66,7 +66,7 @@ def test_a_rotation_that_others_got_wrong_is_refused(
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @pytest.mark.parametrize("window", [None, 3])
 def test_each_kind_keeps_its_laws_under_every_subset(attn: AttnConfig, window: int | None) -> None:
-    """Its answer to a shift; from a cache as from the whole; absorbed, or by the whole triangle."""
+    """The certificate covers the shift, the cache, and the absorbed or parallel formula."""
     if window is not None and not attn.keeps_keys:
         return
     sizes = make_sizes(window=window)
@@ -117,7 +117,7 @@ LATENTS = [kind for kind in KINDS if isinstance(kind, LatentConfig)]
 def test_a_part_of_the_absorbed_scores_of_wrong_scale_is_refused(
     attn: LatentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That which does not rotate has 1/sqrt(nope_dim), as if it stood alone."""
+    """The mistake scales the unrotated part by 1/sqrt(nope_dim), as if it were alone."""
     attend_after = LatentAttention.attend_after
     factor = (attn.key_dim / attn.nope_dim) ** 0.5
 
@@ -134,7 +134,7 @@ def test_a_part_of_the_absorbed_scores_of_wrong_scale_is_refused(
 def test_a_latent_that_is_kept_without_its_norm_is_refused(
     attn: LatentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Left out everywhere it breaks no law, and test_references sees it."""
+    """A norm left out everywhere breaks no law; test_references detects that."""
     heads = LatentAttention.heads
 
     def wrong(
@@ -161,7 +161,7 @@ def test_a_latent_that_is_kept_without_its_norm_is_refused(
 def test_a_formula_that_differs_is_refused(
     attn: AttnConfig, name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a thousandth of its outputs."""
+    """A relative error of a thousandth is enough."""
     path = f"rope_exp.model.attention.{where}"
     function = resolve_name(path)
 
@@ -182,7 +182,7 @@ def test_the_certificate_holds_at_far_positions() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"input": "sinusoidal"}, {"input": "learned"}], ids=str)
 def test_a_whole_decoder_answers_to_a_shift(changes: dict[str, Any]) -> None:
-    """By its logits: unchanged where both of a pair turn or neither, and nothing is added."""
+    """Logits stay if both sites of each pair rotate, or neither, and no position is added."""
     for sites, causal in itertools.product(SUBSETS, (True, False)):
         checked = certificate(SIZES, make_pe(*sites, start=2, **changes), causal=causal)["decoder"]
         is_relative = expected_class(sites) == "invariant" and not changes
@@ -202,9 +202,9 @@ def test_each_set_of_sites_that_a_layer_has_is_measured() -> None:
 def test_v_and_o_by_different_tables_are_refused(
     attn: AttnConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An angle that v turns by and o does not turn back by.
+    """v rotates by its own base, but o is rotated back by the base of q and k.
 
-    By the heads' outputs, which have the base of v and o; the logits, asked next, would tell, too.
+    The heads' outputs already show it; the logits, which are measured next, would show it too.
     """
     turn = Attention.turn
 
@@ -216,7 +216,7 @@ def test_v_and_o_by_different_tables_are_refused(
         certificate(SIZES, make_pe(*attn.sites(), base_vo=7.0), attn)
 
 
-# -- what is measured, against matrices ------------------------------------------------------------
+# -- against dense matrices ------------------------------------------------------------------------
 
 START = 3
 DIM = SIZES.features_per_head
@@ -224,7 +224,7 @@ OWN = {"base_vo": 7.0, "fraction_vo": 0.5}
 
 
 def written_out(attention: Attention, x_TD: Tensor, pe: PeConfig, first: int) -> Tensor:
-    """o_THK of two query heads over one key head, by dense matrices, from a first position on."""
+    """Return o_THK of all query heads over one key head, by dense matrices, from `first` on."""
     q, k, v = (
         (x_TD @ attention.get_parameter(f"{name}_proj.weight").T).unflatten(-1, (-1, DIM))
         for name in "qkv"
@@ -248,7 +248,7 @@ def written_out(attention: Attention, x_TD: Tensor, pe: PeConfig, first: int) ->
 
 
 def deviations(monkeypatch: pytest.MonkeyPatch, pe: PeConfig) -> list[float]:
-    """How far the two outputs that a certificate compares are from those of matrices."""
+    """Return how far the two outputs that a certificate compares are from dense matrices."""
     seen: list[float] = []
     heads = SoftmaxAttention.heads
 
@@ -271,9 +271,9 @@ def deviations(monkeypatch: pytest.MonkeyPatch, pe: PeConfig) -> list[float]:
 def test_what_is_measured_is_what_matrices_give(
     sites: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all subsets, those too that obey no law of a shift, which any mistake would not either.
+    """A mistake breaks no law in a subset that has none, so dense matrices check every subset.
 
-    With one rotation, and where v and o have a base and a fraction of their own.
+    v and o share the rotation of q and k, or have their own base and fraction.
     """
     for own in ({}, OWN) if {"v", "o"} & {*sites} else ({},):
         found = deviations(monkeypatch, make_pe(*sites, start=START, **own))
@@ -286,7 +286,7 @@ def test_what_is_measured_is_what_matrices_give(
 def test_matrices_tell_every_mistake(
     sites: tuple[str, ...], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A site that turns wrongly, in every subset that has it."""
+    """A site that rotates wrongly is detected in every subset that contains it."""
     turn = Attention.turn
     for wrong_site in sites:
 

@@ -1,4 +1,4 @@
-"""Attention with any of its sites rotated, against explicit sums in float64."""
+"""Tests of attention with any subset of sites rotated, against explicit sums in float64."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ def attention_of(sites: Collection[str]) -> SoftmaxAttention:
 
 
 def heads_of(attention: SoftmaxAttention, x_TD: Tensor) -> list[Tensor]:
-    """q, k and v, not rotated, as [T, heads, K]."""
+    """Return q, k and v as [T, heads, K], not rotated."""
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     return [(x_TD @ p.weight.T).view(len(x_TD), -1, attention.head_dim) for p in projections]
 
@@ -37,7 +37,7 @@ def heads_of(attention: SoftmaxAttention, x_TD: Tensor) -> list[Tensor]:
 def direct_attention(
     attention: SoftmaxAttention, x_TD: Tensor, sites: Collection[str], base_vo: float = BASE
 ) -> Tensor:
-    """Attention as a sum over j <= i with dense matrices: no tables, no kernel, no shared heads."""
+    """Return attention as a sum over j <= i with dense matrices, without tables or a kernel."""
     q, k, v = heads_of(attention, x_TD)
     num_shared = q.shape[1] // k.shape[1]
     dim = attention.head_dim
@@ -92,7 +92,7 @@ def test_vo_equals_the_sum_over_relative_rotations() -> None:
 
 @torch.no_grad()
 def test_vo_with_identity_attention_is_nope() -> None:
-    """One position attends to itself alone: R_m^T R_m = I wherever it stands."""
+    """A single token attends only to itself, and R_m^T R_m = I at any position m."""
     x_BTD = normal(1, 1, 32)
     at = make_positions(1, 8, start=1234)
     rotated = attention_of(("v", "o")).double()
@@ -106,8 +106,8 @@ def test_vo_with_identity_attention_is_nope() -> None:
 
 
 def test_tables_in_bf16_hold_no_position_above_256() -> None:
-    """Eight bits of significand: 257 rounds to 256, so that the two positions turn alike, while
-    every position up to 256 has the angle of its own, rounded.
+    """bfloat16 has 8 significant bits: 257 rounds to 256, so the two positions share a rotation,
+    while every position up to 256 has its own rounded angle.
     """
     [at] = Rotary(8, make_pe("q", "k", precision="bf16"))(torch.arange(300))
     cos_TF, sin_TF = at.qk
@@ -123,7 +123,7 @@ def test_tables_in_bf16_hold_no_position_above_256() -> None:
 
 
 def test_tables_are_float32_unless_the_model_is_wider() -> None:
-    """A model in float64, as laws are measured and exports compared, has its tables in float64."""
+    """A float64 model, which measures laws and checks exports, has its tables in float64."""
     rotary = Rotary(8, make_pe("q", "k"))
     assert rotary(torch.arange(3))[0].qk[0].dtype == torch.float32
     assert rotary.double()(torch.arange(3))[0].qk[0].dtype == torch.float64
@@ -131,8 +131,8 @@ def test_tables_are_float32_unless_the_model_is_wider() -> None:
 
 @torch.no_grad()
 def test_a_rotation_in_bf16_is_nearly_the_same_model() -> None:
-    """The same weights: other logits, by as much as an angle's rounding of 2^-9 allows; and none
-    where nothing rotates.
+    """With the same weights, logits differ by what an angle's rounding of 2^-9 allows; without
+    rotation they are equal.
     """
     ids_BT = tokens(2, 30)
     for rotate in ((), ("q", "k"), tuple("qkvo")):

@@ -1,4 +1,4 @@
-"""The loss head in chunks against the cross-entropy of all logits at once."""
+"""Tests of the chunked loss head against the cross-entropy of all logits at once."""
 
 from operator import mul
 
@@ -61,7 +61,7 @@ def test_chunks_of_any_size_give_loss_and_gradients(
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch by its own compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
 @pytest.mark.parametrize("compiled", [False, True])
 def test_under_autocast_it_errs_no_more_than_the_whole(compiled: bool) -> None:
     x_ND, head_VD, target_N = inputs(500, 64, 300, 0, torch.float32)
@@ -93,7 +93,7 @@ def test_no_chunk_holds_more_tokens_than_the_limit(monkeypatch: pytest.MonkeyPat
     summed_cross_entropy(x_ND, head_VD, target_N, watched)
     assert sum(seen) == 77
     assert max(seen) <= 20
-    assert max(seen) - min(seen) <= 1  # two shapes to compile at the most
+    assert max(seen) - min(seen) <= 1  # at most two shapes to compile
 
 
 def test_squares_are_summed_over_places_and_meant_over_numbers() -> None:

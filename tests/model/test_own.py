@@ -1,6 +1,6 @@
-"""A position encoding from a user's file: the examples of the docs, and built-in ones written so.
+"""Tests of position encodings from a user's file: the docs' examples, and built-in schemes.
 
-Every built-in scheme that a file can express must give the same logits as ours.
+A built-in scheme, written as a user's file, must give the same logits as the built-in code.
 """
 
 import math
@@ -76,7 +76,7 @@ def own(source: str, *sites: str, name: str = "Own") -> PeConfig:
 def decoder_of(pe: PeConfig) -> Decoder:
     decoder = Decoder(Architecture(make_sizes(num_key_value_heads=2), pe, VOCAB))
     decoder.initialise(0)
-    # Far from uniform attention, so that positions matter.
+    # Make attention non-uniform, so that positions matter.
     for parameter in decoder.parameters():
         if parameter.ndim == 2:
             parameter.data.mul_(8)
@@ -94,7 +94,7 @@ def test_a_built_in_scheme_from_a_file_is_the_same(scheme: str) -> None:
 
 
 def forgetting(decoder: Decoder, x_BTD: Tensor, sites: tuple[str, ...]) -> Tensor:
-    """Attention by the definition: each score plus the logarithms of all later gates up to i."""
+    """Return attention by definition: each score plus the logarithms of later gates up to i."""
     attention = decoder.model.layers[0].self_attn
     mine = attention.own
     q, k, v = (
@@ -138,7 +138,7 @@ def test_forgetting_is_its_definition(sites: tuple[str, ...]) -> None:
 
 @torch.no_grad()
 def test_polar_scores_are_their_definition() -> None:
-    """Magnitudes of both, and the cosine of distance and phase, by single sums."""
+    """Scores are sums of softplus(q) softplus(k) cos((i - j) theta - delta), here key by key."""
     decoder = decoder_of(example("Polar"))
     attention = decoder.model.layers[0].self_attn
     phase = attention.own.phase
@@ -164,7 +164,7 @@ def test_polar_scores_are_their_definition() -> None:
 
 
 def test_partial_frequencies_are_the_highest_of_all() -> None:
-    """p-RoPE leaves out the lowest quarter: base^p on a share p of the features."""
+    """p-RoPE leaves out the lowest quarter, by base^p on a share p = 3/4 of the features."""
     pe = composed("pe=p_rope").pe
     kept = frequencies(pe.num_features(64), pe.base, torch.float64)
     torch.testing.assert_close(kept, frequencies(64, 10000.0, torch.float64)[:24])
@@ -181,7 +181,7 @@ def test_an_example_is_cached_padded_and_measured(name: str) -> None:
     parts = [decoder(part, cache=cache) for part in ids_BT.split([5, 1, 1, 5], dim=1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
 
-    # A row behind padding is as it is alone.
+    # Padding on the left does not change a row's logits.
     padded = torch.cat([torch.zeros(2, 3, dtype=torch.int64), ids_BT], dim=1)
     found = decoder(padded, cache=decoder.new_cache(torch.tensor([3, 3])))
     torch.testing.assert_close(found[:, 3:], whole, rtol=0, atol=1e-9)
@@ -201,7 +201,7 @@ def test_what_a_file_learns_has_gradients_and_its_own_stream() -> None:
     assert all(float(gate.grad.abs().sum()) > 0 for gate in gates if gate.grad is not None)
     assert all(gate.grad is not None for gate in gates)
     assert not torch.equal(*gates)
-    # LLaMA's weights are those of every variant.
+    # LLaMA's weights are the same in every variant.
     plain = dict(decoder_of(make_pe()).named_parameters())
     assert all(torch.equal(named[name], plain[name]) for name in plain)
 
@@ -269,7 +269,7 @@ def test_a_mistake_of_a_file_is_one_sentence(text: str | None, said: str, tmp_pa
 
 
 def test_a_changed_text_is_refused() -> None:
-    """Nor is a text without a hash run, or one without a class."""
+    """A text without a hash, or without pe.code, is refused too."""
     pe = own(OURS["alibi"])
     changed = str(pe.source) + "\n"
     for digest in (pe.code_sha256, None):
@@ -282,7 +282,7 @@ def test_a_changed_text_is_refused() -> None:
 
 
 def test_a_config_that_is_read_runs_no_code() -> None:
-    """Counting parameters would: a record's text is whatever its author wrote."""
+    """Counting parameters would run the code, and a record may hold anybody's text."""
     pe = own("raise SystemExit('executed')\n\nclass Own(Position):\n    pass")
     values = RunConfig(pe=pe).to_dict()
     values["model"]["match_params"] = 30000

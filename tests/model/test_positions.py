@@ -1,4 +1,4 @@
-"""How position enters: patterns of layers, frequencies of pairs, learned ones, inputs, biases."""
+"""Tests of layer patterns, frequencies of each pair, learned frequencies, inputs and biases."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def sites_of_layers(decoder: Decoder) -> list[str]:
 
 
 def loud(decoder: Decoder) -> Decoder:
-    """In float64, with attention far from uniform, so that positions matter."""
+    """Return the decoder in float64, with non-uniform attention, so that positions matter."""
     with torch.no_grad():
         for parameter in decoder.parameters():
             if parameter.ndim == 2:
@@ -105,7 +105,7 @@ def test_a_key_without_effect_is_refused(key: str, value: Any, needs: str) -> No
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
 def test_each_pair_turns_by_its_own_frequencies(sites: tuple[str, ...]) -> None:
-    """q and k by the base, v and o by theirs and on half of the features, as dense matrices."""
+    """The reference is dense matrices; v and o have their own base and rotate half the features."""
     own = {"base_vo": 7.0, "fraction_vo": 0.5} if {"v", "o"} & set(sites) else {}
     [at] = Rotary(8, make_pe(*sites, **own)).double()(torch.arange(LENGTH))
     x_BTHK = normal(1, LENGTH, 2, 8)
@@ -114,7 +114,7 @@ def test_each_pair_turns_by_its_own_frequencies(sites: tuple[str, ...]) -> None:
         for position in range(LENGTH):
             matrix = rotation_matrix(position, 8)
             if site in "vo":
-                # Half of eight features: two pairs, the others stay.
+                # Half of eight features are two pairs; the others do not rotate.
                 matrix = torch.eye(8, dtype=torch.float64)
                 matrix[:4, :4] = rotation_matrix(position, 4, base=7.0)
             matrix = matrix.T if site == "o" else matrix
@@ -123,7 +123,7 @@ def test_each_pair_turns_by_its_own_frequencies(sites: tuple[str, ...]) -> None:
 
 
 def test_a_share_in_percent_is_rounded_down_as_it_is_written() -> None:
-    """In whole numbers, whatever the share's float is; of q and k, and of v and o."""
+    """The reference uses integers, so a share's float error must not lose a pair."""
     for percent in range(1, 100):
         pe = make_pe(*"qkvo", fraction=percent / 100)
         of_vo = make_pe(*"qkvo", fraction_vo=percent / 100)
@@ -140,7 +140,7 @@ SCOPES = {"model": (), "layer": (2,), "head": (2, 2)}
 @pytest.mark.parametrize("scope", SCOPES)
 @torch.no_grad()
 def test_learned_frequencies_begin_where_fixed_ones_stand(scope: str, trainable: str) -> None:
-    """Whoever has them, and all of LLaMA's weights are the same."""
+    """In every scope, LLaMA's weights and the logits equal those with fixed frequencies."""
     fixed = loud(make_decoder(*"qkvo"))
     ours = loud(make_decoder(*"qkvo", trainable=trainable, trainable_scope=scope))
     named = dict(ours.named_parameters())
@@ -152,14 +152,14 @@ def test_learned_frequencies_begin_where_fixed_ones_stand(scope: str, trainable:
         "model.rotary_emb.inv_freq_vo": (*SCOPES[scope], 4),
     }
     if trainable == "log" or scope == "model":
-        # Raw ones were multiplied by loud() where they are a matrix.
+        # loud() multiplies raw frequencies if they are a matrix.
         difference = ours(tokens(2, LENGTH)) - fixed(tokens(2, LENGTH))
         assert float(difference.abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_learned_frequency_moves_who_has_it(scope: str) -> None:
-    """A change in one layer's or head's frequencies is a change of its tables alone."""
+    """Changing the frequencies of one layer or head changes only its own tables."""
     decoder = make_decoder("v", "o", trainable="log", trainable_scope=scope)
     rotary = decoder.model.rotary_emb
     before = rotary(torch.arange(3))
@@ -199,7 +199,7 @@ def test_raw_frequencies_turn_by_their_absolute_value() -> None:
 @pytest.mark.parametrize("scope", SCOPES)
 @torch.no_grad()
 def test_heads_with_frequencies_of_their_own_are_cached_alike(scope: str) -> None:
-    """Rotated before they are kept, each head by its own; and renumbered so."""
+    """Each head's cached keys and values are rotated and renumbered by its own frequencies."""
     decoder = make_decoder(*"qkvo", trainable="log", trainable_scope=scope)
     for name, parameter in decoder.named_parameters():
         if "inv_freq" in name:
@@ -229,7 +229,7 @@ ADDED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("window", [None, 4])
 @torch.no_grad()
 def test_from_a_cache_as_from_the_whole(changes: dict[str, Any], window: int | None) -> None:
-    """With any rotation beside it, in any parts, with padding on the left."""
+    """Cached logits depend neither on the parts nor on left padding, with any rotation."""
     for rotate in ((), ("v", "o"), tuple("qkvo")):
         decoder = with_positions(*rotate, sizes=make_sizes(window=window), start=5, **changes)
         ids_BT = tokens(2, LENGTH)
@@ -257,7 +257,7 @@ def test_what_is_added_to_inputs_alone_is_absolute(changes: dict[str, Any]) -> N
 
 @torch.no_grad()
 def test_sines_and_cosines_are_as_large_as_embeddings() -> None:
-    """Scaled so at the start; unscaled they are 35 times larger."""
+    """The default RMS is that of initial embeddings, 0.02; unscaled, it is 35 times larger."""
     added = make_decoder(input="sinusoidal").model.added_positions
     zero = torch.zeros(1, 300, 32)
     rms = added.embed(zero, torch.arange(300)).square().mean().sqrt()
@@ -278,7 +278,7 @@ def test_a_position_that_was_not_learned_is_refused() -> None:
 
 @torch.no_grad()
 def test_a_bias_says_the_same_of_every_two_places_as_far_apart() -> None:
-    """ALiBi and T5 are relative; both ways, T5 tells before from after, and ALiBi does not."""
+    """ALiBi and T5 depend only on the offset; T5 distinguishes its sign, and ALiBi does not."""
     for bias, causal in itertools.product(("alibi", "t5"), (True, False)):
         architecture = replace(make_architecture(bias=bias), causal=causal)
         decoder = Decoder(architecture)
@@ -311,7 +311,7 @@ LEARNED = [
 
 @pytest.mark.parametrize("changes", [*ADDED, *LEARNED], ids=str)
 def test_what_all_variants_share_holds_none_of_them(changes: dict[str, Any]) -> None:
-    """By the one hash that is asked to be equal, of whatever shape the others are."""
+    """The hash that must be equal for all variants covers none of their own parameters."""
     decoder = Decoder(replace(make_architecture("v", **changes), num_positions=20))
     decoder.initialise(0)
     plain = make_decoder("v")
@@ -323,7 +323,7 @@ def test_what_all_variants_share_holds_none_of_them(changes: dict[str, Any]) -> 
 @pytest.mark.parametrize("start", [2**16, 2**24 - LENGTH], ids=str)
 @torch.no_grad()
 def test_the_last_positions_are_as_good_as_the_first(start: int, changes: dict[str, Any]) -> None:
-    """In float32, of a relative variant, from a cache too."""
+    """At far positions a relative variant's float32 logits do not change, also from a cache."""
     decoder = loud(make_decoder(*"qkvo", **changes)).float()
     ids_BT = tokens(2, LENGTH)
     here = decoder(ids_BT)
@@ -336,7 +336,7 @@ def test_the_last_positions_are_as_good_as_the_first(start: int, changes: dict[s
 
 @torch.no_grad()
 def test_real_positions_turn_as_their_angles_say() -> None:
-    """A relative variant sees their differences, between whole numbers too."""
+    """A relative variant depends only on differences of positions, also of fractional ones."""
     decoder = loud(make_decoder(*"qkvo"))
     ids_BT = tokens(2, LENGTH)
     times_BT = torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(0)).double() * 9
@@ -356,7 +356,7 @@ def test_what_adds_positions_is_not_renumbered() -> None:
 
 @torch.no_grad()
 def test_normed_queries_and_keys_have_no_size() -> None:
-    """However large their projections are, the logits stay: norm first, then the rotation."""
+    """The scale of their projections does not change the logits; the norm precedes rotation."""
     sizes = make_sizes(qk_norm=True)
     for rotate in ((), ("q", "k"), tuple("qkvo")):
         decoder = loud(make_decoder(*rotate, sizes=sizes))

@@ -1,4 +1,4 @@
-"""The laws of rotation, in float64, on arbitrary vectors and positions."""
+"""Tests of the laws of rotation in float64, on arbitrary vectors and positions."""
 
 import math
 
@@ -26,13 +26,13 @@ def vector(seed: int, dim: int) -> Tensor:
 def tables_at(
     position: int, dim: int, *, base: float = BASE, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
-    """The cosines and sines of one position."""
+    """Return the cosines and sines of one position."""
     angle = angles(frequencies(dim, base, dtype), torch.tensor([position]))
     return angle.cos(), angle.sin()
 
 
 def at(x: Tensor, position: int, *, base: float = BASE, inverse: bool = False) -> Tensor:
-    """R_m x for one position m."""
+    """Return R_m x for one position m."""
     tables = tables_at(position, x.shape[-1], base=base)
     return rotate(x, *tables, inverse=inverse)
 
@@ -42,7 +42,7 @@ def close(left: Tensor, right: Tensor) -> bool:
 
 
 def complex_reference(x: np.ndarray, position: int, base: float) -> np.ndarray:
-    """Half-split pairs as complex numbers times e^{i m theta}, stated independently."""
+    """Return half-split pairs, as complex numbers, times e^{i m theta}, independently of ours."""
     half = x.shape[-1] // 2
     theta = base ** (-2.0 * np.arange(half) / x.shape[-1])
     z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * position * theta)
@@ -127,7 +127,7 @@ def test_layouts_agree_after_permuting_features() -> None:
 
 
 def test_a_different_base_gives_a_different_rotation() -> None:
-    # A rope cache keyed without theta once served one base's tables for another's.
+    # A table cache keyed without theta once returned one base's tables for another's.
     x = vector(0, 8)
     assert not close(at(x, 7, base=10000.0), at(x, 7, base=500.0))
     assert close(at(x, 7, base=10000.0), at(x, 7, base=10000.0))
@@ -148,7 +148,7 @@ def test_low_precision_inputs_are_rotated_in_float32(dtype: torch.dtype) -> None
     turned = rotate(x, *tables_at(4001, 64, dtype=torch.float32))
     exact = at(x.double(), 4001)
     assert turned.dtype == dtype
-    # One rounding to the dtype (eps/2 of the largest value) and float32 angles at position 4001.
+    # Allow one rounding to the dtype (eps/2 of the maximum) and float32 angles at position 4001.
     bound = float(exact.abs().max()) * (torch.finfo(dtype).eps + 4001 * 2**-23)
     assert float((turned.double() - exact).abs().max()) <= bound
 
@@ -158,7 +158,7 @@ def test_low_precision_inputs_are_rotated_in_float32(dtype: torch.dtype) -> None
     [(0, 2**-17), (1000, 2**-15), (FAR - 300, 2**-9), (FAR, 2**-21), (2**24 - 300, 2**-21)],
 )
 def test_float32_tables_hold_every_position(first: int, bound: float) -> None:
-    """Against the angles of the same float32 frequencies; either side of 0."""
+    """The reference is float64 angles of the same frequencies, on both sides of 0."""
     theta_F = frequencies(64, BASE)
     position_T = torch.arange(first, first + 300)
     for signed_T in (position_T, -position_T, position_T + 0.25):
@@ -171,7 +171,7 @@ def test_float32_tables_hold_every_position(first: int, bound: float) -> None:
 
 
 def test_positions_that_are_not_far_have_float32_products() -> None:
-    """Bit for bit: losses are recorded of these."""
+    """The products must match bit for bit, because recorded losses depend on them."""
     theta_F = frequencies(64, BASE)
     for position_T in (torch.arange(-FAR + 1, FAR), torch.arange(4 * FAR - 3) / 4):
         product_TF = position_T.float()[:, None] * theta_F
@@ -179,7 +179,7 @@ def test_positions_that_are_not_far_have_float32_products() -> None:
 
 
 def test_frequencies_learn_from_far_positions() -> None:
-    """The gradient of an angle is its position, in float32, near or far."""
+    """The gradient of an angle is its position, in float32, near and far."""
     theta_F = frequencies(8, BASE).requires_grad_()
     position_T = torch.tensor([3, FAR - 1, FAR, 2**24 - 1])
     angle_TF = angles(theta_F, position_T)
@@ -212,7 +212,7 @@ def test_frequencies_need_whole_pairs(dim: int) -> None:
     )
 )
 def test_long_range_decay_meets_the_published_values(case: tuple[int, float]) -> None:
-    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies, of
+    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies, for
     # d = 128 (Su 2021, after eq. 16).
     distance, published = case
     angle_F = angles(frequencies(128, BASE, torch.float64), torch.tensor(distance))

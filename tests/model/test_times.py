@@ -1,10 +1,10 @@
-"""Positions that are times: real numbers end to end, read from both sides.
+"""Tests of a bidirectional decoder whose positions are times, that is, real numbers.
 
 The reference is the rotary attention of torch_brain (`RotarySelfAttention` and
-`RotaryTimeEmbedding` with rotate_value=True, neuro-galaxy/torch_brain), which POYO is made of,
-written anew from its formulas: features 2f and 2f + 1 are a pair, the first half of a head's pairs
-turns by 2 pi t / period_f, periods are spaced evenly in their logarithm from t_min to t_max, values
-turn by their own time, and the output turns back by the query's.
+`RotaryTimeEmbedding` with rotate_value=True, neuro-galaxy/torch_brain), which POYO uses. It is
+rewritten from its formulas: features 2f and 2f + 1 are a pair, the first half of a head's pairs
+rotates by 2 pi t / period_f, periods are spaced logarithmically from t_min to t_max, values rotate
+by their own time, and the output is rotated back by the query's.
 """
 
 import math
@@ -32,7 +32,7 @@ POYO = {"fraction": 0.5, "base": 40000.0}
 
 
 def make_spikes_decoder(*rotate: str) -> Decoder:
-    """In float64, of a size at which a softmax is neither flat nor sharp."""
+    """Return a float64 decoder with weights at which a softmax is neither flat nor sharp."""
     architecture = Architecture(
         SIZES, make_pe(*rotate, **POYO), TASK.vocab_size, causal=False, num_outputs=2
     )
@@ -60,7 +60,7 @@ def predicted(decoder: Decoder, inputs: Inputs) -> Tensor:
 
 
 def moved_by(decoder: Decoder, shift: float) -> float:
-    """How far predictions move where all times are so many seconds later."""
+    """Return how far predictions move if all times are `shift` seconds later."""
     inputs = make_inputs()
     assert inputs.position_BT is not None
     later = inputs._replace(position_BT=inputs.position_BT + 2 * math.pi / T_MIN * shift)
@@ -71,28 +71,28 @@ def moved_by(decoder: Decoder, shift: float) -> float:
 @settings(max_examples=4)
 @given(shift=st.floats(-3.0, 3.0))
 def test_relative_variants_do_not_feel_a_shift_of_time(rotate: str, shift: float) -> None:
-    """Of any real number of seconds: every R_i^T R_j stays.
+    """A shift by any real number of seconds leaves every R_i^T R_j unchanged.
 
-    The fastest pair turns by 63,000 radians a second, which float64 holds to 1e-11.
+    The fastest pair rotates by 63,000 radians a second, which float64 represents to 1e-11.
     """
     assert moved_by(make_spikes_decoder(*rotate), shift) < 1e-8
 
 
 @pytest.mark.parametrize("rotate", ["q", "k", "v", "o", "qkv"])
 def test_other_variants_feel_a_shift_of_time(rotate: str) -> None:
-    """By a time in which no pair turns whole turns."""
+    """The shift is not a whole number of turns for any pair."""
     assert moved_by(make_spikes_decoder(*rotate), 0.377123) > 1e-4
 
 
 def test_in_float32_such_a_shift_is_rounding() -> None:
-    """Positions are rounded to 2^-8 of a radian of the fastest pair, and less of all others."""
+    """Positions are rounded to 2^-8 radians for the fastest pair, and to less for the others."""
     decoder = make_spikes_decoder("q", "k", "v", "o").float()
     deviation = float(predicted(decoder, make_inputs()).std())
     assert moved_by(decoder, 0.377123) < 0.02 * deviation
 
 
 def test_padding_is_met_by_no_event_and_no_query() -> None:
-    """Whatever stands there, and whenever."""
+    """The ids and times of padding do not change any prediction."""
     decoder = make_spikes_decoder("q", "k", "v", "o")
     inputs = make_inputs()
     assert inputs.position_BT is not None
@@ -105,7 +105,7 @@ def test_padding_is_met_by_no_event_and_no_query() -> None:
     )
     torch.testing.assert_close(predicted(decoder, other), predicted(decoder, inputs))
 
-    # All else is met, on both sides: the last event moves what is said of the first query.
+    # Real events are visible on both sides: the last one affects the first query's prediction.
     last = int((~is_pad_BT[0]).nonzero()[-17])
     ids_BT = inputs.ids_BT.clone()
     ids_BT[0, last] = (ids_BT[0, last] + 1) % TASK.num_units
@@ -115,7 +115,7 @@ def test_padding_is_met_by_no_event_and_no_query() -> None:
 
 
 def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
-    """And its gradient moves the weights that give it."""
+    """Every parameter also receives a gradient from the loss."""
     decoder = make_spikes_decoder("q", "k")
     inputs = make_inputs(3)
     found = inputs._replace(target_BP=inputs.target_BP.double()).nats(decoder)
@@ -128,7 +128,7 @@ def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
 
 
 def test_order_does_not_matter_where_times_say_all() -> None:
-    """Events shuffled with their times: what is predicted of the queries is the same."""
+    """Shuffling events together with their times does not change the predictions."""
     decoder = make_spikes_decoder("q", "k", "v", "o")
     inputs = make_inputs(1)
     order_T = torch.randperm(TASK.num_slots, generator=torch.Generator().manual_seed(0))
@@ -145,7 +145,7 @@ def test_order_does_not_matter_where_times_say_all() -> None:
 
 
 def their_rotation(x_THK: Tensor, time_T: Tensor, sign: int) -> Tensor:
-    """Turn pairs (2f, 2f + 1), as complex numbers, by sign * 2 pi t / period_f."""
+    """Return x with pairs (2f, 2f + 1), as complex numbers, rotated by sign * 2 pi t / period_f."""
     num_pairs = x_THK.shape[-1] // 2
     num_rotating = num_pairs // 2
     exponent_F = torch.linspace(0, 1, num_rotating, dtype=torch.float64)
@@ -161,7 +161,7 @@ def their_rotation(x_THK: Tensor, time_T: Tensor, sign: int) -> Tensor:
 def their_attention(
     x_TD: Tensor, weights: list[Tensor], time_T: Tensor, *, rotate_value: bool
 ) -> Tensor:
-    """o_i = R(-t_i) sum_j softmax_j(R(t_i) q_i . R(t_j) k_j / sqrt(K)) R(t_j) v_j, by loops."""
+    """Return o_i = R(-t_i) sum_j softmax_j(R(t_i) q_i . R(t_j) k_j / sqrt(K)) R(t_j) v_j."""
     q, k, v = ((x_TD @ weight.T).unflatten(-1, (4, -1)) for weight in weights)
     q, k = (their_rotation(x, time_T, 1) for x in (q, k))
     if rotate_value:
@@ -178,9 +178,9 @@ def their_attention(
 
 @pytest.mark.parametrize("rotate", ["qk", "qkvo"])
 def test_it_is_torch_brains_layer(rotate: str) -> None:
-    """Up to the order of a head's features: their pairs are neighbours, ours F apart.
+    """Outputs agree up to the order of features: their pairs are adjacent, ours are F apart.
 
-    Their periods reach t_max with the last of F pairs, and ours would with the next: so the base is
+    Their periods reach t_max at the last of F pairs, ours would at the next one. So our base is
     (t_max / t_min)^(F / (F - 1)), which is 40,000 for the 16 pairs of POYO's heads of 64.
     """
     dim = 64
@@ -197,7 +197,7 @@ def test_it_is_torch_brains_layer(rotate: str) -> None:
 
     time_T = torch.rand(12, generator=generator, dtype=torch.float64).sort().values
     x_TD = torch.randn(12, 4 * dim, generator=generator, dtype=torch.float64)
-    # Twice in float64, as frequencies are rounded to float32 where they are made.
+    # `Rotary` makes float32 frequencies; both pairs need them in float64 here.
     rotary = Rotary(dim, pe, num_layers=1)
     for pair in ("qk", "vo"):
         exponent_F = torch.arange(16, dtype=torch.float64) / 16
@@ -206,7 +206,7 @@ def test_it_is_torch_brains_layer(rotate: str) -> None:
     with torch.no_grad():
         ours_THK = attention.heads(x_TD[None], at, None)[0]
 
-    # Feature 2f of theirs is our f, and 2f + 1 our f + F, among those that rotate.
+    # Their feature 2f is our f, and their 2f + 1 is our f + F, among the rotating features.
     place_K = torch.arange(dim)
     place_K[0:32:2] = torch.arange(16)
     place_K[1:32:2] = torch.arange(16) + 16

@@ -1,6 +1,6 @@
-"""v and o may turn by other frequencies than q and k, in every kind, from a cache or not.
+"""Tests of models in which v and o rotate by other frequencies than q and k, in every kind.
 
-Where keys and values share features, a row that was turned for keys is then no row of values.
+If keys and values share features, a row rotated for keys then cannot serve as values.
 """
 
 import itertools
@@ -23,7 +23,7 @@ LENGTH = 20
 SHIFT = 13
 TOLERANCE = 1e-9
 ROTATES_ALL = [attn for attn in KINDS if allowed(attn, "qkvo")]
-# Those whose values are features of their keys.
+# Kinds whose values are features of their keys.
 SHARES = [
     attn
     for attn in ROTATES_ALL
@@ -41,7 +41,7 @@ APART: list[dict[str, Any]] = [
 
 
 def decoder_of(attn: AttnConfig, *sites: str, **changes: Any) -> Decoder:
-    """In float64, far from uniform attention, with learned frequencies moved apart."""
+    """Return a float64 decoder with non-uniform attention and learned frequencies moved apart."""
     sizes = make_sizes(num_key_value_heads=2 if attn.takes_heads else 4)
     decoder = Decoder(Architecture(sizes, make_pe(*sites, **changes), VOCAB, attn))
     decoder.initialise(0)
@@ -60,7 +60,7 @@ def decoder_of(attn: AttnConfig, *sites: str, **changes: Any) -> Decoder:
 @pytest.mark.parametrize("attn", ROTATES_ALL, ids=str)
 @torch.no_grad()
 def test_a_shift_changes_no_logit(attn: AttnConfig, changes: dict[str, Any]) -> None:
-    """Three criteria: positions shifted, fed from a cache, and fed from one that is renumbered."""
+    """Logits are the same at shifted positions, from a cache, and from a renumbered cache."""
     decoder = decoder_of(attn, *"qkvo", **changes)
     ids_BT = tokens(2, LENGTH)
     whole = decoder(ids_BT)
@@ -94,7 +94,7 @@ def test_every_subset_is_cached_as_the_whole(attn: AttnConfig) -> None:
 @pytest.mark.parametrize("attn", ROTATES_ALL, ids=str)
 @torch.no_grad()
 def test_a_cache_holds_what_the_config_says(attn: AttnConfig, changes: dict[str, Any]) -> None:
-    """By the layer that keeps the most."""
+    """`count.kept` returns the elements per token of the layer that keeps the most."""
     for sites in ("vo", "kv", "qkvo") if changes else ("", "qk", "vo", "qkvo"):
         decoder = decoder_of(attn, *sites, **changes)
         model = decoder.architecture.model
@@ -105,7 +105,7 @@ def test_a_cache_holds_what_the_config_says(attn: AttnConfig, changes: dict[str,
 
 
 def test_one_rotation_has_one_row() -> None:
-    """Where nothing can move the pairs apart, values are read from the keys' row."""
+    """If both pairs always rotate alike, values are read from the keys' cached row."""
     for attn, (changes, is_one) in itertools.product(
         SHARES, [({}, True), ({"fraction": 0.5}, True), *((each, False) for each in APART)]
     ):
@@ -120,7 +120,7 @@ def test_one_rotation_has_one_row() -> None:
 def test_values_from_the_keys_row_are_refused(
     attn: AttnConfig, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The law sees it before a run, where frequencies are learned, too."""
+    """The certificate detects values read from rotated keys, also with learned frequencies."""
     sizes = make_sizes()
     pe = make_pe(*"qkvo", **changes)
     assert certificate(sizes, pe, attn)["measured"] == "invariant"

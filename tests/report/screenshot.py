@@ -1,6 +1,6 @@
-"""Write a screenshot of a page: `python tests/report/screenshot.py PAGE OUT.png --help`.
+"""Write a screenshot of a page: `python tests/report/screenshot.py PAGE OUT.png`.
 
-The page is results/report.html, which `make report` makes. It takes Debian's Chromium.
+The page is results/report.html, which `make report` writes. Chromium must be installed.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Exact matches and R² in tables and in a figure, against the numbers that runs were given."""
+"""Tests of exact matches and R² in tables and a figure, against the numbers given to the runs."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ from rope_exp.report.tables import markdown
 
 SEEDS = (0, 1, 2, 3, 4)
 ROWS = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
-# The share of examples that each row answers, of short ones; of each further span 0.02 less.
+# The share of examples that each row answers right at span 0; it falls by 0.02 per span.
 LEVELS = {"qk_rope": 0.7, "qkvo_rope": 0.9, "vo_rope": 0.8, "nope": 0.5}
 COUNT = 1000
 SPANS = {"addition": {"test": range(1, 7), "longer": range(7, 11)}}
@@ -36,7 +36,7 @@ Level = Callable[[str, int, int], float]
 
 
 def level_of(row: str, seed: int, span: int) -> float:
-    """With a little noise of the seed's own, and of the row's in it."""
+    """Return the share that a row answers right, with noise by seed and by row within a seed."""
     return max(0.0, LEVELS[row] - 0.02 * span + 0.004 * seed + 0.003 * ((seed * len(row)) % 3))
 
 
@@ -52,7 +52,7 @@ def answered(kind: str, row: str, seed: int, level: Level = level_of) -> dict[st
 def make_report(
     folder: Path, kind: str, rows: Sequence[str] = ROWS, seeds: Sequence[int] = SEEDS
 ) -> Report:
-    """A campaign on one kind of data."""
+    """Return the report of a campaign on one kind of data."""
     make_records(
         folder,
         kind,
@@ -68,12 +68,12 @@ def make_report(
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Four rows and five seeds on addition; no test changes it."""
+    """Return four rows and five seeds on addition; no test changes it."""
     return make_report(tmp_path_factory.mktemp("records"), "addition")
 
 
 def with_levels(report: Report, level: Level) -> Report:
-    """The same runs, had they answered so."""
+    """Return the report of the same runs with these shares of right answers."""
     runs = [
         replace(run, probes=answered("addition", run.config.pe.label, run.config.seed, level))
         for run in report.runs
@@ -106,7 +106,7 @@ def test_bins_of_distance_are_octaves(tmp_path: Path) -> None:
     assert names == ["4 to 7", "8 to 15", "16 to 31", "32 to 63", "64 to 127"]
 
 
-# -- what is said ----------------------------------------------------------------------------------
+# -- tables and published relations ----------------------------------------------------------------
 
 
 def test_the_table_has_a_column_a_bin(report: Report) -> None:
@@ -154,7 +154,7 @@ def test_the_csv_has_the_same_numbers(report: Report) -> None:
 def test_ropers_claim_is_judged_by_matches(
     report: Report, levels: tuple[float, float], outcome: str
 ) -> None:
-    """QKVO over QK: by the share of wrong answers, but where none or all are right."""
+    """QKVO > QK is judged by the share of wrong answers, and is open if none or all are right."""
     fixed = dict(zip(("qk_rope", "qkvo_rope"), levels, strict=True))
 
     def level(row: str, seed: int, span: int) -> float:
@@ -172,7 +172,7 @@ def test_ropers_claim_is_judged_by_matches(
 
 
 def test_a_task_without_mistakes_opens_both_measures(report: Report) -> None:
-    """Losses, too, however far apart they are; where nothing is right, the matches alone."""
+    """If all answers are right, the verdict by losses is open too; if none is, it stays."""
     assert [relation.outcome for relation in report.relations] == ["confirmed"]
     for share, outcome in ((1.0, "open; the task is too easy"), (0.0, "confirmed")):
         found = with_levels(report, lambda row, seed, span, share=share: share)
@@ -188,7 +188,7 @@ def test_one_seed_judges_nothing(report: Report) -> None:
 
 
 def test_the_claim_is_judged_by_losses_too(report: Report, tmp_path: Path) -> None:
-    """And no number of the published table of language models stands beside them."""
+    """The published losses of language models do not apply to addition, and are not shown."""
     assert report.published is None
     [relation] = report.relations
     assert (relation.judged.a, relation.judged.b) == ("qkvo_rope", "qk_rope")
@@ -202,7 +202,7 @@ def test_the_claim_is_judged_by_losses_too(report: Report, tmp_path: Path) -> No
 
 
 def test_repeats_stand_beside_the_losses_of_the_notebook(tmp_path: Path) -> None:
-    """0.330 for RoPE and 0.319 for RoPER: its numbers, its relation, and what it was made with."""
+    """The report has the notebook's losses (RoPE 0.330, RoPER 0.319), relation and setting."""
     report = make_report(tmp_path, "repeats", rows=ROWS[:2])
     assert report.source is report.published
     assert report.rows["qkvo_rope"].theirs.delta == pytest.approx(-0.011)
@@ -218,7 +218,7 @@ def test_repeats_stand_beside_the_losses_of_the_notebook(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["repeats", "addition"])
 def test_other_initial_weights_take_what_is_published(kind: str, tmp_path: Path) -> None:
-    """Numbers or a claim: both are of training from the start."""
+    """Published numbers and claims are for training from scratch, so neither is shown."""
     report = make_report(tmp_path, kind, rows=ROWS[:2])
     assert report.source is not None
     config = [replace(run.config, init_weights=sha256_of("weights")) for run in report.runs]
@@ -241,7 +241,7 @@ def test_losses_are_said_in_their_unit(report: Report) -> None:
 
 @pytest.fixture(scope="module")
 def spikes(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Two rows and three seeds; no test changes it."""
+    """Return two rows and three seeds on spikes; no test changes it."""
     folder = tmp_path_factory.mktemp("spikes")
     half = ["data=spikes", "pe.fraction=0.5", "pe.base=40000"]
     make_records(
@@ -259,7 +259,7 @@ def spikes(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def test_r2_has_a_table(spikes: Report) -> None:
-    """Beside losses that are mean squared errors, and differences to the row that rotates q, k."""
+    """Losses are mean squared errors, and the reference is the row that rotates q and k."""
     assert spikes.reference.label == "qk_rope-base40000-fraction0.5"
     assert spikes.rows["qkvo_rope-base40000-fraction0.5"].ours.delta == pytest.approx(-0.02)
     text = markdown(spikes)
@@ -272,7 +272,7 @@ def test_r2_has_a_table(spikes: Report) -> None:
 
 
 def test_the_page_has_a_table_of_answers(report: Report) -> None:
-    """The means of answers.csv in %, a column a bin, which sort as numbers."""
+    """Cells hold the means of answers.csv in %, with a column per bin, and sort as numbers."""
     table = answers(report)
     assert table.headings[:4] == ["variant", "seeds", "test", "1"]
     assert table.headings[8:10] == ["6", "longer"]

@@ -1,4 +1,4 @@
-"""Curves by tokens, of which steps of several stages have different numbers."""
+"""Test of curves by tokens, for stages with different numbers of tokens per step."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from rope_exp.report.by_tokens import by_tokens
 
 
 def test_each_row_stands_at_its_tokens() -> None:
-    """4,096 a step and then 8,192, one after another."""
+    """Steps have 4,096 tokens in the first stage and 8,192 in the second."""
     [run] = make_runs("staged", ("qk_rope",), (0,))
     staged = run.config.replace("train", stages=[[256, 400], [512, 100, 16]])
     curve = by_tokens([replace(run, config=staged)], "val/loss")[0]

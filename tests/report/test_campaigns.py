@@ -1,4 +1,4 @@
-"""From records to files: a folder a campaign, a table a level, and what is refused."""
+"""Tests of `write_campaigns`, which writes tables and figures from records."""
 
 import csv
 from pathlib import Path
@@ -17,7 +17,7 @@ from rope_exp.report.command import write_campaigns
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables alone: figures take most of the time, and these tests do not look at them."""
+    """Leave out the figures, which take most of the time and are not checked here."""
     monkeypatch.setattr(command, "of_report", lambda *_: {})
 
 
@@ -62,7 +62,7 @@ def test_each_level_of_a_factor_has_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> None:
-    """Of text: elsewhere losses are of another thing."""
+    """Gains are compared with those of `english`, which has no such file itself."""
 
     def lower(row: str, seed: int) -> float:
         return nine_losses(row, seed) - (0.25 if row == "vo_rope" else 0.0)
@@ -89,7 +89,7 @@ def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("undrawn")
 def test_gains_stand_beside_those_of_an_equal_budget(tmp_path: Path) -> None:
-    """Of tokens and warmup; where none has both, beside the primary campaign's."""
+    """The base has the same tokens and warmup; if none has both, it is the primary campaign."""
 
     def lower(row: str, seed: int) -> float:
         return nine_losses(row, seed) - (0.25 if row == "vo_rope" else 0.0)
@@ -118,7 +118,7 @@ def test_gains_stand_beside_those_of_an_equal_budget(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_files_of_an_earlier_report_are_named(tmp_path: Path) -> None:
-    """Those that these records no longer give; what is not the report's own is let alone."""
+    """Files that these records no longer produce are named; all others are ignored."""
     make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0,))
     old = tmp_path / "english" / "train.num_steps=500" / "table.md"
     old.parent.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_a_block_of_two_commits_is_marked(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_probe_that_was_not_finite_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one row's answer to one probe, which is null in its record."""
+    """One number of one row's answer is null in its record, and the figure is still drawn."""
     answers = records._probes
 
     def overflowing(row: str, seed: int, loss: float) -> dict[str, Any]:
@@ -203,7 +203,7 @@ OWN_RATES = {row: [f"pe={row}", f"optim.lr={0.001 * n}"] for n, row in enumerate
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_paired_campaign_pools_nothing(tmp_path: Path) -> None:
-    """Its intervals are those of scipy's paired t test, though its rows are equally noisy."""
+    """Its intervals are those of scipy's paired t test, although its rows have equal noise."""
     make_records(tmp_path / "records", "ours", rows=ROWS, test="paired")
     write_campaigns(tmp_path / "records", "ours", tmp_path)
     row = table_rows(tmp_path / "ours")["k_rope"]
@@ -218,7 +218,7 @@ def test_a_paired_campaign_pools_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_rows_of_a_campaign_may_have_rates_of_their_own(tmp_path: Path) -> None:
-    """They share the table of the published relations, which says their rates."""
+    """The rows share one table, with the published relations and a note of the rates."""
     make_records(tmp_path / "records", "ours", rows=OWN_RATES, seeds=(0, 1, 2))
     write_campaigns(tmp_path / "records", "ours", tmp_path)
     text = (tmp_path / "ours/table.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""From run folders to files: what is written where, what is refused, the same bytes again."""
+"""Tests of the command `report`, which writes tables and figures from run folders."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from rope_exp.system.errors import ConfigError
 
 FIGURES = ("figures/curves.svg", "figures/forest.svg")
 TABLES = ("table.md", "table.csv", "table.tex")
-# The grid is for variants alone.
+# Only tables of variants have a grid.
 FILES = (*TABLES, *FIGURES, "figures/grid.svg")
 
 
@@ -29,7 +29,7 @@ Command: TypeAlias = Callable[..., Done]
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command, in this process."""
+    """Return a function that runs the command in this process."""
 
     def run(*words: str | Path) -> Done:
         monkeypatch.setattr(sys, "argv", ["report.py", *map(str, words)])
@@ -41,7 +41,7 @@ def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_tables_and_figures_are_written_and_named(tmp_path: Path) -> None:
-    """In a process of its own, which takes no warning."""
+    """The command runs in a process of its own, where any warning is an error."""
     make_nine(tmp_path / "runs")
     words = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     command = [sys.executable, "-W", "error", str(REPOSITORY / "scripts" / "report.py"), *words]
@@ -83,13 +83,13 @@ def test_a_refusal_exits_2_and_writes_nothing(tmp_path: Path, report: Command) -
     "words", ["--reference vo_rope", "--group mine", "--runs mine", "--factors pe optim.lr"]
 )
 def test_a_flag_of_runs_is_refused_beside_a_campaign(words: str) -> None:
-    """It was dropped in silence: the tables were others than one had asked for."""
+    """Such a flag was once ignored, so the tables were not those that were asked for."""
     with refused(words.split()[0], "and --campaign takes records", by=ConfigError):
         command(["--campaign", "noise", *words.split()])
 
 
 def test_no_records_at_all_exit_2(tmp_path: Path, report: Command) -> None:
-    """As a clone without records does: in one sentence, and nothing is written."""
+    """A clone without records gets one sentence, and nothing is written."""
     out = tmp_path / "out"
     done = report("--campaign", "all", "--records", tmp_path / "empty", "--out", out)
     assert (done.returncode, done.stdout) == (2, "")
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_written_exits_1(
 
 
 def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path, report: Command) -> None:
-    """Each rate is a group of its own; `--factors` compares over groups."""
+    """Each learning rate is its own group, and `--factors` compares across groups."""
     for lr, loss in (("0.001", 3.6), ("0.01", 3.5)):
         overrides = [f"optim.lr={lr}"]
         make_run(tmp_path / "runs", group=f"lr-{lr}", loss=loss, overrides=overrides)
@@ -155,7 +155,7 @@ def test_a_file_that_the_system_refuses_is_a_refusal(
 def test_another_groups_table_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody named its folder, and unless one says so; its own group's is made anew."""
+    """In the default folder, only the same group or --force replaces a table."""
     monkeypatch.chdir(tmp_path)
     for group in ("small", "large"):
         make_run(Path("results/runs"), group=group)
@@ -170,7 +170,7 @@ def test_another_groups_table_is_not_replaced(
 
 
 def test_a_row_of_other_code_is_named(tmp_path: Path) -> None:
-    """On the terminal, with the meaning of the plus."""
+    """The terminal names the row's commit, and explains the plus sign."""
     for pe, commit, dirty in (
         ("qk_rope", "0", False),
         ("nope", "0", False),
@@ -185,7 +185,7 @@ def test_a_row_of_other_code_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.torture
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
-    """In whatever order they were made, wherever they lie, and once more."""
+    """Neither the runs' order, nor their location, nor writing twice changes a byte."""
     made = [(label, seed) for label in NINE for seed in (0, 1)]
     written = []
     for number, order in enumerate((made, made[::-1])):

@@ -1,4 +1,4 @@
-"""Tables of kinds of attention: rows by a campaign's names, what they cache, what is published."""
+"""Tests of tables of kinds of attention: named rows, their caches, and published losses."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ def loss(row: str, seed: int) -> float:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of two campaigns' records."""
+    """Return the folder of the files written from two campaigns' records."""
     folder = tmp_path_factory.mktemp("kinds")
     for campaign, names in (("sequel_mini", ROWS), ("cores", CORES)):
         listed = read_campaign(campaign, None).rows
@@ -46,12 +46,12 @@ def test_rows_are_named_and_say_what_they_cache(results: Path) -> None:
     assert (rows["mha"]["params"], rows["mha"]["cached"]) == ("4212992", "512")
 
     cores = table_rows(results / "cores", "row")
-    # Two heads of 64 features keep 64 x 64 numbers and 64 sums each.
+    # Each of the two heads of 64 features keeps 64 x 64 numbers and 64 sums.
     assert (cores["linear_qk"]["cached"], cores["linear_qk"]["state"]) == ("0", "8320")
 
 
 def test_a_row_says_what_it_caches_once(tmp_path: Path) -> None:
-    """With a token shift the newest input of a layer, beside keys and values of each token."""
+    """A token shift caches one input per layer, besides the keys and values of each token."""
     for name, shift in (("plain", "false"), ("shifted", "true")):
         words = [f"model.token_shift={shift}", f"row_name={name}"]
         make_run(tmp_path / "runs", group=name, overrides=words)
@@ -66,7 +66,7 @@ def test_a_row_says_what_it_caches_once(tmp_path: Path) -> None:
 
 
 def test_differences_are_to_plain_attention(results: Path) -> None:
-    """The sequel's published losses stand beside those of the rows that it has."""
+    """The sequel's published losses are shown for the rows that it has."""
     rows = table_rows(results / "sequel_mini", "row")
     assert float(rows["mha"]["delta"]) == 0
     assert float(rows["mla_vo"]["delta"]) == pytest.approx(0.06)
@@ -82,7 +82,7 @@ def test_differences_are_to_plain_attention(results: Path) -> None:
 
 
 def test_each_kind_of_a_campaign_has_its_variants_table(results: Path) -> None:
-    """Beside the published nine, where it is softmax, and beside nothing where it is not."""
+    """Softmax attention is compared with the published nine, and other kinds with nothing."""
     linear = table_rows(results / "cores/attn=linear")
     assert set(linear) == {"nope", "qk_rope"}
     assert {row["published_loss"] for row in linear.values()} == {""}
@@ -91,11 +91,11 @@ def test_each_kind_of_a_campaign_has_its_variants_table(results: Path) -> None:
     text = (results / "cores/attn=linear/table.md").read_text(encoding="utf-8")
     assert "published" not in text.partition("Assumptions")[0].lower()
 
-    # Without queries, what rotates is held against what does not.
+    # A kind without queries is compared with its variant that does not rotate.
     decay = table_rows(results / "cores/attn=decay")
     assert float(decay["vo_rope"]["delta"]) == pytest.approx(-0.04)
 
-    # One variant makes no table; rows of several sizes make none of variants.
+    # A kind with a single variant, or with rows of several sizes, has no table of variants.
     assert not (results / "cores/attn=retention").exists()
     assert not (results / "sequel_mini/attn=softmax").exists()
     inverse = table_rows(results / "sequel_mini/attn=shared-groups2")
@@ -105,7 +105,7 @@ def test_each_kind_of_a_campaign_has_its_variants_table(results: Path) -> None:
 def test_the_grid_of_a_core_and_the_front_are_drawn(results: Path) -> None:
     assert (results / "cores/attn=linear/figures/grid.svg").exists()
     assert (results / "sequel_mini/figures/cached.svg").exists()
-    # All rows of `cores` that keep keys keep as many.
+    # All rows of `cores` with a cache that grows have one of the same size.
     assert not (results / "cores/figures/cached.svg").exists()
 
 
@@ -116,7 +116,7 @@ def test_runs_of_no_campaign_have_no_names(tmp_path: Path) -> None:
 
 
 def test_how_often_a_sum_was_floored_is_noted(results: Path) -> None:
-    """The most of any layer, by the row's name."""
+    """The note names the row, and gives the largest share of any layer."""
     runs = []
     for run in read_records(results / "records", "cores"):
         answers = {"floors": {"share": [0.0, 0.0125]}} if run.row == "linear_qk" else {}
@@ -140,7 +140,7 @@ points = st.lists(
 
 @given(points)
 def test_the_front_is_what_nothing_dominates(found: list[Point]) -> None:
-    """By the definition: as few bytes, as small a loss, and better in one of them."""
+    """By definition, a point dominates if neither bytes nor loss is larger, and one is smaller."""
 
     def dominated(point: Point) -> bool:
         return any(

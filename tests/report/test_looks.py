@@ -1,4 +1,4 @@
-"""A variant looks the same in every figure, and unlike the others."""
+"""Tests of the looks of rows: each label has one, and variants differ even in grey."""
 
 import numpy as np
 from matplotlib.colors import to_rgb
@@ -12,7 +12,7 @@ LABELS = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBS
 
 
 def in_grey(label: str) -> str:
-    """What is left of a look without its hue: the dash, the marker, and which side is filled."""
+    """Return a look without its hue: the dash, the marker, and which side is filled."""
     style = look(label)
     hollow = style["markerfacecolor"] == "white"
     return str((style["linestyle"], style["marker"], style["fillstyle"], hollow))
@@ -24,7 +24,7 @@ def test_all_sixteen_subsets_look_different_in_grey() -> None:
 
 
 def test_hue_says_q_and_k_and_the_dash_says_v_and_o() -> None:
-    """Each of the four parts has a hue and fill, or a dash and marker, of its own."""
+    """Each subset of Q and K has its own hue and fill, and each of V and O its own dash."""
     for keys, part in ((("color", "fillstyle", "markerfacecolor"), "qk"), (("linestyle",), "vo")):
         seen: dict[str, set[str]] = {}
         for label, sites in LABELS.items():
@@ -35,7 +35,7 @@ def test_hue_says_q_and_k_and_the_dash_says_v_and_o() -> None:
 
 
 def test_the_hues_of_q_and_k_are_apart_in_grey() -> None:
-    """By relative luminance, each at least a fifteenth of the scale from the next."""
+    """Their relative luminances are at least a fifteenth of the scale apart."""
     hues = {look(label)["color"] for label in NINE}
     weights = np.array([0.2126, 0.7152, 0.0722])
     greys = sorted(float(weights @ to_rgb(hue)) for hue in hues)
@@ -55,14 +55,14 @@ def test_a_label_has_one_look() -> None:
 
 
 def test_rows_of_another_factor_look_different() -> None:
-    """By their place: a hash could give two rates of one figure the same colour."""
+    """Looks follow the row's place, since hashes could give two rows of a figure one colour."""
     looks = [look(f"optim.lr={number}", number) for number in range(9)]
     assert len({one["color"] for one in looks}) == 9
     assert len({one["marker"] for one in looks}) == 9
 
 
 def test_a_look_is_also_paths_and_dashes() -> None:
-    """Half-filled markers have half a path; a hollow one has none; a dash in widths is known."""
+    """Half-filled markers fill half of their path and hollow ones nothing; dashes are pixels."""
     for label in ("qk_rope", "vo_rope", "nope", "q_rope", "k_rope", "kv_rope", "own"):
         style = look(label)
         found = shapes(style)

@@ -1,4 +1,4 @@
-"""The page without a browser: its policy, its texts and tables, and the same bytes again."""
+"""Tests of the page without a browser: policy, texts, tables, and reproducible bytes."""
 
 import html
 import json
@@ -53,25 +53,25 @@ def drawn(tables: dict[str, Report]) -> str:
 
 
 def section(text: str, place: str) -> str:
-    """The markup of a setting."""
+    """Return the markup of a setting."""
     found = text.partition(f'<section class="setting" id="{place}"')[2]
     assert found
     return found.partition("</section>")[0]
 
 
 def shown(markup: str, number: int) -> list[list[str]]:
-    """The texts of a table: of each line its cells, headings first."""
+    """Return the texts of a table's cells by line, with the headings first."""
     table = re.findall(r"<table.*?</table>", markup, re.DOTALL)[number]
     lines = re.findall(r"<tr>.*?</tr>", table, re.DOTALL)
     found = [re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", line, re.DOTALL) for line in lines]
     return [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in line] for line in found]
 
 
-# -- what may be loaded and run --------------------------------------------------------------------
+# -- content security ------------------------------------------------------------------------------
 
 
 def test_the_policy_lets_nothing_out(text: str) -> None:
-    """Nothing may be loaded, sent, framed or run, but two scripts and a style by their hashes."""
+    """The policy allows nothing except two scripts and a style, given by their hashes."""
     found = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
     assert len(found) == 1
     rules = dict(rule.split(" ", 1) for rule in found[0].split("; "))
@@ -89,7 +89,7 @@ def test_the_policy_names_what_the_page_holds(text: str) -> None:
 
 
 def test_the_page_loads_nothing(text: str) -> None:
-    """Links lead to a setting, or to a file beside the page."""
+    """Links lead only to a setting, or to a file beside the page."""
     markup = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert not re.search(r"\b(src|action|srcset|poster|style)\s*=|url\(|@import", markup)
     links = re.findall(r'href="([^"]*)"', markup)
@@ -104,7 +104,7 @@ def test_the_chart_library_ends_no_element() -> None:
 
 
 def test_texts_of_records_are_no_markup(tables: dict[str, Report]) -> None:
-    """Names of rows, corpora and runs that are markup; in figures, too."""
+    """Markup in the names of rows, corpora and runs is escaped, in the data of figures too."""
     hostile = page(make_hostile()).decode()
     assert HOSTILE not in hostile
     assert "<img" not in re.sub(r"<script>.*?</script>", "", hostile, flags=re.DOTALL)
@@ -118,7 +118,7 @@ def test_texts_of_records_are_no_markup(tables: dict[str, Report]) -> None:
     assert any(HOSTILE in json.dumps(json.loads(each)) for each in data)
 
 
-# -- what is shown ---------------------------------------------------------------------------------
+# -- content ---------------------------------------------------------------------------------------
 
 
 def test_numbers_are_those_of_the_tables(text: str, tables: dict[str, Report]) -> None:
@@ -131,7 +131,7 @@ def test_numbers_are_those_of_the_tables(text: str, tables: dict[str, Report]) -
 
 
 def test_every_setting_has_its_figures(drawn: str, tables: dict[str, Report]) -> None:
-    """Forest, grid and curves, as Vega-Lite of the same report."""
+    """Each setting holds its report's forest, grid and curves as Vega-Lite."""
     for place, report in tables.items():
         data = re.findall(r'<script type="application/json">(.*?)</script>', section(drawn, place))
         charts = [draw(report) for draw in (forest, grid, curves)]
@@ -141,7 +141,7 @@ def test_every_setting_has_its_figures(drawn: str, tables: dict[str, Report]) ->
 
 
 def test_settings_are_named_and_ordered(text: str, tables: dict[str, Report]) -> None:
-    """First the one with most runs, then by tokens."""
+    """The setting with the most runs comes first, then the others by tokens."""
     names = [setting.name for setting in named(tables)]
     assert names == [
         "text, 2M tokens, warmup 100 (nine)",
@@ -152,7 +152,7 @@ def test_settings_are_named_and_ordered(text: str, tables: dict[str, Report]) ->
 
 
 def test_the_answer_says_no_more_than_the_test(text: str, tables: dict[str, Report]) -> None:
-    """Its numbers are those of the best tested row, and its word is the verdict's."""
+    """The answer has the numbers and the verdict of the best tested row."""
     report = tables["nine"]
     said = answer(report)
     label = next(iter(report.against))
@@ -198,7 +198,7 @@ def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> No
 
 
 def test_cells_sort_by_numbers(tables: dict[str, Report]) -> None:
-    """By all digits that a column shows; a missing value has an empty key."""
+    """Keys have more digits than the texts, and a missing value has an empty key."""
     report = tables["nine"]
     table = page_table(columns(report), frame(report))
     for line in table.lines:
@@ -215,7 +215,7 @@ def test_runs_link_to_their_records(text: str, tables: dict[str, Report]) -> Non
     for run in tables["nine"].runs:
         assert f'href="records/{run.where}.json">{run.where}</a>' in markup
         assert f"<code>{run.config.config_sha256}</code>" in markup
-    # Nine variants with three seeds, and four at two budgets with one.
+    # There are nine variants with three seeds, and four at two budgets with one seed.
     assert "results of 35 training" in " ".join(text.split())
 
 
@@ -226,11 +226,11 @@ def test_a_run_without_a_loss_is_shown() -> None:
     assert "unfinished" in found
 
 
-# -- the whole -------------------------------------------------------------------------------------
+# -- whole page ------------------------------------------------------------------------------------
 
 
 def test_the_same_runs_give_the_same_page(drawn: str) -> None:
-    """In whatever order tables come."""
+    """The order of the tables does not matter."""
     again = dict(reversed(make_tables().items()))
     assert page(again).decode() == drawn
 
@@ -243,7 +243,7 @@ def test_a_page_without_settings_says_so() -> None:
 
 
 def test_assets_are_of_the_package() -> None:
-    """A wheel holds them; each is short enough to read."""
+    """A wheel includes the assets, and none is longer than 300 lines."""
     there = {each.name: each for each in files("rope_exp.report").joinpath("assets").iterdir()}
     assert there.keys() == {"page.html.j2", "page.css", "page.js"}
     for name, asset in there.items():
@@ -253,7 +253,7 @@ def test_assets_are_of_the_package() -> None:
 
 
 def test_all_campaigns_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One campaign alone does not: the page would lack the others."""
+    """One campaign alone makes no page, which would lack the others."""
     monkeypatch.setattr(page_module, "chart_library", lambda: LIBRARY)
     # Tables and figures have tests of their own.
     monkeypatch.setattr(command, "_table_files", lambda *_: {})

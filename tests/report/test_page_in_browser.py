@@ -1,4 +1,4 @@
-"""The page in Chromium: it loads alone, draws what it holds, sorts, and fits narrow windows."""
+"""Tests of the page in Chromium: it loads without requests, draws, sorts, and fits its window."""
 
 import json
 import socket
@@ -42,7 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory, tables: dict[str, Report]) ->
 
 @pytest.fixture
 def opened(browser: Browser, path: Path) -> Iterator[Browser]:
-    """The page at its beginning; whatever a test does, nothing may be complained of."""
+    """Yield a browser with the page open, and then check for complaints and further requests."""
     browser.open(path)
     yield browser
     assert browser.complaints == []
@@ -50,30 +50,30 @@ def opened(browser: Browser, path: Path) -> Iterator[Browser]:
 
 
 def section(place: str) -> str:
-    """The selector of a setting; its id may hold signs that a selector does not."""
+    """Return a selector for a setting, whose id may hold characters that `#id` does not allow."""
     return f"section[id={json.dumps(place)}]"
 
 
 def shown(browser: Browser) -> list[str]:
-    """The settings that are visible."""
+    """Return the ids of the visible settings."""
     script = "[...document.querySelectorAll('.setting')].filter((s) => !s.hidden).map((s) => s.id)"
     return list(browser.evaluate(script))
 
 
 def column(browser: Browser, table: str, number: int) -> list[str]:
-    """The texts of a column, counted from 1."""
+    """Return the texts of a column, counted from 1."""
     cells = f"{table} tbody tr > :nth-child({number})"
     script = f"[...document.querySelectorAll({json.dumps(cells)})].map((c) => c.textContent)"
     return list(browser.evaluate(script))
 
 
-# -- what is shown ---------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 def test_it_loads_alone_and_shows_the_first_setting(
     opened: Browser, tables: dict[str, Report]
 ) -> None:
-    """Three drawn figures, with a mark for each row, and every row of the table."""
+    """Three figures are drawn, the first of which names every row, as the table does."""
     assert shown(opened) == ["nine"]
     assert opened.count(f"{FIRST} figure svg") == 3
     assert opened.count(f"{FIRST} figure script") == 0
@@ -85,7 +85,7 @@ def test_it_loads_alone_and_shows_the_first_setting(
 
 
 def test_the_menu_draws_every_setting(opened: Browser, tables: dict[str, Report]) -> None:
-    """Figures are drawn when their setting is first shown, and once."""
+    """Figures are drawn once, when their setting is first shown."""
     assert opened.count("figure svg") == 3
     for place, report in tables.items():
         opened.choose("setting", place)
@@ -126,7 +126,7 @@ def test_the_glance_leads_to_a_setting(opened: Browser) -> None:
 
 
 def test_a_heading_sorts_its_table(opened: Browser, tables: dict[str, Report]) -> None:
-    """Numbers by size, either way; the headings say which; missing values come last."""
+    """Numbers sort in either direction, `aria-sort` gives it, and missing values come last."""
     rows = list(tables["nine"].rows.values())
     table = f"{FIRST} .scroll:not(.chart) table"
     sort = f"document.querySelector('{table} th:nth-child(6) button').click()"
@@ -141,7 +141,7 @@ def test_a_heading_sorts_its_table(opened: Browser, tables: dict[str, Report]) -
     assert deltas == sorted(deltas, reverse=True)
     assert opened.count(f"{table} [aria-sort=descending]") == 1
 
-    # By p: the reference has none.
+    # The reference has no p, so it is last in both directions.
     for _ in range(2):
         opened.evaluate(sort.replace("nth-child(6)", "nth-child(8)"))
         assert column(opened, table, 1)[len(rows) - 1] == "QK-RoPE"
@@ -160,7 +160,7 @@ def test_headings_are_buttons_for_the_keyboard(opened: Browser) -> None:
 
 
 def test_the_pointer_shows_what_a_mark_says(opened: Browser, tables: dict[str, Report]) -> None:
-    """A row of the forest, by a tooltip that needs no inline style."""
+    """A row of the forest has a tooltip, which must work without inline styles."""
     texts = f"[...document.querySelectorAll('{FIRST} figure svg .mark-text text')]"
     place = f"{texts}.find(text => text.textContent.includes(' ['))"
     opened.evaluate(f"{place}.scrollIntoView({{block: 'center'}})")
@@ -172,18 +172,18 @@ def test_the_pointer_shows_what_a_mark_says(opened: Browser, tables: dict[str, R
     assert any(row.name in said for row in tables["nine"].rows.values())
 
 
-# -- harm ------------------------------------------------------------------------------------------
+# -- hostile content -------------------------------------------------------------------------------
 
 
 def test_names_are_text_wherever_they_stand(browser: Browser, tmp_path: Path) -> None:
-    """A row, a corpus and runs whose names are markup; nothing of it becomes an element."""
+    """The names of a row, a corpus and runs are markup, and none of it becomes an element."""
     path = tmp_path / "hostile.html"
     path.write_bytes(page(make_hostile()))
     browser.open(path)
     assert browser.evaluate("document.title") == "Where in attention should a rotation go?"
     assert browser.count("img") == 0
     assert HOSTILE in column(browser, f"{FIRST} table", 1)
-    # Labels of an axis are cut where they are long.
+    # Long labels of an axis are truncated.
     assert HOSTILE[:16] in browser.text(f"{FIRST} figure svg")
     assert HOSTILE in browser.text(f"{FIRST} .runs")
     assert HOSTILE in browser.text(f"{FIRST} .small")
@@ -192,7 +192,7 @@ def test_names_are_text_wherever_they_stand(browser: Browser, tmp_path: Path) ->
 
 
 def test_the_policy_stops_what_a_script_would_send(browser: Browser, path: Path) -> None:
-    """Even a script that got into the page reaches no server, and makes no code of text."""
+    """Even an injected script can reach no server, and can run no text as code."""
     browser.open(path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
@@ -218,7 +218,7 @@ def test_the_policy_stops_what_a_script_would_send(browser: Browser, path: Path)
     assert browser.text("title") != "taken"
 
 
-# -- looks -----------------------------------------------------------------------------------------
+# -- layout ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -255,7 +255,7 @@ def test_a_page_without_settings_says_so(browser: Browser, tmp_path: Path) -> No
 
 
 def test_what_diverged_or_is_unfinished_is_said(browser: Browser, tmp_path: Path) -> None:
-    """In the figures, too; a row without a loss breaks none of them."""
+    """The figures mark diverged runs too, and a row without a loss breaks none of them."""
     runs = make_runs("nine", ("qk_rope", "qkvo_rope", "nope", "v_rope"), (0, 1, 2))
     lost = {"status": "diverged", "val/loss": None}
     runs[5] = replace(runs[5], result={**runs[5].result, **lost})

@@ -1,4 +1,4 @@
-"""What finished models were asked, as tables and sentences of a campaign; and silence elsewhere."""
+"""Tests of the tables and sentences about finished models' answers to probes."""
 
 import csv
 import io
@@ -76,7 +76,7 @@ def test_the_table_of_lengths_holds_means_over_seeds(runs: list[Run]) -> None:
     text = extension_csv(report)
     assert text is not None
     lines = list(csv.DictReader(io.StringIO(text)))
-    # One line as trained and three methods, of one pair each; and of two pairs and both.
+    # At each length: as trained, and three methods for one target (QK, VO) or three (QKVO).
     assert len(lines) == 4 * (4 + 4 + 10)
     (line,) = [
         line
@@ -100,7 +100,7 @@ def label_of(report: Any, name: str) -> str:
 
 
 def moved(runs: list[Run], row: str, *medians: float, **more: Any) -> list[Run]:
-    """The runs of one row, whose learned frequencies have moved by these."""
+    """Return runs of one row, whose learned frequencies have moved by these medians."""
     found = [run for run in runs if run.row == row][: len(medians)]
     return [
         replace(run, probes={"drift": {"sites": {"qk": {"median": median, **more}}}})
@@ -129,7 +129,7 @@ def test_probes_stand_by_place_as_means_over_seeds(tmp_path: Path) -> None:
 
 
 def test_attention_by_distance_is_the_mean_of_layers(runs: list[Run]) -> None:
-    """Of one run, whose layers weigh the key before by 0.1 and 0.3."""
+    """The run's two layers weigh the previous key by 0.1 and 0.3, which averages to 0.2."""
     answer = {"m": [0, 1], "attention": {"0": [0.2, 0.1], "1": [0.4, 0.3]}, "uniform": [0.5, 0.25]}
     [run] = [run for run in runs if (run.row, run.config.seed) == ("qk", 0)]
     text = probes_csv(build([replace(run, probes={"distance": answer})], ["row"]))
@@ -149,7 +149,7 @@ def test_runs_that_were_asked_nothing_have_no_such_table(runs: list[Run]) -> Non
 
 
 def test_runs_that_copy_are_counted_with_their_losses(runs: list[Run]) -> None:
-    """The second reading gains 0.5, 0.4 and 2 nats."""
+    """The second reading gains 0.5, 0.4 and 2 nats, so two of the three runs copy."""
     readings = {0: [4.0, 3.5], 1: [4.0, 3.6], 2: [4.0, 2.0]}
     probed = [
         replace(run, probes={"repeat": {"reading": [1, 2], "loss": readings[run.config.seed]}})

@@ -1,4 +1,4 @@
-"""Caption, summary, notes and assumptions: no more than the runs carry, and nothing left out."""
+"""Tests of the caption, summary, notes and assumptions of a table."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_the_caption_says_what_was_run(tmp_path: Path) -> None:
 
 
 def test_rows_that_no_source_has_stand_beside_no_source(tmp_path: Path) -> None:
-    """No column, no order and no note of it; one of the nine among them brings all of it."""
+    """Rows outside the nine have no published source; adding one of the nine brings it in."""
     for rotate in ("[q,v]", "[k,o]"):
         make_run(tmp_path, overrides=[f"pe.rotate={rotate}"])
     report = report_of(tmp_path)
@@ -48,7 +48,7 @@ def test_rows_that_no_source_has_stand_beside_no_source(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_seed_in_common_have_no_order(tmp_path: Path) -> None:
-    """Two of them are tested all the same."""
+    """The two rows that share seeds are still tested."""
     for pe, seeds in (("qk_rope", range(5)), ("vo_rope", range(5)), ("k_rope", [5])):
         for seed in seeds:
             make_run(tmp_path, pe=pe, seed=seed, loss=3.5 + (pe == "vo_rope") + 0.01 * seed)
@@ -59,7 +59,7 @@ def test_rows_without_a_seed_in_common_have_no_order(tmp_path: Path) -> None:
 
 
 def test_the_caption_says_the_epochs_where_the_runs_know(tmp_path: Path) -> None:
-    """Tokens a run over the training tokens of the corpus, of which env.json tells."""
+    """Epochs are a run's tokens over the corpus's training tokens, which env.json records."""
     make_run(tmp_path, env={"corpus": {"tokens": {"train": 4_096_000, "validation": 9}}})
     make_run(tmp_path, pe="vo_rope", loss=None, steps=20)
     assert "2,048,000 tokens per run, 0.5 epochs. Losses" in caption(report_of(tmp_path))
@@ -86,7 +86,7 @@ def test_what_becomes_of_documents_is_said(tmp_path: Path) -> None:
 
 
 def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
-    """And nothing that was published is held beside them: it is of training from the start."""
+    """Published results are not shown, since they are for training from scratch."""
     weights = sha256_of("weights")
     make_run(tmp_path, **begun_from(weights))
     make_run(tmp_path, pe="vo_rope", **begun_from(weights))
@@ -97,7 +97,7 @@ def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
 
 
 def test_nothing_published_stands_beside_hidden_tokens(tmp_path: Path) -> None:
-    """The published table is of the next token."""
+    """The published losses are for predicting the next token."""
     for pe in ("qk_rope", "vo_rope"):
         make_run(tmp_path, pe=pe, overrides=["train.objective=mlm"])
     report = report_of(tmp_path)
@@ -128,7 +128,7 @@ def test_one_seed_calls_no_difference_real(tmp_path: Path) -> None:
 
 
 def test_several_seeds_say_what_is_settled_between_neighbours(tmp_path: Path) -> None:
-    """The published gaps of 0.001 and 0.007 are none that matter; those of 0.01 and more are."""
+    """Published gaps of 0.001 and 0.007 are within the margin; those of 0.01 and more are not."""
     make_nine(tmp_path, seeds=(0, 1, 2))
     said = summary(report_of(tmp_path))
     order = "QK-RoPE ≈ QKVO-RoPE > K-RoPE ≈ VO-RoPE > QKV-RoPE > NoPE > O-RoPE "
@@ -148,7 +148,7 @@ def test_what_the_runs_do_not_show_is_open(tmp_path: Path) -> None:
 
 
 def test_where_noise_is_pooled_the_paired_t_is_told_too(tmp_path: Path) -> None:
-    """QK deviates by 0.05, so that QKVO's lead of 0.1 over three seeds needs the others' noise."""
+    """QK has an SD of 0.05, so QKVO's lead of 0.1 is open unless noise is pooled."""
     for seed, wobble in enumerate((-0.05, 0.0, 0.05)):
         make_run(tmp_path, pe="qk_rope", seed=seed, loss=3.5 + wobble)
         make_run(tmp_path, pe="qkvo_rope", seed=seed, loss=3.4)
@@ -161,7 +161,7 @@ def test_where_noise_is_pooled_the_paired_t_is_told_too(tmp_path: Path) -> None:
     assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in said
     assert "QK-RoPE ≈ QKVO-RoPE is open" in said
 
-    # The same again, where nothing is pooled.
+    # The report by the paired test pools nothing, and has no second order.
     [said] = [note for note in notes(report.alone) if "paired t" in note]
     assert said.startswith("Noise: ")
 
@@ -196,7 +196,7 @@ def test_without_a_shared_seed_there_is_no_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("others", "is_told"), [(1, False), (2, True)])
 def test_tau_is_of_three_published_variants(tmp_path: Path, others: int, is_told: bool) -> None:
-    """Of two it is their sign alone; a variant that nobody published is none of them."""
+    """With two variants, tau is only a sign. Variants without a published loss do not count."""
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.base=500000", loss=3.4)
     for pe in ("vo_rope", "nope")[:others]:
@@ -229,13 +229,13 @@ def test_published_differences_need_a_published_reference(tmp_path: Path) -> Non
     make_run(tmp_path)
     make_run(tmp_path, pe="pe.rotate=[q,v]")
     assert report_of(tmp_path).rows["qv_rope"].theirs.delta is None
-    # By its label, or as tables name it.
+    # The reference is given by its label or by its name.
     for reference in ("qv_rope", "QV-RoPE"):
         assert report_of(tmp_path, reference=reference).rows["qk_rope"].theirs.delta is None
 
 
 def test_a_reference_that_the_group_lacks_is_refused(tmp_path: Path) -> None:
-    """Unasked for, its absence is said."""
+    """A note says that the default reference is missing; an explicit one is refused."""
     make_run(tmp_path, pe="nope")
     with refused("--reference qk_rope matches no rows. Available: nope or NoPE"):
         report_of(tmp_path, reference="qk_rope")
@@ -290,7 +290,7 @@ def test_interrupted_and_unequal_runs_are_noted(tmp_path: Path) -> None:
 
 
 def test_blocks_of_other_surroundings_are_noted_as_such(tmp_path: Path) -> None:
-    """A difference between blocks is in no difference within one."""
+    """A device that differs only between blocks affects no difference within a seed."""
     for pe in ("qk_rope", "vo_rope"):
         for seed, device in enumerate(("A100", "H200")):
             make_run(tmp_path, pe=pe, seed=seed, env={"device": device})

@@ -1,4 +1,4 @@
-"""The table in its four spellings, by hand."""
+"""Tests of the table as CSV, Markdown, LaTeX and plain text, against numbers by hand."""
 
 import csv
 import io
@@ -81,7 +81,7 @@ SIZES = {"tokens": 1000, "text_bytes": 2000}
 
 
 def test_losses_are_perplexity_and_bits_a_byte_too(tmp_path: Path) -> None:
-    """Half as many tokens as bytes: a loss of ln 8 is 3 bits a token, and 1.5 a byte."""
+    """With half as many tokens as bytes, a loss of ln 8 is 3 bits per token and 1.5 per byte."""
     corpus = {key: {"train": 9000, "validation": n} for key, n in SIZES.items()}
     for seed, loss in enumerate((math.log(8) - 0.1, math.log(8) + 0.1)):
         make_run(tmp_path, seed=seed, loss=loss, env={"corpus": corpus})
@@ -126,7 +126,7 @@ def test_one_seed_claims_nothing_but_the_published_order(tmp_path: Path) -> None
 
 
 def test_the_intervals_and_p_of_the_table_are_those_of_the_tests(tmp_path: Path) -> None:
-    """Of paired differences, by scipy, where one row is far noisier than the others."""
+    """One row is far noisier than the others, so the tests are paired, as scipy's are."""
     losses = {
         "qk_rope": [3.50, 3.52, 3.49, 3.51, 3.53],
         "vo_rope": [3.55, 3.56, 3.55, 3.55, 3.58],
@@ -142,12 +142,12 @@ def test_the_intervals_and_p_of_the_table_are_those_of_the_tests(tmp_path: Path)
     interval = test.confidence_interval()
     assert float(row["delta_ci_low"]) == pytest.approx(interval.low, abs=1e-6)
     assert float(row["delta_ci_high"]) == pytest.approx(interval.high, abs=1e-6)
-    # The smaller of two p-values counts twice.
+    # Holm's rule doubles the smaller of two p-values.
     assert float(row["p_holm"]) == pytest.approx(2 * test.pvalue, abs=1e-6)
     assert row["verdict"] == "worse"
     assert table_rows(tmp_path)["nope"]["verdict"] == "open"
 
-    # Nothing is pooled here: the columns at the end say the same, and readers see one interval.
+    # Nothing is pooled, so the last columns repeat the interval, and table.md has it once.
     for key in ("delta_ci_low", "delta_ci_high", "p_holm", "verdict"):
         assert row[f"{key}_alone"] == row[key]
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
@@ -156,7 +156,7 @@ def test_the_intervals_and_p_of_the_table_are_those_of_the_tests(tmp_path: Path)
 
 
 def test_the_pairs_own_interval_stands_beside(tmp_path: Path) -> None:
-    """By scipy's paired t and Holm's rule by hand; the pooled one beside it by float64 sums."""
+    """The references are scipy's paired t with Holm by hand, and the pooled t by float64 sums."""
     labels = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
     losses_VS = np.random.default_rng(1).normal(scale=0.02, size=(4, 5))
     losses_VS += np.array([3.50, 3.44, 3.55, 3.60])[:, None]
@@ -192,14 +192,14 @@ def test_the_pairs_own_interval_stands_beside(tmp_path: Path) -> None:
         assert pooled == pytest.approx([delta - half, delta + half], abs=1e-6)
         assert f"{own.low:+.4f} to {own.high:+.4f}" in text
 
-    # The published relation has the other sign: the second's loss minus the first's.
+    # A published relation has the opposite sign: the second's loss minus the first's.
     own = stats.ttest_rel(losses_VS[1], losses_VS[0]).confidence_interval()
     [line] = [line for line in text.splitlines() if line.startswith("| QK-RoPE ≈ QKVO-RoPE |")]
     assert f"{own.low:+.4f} to {own.high:+.4f}" in line
 
 
 def test_a_verdict_that_hangs_on_pooling_is_marked(tmp_path: Path) -> None:
-    """QKVO's lead of 0.1 needs the others' noise, since QK's own losses lie 0.05 apart."""
+    """QK's losses are 0.05 apart, so QKVO's lead of 0.1 is open unless noise is pooled."""
     for seed, wobble in enumerate((-0.05, 0.0, 0.05)):
         make_run(tmp_path / "runs", seed=seed, loss=3.5 + wobble)
         make_run(tmp_path / "runs", pe="qkvo_rope", seed=seed, loss=3.4)
@@ -285,7 +285,7 @@ def test_a_run_without_an_end_is_a_word_and_never_a_number(tmp_path: Path) -> No
 
 
 def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> None:
-    """table.csv keeps its 13 columns, and the factor stands behind them."""
+    """The factor's column comes after those of the test, which keep their places."""
     for lr, loss in (("0.001", 3.6), ("0.01", 3.5)):
         make_run(tmp_path, group=f"lr-{lr}", loss=loss, overrides=[f"optim.lr={lr}"])
     report = report_of(tmp_path, keys=("optim.lr",))
@@ -303,7 +303,7 @@ def test_another_factor_has_a_column_and_nothing_published(tmp_path: Path) -> No
 
 
 def test_a_minus_is_one_for_latex(tmp_path: Path) -> None:
-    """A hyphen within a name stays."""
+    """A number's minus is set in math mode, and a hyphen within a name is kept."""
     for seed in (0, 1):
         make_run(tmp_path, seed=seed, loss=3.6 + 0.01 * seed)
         make_run(tmp_path, pe="vo_rope", seed=seed, loss=3.5 + 0.011 * seed)
@@ -313,7 +313,7 @@ def test_a_minus_is_one_for_latex(tmp_path: Path) -> None:
 
 
 def test_a_small_p_is_no_zero(tmp_path: Path) -> None:
-    """By scipy: differences of 0.1 nats, of which five seeds differ by less than 0.0001."""
+    """The reference is scipy's p for differences of 0.1 nats that vary by less than 0.0001."""
     losses = np.array([[3.5, 3.51, 3.52, 3.53, 3.54], [3.6, 3.61001, 3.62003, 3.63002, 3.64004]])
     for pe, of_seeds in zip(("qk_rope", "vo_rope"), losses, strict=True):
         for seed, loss in enumerate(of_seeds):
@@ -327,7 +327,7 @@ def test_a_small_p_is_no_zero(tmp_path: Path) -> None:
 
 
 def test_the_latex_table_compiles(nine: Report, tmp_path: Path) -> None:
-    """With booktabs alone, as its first line says; special signs are spelled for LaTeX."""
+    """The table needs only booktabs, as its first line says, and no character is missing."""
     if shutil.which("pdflatex") is None:
         pytest.skip("there is no pdflatex here, which compiles the table")
     document = "\\documentclass{article}\\usepackage{booktabs}\\usepackage[landscape]{geometry}"

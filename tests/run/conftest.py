@@ -1,4 +1,4 @@
-"""What the tests of the tracker share."""
+"""Fixtures for the tests of the tracker."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def wandb_server() -> Iterator[WandbServer]:
 def untracked(
     tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
 ) -> tuple[Path, list[str]]:
-    """A run without a tracker, and its command line without run.dir."""
+    """Return the folder of a run without a tracker, and its command line without run.dir."""
     folder = tmp_path_factory.mktemp("untracked")
     command = [*TINY, f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
     command += ["train.num_steps=400", "train.save_every=200", "train.eval_every=200", "pe=vo_rope"]

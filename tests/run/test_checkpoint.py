@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, verified or refused."""
+"""Tests that checkpoints are saved whole or not at all, and verified or refused."""
 
 import errno
 import shutil
@@ -62,7 +62,7 @@ def test_a_harmed_file_is_named_and_the_one_before_is_used(
     assert loaded is not None
     assert loaded.step == 1
     warning = capsys.readouterr().err
-    # A harmed manifest may be blamed itself or through the file whose entry it no longer matches.
+    # For a damaged manifest, the warning may name the file that no longer matches its entry.
     assert str(tmp_path / "step_00000002") in warning
     if name != "manifest.json":
         assert name in warning
@@ -110,7 +110,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(
 
 
 def test_pruning_drops_what_was_passed_over(tmp_path: Path) -> None:
-    """Step 9 did not verify, and the run went on from 3."""
+    """Step 9 did not verify, so the run resumed from step 3 and has now saved step 4."""
     for step in (1, 2, 3, 4, 9):
         save(tmp_path, step)
     checkpoint.prune(tmp_path, keep=2, newest=4)
@@ -120,7 +120,7 @@ def test_pruning_drops_what_was_passed_over(tmp_path: Path) -> None:
 def test_a_checkpoint_is_renamed_durably_before_its_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[int]
 ) -> None:
-    """A power cut in between leaves none by halves under its name."""
+    """Otherwise, a power cut could leave a partial checkpoint under its name."""
     for step in (1, 2):
         save(tmp_path, step)
     synced.clear()

@@ -1,4 +1,4 @@
-"""The run folder: files that are what a run writes, or refused by name."""
+"""Tests that the files of a run folder are read back exactly, or refused by name."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_config_yaml_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_config_of_an_older_version_has_todays_defaults(tmp_path: Path) -> None:
-    """A key that came later is missing in it, and keeps what it always meant."""
+    """Keys and sections that are newer than the file get their defaults."""
     config = run_config(["pe=vo_rope", "seed=7"])
     write_config(tmp_path, config)
     path = tmp_path / "config.yaml"
@@ -130,7 +130,7 @@ def test_before_the_first_start_there_is_nothing_to_read(tmp_path: Path) -> None
     assert read_env(tmp_path) == {}
 
 
-# -- all of them ---------------------------------------------------------------------------------
+# -- all files -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", READERS)

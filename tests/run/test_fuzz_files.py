@@ -1,4 +1,4 @@
-"""Whatever stands in a run's files is read as what it is, or refused in one sentence by name."""
+"""Fuzz tests: any content of a run's files is read, or refused in one sentence by name."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ JSON = st.recursive(
 
 
 def mutations(values: dict[str, Any]) -> st.SearchStrategy[str]:
-    """A JSON object, as text, with some keys lost, added or replaced, and a word inserted."""
+    """Return JSON texts with some keys dropped, added or replaced, and characters inserted."""
     keys = st.sampled_from(sorted(values)) | st.text(max_size=4)
 
     @st.composite
@@ -64,7 +64,7 @@ def mutations(values: dict[str, Any]) -> st.SearchStrategy[str]:
 def finished(
     tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
 ) -> tuple[Path, list[str]]:
-    """The folder of a small finished run in a group of its own, and its command line."""
+    """Return the folder of a small finished run in a group of its own, and its command line."""
     folder = tmp_path_factory.mktemp("finished")
     command = [
         *TINY,
@@ -81,7 +81,7 @@ def finished(
 def fuzzed(
     num_examples: int, strategy: st.SearchStrategy[Any], check: Callable[[Any], None]
 ) -> None:
-    """Run `check` on so many examples, always the same ones."""
+    """Run `check` on `num_examples` examples, the same ones in every session."""
     settings(
         max_examples=num_examples,
         derandomize=True,

@@ -1,4 +1,4 @@
-"""Checkpoints that were made to harm: refused by name, and nothing of theirs is run."""
+"""Tests that malicious checkpoints are refused by name, and that none of their code runs."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from rope_exp.system.errors import CheckpointError
 
 
 class Bomb:
-    """Unpickled, it creates a file."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -51,7 +51,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("name", FILES[:2])
 def test_tensors_that_lie_are_refused_by_name(tmp_path: Path, name: str, kind: str) -> None:
-    """Though the manifest vouches for them."""
+    """The manifest matches the file, so only the parser of its header can refuse it."""
     save(tmp_path, 1)
     path = tmp_path / "step_00000001" / name
     path.write_bytes(HOSTILE[kind])
@@ -82,7 +82,7 @@ def test_a_pickle_is_refused_and_never_run(tmp_path: Path, name: str, write: str
 def test_any_sealed_file_is_loaded_or_refused(
     tmp_path: Path, name: str, data: st.DataObject
 ) -> None:
-    """Nothing but a CheckpointError is raised, whatever bytes a manifest vouches for."""
+    """CheckpointError is the only exception, whatever bytes the manifest matches."""
     folder = tmp_path / "checkpoints"
     save(folder, 2)
     path = folder / "step_00000002" / name

@@ -1,4 +1,4 @@
-"""metrics.jsonl: whole rows in step order, none twice, wherever a writer or a reader stands."""
+"""Tests of metrics.jsonl: whole rows in step order, none repeated, after any interruption."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,7 +32,7 @@ def steps_of(rows: Iterable[dict[str, Any]]) -> list[int]:
     return [row["step"] for row in rows]
 
 
-# -- read ----------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------
 
 
 def test_rows_are_read_back_in_step_order(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_line_that_is_no_row_is_refused_by_number(tmp_path: Path, text: str, l
 
 @pytest.mark.parametrize("num_rows", [1, 7, 400])
 def test_the_newest_values_are_those_of_the_last_rows(tmp_path: Path, num_rows: int) -> None:
-    """The file may be long, and another row half written."""
+    """This also holds for a long file whose last line is half written."""
     write_rows(tmp_path, range(1, num_rows + 1))
     path = tmp_path / METRICS
     assert (path.stat().st_size > NEWEST_BYTES) == (num_rows == 400)
@@ -77,7 +77,7 @@ def test_of_a_damaged_file_there_is_no_last_step(tmp_path: Path, content: str) -
     assert last_step(tmp_path) == 0
 
 
-# -- written -------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------
 
 
 @SAME_FOLDER
@@ -85,9 +85,9 @@ def test_of_a_damaged_file_there_is_no_last_step(tmp_path: Path, content: str) -
 def test_a_run_that_goes_on_leaves_each_row_once(
     tmp_path: Path, saved: int, data: st.DataObject
 ) -> None:
-    """Wherever the file was cut after the checkpoint, in the middle of a row perhaps, as kills do.
+    """A kill may cut the file anywhere after the checkpoint, even in the middle of a row.
 
-    The rows up to the checkpoint stay as they are, byte for byte.
+    The rows up to the checkpoint do not change, byte for byte.
     """
     write_rows(tmp_path, range(1, saved + 1))
     path = tmp_path / METRICS
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_rows_follow_one_another_whoever_cuts_or_adds(tmp_path: Path) -> None:
-    """No hole before a row, and no row of another writer overwritten."""
+    """A new row leaves no hole after a truncation, and overwrites no row of another writer."""
     writer = MetricsWriter(tmp_path)
     writer.write({"step": 1, "train/loss": 1.0})
     (tmp_path / METRICS).write_bytes(b"")

@@ -1,4 +1,4 @@
-"""The run that another begins with: found, told by its weights alone, or refused in a sentence."""
+"""Tests of a run's origin (run.init_from), which is identified by its weights or refused."""
 
 import shutil
 from collections.abc import Callable
@@ -20,7 +20,7 @@ WEIGHTS = sha256_of("weights")
 
 
 def finished(runs: Path, weights: str = WEIGHTS, **changes: Any) -> Path:
-    """The folder of a finished run, with the manifest of its last checkpoint and no weights."""
+    """Return the folder of a finished run; its checkpoint has a manifest, but no weights."""
     folder = make_run(runs, **changes)
     add_checkpoint(folder, weights, 500)
     return folder
@@ -38,11 +38,11 @@ def going_on(folder: Path, *overrides: str) -> RunConfig:
     return with_origin(run_config([f"run.init_from={folder}", *overrides]))
 
 
-# -- what tells runs apart -------------------------------------------------------------------------
+# -- identity --------------------------------------------------------------------------------------
 
 
 def test_a_run_is_told_by_the_weights_that_it_began_with(tmp_path: Path) -> None:
-    """Wherever they lay: from one origin one group, from two, or from none, another."""
+    """The origin's path does not matter; runs from another origin, or none, are another group."""
     folder = finished(tmp_path)
     moved = tmp_path / "elsewhere"
     shutil.copytree(folder, moved)
@@ -77,7 +77,7 @@ def test_without_an_origin_nothing_is_changed() -> None:
 
 
 def test_a_hash_may_be_asked_for(tmp_path: Path) -> None:
-    """Where it is given beside the run, they must agree; alone it names nothing."""
+    """It must agree with the weights of run.init_from, and is refused without run.init_from."""
     folder = finished(tmp_path)
     assert going_on(folder, f"init_weights={WEIGHTS}").init_weights == WEIGHTS
     with refused("init_weights=", f"is not what run.init_from={folder} has: {WEIGHTS}"):
@@ -86,7 +86,7 @@ def test_a_hash_may_be_asked_for(tmp_path: Path) -> None:
         with_origin(run_config([f"init_weights={WEIGHTS}"]))
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- refused origins -------------------------------------------------------------------------------
 
 
 def unfinished(runs: Path) -> Path:
@@ -136,26 +136,26 @@ def test_what_is_no_finished_run(tmp_path: Path, make: Callable[[Path], Path], w
 def test_weights_that_fit_and_mean_something_else(
     tmp_path: Path, theirs: list[str], ours: str, words: str
 ) -> None:
-    """No shape tells heads that are cut otherwise, or a frequency from its logarithm."""
+    """Shapes do not show the number of heads, or distinguish a frequency from its logarithm."""
     folder = finished(tmp_path, overrides=theirs)
     with refused(words, "run.init_from=", by=ConfigError):
         going_on(folder, *ours.split())
 
 
 def test_what_one_of_them_does_not_learn_is_no_matter(tmp_path: Path) -> None:
-    """Of v and o alone learned there, of q and k alone here."""
+    """The origin learns the frequencies of v and o; this run those of q and k, or none."""
     folder = finished(tmp_path, pe="vo_rope", overrides=["pe.trainable=true"])
     assert going_on(folder, "pe.trainable=log").init_weights == WEIGHTS
     assert going_on(folder, "pe=nope").init_weights == WEIGHTS
 
 
-# -- a run that goes on from its own checkpoints ---------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------
 
 
 def test_a_run_that_has_begun_needs_its_origin_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given by its folder or by its group's name; but it is not begun anew without it."""
+    """A run with checkpoints resumes without its origin; run.fresh=true needs it again."""
     monkeypatch.chdir(tmp_path)
     source = finished(tmp_path)
     for place in (f"run.dir={tmp_path / 'own'}", "run.group=mine"):

@@ -1,4 +1,4 @@
-"""A checkout records its commit, an installed copy its version; results change no code."""
+"""Tests of the recorded commit of a checkout, and of whether its code was changed."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ from rope_exp.system.errors import ConfigError
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository that tracks rope_exp/__init__.py, in which this package would lie."""
+    """Return a repository that tracks rope_exp/__init__.py, and set it as provenance.ROOT."""
     write(tmp_path / "rope_exp" / "__init__.py", "")
     write(tmp_path / "README.md", "")
     commit = ["-c", "user.name=a", "-c", "user.email=b@c", "commit", "-qm", "one"]
@@ -41,7 +41,7 @@ def test_only_code_makes_a_checkout_dirty(checkout: Path) -> None:
 def test_an_installed_copy_is_not_of_the_repository_around_it(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither in an ignored folder of a project's checkout, nor where that project tracks it."""
+    """This holds whether or not the project around it tracks the installed copy."""
     write(checkout / "venv" / "rope_exp" / "__init__.py", "")
     monkeypatch.setattr(provenance, "ROOT", checkout / "venv")
     assert provenance.git_state() is None
@@ -59,11 +59,11 @@ def no_repository(checkout: Path) -> None:
 
 
 def no_git(checkout: Path) -> None:
-    """Not on the PATH, which is then this folder."""
+    """Do nothing: the test sets PATH to the checkout, which holds no `git`."""
 
 
 def another_owner(checkout: Path) -> None:
-    """As git says it of a folder that is not one's own."""
+    """Write a `git` that fails as git does in a folder of another owner."""
     git = checkout / "git"
     git.write_text("#!/bin/sh\necho fatal: detected dubious ownership >&2\nexit 128\n")
     git.chmod(0o755)
@@ -81,7 +81,7 @@ def another_owner(checkout: Path) -> None:
 def test_a_checkout_of_which_git_says_nothing_is_refused(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], why: str
 ) -> None:
-    """Its code could be anything. A run is trained all the same; a campaign is not."""
+    """Its code is unknown, so campaigns are refused. A run still trains, and records no commit."""
     harm(checkout)
     if harm in (no_git, another_owner):
         monkeypatch.setenv("PATH", str(checkout))
@@ -91,7 +91,7 @@ def test_a_checkout_of_which_git_says_nothing_is_refused(
 
 
 def test_code_that_git_has_forgotten_counts_as_changed(checkout: Path) -> None:
-    """Its index is gone, so that no file is tracked."""
+    """Without its index, git tracks no file."""
     (checkout / ".git" / "index").unlink()
     found = provenance.git_state()
     assert found is not None

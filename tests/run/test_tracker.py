@@ -1,7 +1,7 @@
-"""What a tracker is told of a run: its rows, its config, its name, and how it ended.
+"""Tests of the rows, config, name and final status that a tracker receives from a run.
 
-wandb is the real package, offline or against a stand-in for its servers. Of trackio, a stub with
-the signatures of its version 0.43.
+wandb is the real package, offline or against a fake of its servers. trackio is a stub with the
+signatures of its version 0.43.
 """
 
 import json
@@ -30,7 +30,7 @@ ENV = {"marks": [], "started": ["2026-01-01T00:00:00Z"], "params": 1234, "device
 
 @pytest.fixture(autouse=True)
 def fresh_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """wandb as in a process of its own, with a home that holds no key."""
+    """Reset wandb as if in a new process, with a home folder that holds no key."""
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name, value in tracker.SETTINGS.items():
@@ -57,7 +57,7 @@ def row(step: int) -> dict[str, Any]:
 
 
 def written(folder: Path) -> list[Any]:
-    """Read the one .wandb file, once wandb's process has ended and so written its last byte."""
+    """End wandb's process, which completes the one .wandb file, and return its records."""
     pytest.importorskip("wandb").teardown()
     return recorded(folder)
 
@@ -67,7 +67,7 @@ def first_run(records: list[Any]) -> Any:
 
 
 def said(records: list[Any]) -> dict[str, Any]:
-    """What a .wandb file says of the run's end."""
+    """Return the facts about the run's end in the records of a .wandb file."""
     [end] = [record.exit for record in records if record.HasField("exit")]
     summary = {item.key: item.value_json for record in records for item in record.summary.update}
     return {
@@ -88,7 +88,7 @@ def test_none_begins_nothing_and_writes_nothing(
     assert list((tmp_path / "run").iterdir()) == []
 
 
-# -- what is sent --------------------------------------------------------------------------------
+# -- sending -------------------------------------------------------------------------------------
 
 
 def test_a_run_is_sent_as_it_grows(
@@ -97,7 +97,7 @@ def test_a_run_is_sent_as_it_grows(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """WANDB_MODE alone makes it offline; earlier rows come first; system metrics are on."""
+    """WANDB_MODE alone takes wandb offline. Earlier rows come first; system metrics are on."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB__STATS_SAMPLING_INTERVAL", "0.1")
     config = tiny("tracker=wandb", "tracker.tags=[a,b c]", "tracker.notes=why", "pe=vo_rope")
@@ -138,7 +138,7 @@ def test_a_run_is_sent_again_from_its_files(tiny: Callable[..., RunConfig], tmp_
     assert run.project == "rope_exp"
 
     stored = {item.key: json.loads(item.value_json) for item in run.config.update}
-    # What is null at the top is not stored.
+    # Null values at the top level are not stored.
     assert {key: stored.get(key) for key in config.to_dict()} == config.to_dict()
     assert stored["rotate"] == "vo"
     assert stored["params"] == 1234
@@ -199,13 +199,13 @@ def test_wandb_is_told_how_a_run_ended(
     }
 
 
-# -- where it goes -------------------------------------------------------------------------------
+# -- destination ---------------------------------------------------------------------------------
 
 
 def test_the_environment_counts_where_the_config_keeps_a_default(
     tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Among wandb's own tags and ours."""
+    """Tags of the environment join our own; tags of the config replace the environment's."""
     given = {"MODE": "offline", "PROJECT": "theirs", "ENTITY": "them", "NAME": "its name"}
     given |= {"NOTES": "because", "TAGS": "x,y", "DIR": str(tmp_path / "dir"), "RUN_GROUP": "g"}
     for name, value in given.items():
@@ -234,7 +234,7 @@ def test_in_a_sweep_of_wandbs_the_sweep_says_where_a_run_goes(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Its agent names project, entity and id in the environment."""
+    """wandb's agent sets project, entity and id in the environment."""
     given_by_agent = {
         "WANDB_SWEEP_ID": "sweep1",
         "WANDB_PROJECT": "theirs",
@@ -273,12 +273,12 @@ def test_a_run_of_a_sweep_is_named_by_what_is_swept(
     job.release()
 
 
-# -- what fails ----------------------------------------------------------------------------------
+# -- failures ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def offline(tiny: Callable[..., RunConfig], tmp_path: Path) -> RunConfig:
-    """The config of a run in tmp_path/run that wandb tracks offline."""
+    """Return the config of a run in tmp_path/run that wandb tracks offline."""
     config = tiny("tracker=wandb", "tracker.mode=offline")
     write_run(tmp_path / "run", config)
     return config
@@ -328,7 +328,7 @@ def test_a_call_that_raises_later_is_one_warning(
 
 @pytest.fixture
 def trackio(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, Any]]:
-    """Stand in for trackio, and return the rows of each run by its name."""
+    """Replace trackio by a stub, and return the rows that it stores, by run name."""
     stored: dict[str, dict[int, Any]] = {}
 
     def init(project: str, name: str, group: str, config: Any, resume: str = "never") -> Any:
@@ -356,7 +356,7 @@ def test_trackio_is_sent_every_row_once(
     trackio: dict[str, dict[int, Any]],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The first start dies after row 3; the second resumes after row 2, before its checkpoint."""
+    """The first start dies after row 3; the second resumes from step 2 and repeats row 3."""
     config = tiny("tracker=trackio")
     folder = tmp_path / "run"
     write_run(folder, config, num_rows=1)
@@ -376,7 +376,7 @@ def test_trackio_is_sent_every_row_once(
 
 
 def test_a_tracker_that_is_not_installed_is_refused(tiny: Callable[..., RunConfig]) -> None:
-    """Before anything is written."""
+    """The refusal comes before anything is written."""
     config = tiny("tracker=trackio")
     with refused("tracker=trackio: is not installed; `pip install trackio`"):
         admit([config])

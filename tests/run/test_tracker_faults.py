@@ -1,6 +1,6 @@
-"""Whatever fails at wandb stays there: a run ends like one without a tracker, with one line.
+"""Tests that a failure of wandb costs a run one warning, and changes none of its results.
 
-wandb is the real package in real processes, offline or against a stand-in for its servers.
+wandb is the real package in real processes, offline or against a fake of its servers.
 """
 
 import os
@@ -50,7 +50,7 @@ def test_a_host_that_never_answers(
 def test_a_host_that_is_gone_in_the_middle(
     untracked: tuple[Path, list[str]], tmp_path: Path, wandb_server: WandbServer
 ) -> None:
-    """Training does not wait for it, and the end waits as long as WANDB_FINISH_TIMEOUT says."""
+    """Training does not wait for the host; the end waits for WANDB_FINISH_TIMEOUT seconds."""
     folder, command = untracked
     tracked = Tracked(tmp_path, command, WANDB_BASE_URL=wandb_server.address)
     with tracked.held(until=lambda: wandb_server.histories):
@@ -98,7 +98,7 @@ def test_without_a_key_the_run_is_tracked_offline(
 def test_a_key_that_is_revoked_in_the_middle(
     untracked: tuple[Path, list[str]], tmp_path: Path, wandb_server: WandbServer
 ) -> None:
-    """wandb raises nothing then: it prints that data was not synced."""
+    """wandb raises no exception in this case, but prints that data was not synced."""
     folder, command = untracked
     tracked = Tracked(tmp_path, command, WANDB_BASE_URL=wandb_server.address)
     with tracked.held(until=lambda: wandb_server.histories):
@@ -112,7 +112,7 @@ def test_a_key_that_is_revoked_in_the_middle(
 def test_wandbs_own_process_is_gone(
     untracked: tuple[Path, list[str]], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The warning's own command sends the history whole. (wandb's exit prints a traceback.)"""
+    """The command in the warning sends the whole history. wandb prints a traceback at exit."""
     folder, command = untracked
     tracked = Tracked(tmp_path, [*command, "tracker.mode=offline"])
     with tracked.held(until=lambda: list((tmp_path / "run").rglob("*.wandb"))) as processes:
@@ -129,7 +129,7 @@ def test_wandbs_own_process_is_gone(
 
 @pytest.mark.torture
 def test_a_full_disk_under_wandbs_files(untracked: tuple[Path, list[str]], tmp_path: Path) -> None:
-    """wandb's exit may print a traceback; the run's numbers and exit code are as without it."""
+    """wandb may print a traceback at exit; the run's numbers and exit code do not change."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this machine allows no user namespaces, so no small disk can be mounted")
     folder, command = untracked
@@ -146,7 +146,7 @@ def test_a_full_disk_under_wandbs_files(untracked: tuple[Path, list[str]], tmp_p
 def test_a_killed_run_leaves_no_process_and_resumes_its_curves(
     untracked: tuple[Path, list[str]], tmp_path: Path, wandb_server: WandbServer
 ) -> None:
-    """Every row is there once, in order, those before the kill and those after."""
+    """The server receives every row once and in order, from before and after the kill."""
     folder, command = untracked
     killed = Tracked(tmp_path, command, WANDB_BASE_URL=wandb_server.address)
     with killed.held(until=lambda: any(wandb_server.histories.values())) as processes:
@@ -188,7 +188,7 @@ def test_a_killed_run_whose_host_is_gone_leaves_no_process(
 def test_no_file_that_a_run_writes_holds_a_secret(
     tiny_overrides: list[str], tmp_path: Path, wandb_server: WandbServer, mode: str
 ) -> None:
-    """From the environment or the command line; in the cache or in wandb's folders, too."""
+    """Secrets come from the environment or the command line; cache and wandb files count, too."""
     command = [
         word for word in tiny_overrides if not word.startswith(("run.dir", "data.cache_dir"))
     ]

@@ -1,4 +1,4 @@
-"""The bench: contenders train what they say, in turn, and end; mistakes are one sentence."""
+"""Tests of scripts/bench.py: races between contenders, decoding and length, and errors."""
 
 import sys
 import tempfile
@@ -16,7 +16,7 @@ from rope_exp.system.files import read_json
 def test_a_race_measures_every_contender_against_the_first(
     tiny_overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ours is this checkout's train.py: any optimizer step of its is a step of the race."""
+    """`ours` is this checkout's train.py, whose optimizer steps are the steps of the race."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     words = [*tiny_overrides, "launch.device=cpu", "train.compile=false"]
@@ -75,7 +75,7 @@ def test_a_mistake_is_one_sentence(
 def test_decoding_and_length_are_measured_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of tiny models: what a cache holds is counted by hand, for each arm and context."""
+    """The bytes in the caches of tiny models equal a count by hand, for each arm and context."""
     monkeypatch.setattr("benchmarks.decode.CONTEXTS", (4, 24))
     monkeypatch.setattr("benchmarks.decode.NUM_TOKENS", 2)
     monkeypatch.setattr("benchmarks.length.LENGTHS", (8, 16))
@@ -89,7 +89,7 @@ def test_decoding_and_length_are_measured_and_drawn(
     capsys.readouterr()
 
     decoded = read_json(tmp_path / "decode-nano.json")["result"]["arms"]
-    # Keys and values of 16 numbers in float32; two heads of 8 x 8.
+    # In float32, softmax keeps 16 + 16 numbers per token, and retention two states of 8 x 8.
     assert decoded["attn=softmax"]["kept_bytes"] == [4 * 4 * 32, 24 * 4 * 32]
     assert decoded["attn=retention"]["kept_bytes"] == [4 * 2 * 64] * 2
     passes = read_json(tmp_path / "length-nano.json")["result"]["arms"]
@@ -97,7 +97,7 @@ def test_decoding_and_length_are_measured_and_drawn(
     drawn = [tmp_path / "decode-nano.png", tmp_path / "length-nano.png"]
     assert sorted(tmp_path.glob("*.png")) == drawn
 
-    # Without measuring anything again.
+    # Figures are drawn again from the files, without measuring anything.
     before = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
     for again in ([*sys.argv, "--go-on"], ["bench.py", "figure", "--out", str(tmp_path)]):
         for path in drawn:

@@ -1,4 +1,4 @@
-"""The page of every key."""
+"""Test of docs/config.md, the page of every key."""
 
 import config_doc
 
@@ -7,7 +7,7 @@ from rope_exp.config.schema import known_keys
 
 
 def test_the_page_is_that_of_the_dataclasses() -> None:
-    """Else `python scripts/config_doc.py` writes it again."""
+    """If the page is out of date, `python scripts/config_doc.py` rewrites it."""
     page = config_doc.text()
     assert config_doc.PAGE.read_text(encoding="utf-8") == page
     assert all(f"| `{key}` |" in page for key in known_keys(RunConfig))

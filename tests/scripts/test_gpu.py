@@ -1,4 +1,4 @@
-"""One command for a machine that is lent for a while: its parts, its time, and going on."""
+"""Tests of scripts/gpu.py: its parts, its time limits, and repeated commands."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def run(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.torture
 def test_a_campaign_leaves_its_records_packed(home: Path) -> None:
-    """And the same command again has nothing left to do."""
+    """Repeating the command succeeds, and adds no record."""
     for _ in range(2):
         done = run(home, "--minutes", "5")
         assert (done.returncode, done.stdout) == (0, "")
@@ -49,7 +49,7 @@ def test_a_part_that_there_is_not_is_refused(home: Path) -> None:
     assert not (home / "out").exists()
 
 
-# Begins a process of its own, says its number, and waits.
+# This code starts a child process, prints its pid, and waits.
 FAMILY = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -61,14 +61,14 @@ time.sleep(60)
 def test_a_part_that_takes_too_long_ends_with_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it started would hold the card's memory while the next part is timed."""
+    """A surviving child would hold the GPU's memory while the next part is timed."""
     monkeypatch.setattr(gpu, "GRACE_S", 2.0)
     assert gpu.run(gpu.Part("slow", ["-c", FAMILY], 1.0), 6.0, tmp_path) == EXIT_STOPPED
     assert is_gone(int((tmp_path / "slow.log").read_text()))
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process ends within a while; one that nobody has collected yet has."""
+    """Return whether a process ends within 5 s; a zombie counts as ended."""
     stat = Path(f"/proc/{pid}/stat")
     for _ in range(100):
         try:
@@ -88,7 +88,7 @@ def test_a_part_that_is_killed_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [part.name for part in gpu.parts(gpu.CAMPAIGNS, None, Path())])
 def test_every_part_is_a_command_that_there_is(name: str) -> None:
-    """Asked for its help; a campaign of that name can be read."""
+    """A part's command prints its help, or collects the tests; a campaign's file can be read."""
     [part] = gpu.chosen(gpu.parts(gpu.CAMPAIGNS, None, Path()), [name])
     if part.is_campaign:
         assert read_campaign(name, None).cells

@@ -1,4 +1,4 @@
-"""The table of the laws' deviations: what it says is what a certificate measures, of every kind."""
+"""Tests of the table of deviations from the laws, against what `certificate` measures."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def tables(page: str) -> list[list[dict[str, str]]]:
-    """The rows of each table of a page, by their columns."""
+    """Return the rows of each Markdown table of a page, by column."""
     found = []
     for block in page.split("\n\n"):
         if not block.startswith("|"):
@@ -35,7 +35,7 @@ def tables(page: str) -> list[list[dict[str, str]]]:
 def test_a_kind_stands_there_with_every_subset_that_it_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And with the largest of its deviations, and the smallest from a law that does not hold."""
+    """A kind's row has its largest deviation, and the smallest from a law that does not hold."""
     out = tmp_path / "laws.md"
     assert run(monkeypatch, "attn=mla", "--out", str(out)) == 0
     [kinds, subsets] = tables(out.read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_the_committed_table_has_every_kind() -> None:
-    """Each under subsets that the mathematics gives the law that was measured."""
+    """The law measured for each subset is the one that the mathematics predicts."""
     page = (REPOSITORY / laws.OUT).read_text(encoding="utf-8")
     [kinds, subsets] = tables(page)
     listed = {row["kind"].strip("`") for row in kinds}

@@ -1,4 +1,4 @@
-"""Counts beside losses: probabilities that sum to 1, a count by hand, and the tokens of records."""
+"""Tests of n-gram losses against a count by hand, and of the table that sets them beside runs."""
 
 import math
 from collections import Counter, defaultdict
@@ -31,7 +31,7 @@ held_windows = arrays(np.int64, st.tuples(st.integers(1, 5), st.integers(2, 6)),
 
 
 def by_hand(read: Ids, held: Ids, most: int) -> list[float]:
-    """The same losses by dictionaries and fractions, a token at a time."""
+    """Return the same losses, from dictionaries and fractions, one token at a time."""
     counts: Counter[tuple[int, ...]] = Counter()
     followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
     for window in read.tolist():
@@ -75,7 +75,7 @@ def test_tables_are_those_of_a_count_by_hand(read: Ids, held: Ids) -> None:
 @settings(max_examples=60, deadline=None)
 @given(read_windows, st.lists(ids, min_size=1, max_size=3), st.integers(1, 4))
 def test_probabilities_sum_to_1(read: Ids, context: list[int], most: int) -> None:
-    """Whatever was read: over every next token, a window's probabilities sum to its beginning's."""
+    """For any counts, a context's probability is the sum over its continuations by one token."""
 
     def probability(window: list[int]) -> float:
         if len(window) == 1:
@@ -88,17 +88,17 @@ def test_probabilities_sum_to_1(read: Ids, context: list[int], most: int) -> Non
 
 
 def test_a_window_knows_nothing_of_the_one_before() -> None:
-    """Read as one window, the fifth token would have one of its own before it."""
+    """If the windows were joined, the two 3s at their border would count as a pair."""
     read = np.array([[0, 1, 2, 3], [3, 2, 1, 0]])
     [_, pairs] = ngrams.held_out_nats(read, np.array([[3, 3]]), VOCAB, 2)
     assert pairs == pytest.approx(math.log(2 / (Fraction(1 + 4 * Fraction(1, 4), 6 + 4))))
 
 
-# -- of records ------------------------------------------------------------------------------------
+# -- recorded runs ---------------------------------------------------------------------------------
 
 
 def test_the_windows_are_those_that_a_run_reads(tiny: Tiny, tmp_path: Path) -> None:
-    """By the hash of their order; those of another seed are refused."""
+    """The hash of their order is the run's; windows of another seed are refused."""
     config = tiny("train.num_steps=6")
     trainer = build_trainer(config, tmp_path / "run")
     assert trainer.train() == "finished"
@@ -139,7 +139,7 @@ def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_runs_of_a_variant_are_refused(tmp_path: Path) -> None:
-    """Of two rates, say: the later would stand in the earlier one's place."""
+    """A line holds one run per variant, so one of two learning rates would be lost."""
     make_records(tmp_path, "lr", rows=("nope",), seeds=(0,))
     [run] = read_records(tmp_path, "lr")
     other = replace(run, where="lr/nope-optim.lr=0.003-s0")

@@ -1,4 +1,4 @@
-"""Transformers' Trainer on our tokens and weights: its model, its losses, and our records."""
+"""Tests of training with transformers' Trainer, and of its comparison with our records."""
 
 import json
 from collections.abc import Callable
@@ -21,20 +21,20 @@ from rope_exp.model.decoder import Decoder, weights
 from rope_exp.system.errors import ConfigError, RecordError
 
 Tiny = Callable[..., RunConfig]
-# Those that LLaMA has too, at a constant rate: the Trainer's schedule is a step late.
+# The learning rate is constant, because the Trainer's schedule is one step late.
 CONSTANT = ("schedule.warmup_fraction=0", "schedule.final_fraction=1", "train.precision=fp32")
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
 def test_the_patched_llama_is_our_decoder(tiny: Tiny, sites: tuple[str, ...]) -> None:
-    """And no other subset's."""
+    """Its logits are our decoder's, and differ by more than 0.1 if v is toggled."""
     architecture = tiny(f"pe.rotate=[{','.join(sites)}]").architecture(64)
     decoder = Decoder(architecture)
     decoder.initialise(0)
     ids_BT = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
 
     with torch.no_grad():
-        # Large enough that a rotation shows.
+        # Larger weights make the effect of a rotation visible.
         for parameter in weights(decoder).values():
             parameter.mul_(8)
         wanted_BTV = decoder(ids_BT)
@@ -49,7 +49,7 @@ def test_the_patched_llama_is_our_decoder(tiny: Tiny, sites: tuple[str, ...]) ->
 
 
 def test_the_trainer_ends_where_our_loop_does(tiny: Tiny, tmp_path: Path) -> None:
-    """From equal weights, on the same tokens, after twelve updates of AdamW with clipping."""
+    """Both start from equal weights, and take twelve steps of AdamW, clipped, on equal tokens."""
     config = tiny("pe=qkvo_rope", "train.num_steps=12", *CONSTANT)
     ours = build_trainer(config, tmp_path / "ours")
     assert ours.train() == "finished"
@@ -78,16 +78,16 @@ def test_the_trainer_ends_where_our_loop_does(tiny: Tiny, tmp_path: Path) -> Non
     ],
 )
 def test_what_would_not_be_trained_is_refused(tiny: Tiny, override: str, key: str) -> None:
-    """As it is, LLaMA and the Trainer would go on without it, and the hashes would agree."""
+    """Without a refusal, LLaMA and the Trainer would ignore the key, and the hashes would agree."""
     with refused(key, by=ConfigError):
         train_cell(tiny("pe=qk_rope", override) if "pe=" not in override else tiny(override))
 
 
-# -- beside the records ----------------------------------------------------------------------------
+# -- comparison with the records -------------------------------------------------------------------
 
 
 def write_runs(records: Path, out: Path, apart: float = 0.01, **changes: Any) -> None:
-    """Write an outside run for each record, so far above it."""
+    """Write an outside run for each record, with a loss `apart` nats higher."""
     make_records(records, "english", rows=("nope", "qk_rope"), seeds=(0, 1))
     for run in read_records(records, "english"):
         values = {
@@ -140,7 +140,7 @@ def test_what_has_no_record_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["edited", "copied"])
 def test_a_file_that_was_changed_is_refused(tmp_path: Path, damage: str) -> None:
-    """A sentence of its path."""
+    """The error names the file's path."""
     write_runs(tmp_path / "records", tmp_path / "out")
     path = tmp_path / "out" / "english" / "nope-s0.json"
     values = json.loads(path.read_text())

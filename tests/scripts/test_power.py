@@ -1,4 +1,4 @@
-"""The simulation that chose the test: it knows the truth, so its rates can be held against it."""
+"""Tests of the simulation that chose the statistical test, against bounds known from theory."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -13,7 +13,7 @@ from rope_exp.evidence.significance import judge
 
 DEVIATION = 0.0085
 DRAWS = 300
-# Three standard errors of a rate of 0.05 in so many draws.
+# Three standard errors of a rate of 0.05 in DRAWS draws.
 SLACK = 3 * (0.05 * 0.95 / DRAWS) ** 0.5
 
 
@@ -67,7 +67,7 @@ def test_equivalence_is_rarely_claimed_a_margin_apart(rates: pd.DataFrame) -> No
 
 
 def test_five_blocks_cannot_reach_significance_by_sign_flips(rates: pd.DataFrame) -> None:
-    """Two of 32 flips are as extreme as the data at best: p >= 1/16, whatever the difference."""
+    """At least two of 32 flips are as extreme as the data, so p >= 1/16 for any difference."""
     for test in ("sign flip, Holm", "step-down maximum"):
         assert rates.loc[("spread", "normal", test, 5), "power_4"] == 0
 

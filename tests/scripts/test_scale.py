@@ -1,4 +1,4 @@
-"""The simulation of scale.py against closed forms."""
+"""Tests of the simulation in scripts/scale.py against closed forms."""
 
 import math
 
@@ -11,7 +11,7 @@ FLEET = Fleet(cells=90, cards=64, hours=10.0, ranks=1, save_s=36.0)
 
 
 def test_without_interruptions_only_checkpoints_are_lost() -> None:
-    """Ten hours, one checkpoint of 0.01 h an hour; 90 cells on 64 cards take two rounds."""
+    """Ten hours cost ten checkpoints of 0.01 h, and 90 cells on 64 cards take two rounds."""
     job = Job(work_h=10.0, save_h=0.01, failures=0.0, preemptions=0.0)
     paid_J, waited_J, hits_J = run_jobs(job, 1.0, 3, np.random.default_rng(0))
     assert paid_J == pytest.approx([10.1] * 3)
@@ -27,14 +27,14 @@ def test_without_interruptions_only_checkpoints_are_lost() -> None:
 
 @pytest.mark.parametrize("interval_h", [0.5, 3.0, 10.0])
 def test_expected_time_is_that_of_theory(interval_h: float) -> None:
-    """Within four standard errors; the last segment of 3 hours is shorter."""
+    """The mean is within four standard errors, also for 3 h, where the last segment is shorter."""
     job = Job(work_h=10.0, save_h=0.1, failures=0.05, preemptions=0.15)
     paid_J, waited_J, hits_J = run_jobs(job, interval_h, 20_000, np.random.default_rng(1))
     error = paid_J.std() / math.sqrt(len(paid_J))
     assert job.mtbf_h == pytest.approx(5.0)
     assert abs(paid_J.mean() - job.expected_h(interval_h)) < 4 * error
 
-    # Three in four interruptions are preemptions, and time is exponential between restarts.
+    # Interruptions come 0.2 times per running hour; three in four are preemptions, which wait.
     assert waited_J.sum() / hits_J.sum() == pytest.approx(0.75 * WAIT_H, rel=0.02)
     running_h = paid_J.sum() - RESTART_H * hits_J.sum()
     assert hits_J.sum() / running_h == pytest.approx(0.2, rel=0.02)
@@ -55,7 +55,7 @@ def test_a_job_takes_the_slot_that_is_free_first() -> None:
 
 
 def test_rates_grow_with_cards_and_nodes() -> None:
-    """A node of eight cards is preempted as a whole; each card fails by itself."""
+    """Each card fails by itself, but a node of eight cards is preempted as a whole."""
     one, eight, nine = (FLEET.job("spot", size) for size in (1, 8, 9))
     assert eight.failures == pytest.approx(8 * one.failures)
     assert 1 / one.failures == pytest.approx(54 * 24 * 16384 / 419)
@@ -70,7 +70,7 @@ def test_the_same_seed_draws_the_same_table(monkeypatch: pytest.MonkeyPatch) -> 
     assert rows.equals(simulated(FLEET, [60.0], seed=3))
     assert not rows.equals(simulated(FLEET, [60.0], seed=4))
     assert len(rows) == 2 * 3 * 2
-    # On reserved cards Young's interval is longer than this run, which is then saved at its end.
+    # On reserved cards, Young's interval is longer than the run, which then saves only at its end.
     assert rows["minutes"][0] == 600 < rows["young_min"][0]
     drawn = chart(rows, FLEET).to_dict()
     assert drawn["facet"]["column"]["field"] == "capacity"

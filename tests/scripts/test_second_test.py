@@ -1,4 +1,4 @@
-"""The simulation of protocol-2: it judges as the report does, and knows the truth."""
+"""Tests of the simulation for docs/protocol-2.md against the report and the noncentral t."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -14,7 +14,7 @@ from rope_exp.evidence.significance import judge
 
 @pytest.mark.parametrize("noisy", [EQUAL, EQUAL | {"qk_rope": 20 * SD}])
 def test_a_draw_is_judged_as_the_report_judges_it(noisy: dict[str, float]) -> None:
-    """By both rules, with five seeds and eight, where the first rule pools and where it may not."""
+    """Both rules give the report's p-values, whether or not the first rule pools the noise."""
     loss_DN, layout = draw(LAYOUTS["first: 8 and 5 seeds"], noisy, {"k_rope": 0.02}, 1, falls=False)
     losses: dict[str, dict[int, float]] = defaultdict(dict)
     for loss, seed, row in zip(loss_DN[0], *layout, strict=True):
@@ -31,18 +31,18 @@ def test_a_draw_is_judged_as_the_report_judges_it(noisy: dict[str, float]) -> No
 
 
 def test_only_own_deviations_keep_the_error_under_unequal_noise() -> None:
-    """Three standard errors of 5 % in 2,000 draws are 1.5 %."""
+    """The bound 0.065 is 5 % plus three standard errors, which are 1.5 % in 2,000 draws."""
     rates = error(2000).set_index(["layout", "noise"])
     assert rates["second rule"].drop(FALLING, level="noise").max() < 0.065
     assert rates.loc[("3 seeds", "that of three seeds at 26M tokens"), "first rule"].min() > 0.1
 
-    # Losses in two groups are not normal: eight seeds bear it, three do not.
+    # FALLING makes losses bimodal: the error stays at 5 % with eight seeds, but not with three.
     assert rates.loc[("second: 8 seeds", FALLING), "second rule"].max() < 0.065
     assert rates.loc[("3 seeds", FALLING), "second rule"].min() > 0.065
 
 
 def test_power_is_that_of_the_noncentral_t() -> None:
-    """At its first step Holm's rule asks a paired t test of eight seeds for p < 0.05/8."""
+    """Holm's first step asks for p < 0.05/8; the power of eight seeds is then a noncentral t's."""
     rates = power(2000).set_index(["noise", "family", "difference"])["called different"]["equal"]
     critical = stats.t.ppf(1 - 0.05 / 8 / 2, 7)
     alone = stats.nct.sf(critical, 7, 0.02 / (0.012 / 8**0.5))

@@ -1,4 +1,4 @@
-"""What rows gain, here beside there: a difference of differences, seed by seed."""
+"""Tests of how gains between rows change from one setting to another, seed by seed."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def losses(values: list[float]) -> dict[str, dict[int, float]]:
 def test_a_change_is_the_gain_here_minus_the_gain_there(
     here: list[float], there: list[float], of_seed: float, over: str
 ) -> None:
-    """Whatever a seed adds to all rows alike; largest first."""
+    """An offset that all rows of a seed share cancels. The largest change comes first."""
     ours = losses(here)
     theirs = losses(there)
     moved = {label: {seed: x + of_seed * seed for seed, x in ours[label].items()} for label in ours}
@@ -41,7 +41,7 @@ def test_a_change_is_the_gain_here_minus_the_gain_there(
 
 
 def test_the_interval_is_that_of_the_paired_t() -> None:
-    """Of each change's own values: a noisy row does not widen another's interval."""
+    """Each interval uses its change's own values, so a noisy row does not widen another's."""
     rng = np.random.default_rng(5)
     deviations = {"nope": 0.01, "qk_rope": 0.01, "vo_rope": 0.5}
     here, there = (
@@ -69,7 +69,7 @@ def test_without_nope_nothing_is_gained() -> None:
     assert find_changes({"qk_rope": {0: 4.0}}, {"qk_rope": {0: 5.0}}, "nope") == []
 
 
-# -- the noise of both -----------------------------------------------------------------------------
+# -- noise of both settings ------------------------------------------------------------------------
 
 
 def drawn(deviation: float, seed: int, num_seeds: int = 5) -> dict[str, dict[int, float]]:
@@ -78,7 +78,7 @@ def drawn(deviation: float, seed: int, num_seeds: int = 5) -> dict[str, dict[int
 
 
 def test_noise_is_of_the_runs_that_both_have() -> None:
-    """By hand: double centring, twelve degrees, and twice the smaller tail."""
+    """The reference is double centring with 12 degrees of freedom, and twice the smaller F tail."""
     here, there = drawn(0.01, 0), drawn(0.03, 1, num_seeds=8)
     found = compare_noise(here, there)
     assert found is not None

@@ -1,4 +1,4 @@
-"""The costs of campaigns."""
+"""Test of the table of campaigns' costs."""
 
 from support.pages import make_runs
 
@@ -6,7 +6,7 @@ from rope_exp.studies import cost
 
 
 def test_the_costs_are_sums_over_runs() -> None:
-    """Of tokens and hours, a line for each campaign and one of all."""
+    """Tokens and hours are summed on a line for each campaign, and on one for all."""
     campaigns = {"mini": make_runs("mini", ["qk_rope", "nope"], [0, 1])}
     campaigns["large"] = make_runs("large", ["nope"], [0])
     for number, run in enumerate(run for runs in campaigns.values() for run in runs):

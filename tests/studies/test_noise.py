@@ -1,4 +1,4 @@
-"""The pilot's arithmetic, on losses that are sums of known parts."""
+"""Tests of the pilot's noise statistics, on losses that are sums of known parts."""
 
 import itertools
 import math
@@ -26,10 +26,10 @@ from rope_exp.studies.noise import (
 )
 
 ROWS = ("qk_rope", "vo_rope", "nope")
-# What a seed adds to every row's loss, and to one row's alone.
+# Offsets of every row's loss, by the seed of the weights and by that of the order.
 OF_WEIGHTS = {100: 0.0, 101: 0.04, 102: -0.02, 103: 0.01}
 OF_ORDER = {100: 0.0, 101: -0.01, 102: 0.03, 103: 0.02}
-# What another rounding adds, by row and seed: of the second seed VO has none.
+# Changes of the loss by another rounding, by row and seed. At the second seed, VO has none.
 CHANGES = (("qk_rope", 100, 0.01), ("qk_rope", 101, 0.02), ("vo_rope", 100, 0.01))
 
 
@@ -40,7 +40,7 @@ def plain(tmp_path: Path) -> Run:
 
 
 def cell(plain: Run, row: str, seed: int, order: int, **factors: Any) -> Run:
-    """A run whose loss is the row's, plus what its seeds add, plus a little of the row's own."""
+    """Return a run whose loss is the row's, plus its seeds' offsets, plus a small own part."""
     own = 0.001 * ROWS.index(row) * (seed - 100)
     loss = 3.0 + ROWS.index(row) + OF_WEIGHTS[seed] + OF_ORDER[order] + own
     loss += 0.002 * len(factors)
@@ -63,7 +63,7 @@ def pilot(plain: Run) -> list[Run]:
 
 
 def sds(found: pd.DataFrame) -> list[dict[tuple[str, str], float]]:
-    """The deviations of each thing that varies, by what they are of, and their kind."""
+    """Return the SDs for each source of variation, by quantity and kind."""
     return [
         {(line["of"], line["kind"]): line["sd"] for line in part.to_dict("records")}
         for _, part in found.groupby("what", sort=False)
@@ -81,7 +81,7 @@ def test_spreads_are_the_deviations_of_what_varies(plain: Run) -> None:
 
 
 def test_pairing_takes_away_what_rows_share(plain: Run) -> None:
-    """Of order nothing is left; of weights the part that is a row's own."""
+    """Pairing removes all variation by order, and leaves the row's own part of that by weights."""
     weights, order, _ = sds(spreads(pilot(plain)))
     pair = "vo_rope - qk_rope"
     assert order[pair, "paired"] == pytest.approx(0, abs=1e-9)
@@ -92,7 +92,7 @@ def test_pairing_takes_away_what_rows_share(plain: Run) -> None:
 
 
 def test_each_rate_is_a_pilot_of_its_own(plain: Run) -> None:
-    """Three times as far apart at another rate: that rate's deviations say so, and no other's."""
+    """Losses spread three times as far at 0.001, which affects only the SD at that rate."""
     runs = pilot(plain)
     for row, seed in itertools.product(ROWS, OF_WEIGHTS):
         run = cell(plain, row, seed, seed)
@@ -122,14 +122,14 @@ def test_two_values_say_nothing_of_a_deviation(plain: Run) -> None:
 
 
 def test_a_deviation_of_four_is_known_within_a_factor(plain: Run) -> None:
-    """Of chi-squared with 3 degrees: from 0.57 to 3.73 times."""
+    """By chi-squared with 3 degrees of freedom, the 95 % interval is 0.57 to 3.73 times the SD."""
     said = noise_files(pilot(plain))["noise.md"].decode()
     low, high = (math.sqrt(3 / stats.chi2.ppf(q, 3)) for q in (0.975, 0.025))
     assert f"{low:.2f} to {high:.2f}" in said
 
 
 def test_an_unfinished_pilot_says_what_it_can(plain: Run) -> None:
-    """One run; a diverged one; a change without its plain cell; a row without the others' seeds."""
+    """It may hold one run, a diverged one, a change without its plain cell, or no shared seed."""
     diverged = replace(
         cell(plain, "vo_rope", 100, 100),
         result={**plain.result, "status": "diverged", "val/loss": None},
@@ -164,7 +164,7 @@ def test_the_bootstrap_finds_the_error_of_a_mean() -> None:
 
 
 def test_blocks_see_what_neighbours_share() -> None:
-    """Eight equal neighbours are one value: the error is sqrt(8) times that of windows apart."""
+    """Eight equal neighbours count as one value, so the error is sqrt(8) times as large."""
     values = np.repeat(np.random.default_rng(0).normal(size=64), 8)
     alone = bootstrap_error(values, 1)
     assert bootstrap_error(values, 8) == pytest.approx(8**0.5 * alone, rel=0.05)
@@ -186,7 +186,7 @@ def test_window_errors_are_of_differences_averaged_over_seeds(plain: Run) -> Non
 
 
 def test_rounding_at_several_seeds_has_a_line_for_each(plain: Run) -> None:
-    """A pair's change is of one seed, and none of a seed that one of them lacks."""
+    """A pair's change is taken within one seed, and is NaN at a seed that one row lacks."""
     without = {"train.compile": False}
     added = [(cell(plain, row, seed, seed, **without), change) for row, seed, change in CHANGES]
     changed = [

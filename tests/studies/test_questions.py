@@ -1,4 +1,4 @@
-"""The answers to the second protocol's questions, against scipy on losses that are known."""
+"""Tests of the answers to the second protocol's questions, against scipy on known losses."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_lead_in_float32_minus_that_in_bf16(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_campaign_are_told_apart_by_a_key(tmp_path: Path) -> None:
-    """And a seed counts that has every run."""
+    """Only seeds with every run of the question count."""
     steps = {"train.num_steps": [500, 6400]}
     records = made(tmp_path, shift_26m={"seeds": (0, 1), "factors": steps})
     records["shift_26m"] = [
@@ -91,6 +91,6 @@ def test_without_a_campaign_of_the_questions_there_is_no_file(tmp_path: Path) ->
 
 
 def test_every_question_subtracts_as_much_as_it_adds() -> None:
-    """What all runs of a seed share does not change an answer."""
+    """An offset that all runs of a seed share must not change an answer."""
     assert all(sum(each.terms.values()) == 0 for each in questions())
     assert {each.number for each in questions()} == {1, 2, 3, 5}

@@ -1,4 +1,4 @@
-"""The table of learning rates: each variant's best, and what that does to the differences."""
+"""Tests of rates.md and its figure: best learning rates, and the differences there."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.studies import rates
 from rope_exp.studies.rates import Tried, figure, find_sweeps, markdown
 
-# By variant and rate, seed by seed.
+# By variant and learning rate, one loss per seed.
 LOSSES = {
     ("qk_rope", 0.001): [3.60],
     ("qk_rope", 0.003): [3.50, 3.90],
@@ -43,7 +43,7 @@ def write(folder: Path, losses: dict[tuple[str, float], list[float]]) -> str:
 
 
 def line_of(text: str, beginning: str, table: int) -> list[str]:
-    """The cells of the row that begins so, in a table by its place."""
+    """Return the cells of the row with this beginning, in the paragraph with this number."""
     rows = [row.strip("| ").split(" | ") for row in text.split("\n\n")[table].splitlines()]
     [found] = [row for row in rows if row[0] == beginning]
     return found
@@ -55,7 +55,7 @@ def text(tmp_path: Path) -> str:
 
 
 def test_each_variant_has_its_best_rate(text: str) -> None:
-    """Seed 1 lies 0.38 above seed 0 by least squares; a best at an end may be further out."""
+    """QK-RoPE's seed 1 is 0.38 above seed 0 by least squares. A best rate at an end is marked."""
     assert line_of(text, "variant", 1)[2:] == ["0.001", "0.003", "0.01", "best"]
     assert line_of(text, "QK-RoPE", 1)[1:] == ["1 to 2", "3.7900", "3.7000", "3.8800", "0.003"]
     assert line_of(text, "QKVO-RoPE", 1)[-1] == "0.001 (at the end of the range)"
@@ -67,14 +67,14 @@ def test_a_seed_of_one_rate_tells_nothing_of_rates(text: str) -> None:
 
 
 def test_differences_stand_at_the_common_and_the_best_rate(text: str) -> None:
-    """Each over the seeds that both have there."""
+    """Each difference is a mean over the seeds that both variants have at these rates."""
     assert "Differences from QK-RoPE at the common learning rate of 0.003" in text
     assert line_of(text, "QKVO-RoPE", 3)[1:] == ["-0.0600 (2)", "-0.1000 (1)"]
     assert line_of(text, "K-RoPE", 3)[1:] == ["+0.0500 (1)", "-0.2000 (1)"]
 
 
 def test_a_relation_whose_sign_hangs_on_the_rate_is_open(text: str) -> None:
-    """K is behind QKVO at the common rate, and before it at its own best."""
+    """K is worse than QKVO at the common learning rate, and better with each at its best."""
     same = line_of(text, "QK-RoPE ≈ QKVO-RoPE", 5)
     assert same[1:] == ["-0.0500 (1)", "-0.1000 (1)", "the same"]
     other = line_of(text, "QKVO-RoPE > K-RoPE", 5)
@@ -92,7 +92,7 @@ def test_without_the_common_rate_there_is_no_difference(tmp_path: Path) -> None:
 
 
 def test_without_the_published_rows_nothing_stands_beside(tmp_path: Path) -> None:
-    """Neither QK nor a pair of published rows: losses alone; of hidden tokens, no relations."""
+    """K alone has no reference and no published pair; masked tokens have no published relation."""
     kept = {key: losses for key, losses in LOSSES.items() if key[0] == "k_rope"}
     assert write(tmp_path / "k", kept).count("**") == 2
 
@@ -119,12 +119,12 @@ def test_without_two_rates_at_one_seed_there_is_no_table(tmp_path: Path) -> None
         Tried.of(all_runs(tmp_path))
 
 
-# -- whose runs ------------------------------------------------------------------------------------
+# -- runs of a sweep -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Run]]:
-    """A campaign of two learning rates, and others at the default one."""
+    """Return a campaign of two learning rates, and two others at the default one."""
     folder = tmp_path_factory.mktemp("records")
     tried = {"optim.lr": [0.001, 0.002]}
     make_records(folder, "lr", rows=("nope", "qk_rope"), seeds=(0,), factors=tried)
@@ -134,7 +134,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Run]]:
 
 
 def test_other_campaigns_lend_what_differs_in_the_rate_alone(records: dict[str, list[Run]]) -> None:
-    """Their runs of variants of the campaign, and none of a cell that it ran itself."""
+    """Other campaigns add runs of the campaign's variants, but no cell that it ran itself."""
     [sweep] = find_sweeps(records["lr"], [*records["plain"], *records["long"]])
     assert sorted(run.where for run in sweep) == [
         *sorted(run.where for run in records["lr"]), "plain/nope-s0"
@@ -147,7 +147,7 @@ def test_other_campaigns_lend_what_differs_in_the_rate_alone(records: dict[str, 
 def test_runs_of_others_that_do_not_fit_end_no_report(
     records: dict[str, list[Run]], broken: str
 ) -> None:
-    """A block of two versions of torch, or of unlike initial weights: the sweep is left out."""
+    """A sweep is left out if a block has two versions of torch, or different initial weights."""
     lent = []
     for run in records["plain"]:
         if broken == "blocks":
@@ -176,8 +176,8 @@ EFFECTS = st.floats(-1, 1, width=32)
 def test_missing_seeds_shift_no_rate(
     of_rate: np.ndarray, of_seed: np.ndarray, is_run: np.ndarray
 ) -> None:
-    """Where a loss is a rate's plus a seed's part, rates differ by theirs, whatever is missing."""
-    # Seed 0 was run at every rate, so that each shares one with each.
+    """If losses are rate part + seed part, means differ by the rate parts, whatever is missing."""
+    # Seed 0 was run at every learning rate, so any two of them share a seed.
     is_run[0] = True
     losses = np.where(is_run, of_seed[:, None] + of_rate, np.nan)
     means = adjusted_means(pd.DataFrame(losses, columns=RATES))
@@ -186,7 +186,7 @@ def test_missing_seeds_shift_no_rate(
 
 
 def test_the_best_rate_is_not_that_of_the_easiest_seed() -> None:
-    """Seed 1 is easy: the mean at 0.003, over it alone, would be the lowest."""
+    """Seed 1 is easy, so the raw mean at 0.003, which lacks seed 0, would be the lowest."""
     table = pd.DataFrame({0.001: [4.0, 3.0], 0.003: [np.nan, 3.1]})
     assert adjusted_means(table).to_dict() == pytest.approx({0.001: 3.5, 0.003: 3.6})
 
@@ -197,7 +197,7 @@ def test_a_missing_seed_takes_the_others_difference() -> None:
 
 
 def test_rates_draw_means_the_best_and_the_common(tmp_path: Path) -> None:
-    """Over seed 0 alone, which all rates have; a diverged run is left out and said."""
+    """Means use only seed 0, which has several rates; the caption counts the diverged run."""
     losses = {
         ("qk_rope", 0.001): [3.6],
         ("qk_rope", 0.003): [3.5, 3.9],
@@ -225,7 +225,7 @@ def test_rates_draw_means_the_best_and_the_common(tmp_path: Path) -> None:
 
 
 def test_named_rows_that_differ_in_more_stand_in_one_table(tmp_path: Path) -> None:
-    """Rows of one campaign with the same variant, but with a sink or a window."""
+    """The rows have the same variant, and differ by an attention sink or a window."""
     more = {"qk": [], "sink": ["attn.sink=true"], "windows": ["model.window=64"]}
     rows = {name: ["pe=qk_rope", *words, f"row_name={name}"] for name, words in more.items()}
     for rate, seeds in {0.003: [0, 1], 0.006: [1]}.items():

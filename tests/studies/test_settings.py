@@ -1,4 +1,4 @@
-"""Every variant beside QK-RoPE in every setting: the numbers of each setting's own table."""
+"""Tests of the differences from QK-RoPE in all settings, against each setting's own table."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ FEW = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
 
 
 def budget(steps: int, rows: tuple[str, ...] = FEW) -> list[Run]:
-    """One seed of a campaign over budgets, whose differences are those of three seeds elsewhere."""
+    """Return one seed of a campaign over budgets, with the differences of that seed in `nine`."""
     more = {"factors": {"train.num_steps": steps}, "num_steps": steps}
     return make_runs("tokens", rows, (0,), shift=-0.4, **more)
 
@@ -28,20 +28,20 @@ def tables() -> dict[str, Report]:
         "tokens/train.num_steps=1000": budget(1000),
         "nine": make_runs("nine"),
         "tokens/train.num_steps=2000": budget(2000),
-        # Without the reference.
+        # This setting has no reference, so it is left out.
         "seven": make_runs("seven", ("vo_rope", "nope")),
     }
     return {place: build(runs, ["pe"]) for place, runs in found.items()}
 
 
 def lines_of(table: str) -> list[list[str]]:
-    """The cells of the first table in a Markdown text."""
+    """Return the cells of the rows that begin with a link, in a Markdown text."""
     rows = [line for line in table.splitlines() if line.startswith("| [")]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
 def test_the_numbers_are_those_of_the_tables(tables: Mapping[str, Report]) -> None:
-    """A star where the table tells a difference from 0; none where it shows that there is none."""
+    """A star marks the verdicts better and worse; equivalent and open have none."""
     text = settings_files(tables)["settings.md"].decode()
     head = next(line for line in text.splitlines() if line.startswith("| setting"))
     columns = [cell.strip() for cell in head.strip("|").split("|")]
@@ -76,7 +76,7 @@ def test_the_csv_has_the_intervals(tables: Mapping[str, Report]) -> None:
 
 
 def test_the_figure_draws_what_was_judged(tables: Mapping[str, Report]) -> None:
-    """One seed has no interval; what lies far off is an arrow at the edge."""
+    """One seed has no interval; a difference outside the axis is an arrow at its edge."""
     far = [
         make_run("far", rotation("qk_rope"), 0, 3.5),
         make_run("far", rotation("qkvo_rope"), 0, 2.5),
@@ -101,7 +101,7 @@ def test_the_figure_draws_what_was_judged(tables: Mapping[str, Report]) -> None:
 
 
 def test_every_published_relation_has_a_panel(tables: Mapping[str, Report]) -> None:
-    """Settings have plain names and are ordered by tokens; like ones also say their campaign."""
+    """Settings have plain names and are ordered by tokens."""
     chart = relations({place: tables[place] for place in tables if place != "seven"})
     assert chart is not None
     titles = [panel["title"]["text"] for panel in chart.to_dict()["concat"]]
@@ -120,7 +120,7 @@ def test_every_published_relation_has_a_panel(tables: Mapping[str, Report]) -> N
         "text, 4.1M tokens, warmup 200",
         "text, 8.2M tokens, warmup 400",
     ]
-    # Of the two lines of panels, the first panel has the names.
+    # The panels fill two lines, and the first panel of each shows the names.
     assert words(chart).count("text, 2M tokens, warmup 100") == 2
     assert {"low": -0.01, "high": 0.01} in list(parts(chart.to_dict()))
 
@@ -143,7 +143,7 @@ def test_float32_is_in_the_table_and_not_in_the_figure(tables: Mapping[str, Repo
 
 
 def test_a_setting_that_was_run_again_is_left_out(tables: Mapping[str, Report]) -> None:
-    """One seed of a larger one, under another campaign's name."""
+    """It repeats one seed of a larger setting under another campaign's name."""
     again = build(make_runs("again", FEW, (0,)), ["pe"])
     content = settings_files({**tables, "again": again})["settings.md"].decode()
     assert "[again" not in content

@@ -1,7 +1,7 @@
-"""Control of headless Chromium over a pipe, by its DevTools protocol: one JSON object per message.
+"""Driver of headless Chromium over a pipe, by the DevTools protocol.
 
-It opens no port and needs no package: file descriptors 3 and 4 of the browser carry messages that
-end in a zero byte.
+It opens no port and needs no package: the browser's file descriptors 3 and 4 carry JSON objects,
+each followed by a zero byte.
 """
 
 import base64
@@ -38,11 +38,11 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """A browser with one page, and all its requests and complaints.
+    """A browser with one page, which records the page's requests and console errors.
 
     Attributes:
         requests: the addresses that the page requested, in order.
-        complaints: errors and warnings of its console, and exceptions.
+        complaints: its console's errors and warnings, and its uncaught exceptions.
     """
 
     def __init__(self, command: str, profile: Path) -> None:
@@ -54,7 +54,7 @@ class Browser:
 
         into_browser, self._write_end = os.pipe()
         self._read_end, out_of_browser = os.pipe()
-        # The shell puts both where the browser expects them.
+        # The shell moves both pipes to descriptors 3 and 4, where the browser expects them.
         script = 'exec "$@" 3<&$IN 4>&$OUT'
         words = [command, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         environment = {**os.environ, "IN": str(into_browser), "OUT": str(out_of_browser)}
@@ -123,7 +123,7 @@ class Browser:
         return decoded
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Keep requests, errors and warnings, which a page should not produce."""
+        """Record a request, an error or a warning, and ignore other events."""
         params = event.get("params", {})
         match event.get("method"):
             case "Network.requestWillBeSent":
@@ -139,8 +139,8 @@ class Browser:
     # -- a reader's actions ------------------------------------------------------------------------
 
     def open(self, page: Path, fragment: str = "") -> None:
-        """Load a file anew, and wait until it has drawn itself."""
-        # If only the fragment changed, the browser would load nothing.
+        """Load a file afresh, and wait until the page has drawn itself."""
+        # Without a blank page in between, the browser does not reload for another fragment.
         self.call("Page.navigate", url="about:blank")
         self.requests.clear()
         self.complaints.clear()
@@ -148,7 +148,7 @@ class Browser:
         self.wait("document.body && document.body.dataset.drawn")
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression, awaited."""
+        """Return the value of a JavaScript expression, after awaiting a promise."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -156,7 +156,7 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until a JavaScript expression is true; fail if the page complains."""
         end = time.monotonic() + SECONDS
         while not self.evaluate(f"Boolean({condition})"):
             assert time.monotonic() < end, f"{condition} is not true"
@@ -180,12 +180,12 @@ class Browser:
         )
 
     def act(self, script: str) -> None:
-        """Run a script that changes the address, and wait until the page has followed."""
+        """Run a script that changes the address, and wait until the page has redrawn itself."""
         self.evaluate(f"delete document.body.dataset.drawn; {script}")
         self.wait("document.body.dataset.drawn === (location.hash || '#')")
 
     def look(self, width: int) -> None:
-        """Show the page at a width."""
+        """Set the width of the viewport in pixels."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -195,7 +195,7 @@ class Browser:
         )
 
     def screenshot(self, path: Path, *, height: int | None = None) -> None:
-        """Write the page as PNG: all of it, or its top `height` pixels."""
+        """Write the whole page, or its top `height` pixels, as PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"]}
         clip["height"] = min(height or size["height"], size["height"])
@@ -205,6 +205,6 @@ class Browser:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def pdf(self, path: Path) -> None:
-        """Write the page as it prints."""
+        """Write the printed page as PDF."""
         printed = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
         path.write_bytes(base64.b64decode(printed["data"]))

@@ -1,4 +1,4 @@
-"""Small campaigns for tests, in a folder that --config-dir names."""
+"""Small campaigns for tests, written to a folder for --config-dir."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from support.configs import REPOSITORY, TINY
 RECORDS = Path("results/records")
 RUNS = Path("results/runs")
 
-# Keys that a campaign may not leave to the machine.
+# A campaign must set these keys, because their defaults depend on the machine.
 DECIDED = (
     "train.compile=false",
     "train.deterministic=true",
@@ -25,17 +25,17 @@ DECIDED = (
     "launch.max_parallel=1",
 )
 FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
-# Long enough for a test to interrupt a run.
+# These runs are long enough for a test to interrupt them.
 LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")
-# Short, with five saves.
+# These runs are short, and save five checkpoints.
 SHORT = (*FIXED, "train.num_steps=20", "train.save_every=4")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
 OF_CLOCKS = ("tokens_per_s", "wall_s", "mfu")
 
-# A campaign and its ranks import from here: they see no commit, whatever is being edited.
+# A campaign and its ranks import from here, so they see no commit and no uncommitted changes.
 PYTHONPATH = os.pathsep.join([str(REPOSITORY / "tests/support/unversioned"), str(REPOSITORY)])
 
-# The command as a user gives it.
+# Code for `python -c` that runs `rope-exp campaign`.
 COMMAND = """
 import sys
 from rope_exp.cli import main
@@ -44,7 +44,7 @@ sys.exit(main("campaign"))
 
 
 def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:
-    """Write <folder>/campaign/<name>.yaml: two rows and one seed, unless `values` differ."""
+    """Write <folder>/campaign/<name>.yaml, with two rows and one seed unless `values` differ."""
     content = {"fixed": list(FIXED), "rows": ROWS, "cells": ["seed=0"], **values}
     path = folder / "campaign" / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:
 
 
 def load(folder: Path, name: str = "mine", **values: Any) -> Campaign:
-    """Write a campaign, and load it."""
+    """Write a campaign, and return it as loaded from its file."""
     write_campaign(folder, name, **values)
     return load_campaign(name, folder, RUNS)
 
@@ -66,12 +66,12 @@ def names(campaign: Campaign) -> list[str]:
 def start_campaign(
     folder: Path, *words: str, prelude: str = "", **environment: str
 ) -> "subprocess.Popen[str]":
-    """Start `rope-exp campaign mine` in a folder, with that folder's own campaigns.
+    """Start `rope-exp campaign mine` in a folder, with the folder's own campaigns.
 
     Args:
         prelude: code that the process runs first.
     """
-    # The campaign's own number of threads must override OMP_NUM_THREADS.
+    # The campaign sets launch.num_threads=1, which must override this OMP_NUM_THREADS.
     shared = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2"}
     return subprocess.Popen(
         [sys.executable, "-c", prelude + COMMAND, "mine", "--config-dir", str(folder), *words],
@@ -84,7 +84,7 @@ def start_campaign(
 
 
 def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
-    """Make the folder in which a campaign of two longer runs is started."""
+    """Write a campaign of two longer runs and its corpus into a folder, and return the folder."""
     (folder / "corpus").symlink_to(corpus)
     write_campaign(
         folder,
@@ -98,14 +98,14 @@ def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
 def run_campaign_command(
     folder: Path, *words: str, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `rope-exp campaign mine` to its end."""
+    """Run `rope-exp campaign mine` to its end, and return the completed process."""
     process = start_campaign(folder, *words, **environment)
     stdout, stderr = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def records_of(folder: Path) -> list[Path]:
-    """Return the paths of a campaign's records, by name."""
+    """Return the paths of a campaign's records, sorted by name."""
     return sorted((folder / RECORDS / "mine").glob("*.json"))
 
 

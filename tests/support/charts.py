@@ -1,4 +1,4 @@
-"""The content of a chart, read from its specification and its SVG file."""
+"""Readers of a chart's content, from its Vega-Lite specification and its SVG file."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ _TEXT = "{http://www.w3.org/2000/svg}text"
 
 
 def records(chart: Any, key: str) -> list[dict[str, Any]]:
-    """Return the lines of the first data set whose lines have this key."""
+    """Return the first data set whose records have this key."""
     datasets = chart.to_dict()["datasets"].values()
     return next((lines for lines in datasets if lines and key in lines[0]), [])
 
@@ -25,7 +25,7 @@ def parts(spec: Any) -> Iterator[dict[str, Any]]:
 
 
 def domain(chart: Any, field: str) -> list[Any]:
-    """Return the domain of the first channel of a field that has one."""
+    """Return the first scale domain of a channel that encodes this field."""
     found = (each for each in parts(chart.to_dict()) if each.get("field") == field)
     return list(
         next(each["scale"]["domain"] for each in found if "domain" in each.get("scale", {}))
@@ -33,7 +33,7 @@ def domain(chart: Any, field: str) -> list[Any]:
 
 
 def words(chart: Any) -> list[str]:
-    """Return the texts that are drawn, and the explanation as one."""
+    """Return all drawn texts, and then the explanation as one string."""
     svg = ElementTree.fromstring(svg_of(chart.to_dict()))
     drawn = [text.text or "" for text in svg.iter(_TEXT)]
     return [*drawn, explanation(chart)]

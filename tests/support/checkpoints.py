@@ -1,4 +1,4 @@
-"""Small checkpoints, and manifests that vouch for any files beside them."""
+"""Small checkpoints, and manifests that match any files."""
 
 import hashlib
 from pathlib import Path
@@ -28,7 +28,7 @@ def save(folder: Path, step: int) -> None:
 
 
 def seal(path: Path) -> None:
-    """Write a manifest that matches the present files of a checkpoint."""
+    """Write a manifest that matches the current files of a checkpoint."""
     manifest = {}
     for name in FILES[:3]:
         content = (path / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Commands as a user starts them: in a fresh process, in the test's own folder."""
+"""Runner of commands as a user starts them: in a new process, in the test's own folder."""
 
 import os
 import subprocess

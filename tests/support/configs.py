@@ -8,10 +8,10 @@ from rope_exp.config.run import RunConfig
 from rope_exp.evidence.published import TABLE
 from rope_exp.system.processes import ROOT as REPOSITORY
 
-# The published variants in the order of configs/experiment/nine.yaml: by number of rotating sites.
+# The published variants in the order of configs/experiment/nine.yaml: by number of rotated sites.
 NINE = tuple(sorted(TABLE.losses, key=lambda label: (len(label), "qkvo".find(label[0]))))
 
-# Small enough that a run takes seconds; every key is a real one.
+# With these overrides a run takes seconds.
 TINY = (
     "model.hidden_size=32",
     "model.intermediate_size=64",
@@ -29,13 +29,13 @@ TINY = (
     "data=files",
 )
 
-# The project's own records.
+# The committed records of the project's campaigns.
 RECORDED = REPOSITORY / "results/records"
 
 
 @cache
 def composed(*overrides: str) -> RunConfig:
-    """Compose one run, and keep it: composing takes a tenth of a second."""
+    """Return the config of a run, cached because composing it takes 0.1 s."""
     return run_config(overrides)
 
 

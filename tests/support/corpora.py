@@ -30,7 +30,7 @@ PLAIN_TEXTS = [
 def data_config(
     *, kind: str = "files", path: Path | str | None = None, **changes: Any
 ) -> DataConfig:
-    """Return the config of a corpus called mine."""
+    """Return the config of a corpus named `mine`."""
     values: dict[str, Any] = {
         "name": "mine",
         "kind": kind,
@@ -67,7 +67,7 @@ def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
 def write_parquet(
     path: Path, texts: list[str] | list[str | None], *, column: str = "text", **options: Any
 ) -> Path:
-    """Write a Parquet file of these texts and a column of numbers."""
+    """Write these texts and a column of numbers to a Parquet file, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({column: pa.array(texts, pa.string()), "id": range(len(texts))})
     pq.write_table(table, path, **options)
@@ -75,7 +75,7 @@ def write_parquet(
 
 
 def documents_of(prepared: Prepared, side: str) -> list[str]:
-    """Decode a side's documents one by one."""
+    """Return the decoded documents of one side, `train` or `validation`."""
     tokenizer = load_tokenizer(prepared.tokenizer_file)
     end_id = prepared.corpus["end_id"]
     ids = prepared.tokens[side][:]
@@ -85,7 +85,7 @@ def documents_of(prepared: Prepared, side: str) -> list[str]:
 
 
 def all_documents(prepared: Prepared) -> list[str]:
-    """Decode the documents of both sides."""
+    """Return the decoded documents of both sides."""
     return documents_of(prepared, "train") + documents_of(prepared, "validation")
 
 
@@ -95,7 +95,7 @@ def num_documents(prepared: Prepared) -> int:
 
 
 def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Popen[str]":
-    """Run code in its own process, with arguments as JSON; it can import this module."""
+    """Start code in a new Python process that can import this module, with arguments as JSON."""
     paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
     command = [sys.executable, *options.pop("flags", []), "-c", code, *map(json.dumps, arguments)]
     return subprocess.Popen(
@@ -108,8 +108,8 @@ def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Pope
     )
 
 
-# Appended to such code, it prints the peak memory of the process in MiB. getrusage would report
-# the parent's peak, from before exec.
+# If appended to such code, this prints the process's peak memory in MiB. getrusage would report
+# the parent's peak from before exec.
 PRINT_PEAK = r"""
 import pathlib, re
 status = pathlib.Path("/proc/self/status").read_text()

@@ -1,4 +1,4 @@
-"""Small ext4 file systems in a file, whose power can be cut."""
+"""Small ext4 file systems on loop devices, with simulated power cuts."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from support.runs import Process, kill_the_tree, processes_of
 
-# EXT4_IOC_SHUTDOWN: from this call on nothing reaches the device, not even the journal.
+# EXT4_IOC_SHUTDOWN without a log flush: nothing reaches the device after it, not even the journal.
 SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 
@@ -21,8 +21,8 @@ class Disk:
     """An ext4 file system on a loop device, mounted at `root`.
 
     Args:
-        folder: holds the image and the place where it is mounted.
-        journal: false leaves the order of unsynced writes to chance.
+        folder: holds the image and the mount point.
+        journal: if false, unsynced writes may reach the device in any order.
     """
 
     def __init__(self, folder: Path, *, journal: bool = True, megabytes: int = 64) -> None:
@@ -41,7 +41,7 @@ class Disk:
         self.mount()
 
     def mount(self) -> None:
-        """Mount it; a journal is replayed."""
+        """Mount it, which replays a journal."""
         subprocess.run(["mount", "-o", "loop", self.image, self.root], check=True)
 
     def unmount(self) -> None:
@@ -49,16 +49,16 @@ class Disk:
         deadline = time.monotonic() + 20
         while subprocess.run(["umount", self.root], capture_output=True).returncode:
             if time.monotonic() > deadline:
-                # It goes with the last process.
+                # A lazy unmount takes effect when the last process leaves.
                 subprocess.run(["umount", "--lazy", self.root], check=True)
                 raise AssertionError(f"{self.root} is in use: {processes_of(self.root)}")
             time.sleep(0.05)
 
     def cut(self, process: Process) -> None:
-        """Cut the power while a command runs, and start the machine again.
+        """Cut the power while a command runs, and mount the disk again.
 
-        Unmounting would still write cached metadata, so the disk goes on from a copy of what had
-        reached the device.
+        Unmounting would still write cached metadata, so the disk continues from a copy of the data
+        that had reached the device.
         """
         descriptor = os.open(self.root, os.O_RDONLY)
         fcntl.ioctl(descriptor, SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
@@ -66,7 +66,7 @@ class Disk:
         if process.poll() is None:
             kill_the_tree(process.pid)
         process.communicate(timeout=60)
-        # Writes on their way to the device may still arrive.
+        # Writes in flight may still reach the device.
         time.sleep(0.1)
 
         reached = self.image.with_suffix(".reached")
@@ -74,6 +74,6 @@ class Disk:
         self.unmount()
         reached.replace(self.image)
         if not self.journal:
-            # 1: it was repaired.
+            # The exit code is 1 if e2fsck repaired the file system.
             assert subprocess.run(["e2fsck", "-fy", self.image], capture_output=True).returncode < 2
         self.mount()

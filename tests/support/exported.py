@@ -1,4 +1,4 @@
-"""An exported folder, read by a process that has no rope_exp."""
+"""Reader of exported folders, in a process that cannot import rope_exp."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Reads a folder as its README says, in one class or the other, and prints what it finds.
+# This code loads a folder as its README says, and prints its class, logits and generated text.
 READER = """
 import json, sys
 sys.modules["rope_exp"] = None
@@ -34,7 +34,7 @@ TEXT = "Document 3. A text"
 
 
 def read(folder: Path | str, tmp_path: Path, **environment: str) -> dict[str, Any]:
-    """Read an exported folder in another process, and return what it printed."""
+    """Return the output of `READER` for an exported folder, or for a repository of the hub."""
     places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"} | environment
     done = subprocess.run(
         [sys.executable, "-c", READER, str(folder), str(tmp_path / "again"), TEXT],

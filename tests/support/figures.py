@@ -1,4 +1,4 @@
-"""The content of a figure, read from its artists."""
+"""Readers of a matplotlib figure's content."""
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ def asked(
     names: Mapping[str, str] | None = None,
     numbers: Mapping[str, int] | None = None,
 ) -> Any:
-    """Return what a figure of one probe reads of a report: its rows, and their answers."""
+    """Return a stand-in for a report, with the rows and answers that a probe's figure reads."""
     rows = {
         label: SimpleNamespace(
             name=(names or {}).get(label, label), number=(numbers or {}).get(label, place)

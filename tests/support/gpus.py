@@ -1,4 +1,4 @@
-"""A simulated machine with GPUs, convincing to everything except torch."""
+"""Simulated GPUs, which everything except torch sees."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from rope_exp.system import machine
 
 
 def show_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Have the driver list `count` GPUs of capability 9.0 and 80 GiB, with numbers for UUIDs."""
+    """Make nvidia-smi list `count` GPUs of capability 9.0 and 80 GiB, with numbers as UUIDs."""
     values = {"compute_cap": "9.0", "memory.total": "81920"}
 
     def nvidia_smi(*columns: str) -> list[tuple[str, ...]]:

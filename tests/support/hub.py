@@ -1,8 +1,8 @@
-"""A fake hub on loopback: two kinds of repositories, and faults on demand.
+"""A fake Hugging Face hub on localhost, with faults on demand.
 
-It answers the requests that `datasets`, `huggingface_hub` and `transformers` really make:
-information on a repository and revision, its tree in pages, paths-info, files by HEAD and by
-ranges, large files by a redirect to another host; and uploads, every file within the commit.
+It answers the requests that `datasets`, `huggingface_hub` and `transformers` make: information on
+a repository and revision, its tree in pages, paths-info, files by HEAD and by range, large files
+through a redirect to another host, and uploads, which carry every file within the commit.
 """
 
 import base64
@@ -16,17 +16,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-PAGE = 2  # entries of a tree in one answer; the real hub gives 1,000
-LARGE = 4096  # bytes from which a file lies on another host
+PAGE = 2  # entries per page of a tree; the real hub sends 1,000
+LARGE = 4096  # bytes from which a file is redirected to another host
 
 
 @dataclass
 class Fault:
-    """A fault of the requests with a "METHOD path" that `matches`.
+    """A fault in answers to requests whose "METHOD path" has a match of the regex `matches`.
 
-    It occurs `times` times, after the first `after` requests. Kinds: a status; "hang" never
-    answers; "half" breaks off in the middle; "short" is well-formed and too short; "trickle" sends
-    a byte now and then.
+    It occurs `times` times, after the first `after` of these requests. Kinds: an HTTP status;
+    "hang" never answers; "half" breaks off in the middle; "short" is well-formed but too short;
+    "trickle" sends a byte every 0.1 s.
     """
 
     kind: int | Literal["hang", "half", "short", "trickle"]
@@ -41,9 +41,9 @@ class Hub:
 
     Attributes:
         requests: "METHOD path range" of each request so far, in order.
-        uploaded: the files of each repository that was made, which are served from then on.
-        authorizations: the credentials that came with them.
-        faults: checked at each request in order, until one that matches occurs.
+        uploaded: the files of each created repository, which are served from then on.
+        authorizations: the Authorization headers of the requests.
+        faults: tried in order at each request, until one occurs.
     """
 
     revision = "0123456789abcdef0123456789abcdef01234567"
@@ -84,7 +84,7 @@ class Hub:
         self._server.server_close()
 
     def fault(self, request: str) -> Fault | None:
-        """Note a request, and return its fault, if any."""
+        """Record a request, and return its fault, if any."""
         with self._lock:
             self.requests.append(request)
             for fault in self.faults:
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.error(404, None, "Not found")
 
     def upload(self, path: str) -> None:
-        """Take a new repository, the announcement of its files, or a commit of them."""
+        """Answer the creation of a repository, the preupload of its files, or a commit."""
         if path == "/api/repos/create":
             named = json.loads(self.body)
             name = f"{named['organization']}/{named['name']}"
@@ -181,9 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
     def repository(self, name: str, revision: str | None) -> Mapping[str, bytes] | None:
         files = self.hub.repositories.get(name, self.hub.uploaded.get(name))
         if files is None:
-            self.error(
-                401, "RepoNotFound", "Repository not found"
-            )  # as the hub does without credentials
+            # Without credentials, the real hub answers 401 for an unknown repository.
+            self.error(401, "RepoNotFound", "Repository not found")
         elif revision not in (None, "main", self.hub.revision):
             self.error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
             return None
@@ -265,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def children(entries: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
-    """Return the entries right below a folder: files, and folders in place of deeper entries."""
+    """Return a folder's direct children: its files, and a directory entry for each subfolder."""
     found = {}
     for entry in entries:
         below = entry["path"][len(folder) :].lstrip("/")

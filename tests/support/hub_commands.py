@@ -1,4 +1,4 @@
-"""The project's commands, run against the fake hub."""
+"""Runner of the project's commands against the fake hub."""
 
 import io
 import json
@@ -30,8 +30,8 @@ configs:
   - {split: validation, path: "data/validation-*"}
 ---
 """
-# Shortens waits in every process of a command: each imports this file when it starts. Without it,
-# the libraries wait up to minutes.
+# A sitecustomize.py, imported by every process of a command. It shortens waits, because the
+# libraries would otherwise wait for minutes.
 IMPATIENT = """
 import time
 sleep = time.sleep
@@ -110,7 +110,7 @@ Local = tuple[str, str]
 
 
 def runner(hub: Hub, tmp_path: Path) -> Run:
-    """Return a function that runs a command against the fake hub, and checks for a leaked token."""
+    """Return a function that runs a command against the fake hub, and finds a leaked token."""
 
     def run(
         *command: str,
@@ -158,7 +158,7 @@ def runner(hub: Hub, tmp_path: Path) -> Run:
 
 
 def prepared_from_files(files: Mapping[str, bytes], folder: Path) -> tuple[str, str]:
-    """Return the override that names a folder of these files, and the digest of their tokens."""
+    """Write these files to a folder, and return its override and the SHA-256 of their tokens."""
     for name, content in files.items():
         (folder / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "corpus" / name).write_bytes(content)

@@ -41,7 +41,7 @@ def allowed(attn: AttnConfig, sites: Collection[str]) -> bool:
 def make_layer(
     attn: AttnConfig, sites: Collection[str], seed: int = 0, sizes: ModelConfig = SIZES
 ) -> Attention:
-    """Return a layer with weights of a scale that makes its softmax neither flat nor sharp."""
+    """Return a layer whose weights are scaled so that its softmax is neither flat nor sharp."""
     layer = make_attention(sizes, attn, sites)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Transformers' LLaMA with a decoder's sizes."""
+"""LLaMA models of transformers with a decoder's sizes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from support.models import VOCAB
 
 
 def keys_of(sizes: ModelConfig) -> dict[str, Any]:
-    """Return these sizes as keys of a config of transformers."""
+    """Return these sizes under the keys of transformers' configs."""
     return {
         "vocab_size": VOCAB,
         "hidden_size": sizes.hidden_size,

@@ -60,7 +60,7 @@ def opinionated(
     """Return a decoder with attention far from uniform, so that positions affect its loss.
 
     Args:
-        changes: of the variant, or of the architecture: causal, num_positions.
+        changes: fields of the variant, or of the architecture (causal, num_positions).
     """
     fields = {field.name for field in dataclasses.fields(Architecture)}
     of_architecture = {key: changes.pop(key) for key in fields & changes.keys()}
@@ -95,7 +95,7 @@ def make_tables(
 def make_positions(
     num_positions: int, dim: int, *, base_vo: float | None = None, **changes: Any
 ) -> Positions:
-    """Return positions for a layer; all sites share their tables, unless v and o have a base."""
+    """Return positions for a layer; all sites share tables unless v and o have their own base."""
     tables = make_tables(num_positions, dim, **changes)
     if base_vo is None:
         return Positions(tables)
@@ -103,7 +103,7 @@ def make_positions(
 
 
 def bias_of(decoder: Decoder, length: int) -> Tensor:
-    """Return the bias of scores that a decoder adds to a row of this length, [H, T, T]."""
+    """Return the bias that a decoder adds to attention scores at this length, [H, T, T]."""
     kept = {"position_BE": torch.arange(length)[None]}
     bias_HTT = decoder.model.score_bias.scores(kept, length)
     assert bias_HTT is not None
@@ -124,6 +124,6 @@ def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
 
 
 def num_numbers(cache: Cache) -> int:
-    """The number of elements that a cache keeps, over all rows and layers."""
+    """Return the number of elements that a cache keeps, over all rows and layers."""
     kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache.layers]
     return sum(tensor.numel() for layer in kept for tensor in layer)

@@ -1,4 +1,4 @@
-"""Position encodings from files: the examples of the docs, those of configs/, and one more."""
+"""Position encodings from Python files: the examples of the docs and configs/, and `PULL`."""
 
 import re
 from dataclasses import replace
@@ -36,7 +36,7 @@ def with_text(pe: PeConfig, code: str, source: str) -> PeConfig:
 
 
 def example(name: str, *sites: str, **others: Any) -> PeConfig:
-    """The example with this class: of the docs, of configs/, or `Pull`."""
+    """Return a variant of the class with this name, from the docs, configs/ or `PULL`."""
     blocks = [
         re.sub("^    ", "", block.strip("\n"), flags=re.MULTILINE)
         for block in re.findall(r"(?:^(?:    .*)?\n)+", PAGE, re.MULTILINE)

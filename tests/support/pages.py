@@ -1,4 +1,4 @@
-"""Runs and tables of campaigns for the page, made in memory."""
+"""Builders of runs and tables for tests of the report's page, all in memory."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ def _base() -> RunConfig:
 
 
 def rotation(label: str) -> PeConfig:
-    """Return a plain subset by its label: the sites are the letters before the underscore."""
+    """Return the variant with this label, whose sites are the letters before the underscore."""
     sites = label.removesuffix("_rope") if label.endswith("_rope") else ""
     return PeConfig(rotate=tuple(site for site in "qkvo" if site in sites))  # type: ignore[misc]
 
@@ -42,12 +42,11 @@ def make_run(
     """Return a finished run of a campaign.
 
     Args:
-        factors: in addition to the seed.
+        factors: the run's factors besides the seed.
         env: replaces keys of its environment.
-        train: replaces keys of its `train` section, or `corpus` the corpus's name.
+        train: replaces keys of its `train` section; the key `corpus` replaces the corpus's name.
     """
     base = _base()
-    # Unchecked, so that a name may be invalid in a config.
     data = replace(base.data, name=train.pop("corpus", "text"))
     config = replace(base, pe=pe, seed=seed, data=data, train=replace(base.train, **train))
     steps = config.train.num_steps
@@ -99,7 +98,7 @@ def make_runs(
     shift: float = 0.0,
     **more: Any,
 ) -> list[Run]:
-    """Return runs of rows by seeds, in the published order."""
+    """Return one run per row and seed, with losses in the published order."""
     seeds = list(seeds)
     found = []
     for row in rows:
@@ -122,9 +121,9 @@ def make_tables() -> dict[str, Report]:
 
 
 def make_hostile() -> dict[str, Report]:
-    """Return a table whose row, corpus and runs have names that are markup.
+    """Return a table in which a row, the corpus and the runs have names with markup.
 
-    No config may have such names, so they are set past its check.
+    A config refuses such names, so this sets them without its check.
     """
     runs = []
     for run in make_runs("nine", ("qk_rope", "vo_rope"), (0, 1)):

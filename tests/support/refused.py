@@ -1,4 +1,4 @@
-"""Assertion that a user's mistake ends in one clear sentence."""
+"""Assertion that a mistake is refused with a one-line message."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ REFUSALS = (CheckpointError, ConfigError, DataError, RecordError)
 def refused(
     *words: str, by: type[Exception] | tuple[type[Exception], ...] = REFUSALS
 ) -> Iterator[list[str]]:
-    """Assert that the block is refused in one line with each of `words`, and list that line."""
+    """Assert that the block raises a one-line error with each of `words`; yield a list for it."""
     said: list[str] = []
     with pytest.raises(by) as caught:
         yield said

@@ -1,4 +1,4 @@
-"""Run folders like those of the worker, made without a run."""
+"""Builders of run folders that look like the worker's, without training."""
 
 import csv
 import hashlib
@@ -49,13 +49,13 @@ def make_run(
     result: Mapping[str, Any] | None = None,
     env: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Make the folder of a run that finished at `loss`, or else was interrupted at `steps`.
+    """Write the folder of a run that finished at `loss`, or was interrupted at `steps`.
 
     Args:
         runs: the folder of groups.
         pe: a choice of configs/pe, or an override such as pe.rotate=[q,v].
-        result: replaces keys of result.json; without a loss, it (even {}) makes the run diverged.
-        env: keys of env.json; None: there is none.
+        result: replaces keys of result.json; if `loss` is None, it (even {}) makes the run diverge.
+        env: keys of env.json; None writes no env.json.
     Returns:
         The folder.
     """
@@ -99,14 +99,14 @@ def make_run(
 
 
 def ask(folder: Path, answers: Mapping[str, Any]) -> None:
-    """Add answers to probes to a run of `make_run`."""
+    """Add answers to probes to the folder of a run."""
     write_json(folder / "probes.json", answers)
     result = read_json(folder / "result.json")
     write_json(folder / "result.json", result | {"probes_sha256": probes_sha256(folder)})
 
 
 def begun_from(weights: str) -> dict[str, Any]:
-    """Return arguments of `make_run` for a run that began with these weights."""
+    """Return arguments of `make_run` for a run that started from these weights."""
     origin = {"pe": "qk_rope", "seed": 0, "step": 500, "config_sha256": sha256_of("config")}
     return {
         "overrides": [f"init_weights={weights}"],
@@ -138,19 +138,19 @@ def _write_curve(
 
 
 def make_nine(runs: Path, *, seeds: Iterable[int] = (0,)) -> None:
-    """Make runs of the nine variants with losses in the published order, seeds a little apart."""
+    """Write runs of the nine variants: the published losses plus 1, and 0.001 per seed."""
     for pe, loss in TABLE.losses.items():
         for seed in seeds:
             make_run(runs, pe=pe, seed=seed, loss=loss + 1.0 + 0.001 * seed)
 
 
 def compared(runs: Path, *, keys: tuple[str, ...] = ("pe",)) -> dict[str, Row]:
-    """Compare all existing runs."""
+    """Return the comparison of all runs in a folder."""
     return comparable(all_runs(runs), keys)
 
 
 def report_of(runs: Path, *, keys: tuple[str, ...] = ("pe",), **kwargs: Any) -> Report:
-    """Report on all existing runs."""
+    """Return the report on all runs in a folder."""
     return build(all_runs(runs), keys, **kwargs)
 
 
@@ -160,6 +160,6 @@ def all_runs(runs: Path) -> list[Run]:
 
 
 def table_rows(folder: Path, by: str = "pe") -> dict[str, dict[str, str]]:
-    """Return the rows of a folder's table.csv by a column, in their order."""
+    """Return the rows of a folder's table.csv in order, keyed by a column."""
     with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
         return {row[by]: row for row in csv.DictReader(file)}

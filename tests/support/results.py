@@ -1,4 +1,4 @@
-"""Examples of the content of a run's result.json."""
+"""Example contents of a run's result.json."""
 
 from typing import Any
 

@@ -32,10 +32,10 @@ def start(
     launcher: tuple[str, ...] = (),
     **environment: str,
 ) -> Process:
-    """Start train.py in a folder, and do not wait.
+    """Start train.py in a folder, and return its process without waiting.
 
     Args:
-        within: a command that runs the command after it, such as `ip netns exec NAME`.
+        within: a prefix that runs the command after it, such as `ip netns exec NAME`.
         launcher: Python's arguments before train.py.
     """
     return subprocess.Popen(
@@ -49,17 +49,17 @@ def start(
 
 
 def train(*overrides: str, cwd: Path, **kwargs: Any) -> Completed:
-    """Run train.py in a folder to its end."""
+    """Run train.py in a folder to its end, and return the completed process."""
     process = start(*overrides, cwd=cwd, **kwargs)
     stdout, stderr = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def sabotage(*, step: int, rank: int = 0, **what: str) -> dict[str, str]:
-    """Return an environment in which one rank of some runs is broken at one step.
+    """Return environment variables that break one rank of some runs at one step.
 
     Args:
-        what: per run one of raise, hang, busy (for 12 s), memory, loss (becomes infinite), nan
+        what: by variant, one of raise, hang, busy (for 12 s), memory, loss (becomes infinite), nan
             or inf (in a gradient).
     """
     harms = [f"{pe}:{rank}:{step}:{kind}" for pe, kind in what.items()]
@@ -72,8 +72,8 @@ class Trial:
 
     Attributes:
         command: its overrides, without run.dir.
-        folder: of the run.
-        undisturbed: the folder of the same run without disturbance.
+        folder: the run's folder.
+        undisturbed: the folder of the same run, finished without disturbance.
     """
 
     command: tuple[str, ...]
@@ -86,7 +86,7 @@ class Trial:
         return [*self.command, f"run.dir={self.folder}"]
 
     def start(self, *overrides: str, rows: int = 0, **environment: str) -> Process:
-        """Start it, and wait until this many rows are recorded."""
+        """Start the run, and wait until this many rows are recorded."""
         process = start(*self.words, *overrides, cwd=self.folder.parent, **environment)
         self.wait_for_rows(rows, process)
         return process
@@ -96,11 +96,11 @@ class Trial:
         wait_for(lambda: self.num_rows() >= rows, process)
 
     def train(self, *overrides: str, **environment: str) -> Completed:
-        """Run it to its end."""
+        """Run it to its end, and return the completed process."""
         return train(*self.words, *overrides, cwd=self.folder.parent, **environment)
 
     def assert_goes_on(self, *overrides: str) -> None:
-        """Run it to its end by the same command, and assert the undisturbed run's numbers."""
+        """Resume it with the same command, and assert that it ends like the undisturbed run."""
         done = self.train(*overrides)
         assert done.returncode == 0, done.stderr
         assert_same_run(self.undisturbed, self.folder)
@@ -110,7 +110,7 @@ class Trial:
         return num_rows(self.folder)
 
     def ranks(self) -> list[int]:
-        """Return the ids of its ranks, in the order of their ranks."""
+        """Return the process ids of its ranks, in rank order."""
         return ranks_of(self.folder)
 
     def checkpoints(self) -> list[int]:
@@ -120,7 +120,7 @@ class Trial:
 
 
 def stopped_by(process: Process, number: signal.Signals) -> str:
-    """Ask a run to stop, and return its error output; it must exit with 75, without traceback."""
+    """Send a signal to a run, assert exit code 75 and no traceback, and return its stderr."""
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 75, stderr
@@ -129,7 +129,7 @@ def stopped_by(process: Process, number: signal.Signals) -> str:
 
 
 def wait_for(condition: Callable[[], Any], process: Process, seconds: float = 60) -> None:
-    """Wait until `condition`; the process must stay alive."""
+    """Wait until `condition()` is true; the process must stay alive."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -175,7 +175,7 @@ def assert_same_losses(left: Path, right: Path, *, tolerance: float) -> None:
 
 
 def kill_alone(pid: int) -> None:
-    """Kill the dispatcher (SIGKILL); its child must not survive and hold the run."""
+    """Kill only the dispatcher (SIGKILL); its child must then end, and release the run."""
     os.kill(pid, signal.SIGKILL)
 
 
@@ -186,19 +186,19 @@ def kill_the_tree(pid: int) -> None:
 
 
 def tree_of(pid: int) -> list[int]:
-    """Return the ids of a dispatcher's children, and its own."""
+    """Return the process ids of a dispatcher's children, then its own."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [*map(int, children), pid]
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Return the processes that name this folder on their command line, by id."""
+    """Return the command lines of other processes that name this folder, by process id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
-            # The process has ended meanwhile.
+            # The process ended in the meantime.
             continue
         if str(folder) in command and int(path.parent.name) != os.getpid():
             found[int(path.parent.name)] = command
@@ -206,6 +206,6 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def ranks_of(folder: Path) -> list[int]:
-    """Return the ids of a run's ranks, in the order in which they were started."""
+    """Return the process ids of a run's ranks, in the order in which they were started."""
     found = processes_of(folder).items()
     return sorted(pid for pid, command in found if "rope_exp.training.worker" in command)

@@ -1,4 +1,4 @@
-"""A SLURM of one machine: munged, slurmctld and slurmd with files of their own in one folder."""
+"""A SLURM cluster on one machine: munged, slurmctld and slurmd, with all files in one folder."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
-# Debian's packages put daemons where a user's PATH does not look.
+# Debian's packages install daemons in /usr/sbin, which a user's PATH may lack.
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
 
 CONF = """
@@ -49,7 +49,7 @@ PartitionName=urgent Nodes=ALL PriorityTier=9
 
 
 def missing() -> str:
-    """Return why no SLURM can be started here; empty: one can."""
+    """Return the reason why SLURM cannot be started here, or an empty string if it can."""
     if os.geteuid() != 0:
         return "a SLURM of one machine needs root"
     found = [name for name in NEEDED if not shutil.which(name, path=PATH)]
@@ -57,7 +57,7 @@ def missing() -> str:
 
 
 class Slurm:
-    """The daemons; `command` runs one of SLURM's, and jobs see this cluster by `environment`."""
+    """The cluster's daemons; `environment` makes SLURM's commands use this cluster."""
 
     def __init__(self, folder: Path, max_jobs: int = 200) -> None:
         self.folder = folder
@@ -110,7 +110,7 @@ class Slurm:
         return done.stdout
 
     def close(self) -> None:
-        """Cancel every job, and end the daemons."""
+        """Cancel every job, and stop the daemons."""
         self.command("scancel", "--user=root", "--signal=KILL", "--full", check=False)
         self.command("scancel", "--user=root", check=False)
         with suppress(TimeoutError):
@@ -124,10 +124,10 @@ class Slurm:
 
 
 def until(is_so: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait until something is so.
+    """Wait until `is_so()` is true.
 
     Raises:
-        TimeoutError: it was not so in time.
+        TimeoutError: it is still false after so many seconds.
     """
     end = time.monotonic() + seconds
     while not is_so():

@@ -20,10 +20,10 @@ Make = Callable[..., Trainer]
 
 
 def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
-    """Return a trainer of one rank on the CPU; a test can set its `stop`.
+    """Return a single-rank trainer on the CPU, which a test can stop through `stop.requested`.
 
     Args:
-        changes: to the prepared data, such as data_sha256.
+        changes: replace fields of the prepared data, such as data_sha256.
     """
     config = resolve(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
 
 
 def stop_in_step(trainer: Trainer, step: int) -> None:
-    """Ask a trainer to stop while the gradient of a step is computed; it still takes that step."""
+    """Request a stop during the backward pass of a step, which the trainer still completes."""
 
     def ask(gradient: torch.Tensor) -> None:
         trainer.stop.requested |= trainer.step == step - 1
@@ -51,12 +51,12 @@ def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """Return whether two snapshots are equal to the last bit."""
+    """Return whether two snapshots are bitwise equal."""
     return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
 def losses(trainer: Trainer) -> list[tuple[int, float, float | None]]:
-    """Return step, training loss and validation loss of every row."""
+    """Return the step, training loss and validation loss of each row of metrics.jsonl."""
     return [
         (row["step"], row["train/loss"], row.get("val/loss"))
         for row in read_metrics(trainer.folder)

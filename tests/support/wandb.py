@@ -1,7 +1,7 @@
-"""A fake of wandb's servers, runs that are mirrored to it, and a reader of wandb's files.
+"""A fake wandb server, runs that report to it, and a reader of wandb's files.
 
-No test reaches wandb's own servers. A small server on this machine gives the answers that wandb
-0.31 needs, and keeps the data that it receives.
+No test reaches wandb's own servers. The fake gives the answers that wandb 0.31 needs, and keeps
+the data that it receives.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from typing import Any
 from support.configs import REPOSITORY
 
 KEY = "c0ffee" * 6 + "c0ff"  # as long as a real one
-LOST_SECONDS = 10.0  # the most that a tracker may cost after the result, at FINISH_SECONDS
+LOST_SECONDS = 10.0  # from result.json to the worker's end at most, with FINISH_SECONDS
 FINISH_SECONDS = 3
 WARNING = "warning: the wandb tracker failed ("
 
 
 class WandbServer(ThreadingHTTPServer):
-    """Keeps the data it receives on each run; set `answers` to "refuse" (401), "never" or "die".
+    """A server that keeps each run's data; `answers` may be "all", "refuse" (401), "never", "die".
 
     Attributes:
         histories: the rows of each run, by its id.
@@ -50,7 +50,7 @@ class WandbServer(ThreadingHTTPServer):
         """Ignore errors: a killed client is expected here."""
 
     def query(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of wandb's GraphQL, as far as a run needs it."""
+        """Return the answer to a GraphQL query of a run; other queries get an empty one."""
         entity = {"id": "e", "name": "me"}
         project = {"id": "p", "name": "rope_exp", "entity": entity}
         if name == "Viewer":
@@ -92,7 +92,7 @@ class WandbServer(ThreadingHTTPServer):
         }
 
     def stream(self, run: str, sent: dict[str, Any]) -> None:
-        """Receive a piece of a run's files, and perhaps its end."""
+        """Receive a part of a run's history, and its exit code once it is complete."""
         files = sent.get("files") or {}
         piece = files.get("wandb-history.jsonl", {"offset": 0, "content": []})
         end = piece["offset"] + len(piece["content"])
@@ -139,7 +139,7 @@ class _Answer(BaseHTTPRequestHandler):
 class Tracked:
     """`train.py tracker=wandb` in `tmp_path / "run"`, and all processes that it starts.
 
-    A variable of the environment identifies these processes.
+    An environment variable identifies these processes.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Tracked:
         )
 
     def processes(self) -> dict[str, int]:
-        """Return the pids of its live processes: "worker", "wandb" and others."""
+        """Return the pids of its live processes by role: "worker", "wandb" or the command line."""
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             # A process may end while it is examined.
@@ -192,10 +192,7 @@ class Tracked:
 
     @contextlib.contextmanager
     def held(self, until: Callable[[], Any]) -> Iterator[dict[str, int]]:
-        """Pause training from an early row on, until the block ends.
-
-        The block begins once `until()` is true.
-        """
+        """Pause training after five rows, run the block once `until()` is true, and continue."""
         metrics = self.folder / "metrics.jsonl"
         self.wait(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 5, poll_s=0.005)
         worker = self.processes()["worker"]
@@ -208,17 +205,13 @@ class Tracked:
             os.kill(worker, signal.SIGCONT)
 
     def end(self) -> str:
-        """Wait until it and all processes that it started have ended.
-
-        Returns:
-            Its output on standard error.
-        """
+        """Wait until it and all processes that it started have ended, and return its stderr."""
         _, stderr = self.process.communicate(timeout=90)
         self.wait(lambda: not self.processes())
         return stderr
 
     def finish(self, *, may_trace: bool = False) -> str:
-        """Wait as `end` does, and assert that the run finishes normally, soon after its result."""
+        """Wait as `end` does, and assert success within LOST_SECONDS of result.json."""
         result = self.folder / "result.json"
         self.wait(lambda: result.exists() or self.process.poll() is not None)
         self.wait(lambda: "worker" not in self.processes())
@@ -240,14 +233,14 @@ def _role(command: str) -> str:
 
 
 def assert_one_warning(stderr: str, *words: str) -> None:
-    """Assert that there is one warning, of the tracker, with one of `words`."""
+    """Assert that the only warning is the tracker's, and that it has one of `words`."""
     [line] = [line for line in stderr.splitlines() if "warning" in line]
     assert line.startswith(WARNING)
     assert any(word in line for word in words), line
 
 
 def rebuild(folder: Path, home: Path) -> "subprocess.CompletedProcess[str]":
-    """Run `rope-exp mirror`, which sends a run from its files."""
+    """Run `rope-exp mirror`, which sends a run to wandb from its files."""
     return subprocess.run(
         [sys.executable, "-m", "rope_exp", "mirror", str(folder)],
         env=os.environ | {"HOME": str(home), "PYTHONPATH": str(REPOSITORY)},
@@ -257,10 +250,10 @@ def rebuild(folder: Path, home: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def recorded(folder: Path) -> list[Any]:
-    """Read every record of the one .wandb file below `folder`: protobuf in LevelDB's log format.
+    """Return all records of the one .wandb file below `folder`: protobuf in LevelDB's log format.
 
-    After 7 bytes of header, blocks of 32 KiB hold chunks of (crc32, 2 bytes of length, type) and
-    data; a record is one whole chunk (type 1) or a first, middles and a last one (2, 3, 4).
+    After a header of 7 bytes, blocks of 32 KiB hold chunks: crc32, length (2 bytes), type, data. A
+    record is one full chunk (type 1), or a first, any middle and a last chunk (2, 3, 4).
     """
     from wandb.proto import wandb_internal_pb2
 
@@ -271,7 +264,7 @@ def recorded(folder: Path) -> list[Any]:
     records = []
     while position + 7 <= len(content):
         left = 32768 - position % 32768
-        # Too little for a header: the rest of the block is padding.
+        # The rest of a block is padding if it is too short for a chunk's header.
         if left < 7:
             position += left
             continue
@@ -288,7 +281,7 @@ def recorded(folder: Path) -> list[Any]:
 
 
 def history(records: list[Any]) -> list[dict[str, Any]]:
-    """Return the rows among the records as sent to wandb: with `_step`, without its other keys."""
+    """Return the history rows of these records, with `_step` but without wandb's other keys."""
     rows = []
     for record in records:
         if record.HasField("history"):
@@ -301,7 +294,7 @@ def history(records: list[Any]) -> list[dict[str, Any]]:
 
 
 def as_sent(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of metrics.jsonl in the form of `history`: the step once, and no nulls."""
+    """Return rows of metrics.jsonl in the form of `history`: the step as `_step`, and no nulls."""
     sent = []
     for row in rows:
         known = {key: value for key, value in row.items() if value is not None}

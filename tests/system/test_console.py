@@ -1,4 +1,4 @@
-"""Progress that a person reads: lines in a log, a bar on a terminal."""
+"""Tests of progress output: lines in a log, and a bar on a terminal."""
 
 import errno
 import io
@@ -16,7 +16,7 @@ ROW = {"step": 10, "train/loss": 3.25, "tokens_per_s": 1234.0}
 
 
 class Terminal(io.StringIO):
-    """A standard error that says that it is a terminal."""
+    """A standard error that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -31,7 +31,7 @@ class Deaf(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A monotonic clock that stands at the list's last number."""
+    """Return the moments of a fake monotonic clock, which reads the last of them."""
     moments = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: moments[-1])
     return moments
@@ -43,7 +43,7 @@ def test_time_left_is_in_proportion_to_what_is_done() -> None:
 
 
 def test_a_log_gets_a_line_every_so_often(clock: list[float], capsys: Capture) -> None:
-    """Rows in quick succession are one line, but for an evaluation, which is always one."""
+    """Rows within a few seconds print nothing, but an evaluation always prints a line."""
     with closing(Progress("vo_rope-s0", 60, 5, shown=True)) as progress:
         progress.step(6, 3.5)
         clock.append(101.0)
@@ -61,7 +61,7 @@ def test_a_log_gets_a_line_every_so_often(clock: list[float], capsys: Capture) -
 
 
 def test_an_estimate_leaves_out_what_compiles(clock: list[float], capsys: Capture) -> None:
-    """The first step and the first evaluation, a minute each; every step later takes a second."""
+    """The first step and the first evaluation take a minute each, every other step a second."""
     with closing(Progress("vo_rope-s0", 60)) as progress:
         progress.compiling()
         clock.append(160.0)
@@ -104,7 +104,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         progress.step(60, 3.25)
     drawn = terminal.getvalue()
     assert "compiling" in drawn
-    # An evaluation has a line of its own, and stays on the bar.
+    # An evaluation prints a line of its own, and stays on the bar.
     assert "vo_rope-s0: step 10/60, loss 3.2500, val 3.5000, 1,234 tokens/s" in drawn
     assert "step 60/60, loss 3.250, val 3.5000, 0:00:00 left" in drawn
 
@@ -124,7 +124,7 @@ def test_what_has_no_known_end_has_no_estimate(clock: list[float], capsys: Captu
 
 
 def test_words_that_nobody_can_hear_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standard error is given up at the first failure, so that Python's end does not fail."""
+    """Standard error is replaced at the first failure, so that Python's exit does not fail."""
     deaf = Deaf()
     monkeypatch.setattr("sys.stderr", deaf)
     console.log("lost")

@@ -1,4 +1,4 @@
-"""What the disk promises."""
+"""Tests of atomic writes, durable folders, JSON, disk space and locks."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_a_write_that_fails_leaves_the_old_file(
 
 
 def test_new_folders_have_durable_names(tmp_path: Path, synced: list[int]) -> None:
-    """The name of each one that is made is on the disk: its parent was synced after it."""
+    """The parent of each new folder is synced, so that the folder's name is on the disk."""
     for _ in range(2):
         make_folders(tmp_path / "a/b")
         assert synced == [tmp_path.stat().st_ino, (tmp_path / "a").stat().st_ino]
@@ -68,7 +68,7 @@ for number in range(50):
 
 
 def test_many_that_write_one_file_publish_it_whole(tmp_path: Path) -> None:
-    """None fails, and nobody ever reads a part of it or a mixture."""
+    """No writer fails, and a reader never sees a part of the file or a mixture."""
     path = tmp_path / "record.json"
     command = [sys.executable, "-c", WRITES, str(path)]
     writers = [
@@ -113,7 +113,7 @@ def test_too_little_space_is_said_with_folder_and_bytes(tmp_path: Path) -> None:
 
 
 def test_a_lock_lives_as_long_as_a_child_that_inherited_it(tmp_path: Path) -> None:
-    """And it does not follow a folder that was moved."""
+    """The lock belongs to the path: a new folder in place of a moved one can be locked."""
     folder = tmp_path / "run"
     folder.mkdir()
     held = try_lock(folder / ".lock")
@@ -151,7 +151,7 @@ def test_whoever_waits_for_a_lock_gets_it_when_it_is_free(tmp_path: Path) -> Non
 
 
 def test_whoever_waits_for_a_lock_follows_no_moved_folder(tmp_path: Path) -> None:
-    """The waiter then holds the lock of the new folder, and nobody else does."""
+    """The waiter gets the lock of the new folder, not that of the moved one."""
     folder = tmp_path / "run"
     folder.mkdir()
     held = try_lock(folder / ".lock")

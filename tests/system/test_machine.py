@@ -1,4 +1,4 @@
-"""What this machine is seen to have."""
+"""Tests of the detection of GPUs and memory."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from rope_exp.system import machine
 def test_the_environment_limits_the_gpus(
     monkeypatch: pytest.MonkeyPatch, visible: str, expected: list[str]
 ) -> None:
-    """What follows a number that no GPU has is hidden, as CUDA has it."""
+    """Entries after an unknown index are hidden, as in CUDA."""
     show_gpus(monkeypatch, 4)
     assert machine.gpus() == ["0", "1", "2", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -30,7 +30,7 @@ def test_the_environment_limits_the_gpus(
 
 
 def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment names."""
+    """CUDA_VISIBLE_DEVICES can only limit the driver's GPUs, not add any."""
     show_gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert machine.gpus() == []

@@ -1,4 +1,4 @@
-"""Requests to stop, heard once, and twice."""
+"""Tests of stop signals: a request, its repetition, and signals that are no repetition."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from rope_exp.system.signals import STOP_SIGNALS, StopSignal
 
 
 class Heard(StopSignal):
-    """Writes down what it answers."""
+    """Records its answers instead of acting on them."""
 
     def __init__(self) -> None:
         self.answers: list[str] = []
@@ -27,7 +27,7 @@ class Heard(StopSignal):
 def test_a_burst_of_signals_is_one_request(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """A scheduler signals every process of a job; only a later signal is a second one."""
+    """A scheduler signals every process of a job, so only a later signal is a second one."""
     before = signal.getsignal(number)
     heard = Heard()
     try:
@@ -47,7 +47,7 @@ def test_a_burst_of_signals_is_one_request(
 def test_what_a_dispatcher_passes_on_is_no_second_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SLURM's signal reaches both, and the dispatcher's follows, perhaps seconds later."""
+    """SLURM signals both the rank and the dispatcher, whose own signal may follow seconds later."""
     monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
     heard = Heard()
     try:
@@ -61,7 +61,7 @@ def test_what_a_dispatcher_passes_on_is_no_second_signal(
 
 
 class Interrupted(Heard):
-    """Meets a signal in the very moment in which it turns `requested`."""
+    """Receives a signal in the moment in which `requested` becomes true."""
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -70,7 +70,7 @@ class Interrupted(Heard):
 
 
 def test_a_signal_within_a_request_is_no_second_one() -> None:
-    """A campaign's deadline asks without a signal, and one may come before it has done so."""
+    """A campaign's deadline requests a stop without a signal, and one may arrive meanwhile."""
     heard = Interrupted()
     try:
         heard.request()

@@ -1,4 +1,4 @@
-"""A builder of trainers, each in its own folder."""
+"""Fixture that builds trainers, each in its own folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from rope_exp.training.trainer import Trainer
 
 @pytest.fixture
 def make(tiny: Callable[..., RunConfig], tmp_path: Path) -> Make:
-    """`make("name", "train.num_steps=9")` is a trainer in the folder `name`."""
+    """Return `make`: `make("name", "train.num_steps=9")` is a trainer in the folder `name`."""
 
     def build(name: str, *overrides: str, **changes: Any) -> Trainer:
         return build_trainer(tiny("launch.device=cpu", *overrides), tmp_path / name, **changes)

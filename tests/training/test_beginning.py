@@ -1,4 +1,4 @@
-"""A run that begins with another's weights: what it takes over, what it refuses, how it goes on."""
+"""Tests of runs whose initial weights come from another run (run.init_from)."""
 
 import shutil
 from collections.abc import Callable
@@ -26,7 +26,7 @@ GoOn = Callable[..., Trainer]
 
 @pytest.fixture
 def source(make: Make) -> Callable[..., Trainer]:
-    """`source("pe=vo_rope")` is a finished run, tokenizer included."""
+    """Return `source`: `source("pe=vo_rope")` is a finished run, including its tokenizer."""
 
     def finish(*overrides: str) -> Trainer:
         trainer = make("source", *overrides)
@@ -41,7 +41,7 @@ def source(make: Make) -> Callable[..., Trainer]:
 
 @pytest.fixture
 def go_on(tiny: Tiny, tmp_path: Path) -> GoOn:
-    """`go_on("name", "pe=qkvo_rope")` is a trainer that begins with the source's weights."""
+    """Return `go_on`: `go_on("name", "pe=qkvo_rope")` begins with the source's weights."""
 
     def build(name: str, *overrides: str) -> Trainer:
         words = ("launch.device=cpu", f"run.init_from={tmp_path / 'source'}", *overrides)
@@ -51,13 +51,13 @@ def go_on(tiny: Tiny, tmp_path: Path) -> GoOn:
     return build
 
 
-# -- what is taken over ----------------------------------------------------------------------------
+# -- copied weights --------------------------------------------------------------------------------
 
 
 def test_every_variant_of_the_nine_begins_with_the_same(
     source: Callable[..., Trainer], go_on: GoOn
 ) -> None:
-    """Bit for bit, whatever its own seed; and as the same variant with the same loss."""
+    """Weights are copied bit for bit, whatever the seed; the same variant keeps its loss."""
     first = source("pe=qk_rope")
     for name in ("nope", "k_rope", "vo_rope", "qkvo_rope"):
         ours = go_on(name, f"pe={name}", "seed=5")
@@ -93,6 +93,7 @@ def test_what_the_other_had_not_begins_as_ever(
     word: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Parameters that the source lacks keep their usual initialisation, and are logged."""
     first = source()
     ours = snapshot(go_on("ours", word))
     fresh = snapshot(make("fresh", word))
@@ -106,6 +107,7 @@ def test_what_the_other_had_not_begins_as_ever(
 def test_positions_that_are_not_had_here_are_left_out_by_name(
     source: Callable[..., Trainer], go_on: GoOn, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The log names the learned position parameters that this variant lacks."""
     first = source("pe.bias=t5", "pe.input=learned", "pe.trainable=true")
     ours = snapshot(go_on("ours", "pe=nope"))
     assert same(ours, snapshot(first))
@@ -129,7 +131,7 @@ LEARNED = "pe.trainable=log"
 def test_learned_frequencies_stay_with_their_sites(
     source: Callable[..., Trainer], go_on: GoOn, theirs: str, ours: str, taken: dict[str, str]
 ) -> None:
-    """Though the first pair that learns has the first name: of v and o there, of q and k here."""
+    """The first pair of sites that learns is named `inv_freq`, so names do not identify sites."""
     first = source(LEARNED, f"pe={theirs}", "optim.lr=0.1")
     second = go_on("ours", LEARNED, f"pe={ours}")
     for name, parameter in second.decoder.model.rotary_emb.named_parameters():
@@ -141,7 +143,7 @@ def test_learned_frequencies_stay_with_their_sites(
 
 
 def test_a_context_is_extended(source: Callable[..., Trainer], go_on: GoOn) -> None:
-    """What is longer is another run's length alone: the weights are of no length."""
+    """No weight's shape depends on seq_len, so a run may begin with weights of shorter rows."""
     first = source("pe=qk_rope")
     ours = go_on("ours", "train.seq_len=64", "pe.base=500000", "model.window=40")
     assert same(snapshot(ours), snapshot(first))
@@ -155,7 +157,7 @@ def test_a_learned_token_shift_is_taken_over(source: Callable[..., Trainer], go_
     assert same(snapshot(go_on("ours", "model.token_shift=true", "pe=nope")), snapshot(first))
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- refused weights -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,14 +186,14 @@ def test_a_learned_token_shift_is_taken_over(source: Callable[..., Trainer], go_
 def test_weights_that_do_not_fit_are_refused(
     source: Callable[..., Trainer], go_on: GoOn, theirs: list[str], ours: list[str], words: str
 ) -> None:
-    """By the first of them."""
+    """The error names the first tensor that does not fit, and its shape."""
     source(*theirs)
     with refused("run.init_from=", words, by=ConfigError):
         go_on("ours", *ours)
 
 
 def test_another_tokenizer_is_refused(source: Callable[..., Trainer], go_on: GoOn) -> None:
-    """Of as many tokens, which mean others."""
+    """The vocabulary keeps its size, but two tokens swap their ids."""
     first = source()
     path = first.folder / "tokenizer.json"
     values = read_json(path)
@@ -204,7 +206,7 @@ def test_another_tokenizer_is_refused(source: Callable[..., Trainer], go_on: GoO
 def test_weights_that_were_changed_are_refused(
     source: Callable[..., Trainer], tiny: Tiny, tmp_path: Path
 ) -> None:
-    """Since the run was given them, or since they were saved."""
+    """They must match both init_weights and the manifest of their checkpoint."""
     first = source()
     words = ("launch.device=cpu", f"run.init_from={first.folder}", f"init_weights={'a' * 64}")
     with refused("has other weights than init_weights=aaaaaaaaaaaa"):
@@ -217,11 +219,11 @@ def test_weights_that_were_changed_are_refused(
         build_trainer(with_origin(tiny(*words[:2])), tmp_path / "ours")
 
 
-# -- how it goes on --------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------
 
 
 def test_it_goes_on_from_its_own_checkpoints(source: Callable[..., Trainer], go_on: GoOn) -> None:
-    """Without the run that it began with, to the last bit, and with the same hashes."""
+    """Resuming is exact, to the last bit and with the same hashes, once the source is deleted."""
     first = source("pe=qk_rope")
     words = ("pe=qkvo_rope", "train.save_every=2")
     whole = go_on("whole", *words)
@@ -248,7 +250,7 @@ def test_it_goes_on_from_its_own_checkpoints(source: Callable[..., Trainer], go_
 def test_a_run_without_a_checkpoint_that_verifies_is_refused(
     source: Callable[..., Trainer], go_on: GoOn
 ) -> None:
-    """It is not begun anew in silence."""
+    """It must not silently begin again from the source's weights."""
     source()
     ours = go_on("ours", "train.save_every=2")
     assert ours.train() == "finished"

@@ -1,4 +1,4 @@
-"""Every kind of attention, and Muon: trained, broken off and gone on with, probed, opened again."""
+"""Tests that every kind of attention, and Muon, trains, resumes, is probed and loads again."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ PROBES = "train.probes=[windows,positions,shift,ablation]"
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
-    """To the last bit; its loss falls; its probes are answered; it is opened again."""
+    """Resuming is exact. The loss also falls, every probe has a result, and the run loads again."""
     words = (*KINDS[name], PROBES, "train.save_every=2")
     whole = make("whole", *words)
     assert whole.train() == "finished"
@@ -40,7 +40,7 @@ def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
     assert losses(again) == losses(whole)
     assert same(snapshot(again), snapshot(whole))
 
-    # Weights, moments and a margin: what is asked of the disk, and what is then taken.
+    # The predicted size covers weights, moments and a margin of at most 1 MiB.
     [newest] = sorted(whole.folder.glob("checkpoints/step_*"))[-1:]
     taken = sum(path.stat().st_size for path in newest.iterdir())
     asked = checkpoint_bytes(whole.config, whole.decoder.architecture.vocab_size)

@@ -1,4 +1,4 @@
-"""Muon against torch's own, a head at a time, and a bad step that leaves everything as it was."""
+"""Tests of Muon against torch's own, applied head by head, and of its bad steps."""
 
 import math
 from typing import Any
@@ -36,7 +36,7 @@ def trained(decoder: Decoder) -> Decoder:
 
 
 def by_torch(matrix: Tensor, gradients: list[Tensor]) -> Tensor:
-    """A matrix moved by torch's Muon."""
+    """Return a matrix after torch's Muon has updated it with each of the gradients."""
     parameter = nn.Parameter(matrix.detach().clone())
     optimizer = torch.optim.Muon(
         [parameter], lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
@@ -47,7 +47,7 @@ def by_torch(matrix: Tensor, gradients: list[Tensor]) -> Tensor:
     return parameter.detach()
 
 
-# Of four query heads, over two groups where there are such: the dimension of heads, and how many.
+# The dimension that heads divide, and their number: 4 query heads, and 2 key/value heads if any.
 BY_HEAD: dict[str, dict[str, tuple[int, int]]] = {
     "softmax": {"q_proj": (0, 4), "k_proj": (0, 2), "v_proj": (0, 2), "o_proj": (1, 4)},
     "linear": {"q_proj": (0, 4), "k_proj": (0, 2), "v_proj": (0, 2), "o_proj": (1, 4)},
@@ -60,7 +60,7 @@ BY_HEAD: dict[str, dict[str, tuple[int, int]]] = {
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 def test_a_matrix_of_a_layer_moves_as_torchs_muon_moves_it(attn: AttnConfig) -> None:
-    """Whole, or head by head; whatever else there is moves by AdamW."""
+    """The reference updates a matrix whole, or each head's part of it separately."""
     architecture = Architecture(SIZES, make_pe(), VOCAB, attn)
     before, after = Decoder(architecture), Decoder(architecture)
     before.initialise(0)
@@ -107,7 +107,7 @@ def test_what_is_no_matrix_of_a_layer_moves_by_adamw() -> None:
 
 
 def test_singular_values_come_near_1() -> None:
-    """From any that are not far too small; of a tall, a wide and a square matrix."""
+    """The iteration works for wide, tall and square Gaussian matrices; bounds are 0.5 and 1.3."""
     for shape in ((3, 16, 40), (3, 40, 16), (1, 16, 16)):
         g_NOI = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         singular = torch.linalg.svdvals(orthogonalised(g_NOI).float())
@@ -132,7 +132,7 @@ def test_a_bad_step_leaves_weights_and_state_as_they_were(bad: float) -> None:
 
 
 def test_a_state_that_is_loaded_goes_on_as_the_other() -> None:
-    """One momentum a matrix of a layer, two moments and a count of what AdamW moves."""
+    """A layer's matrix has one momentum; AdamW's parameters have two moments and a step count."""
     decoder, twin = make_decoder("q", "k"), make_decoder("q", "k")
     optimizer, other = (build_optimizer(each, OPTIM) for each in (decoder, twin))
     make_state(other, twin)
@@ -150,6 +150,7 @@ def test_a_state_that_is_loaded_goes_on_as_the_other() -> None:
 
 
 def test_rates_are_set_for_both() -> None:
+    """With learning rate 0 in every group, neither Muon nor AdamW changes a weight."""
     decoder = make_decoder("q")
     optimizer: Any = build_optimizer(decoder, OPTIM)
     held = {name: p.detach().clone() for name, p in decoder.named_parameters()}

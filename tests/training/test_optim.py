@@ -1,4 +1,4 @@
-"""What AdamW decays, what it computes, and its state as tensors by name."""
+"""Tests of weight decay, AdamW's arithmetic, the optimizer's named state, and crossings of 0."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def small_model(*words: str) -> Decoder:
 
 
 def update(model: Decoder, optimizer: Any, gradient: Callable[[Tensor], Tensor]) -> None:
-    """One update from gradients of one's own."""
+    """Update a model once from the gradient that `gradient` returns for each parameter."""
     for parameter in model.parameters():
         parameter.grad = gradient(parameter)
     optimizer.step()
@@ -71,7 +71,7 @@ def test_a_token_shift_moves_by_adamw_and_never_decays(optim: Any) -> None:
 
 
 def test_a_step_is_adamw_as_published() -> None:
-    """The first corrected moments are g and g^2 (Loshchilov and Hutter 2019, algorithm 2)."""
+    """In step 1 the corrected moments are g and g^2 (Loshchilov and Hutter 2019, algorithm 2)."""
     model = small_model()
     optimizer = build_optimizer(model, OPTIM)
     weight = model.lm_head.weight
@@ -113,7 +113,7 @@ def test_the_state_survives_a_round_trip_by_name() -> None:
 
 
 def test_a_state_is_made_without_an_update() -> None:
-    """It has the names, shapes and types of that after an update; no weight, count or gradient."""
+    """The state is zero, with the names, shapes and types of a state after an update."""
     model, twin = small_model(), small_model()
     optimizer, other = (build_optimizer(m, OPTIM) for m in (model, twin))
     assert optimizer_tensors(optimizer, model) == {}
@@ -134,8 +134,9 @@ def test_a_state_is_made_without_an_update() -> None:
 
 @pytest.mark.parametrize("optim", [OptimConfig(lr=0.3), MuonConfig(lr=0.3)], ids=["adamw", "muon"])
 def test_crossings_are_counted_one_by_one(optim: Any) -> None:
-    """At a rate at which most frequencies cross: by looking at them before and after each update,
-    of which some are skipped.
+    """The reference compares signs before and after each update, some of which are skipped.
+
+    At this learning rate, most frequencies cross 0.
     """
     model = small_model("pe=qkvo_rope", "pe.trainable_scope=head")
     optimizer: Any = build_optimizer(model, optim)
@@ -159,7 +160,7 @@ def test_crossings_are_counted_one_by_one(optim: Any) -> None:
 
 
 def test_what_cannot_cross_is_not_counted() -> None:
-    """A logarithm passes 0 where theta is as at the start; and the nine learn none."""
+    """With `log`, the parameter is 0 at theta's initial value, so its sign means nothing."""
     for word in ("pe.trainable=log", "pe.trainable=false"):
         model = small_model(word)
         optimizer = build_optimizer(model, OPTIM)

@@ -1,4 +1,4 @@
-"""The ranks of a run: what they agree on, and worlds that are not what the config asked for."""
+"""Tests of a run's ranks: their collectives, and refusals of worlds that the config rules out."""
 
 import json
 import os
@@ -42,9 +42,9 @@ print(json.dumps(said))
 
 
 def test_two_ranks_agree_sum_gather_and_average() -> None:
-    """A gradient is averaged over the ranks in the last of several passes alone, with all before.
+    """Only the last backward pass averages gradients over the ranks, including earlier passes.
 
-    Rank r's pass has the gradient r + 1: after the first 1 and 2, after the last 3 on both.
+    Each pass of rank r has the gradient r + 1: 1 and 2 after the first, 3 on both after the last.
     """
     shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577"}
     ranks = [
@@ -99,7 +99,7 @@ def test_a_launcher_that_started_fewer_ranks_is_refused() -> None:
 def test_another_world_than_asked_for_is_refused(
     call: str, environment: dict[str, str], words: str
 ) -> None:
-    """In a process of its own, without asserts: accelerate looks at its environment once."""
+    """A new process is needed, as accelerate reads its environment once; -O removes asserts."""
     script = f"from rope_exp.training.parallel import Parallel; {call}"
     done = subprocess.run(
         [sys.executable, "-O", "-c", script],

@@ -1,4 +1,4 @@
-"""Training and evaluation under documents of their own and random starts."""
+"""Tests of training and evaluation with separate documents and random first positions."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,13 @@ from rope_exp.system.files import read_json
 
 DOCUMENTS = ("data.reset_positions=true", "data.document_mask=true")
 START = "data.random_start=100"
-# At a rate at which attention leaves its uniform beginning within six steps.
+# At this learning rate, attention leaves its uniform beginning within six steps.
 FAST = ("optim.lr=0.1", "train.seq_len=64")
 
 
 @pytest.mark.parametrize("rotate", ["[]", "[q,k]", "[v,o]", "[q,k,v,o]", "[k]", "[v]"])
 def test_only_absolute_variants_feel_where_a_row_begins(make: Make, rotate: str) -> None:
-    """They see other positions in training; to relative ones each row is the same."""
+    """A random start shifts all positions of a row, which changes no relative distance."""
     plain = make("plain", f"pe.rotate={rotate}", *FAST)
     moved = make("moved", f"pe.rotate={rotate}", START, *FAST)
     assert (plain.train(), moved.train()) == ("finished", "finished")
@@ -28,6 +28,7 @@ def test_only_absolute_variants_feel_where_a_row_begins(make: Make, rotate: str)
 
 
 def test_evaluation_begins_at_0_and_knows_documents(make: Make) -> None:
+    """Held-out rows get documents and positions within them, but no random start."""
     started = make("started", START, "train.seq_len=64")
     assert started.held_out_rows.position_BT is None
     assert started.held_out_rows.document_BT is None
@@ -47,7 +48,7 @@ def test_evaluation_begins_at_0_and_knows_documents(make: Make) -> None:
 
 @pytest.mark.parametrize("words", [DOCUMENTS, (START, *DOCUMENTS), (START, "pe.input=learned")])
 def test_such_a_run_goes_on_where_it_stopped(make: Make, words: tuple[str, ...]) -> None:
-    """To the last bit; and its probes are of the loss that it ends with."""
+    """Resuming is exact to the last bit, and the windows probe agrees with the final loss."""
     words = (*words, *FAST, "pe=k_rope", "train.save_every=2", "train.probes=[windows,shift]")
     whole = make("whole", *words)
     assert whole.train() == "finished"
@@ -63,5 +64,5 @@ def test_such_a_run_goes_on_where_it_stopped(make: Make, words: tuple[str, ...])
     found = read_json(whole.folder / "probes.json")
     result = read_json(whole.folder / "result.json")
     assert np.mean(found["windows"]["loss"]) == pytest.approx(result["val/loss"], abs=1e-5)
-    # A table of positions has those that training read, and no more.
+    # A learned table has no positions beyond those of training, so larger shifts are left out.
     assert (len(found["shift"]["start"]) < 5) == ("pe.input=learned" in words)

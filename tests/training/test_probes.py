@@ -1,4 +1,4 @@
-"""A run asks its probes at its end: before its result, and stoppable like all else."""
+"""Tests of the probes that a run computes at its end, before its result."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ ASKED = ("train.probes=[windows,shift,positions]", "train.micro_batch_size=1")
 
 
 def test_probes_are_written_before_the_result(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a run with a result has been asked; the mean over windows is its own held-out loss."""
+    """A result then implies probes. Their mean over windows is the run's own held-out loss."""
     trainer = make("run", *ASKED)
     there = []
     write_json = record.write_json
@@ -52,7 +52,7 @@ def test_probes_change_no_number_of_the_run(make: Make) -> None:
 
 
 def test_a_probe_that_is_not_finite_is_null(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far outside what it was trained on a loss may overflow: the run is finished all the same."""
+    """A loss far outside the trained positions may overflow; the run must still finish."""
     trainer = make("run", *ASKED)
     token_nats = probes.token_nats
 
@@ -73,9 +73,7 @@ def test_a_probe_that_is_not_finite_is_null(make: Make, monkeypatch: pytest.Monk
 def test_a_run_stopped_in_its_probes_goes_on(
     make: Make, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """It has no result and no answers yet; the same command asks anew, trains no step, and ends
-    with what an undisturbed run ends with.
-    """
+    """The same command repeats all probes, trains no step, and ends as an undisturbed run does."""
     whole = make("whole", *ASKED)
     assert whole.train() == "finished"
 
@@ -116,7 +114,7 @@ def test_a_run_that_diverged_is_asked_nothing(make: Make) -> None:
 
 
 def test_the_learned_token_shift_is_told_by_layer(make: Make) -> None:
-    """As the checkpoint has it, which is no longer where it began."""
+    """The reference is the last checkpoint, whose values have moved from their initial one."""
     trainer = make("run", "model.token_shift=true", "train.probes=[token_shift]", "optim.lr=0.05")
     assert trainer.train() == "finished"
     found = read_json(trainer.folder / "probes.json")["token_shift"]
@@ -133,8 +131,9 @@ def test_the_learned_token_shift_is_told_by_layer(make: Make) -> None:
 
 
 def test_crossings_of_0_outlive_a_stop(make: Make) -> None:
-    """Of frequencies that are pushed past 0 from either side: a run that was stopped, at a step
-    that was saved and at one that was not, counts what one counts that went through.
+    """Stops at step 5, where a save is due, and at step 9 do not change the counts.
+
+    A hook pushes each frequency past 0 from either side, so that it crosses often.
     """
 
     def restless(name: str) -> Trainer:

@@ -1,4 +1,4 @@
-"""What a run says of itself: where it is trained, and its result."""
+"""Tests of a run's env.json and result.json."""
 
 from typing import Any
 

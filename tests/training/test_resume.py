@@ -1,4 +1,4 @@
-"""Checkpoints that are whole and yet not this run's are refused in one sentence."""
+"""Tests that intact checkpoints of another run, and ranks that disagree, are refused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ Change = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]
 
 @pytest.fixture
 def finished(make: Make) -> Trainer:
-    """A run of six steps that lacks nothing but its result."""
+    """Return a run of six steps that is complete except for its result."""
     trainer = make("run")
     assert trainer.train() == "finished"
     (trainer.folder / "result.json").unlink()
@@ -27,7 +27,7 @@ def finished(make: Make) -> Trainer:
 
 
 def resave(trainer: Trainer, change: Change) -> None:
-    """Put a changed checkpoint in the place of the last: whole by its manifest, yet not ours."""
+    """Replace the last checkpoint by a changed one that verifies against its own manifest."""
     folder = trainer.folder / "checkpoints"
     saved = checkpoint.load(folder, 6)
     change(saved.model, saved.optimizer, saved.state)
@@ -36,7 +36,7 @@ def resave(trainer: Trainer, change: Change) -> None:
 
 @contextmanager
 def untouched(folder: Path) -> Iterator[None]:
-    """The block changes no file."""
+    """Assert that the block changes no file."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     yield
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_other_data_is_refused(make: Make, finished: Trainer) ->
 
 
 def test_a_run_goes_on_past_a_checkpoint_that_is_broken(make: Make, finished: Trainer) -> None:
-    """It ends as it would have, and the broken one is not kept in the place of a whole one."""
+    """It resumes from step 4 and ends as before; a valid checkpoint replaces the broken one."""
     broken = checkpoint.step_folder(finished.folder / "checkpoints", 6) / "state.json"
     broken.write_text("{}")
     again = make("run")
@@ -110,7 +110,7 @@ def test_a_run_goes_on_past_a_checkpoint_that_is_broken(make: Make, finished: Tr
 
 @pytest.mark.parametrize("key", ["step", "data_sha256"])
 def test_ranks_that_begin_differently_are_refused(key: str) -> None:
-    """As on hosts with disks of their own; the sentence has the rank and both values."""
+    """This happens if hosts do not share a disk. The error names the rank and both values."""
     mine = {"step": 7, "data_sha256": "a" * 64}
     theirs = mine | {key: "another"}
     with refused("process 2 begins", f"{key}: {mine[key]} -> another", "same runs/x"):

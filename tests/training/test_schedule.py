@@ -1,4 +1,4 @@
-"""The schedules as functions of the step."""
+"""Tests of the learning-rate schedules against their closed forms."""
 
 import itertools
 
@@ -17,7 +17,7 @@ WSD = WsdConfig(warmup_fraction=0.1, final_fraction=0.0, decay_fraction=0.2)
 
 
 def learning_rate(step: int, num_steps: int, schedule: ScheduleConfig) -> float:
-    """The rate of a step of a run with the peak PEAK."""
+    """Return the learning rate of a step in a run whose peak is PEAK."""
     optim = OptimConfig(lr=PEAK)
     train = TrainConfig(num_steps=num_steps)
     return scheduling.learning_rate(step, RunConfig(optim=optim, schedule=schedule, train=train))
@@ -49,7 +49,7 @@ def test_wsd_is_flat_and_then_falls_in_a_straight_line() -> None:
 def test_a_rate_stays_within_the_peak_and_falls_after_warmup(
     num_steps: int, warmup: float, floor: float, decay: float | None
 ) -> None:
-    """It is never negative nor above the peak, and never rises once the warm-up is over."""
+    """It is never negative, never above the peak, and never rises after the warm-up."""
     schedule: ScheduleConfig = CosineConfig("cosine", warmup, floor)
     if decay is not None:
         schedule = WsdConfig("wsd", warmup, floor, decay)

@@ -1,4 +1,4 @@
-"""Stages and hidden tokens in training: broken off and gone on with, counted, evaluated, opened."""
+"""Tests of training in stages and on masked tokens: resuming, counts, evaluation, loading."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from rope_exp.system.files import read_json
 from rope_exp.training.trainer import Trainer
 
 MLM = "train.objective=mlm"
-# Of 64 tokens a step, then of one sequence.
+# Steps have 64 tokens, except in the last stage: there, one sequence of 24.
 STAGES = ("train.stages=[[16,2],[32,3],[8,2],[24,1,1]]", "train.num_steps=8")
 PROBES = "train.probes=[windows,positions,shift,ablation]"
 
@@ -29,7 +29,7 @@ def stop_after_4(trainer: Trainer, gradient: Tensor) -> None:
 
 @pytest.mark.parametrize("objective", ["causal", "mlm"])
 def test_a_run_goes_on_inside_a_stage(make: Make, objective: str) -> None:
-    """After two of the second stage's three steps: to the last bit of weights, rows and order."""
+    """Weights, rows and order are exact after a stop within the second stage's three steps."""
     words = (f"train.objective={objective}", *STAGES, "pe=qkv_rope")
     whole = make("whole", *words)
     assert whole.train() == "finished"
@@ -53,7 +53,7 @@ def test_tokens_are_those_of_each_stage(make: Make) -> None:
 
 
 def test_the_first_step_of_a_stage_is_not_timed(make: Make) -> None:
-    """It may compile. Of eight steps four begin a stage, and one follows an evaluation."""
+    """That step may compile. Here four of eight steps begin a stage; one follows an evaluation."""
     trainer = make("run", *STAGES, "train.eval_every=4", "train.save_every=100")
     assert trainer.train() == "finished"
     assert len(trainer.throughput._of_tokens) == 3
@@ -77,7 +77,7 @@ def test_all_variants_see_the_same_tokens_and_masks(make: Make) -> None:
 
 @pytest.mark.parametrize("micro", ["null", "1", "2"])
 def test_the_loss_is_that_of_hidden_tokens(make: Make, micro: str) -> None:
-    """The mean of -log p at the masked places, of logits that see both sides; in any parts."""
+    """The loss is the mean of -log p at the masked places, for every micro-batch size."""
     trainer = make("run", "pe=qkv_rope", MLM, *STAGES, f"train.micro_batch_size={micro}")
     batch = trainer.train_step.batches.batch(3)
     assert batch.ids_BT.shape == (2, 32)
@@ -94,7 +94,7 @@ def test_the_loss_is_that_of_hidden_tokens(make: Make, micro: str) -> None:
 
 
 def test_probes_are_of_the_rows_of_every_evaluation(make: Make) -> None:
-    """Their mean over windows is the run's own loss, at any stage's end."""
+    """Their mean over windows is the run's held-out loss, whatever the last stage's length."""
     trainer = make("run", "pe=v_rope", MLM, *STAGES, PROBES)
     assert trainer.train() == "finished"
     found = read_json(trainer.folder / "probes.json")
@@ -118,7 +118,7 @@ def test_a_masked_run_is_opened_and_generates_nothing(make: Make) -> None:
     byte_tokenizer().save(str(trainer.folder / "tokenizer.json"))
     decoder, tokenizer = load_run(trainer.folder)
     assert same(dict(decoder.named_parameters()), snapshot(trainer))
-    # What comes later is seen.
+    # Attention reads both ways, so the last token changes the first logits.
     ids_BT = torch.tensor([tokenizer.encode("Document 3").ids])
     changed_BT = ids_BT.clone()
     changed_BT[0, -1] = 257

@@ -1,4 +1,4 @@
-"""One step from inside: the gradient, stopping between micro-batches, updates that must not be."""
+"""Tests of one training step: its gradient, stops between micro-batches, and bad updates."""
 
 import math
 
@@ -10,7 +10,7 @@ from rope_exp.training.schedule import learning_rate
 
 
 def test_a_stop_between_micro_batches_updates_nothing(make: Make) -> None:
-    """Neither a weight nor a gradient nor the hash of the order keeps a trace of the batch."""
+    """The batch leaves no trace in the weights, the gradients or the hash of the order."""
     trainer = make("run", "train.micro_batch_size=1")
     step = trainer.train_step
     step(1)
@@ -61,9 +61,9 @@ def test_an_update_uses_the_rate_of_its_step(make: Make) -> None:
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_after_a_bad_step_no_update_changes_a_weight(make: Make, poison: float) -> None:
-    """Reading late cannot let a bad update through: the device itself skips it and all that follow.
+    """The device skips a bad update and all later ones, so reading late lets none through.
 
-    Every outcome from there on names the first bad step, and the order of batches before itself.
+    Every outcome from then on names the first bad step, and has the order before its own step.
     """
     trainer = make("run")
     step = trainer.train_step

@@ -1,4 +1,4 @@
-"""Rates are medians over training steps alone, and MFU refuses to flatter."""
+"""Tests of training speed, a median over steps, and of MFU."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from rope_exp.training.throughput import WARMUP_STEPS, Throughput, peak_flops_pe
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, set by the test."""
+    """Return a list whose one element replaces the time of perf_counter."""
     now = [0.0]
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: now[0])
     return now
 
 
-# Operations a token, by length.
+# FLOPs per token, by sequence length.
 FLOPS = {8: 10, 32: 40}
 
 
@@ -56,7 +56,7 @@ def test_mfu_is_operations_over_peak(clock: list[float]) -> None:
 
 
 def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) -> None:
-    """Three steps of each length; the medians are of all six by seconds a token, and a FLOP."""
+    """Medians are over all six steps, in seconds per token and in seconds per FLOP."""
     steps = Throughput(FLOPS, 2000.0)
     take(steps, clock, [0.0, 2.0, 2.0, 2.0], num_tokens=100, seq_len=8)
     take(steps, clock, [3.0, 3.0, 3.0], num_tokens=60, seq_len=32)
@@ -69,7 +69,7 @@ def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) 
 def test_mfu_above_one_is_a_warning_once_and_null(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A peak that has proved to be wrong is not believed again: no later MFU flatters, either."""
+    """A peak that has proved wrong is not used again, so every later MFU is null, too."""
     steps = Throughput(FLOPS, 2000.0)
     take(steps, clock, [0.0, 0.5])
     assert steps.recent(1).mfu == 1.0

@@ -1,4 +1,4 @@
-"""The loop from inside: reading late, stopping anywhere, divergence."""
+"""Tests of the training loop: late reading, stops at any point, and divergence."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_reading_a_step_late_changes_nothing(make: Make, log_every: int) -> None
 def test_a_bad_gradient_stops_the_run_at_its_step(
     make: Make, reads_late: bool, poison: float
 ) -> None:
-    """The weights, the rows and the checkpoints are those before it."""
+    """The weights, rows and checkpoints are those from before the bad step."""
     command = (
         "train.log_every=3",
         "train.num_steps=20",
@@ -57,7 +57,7 @@ def test_a_bad_gradient_stops_the_run_at_its_step(
 
 
 def test_weights_without_a_finite_held_out_loss_diverged(make: Make) -> None:
-    """They are spoilt after the last update before an evaluation, where no step's loss sees it."""
+    """Weights are spoilt after the last update before an evaluation, so no step's loss shows it."""
     trainer = make("run", "train.eval_every=3")
 
     def spoil(*_: object) -> None:
@@ -89,8 +89,9 @@ def test_a_stop_at_the_start_saves_nothing(make: Make) -> None:
 def test_a_stop_in_an_evaluation_saves_and_its_row_follows(
     make: Make, at: int, reads_late: bool
 ) -> None:
-    """It saves within one micro-batch; a start that is stopped before the evaluation is made up
-    for changes nothing; and the run ends with the rows and weights of one that was not stopped.
+    """The run saves within one micro-batch, and ends with the rows and weights of a whole run.
+
+    A start that is stopped before it can repeat the evaluation changes nothing.
     """
     command = (
         "train.num_steps=6",

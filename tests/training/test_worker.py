@@ -1,4 +1,4 @@
-"""What a rank sets up before it trains, what it says of itself, and how it ends."""
+"""Tests of a rank's process: its memory and collector settings, its log, and its exit code."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_memory_that_a_step_freed_is_used_again() -> None:
-    """It is not fetched anew from the kernel, which would fill each page with zeros again."""
+    """Otherwise each step fetches it from the kernel again, with a page fault for every page."""
     faults = {
         how: int(
             subprocess.run(
@@ -52,7 +52,7 @@ def test_memory_that_a_step_freed_is_used_again() -> None:
 def test_the_collector_leaves_alone_what_stands_in_a_run(
     tiny_overrides: list[str], tmp_path: Path
 ) -> None:
-    """The libraries and the model: it still runs, and is spared a look at them."""
+    """Objects of the libraries and the model are frozen; the collector still runs."""
     script = f"""
 import gc, sys
 from rope_exp.cli import main

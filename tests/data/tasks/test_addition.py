@@ -1,4 +1,4 @@
-"""Sums, read back from their tokens."""
+"""Tests of addition, whose sums are read back from their tokens."""
 
 import re
 from collections import Counter
@@ -25,7 +25,7 @@ def texts(task: Addition, split: str, count: int) -> list[str]:
 
 
 def sums(task: Addition, split: str, count: int) -> list[tuple[str, str, str]]:
-    """The operands and the sum of each example, as numbers are usually written."""
+    """Return the operands and the sum of each example, as numbers are usually written."""
     found = []
     for text in texts(task, split, count):
         for example in text.strip("_").removesuffix(";").split(";"):
@@ -65,7 +65,7 @@ def test_the_examples_of_the_documentation() -> None:
 @both_orders
 @each_split
 def test_the_mask_covers_answers_and_their_ends(task: Addition, split: str) -> None:
-    """What stands behind "=" up to ";", read from the text anew, with the sum's number and span."""
+    """The reference parses the text: an answer follows "=" up to ";", with number and span."""
     rows = task.rows(split, range(20))
     for text, answer_T, span_T in zip(
         texts(task, split, 20), rows.answer_NT, rows.span_NT, strict=True
@@ -85,7 +85,7 @@ def test_both_orders_have_the_same_sums(split: str) -> None:
 
 
 def test_no_pair_is_trained_and_tested() -> None:
-    """In either order, but those of two digits in all; of another seed, too."""
+    """Only pairs of one-digit numbers are shared, in either order and over two seeds."""
     trained = {frozenset((a, b)) for a, b, _ in sums(PLAIN, "train", 600)}
     tested = {frozenset((a, b)) for a, b, _ in sums(PLAIN, "test", 100)}
     other = Addition(seed=1, order="plain")
@@ -97,7 +97,7 @@ def test_no_pair_is_trained_and_tested() -> None:
 
 
 def test_a_hash_holds_out_an_eighth() -> None:
-    """Of all pairs up to 600 in the rule itself; those of one and two digits alone, too."""
+    """The rule is symmetric, and holds out 1/8 of all pairs below 600 and of short ones."""
     assert all(is_held_out(a, b) == is_held_out(b, a) for a in range(40) for b in range(40))
     many = [is_held_out(a, b) for a in range(600) for b in range(a, 600)]
     small = [is_held_out(a, b) for a in range(10) for b in range(10, 100)]
@@ -117,7 +117,7 @@ def test_lengths_are_uniform_and_independent(split: str, digits: int) -> None:
 
 @each_split
 def test_numbers_are_uniform(split: str) -> None:
-    """The first digits of the longest numbers, which are not 0, and their last digits."""
+    """The first digits of the longest numbers are uniform on 1 to 9, the last on 0 to 9."""
     numbers = [number for a, b, _ in sums(PLAIN, split, 80) for number in (a, b)]
     longest = [number for number in numbers if len(number) == max(map(len, numbers))]
     first = Counter(number[0] for number in longest)
@@ -128,5 +128,5 @@ def test_numbers_are_uniform(split: str) -> None:
 
 
 def test_the_longest_sum_just_fits() -> None:
-    """Ten digits, "+", ten digits, "=", eleven digits and ";"."""
+    """It has ten digits, "+", ten digits, "=", eleven digits and ";": 34 characters."""
     Addition(seed=0, order="plain", seq_len=33).rows("longer", range(3))

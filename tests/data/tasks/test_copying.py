@@ -1,4 +1,4 @@
-"""Strings and their copies, read back from their tokens."""
+"""Tests of copying, whose strings and copies are read back from their tokens."""
 
 import re
 from collections import Counter
@@ -39,7 +39,7 @@ def test_copies_are_right_and_lengths_uniform(split: str) -> None:
 
 @each_split
 def test_letters_are_uniform_and_independent(split: str) -> None:
-    """Counted in pairs of neighbours that do not overlap."""
+    """The pairs of neighbours that are counted do not overlap."""
     pairs = Counter(
         string[place : place + 2]
         for string in strings(split, 200)
@@ -63,7 +63,7 @@ def test_the_mask_covers_copies_and_their_ends(split: str) -> None:
 
 
 def test_long_strings_are_not_both_trained_and_tested() -> None:
-    """From 16 letters on there are four thousand million of a length."""
+    """There are 4^16 = 4.3e9 strings of 16 letters, so none should occur twice."""
     trained = {string for string in strings("train", 300) if len(string) > 15}
     assert len(trained) > 500
     assert trained.isdisjoint(strings("test", 300))

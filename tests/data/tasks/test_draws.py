@@ -1,4 +1,4 @@
-"""Numbers that are a pure function of (seed, stream, index), and as random as they claim."""
+"""Tests of random draws, pure functions of (seed, stream, index), and their distributions."""
 
 import hashlib
 
@@ -13,11 +13,11 @@ from rope_exp.data.tasks.draws import Draws
 WORD = 2**64
 words = st.integers(0, WORD - 1)
 
-RARE = 1e-6  # a p-value below which a fixed seed was no accident
+RARE = 1e-6  # smaller p-values are no accident of a fixed seed
 
 
 def philox(key: list[int], counter: list[int]) -> list[int]:
-    """Philox4x64-10 in Python's integers (Salmon et al. 2011, fig. 5, and their constants)."""
+    """Return a block of Philox4x64-10 in integers (Salmon et al. 2011, fig. 5 and constants)."""
     for _ in range(10):
         product0 = 0xD2E7470EE14C6C93 * counter[0]
         product1 = 0xCA5A826395121157 * counter[2]
@@ -34,7 +34,7 @@ def philox(key: list[int], counter: list[int]) -> list[int]:
 @settings(max_examples=25)
 @given(words, st.text(), words)
 def test_the_words_are_those_of_the_article(seed: int, stream: str, index: int) -> None:
-    """The counter's first word counts blocks of four from 1, the second is the index."""
+    """The counter's first word counts blocks of four from 1, and its second is the index."""
     digest = hashlib.sha256(stream.encode()).hexdigest()
     key = [seed, int(digest[:16], 16)]
     expected = philox(key, [1, index, 0, 0]) + philox(key, [2, index, 0, 0])
@@ -80,7 +80,7 @@ def test_an_order_is_any_permutation_alike() -> None:
 
 
 def test_real_numbers_follow_their_laws() -> None:
-    """Kolmogorov and Smirnov's test of each."""
+    """Each distribution passes a Kolmogorov-Smirnov test."""
     draws = Draws(0, "real", 0)
     uniforms = draws.uniforms(20_000)
     assert uniforms.min() >= 0 and uniforms.max() < 1

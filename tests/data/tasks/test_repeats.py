@@ -1,4 +1,4 @@
-"""Growing strings and what they repeat, read back from their tokens."""
+"""Tests of repeats, whose strings and repeated stretches are read back from their tokens."""
 
 import math
 import re
@@ -22,7 +22,7 @@ def texts(split: str, count: int, seq_len: int = 512) -> list[str]:
 
 
 def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
-    """Where each stretch begins in a text, the letters before it, those between, and itself."""
+    """Yield each stretch's place in a text, the letters before it, those between, and itself."""
     begin = 16
     for mark in re.finditer(">", text):
         stretch = text[mark.end() : mark.end() + 16]
@@ -32,7 +32,7 @@ def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
 
 @each_split
 def test_what_stands_behind_a_mark_stood_before(split: str) -> None:
-    """The first letter is given, the others are asked for, as far back as the span says."""
+    """The first letter is given and the others are predicted; the span is the distance back."""
     rows = TASK.rows(split, range(30))
     for text, answer_T, span_T in zip(texts(split, 30), rows.answer_NT, rows.span_NT, strict=True):
         expected_S = np.full(len(text), -1)
@@ -46,7 +46,7 @@ def test_what_stands_behind_a_mark_stood_before(split: str) -> None:
 
 
 def test_stretches_begin_anywhere_and_what_lies_between_varies() -> None:
-    """Each uniformly: of the starts, the share of the way to the last that is possible."""
+    """Both are uniform; a start is measured as a share of the way to the last possible one."""
     rows = TASK.rows("train", range(300))
     lengths: Counter[int] = Counter()
     shares = []
@@ -56,7 +56,7 @@ def test_stretches_begin_anywhere_and_what_lies_between_varies() -> None:
             if len(stretch) > 1 and len(before) > 200:
                 shares.append((len(before) - span_T[place]) / (len(before) - 16))
     assert set(lengths) == set(range(1, 12))
-    # Long ones are rarer where a row ends.
+    # Long ones are rarer at the end of a row.
     assert stats.chisquare(list(lengths.values())).pvalue > 1e-6
     assert stats.kstest(shares, "uniform").pvalue > 1e-6
 
@@ -66,7 +66,7 @@ def test_no_row_of_training_is_asked_in_the_test() -> None:
 
 
 def test_the_least_loss_is_of_all_stretches_that_still_fit() -> None:
-    """Counted by a search of the letters, of which any start leaves one behind the stretch."""
+    """The reference searches the letters; a start must leave one letter after the stretch."""
     wanted = []
     for text in texts("test", 4, seq_len=120):
         for _, before, _, stretch in repeats(text):

@@ -1,4 +1,4 @@
-"""Needles and questions, found again in the rows."""
+"""Tests of retrieval, whose needles and questions are found again in the rows."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ TASK = Retrieval(seed=0)
 
 
 def check(text: str, answer_T: NDArray[np.int64], span_T: NDArray[np.int64]) -> None:
-    """Each question has one needle, before it and elsewhere filler; the mask is at values alone."""
+    """Assert one needle before each question, filler elsewhere, and a mask only at values."""
     questions = list(re.finditer(r"\?([A-Z])([0-9])", text))
     assert len(questions) == len({question[1] for question in questions}) == 8
     assert len(re.sub("[^a-z]", "", text)) == len(text) - 8 * 5
@@ -47,7 +47,7 @@ def test_each_question_has_one_needle(split: str) -> None:
 @settings(max_examples=30)
 @given(st.integers(224, 1100), st.integers(0, 2**63))
 def test_rows_of_any_length_have_room_for_all(seq_len: int, index: int) -> None:
-    """Also the shortest: that a place is found is an inequality, in the module."""
+    """Even the shortest rows have room, by the inequality in config/tasks.py."""
     task = Retrieval(seed=0, seq_len=seq_len)
     rows = task.rows("train", [index])
     check_all(rows)
@@ -60,7 +60,7 @@ def spans(count: int) -> NDArray[np.int64]:
 
 
 def test_distances_are_uniform_over_octaves() -> None:
-    """Six of them in rows of 512, from 4 to 255; and within the third."""
+    """Rows of 512 have six octaves, from 4 to 255; within the third, distances are uniform."""
     distances = spans(600)
     assert TASK.num_octaves == 6
     assert distances.min() >= 4 and distances.max() <= 255
@@ -83,7 +83,7 @@ def test_keys_values_and_filler_are_uniform() -> None:
 
 
 def test_questions_of_a_distance_stand_anywhere() -> None:
-    """At 128 to 255 they stand behind it: as many in each quarter of the places that remain."""
+    """At distances of 128 to 255, each quarter of the possible places has as many questions."""
     rows = TASK.rows("train", range(600))
     _, place = np.nonzero(rows.mask_NT)
     distance = rows.span_NT[rows.mask_NT]

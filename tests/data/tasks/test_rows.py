@@ -1,4 +1,4 @@
-"""What all tasks of a decoder have in common, and packing."""
+"""Tests of the properties that all tasks of a decoder share, and of packing."""
 
 import itertools
 
@@ -34,7 +34,7 @@ GOLDEN_STARTS = [
 
 
 def draw_example(draws: Draws) -> Example:
-    """A question of 1 to 9 letters, and an answer of 1 or 2 and END."""
+    """Return a question of 1 to 9 letters, with an answer of 1 or 2 letters and END."""
     asked = 1 + draws.below(9)
     answered = 1 + draws.below(2)
     return Example("q" * asked, "a" * answered + END, span=asked)
@@ -42,7 +42,7 @@ def draw_example(draws: Draws) -> Example:
 
 @each_case
 def test_a_row_is_a_pure_function_of_seed_and_number(task: Task, split: str) -> None:
-    """Whatever was asked for before, beside it or in what order."""
+    """Neither earlier calls, nor the other rows of a call, nor their order matter."""
     whole = task.rows(split, range(9))
     picked = [8, 2, 2, 5]
     some = task.rows(split, np.array(picked))
@@ -95,7 +95,7 @@ def test_an_unknown_split_is_refused(task: Task) -> None:
 @each_case
 def test_one_wrong_token_spoils_one_example(task: Task, split: str) -> None:
     rows = task.rows(split, range(4))
-    # What is predicted elsewhere does not matter.
+    # Predictions outside the mask do not matter.
     is_right_NT = rows.mask_NT.copy()
     _, exact_E = rows.exact_matches(is_right_NT)
     assert exact_E.all()
@@ -129,7 +129,7 @@ def test_exact_matches_agree_with_a_plain_loop(seed: int, share: float) -> None:
 
 @given(st.integers(0, 2**32), st.integers(LONGEST, 60))
 def test_a_packed_row_holds_examples_and_padding(seed: int, width: int) -> None:
-    """The mask and the spans are read from the text anew, and no further example had room."""
+    """The reference reads mask and spans from the text; no further example would have fit."""
     row = pack(Draws(seed, "rows", 0), draw_example, LONGEST, width)
     assert len(row.text) == width
     body = row.text.strip(PAD)
@@ -155,7 +155,7 @@ def packed_examples(count: int) -> Rows:
 
 
 def test_packing_prefers_no_length() -> None:
-    """Were an example added where it fits itself, the long ones would be too few."""
+    """If examples were added whenever they fit, long ones would be too rare."""
     rows = packed_examples(3000)
     span_E, _ = rows.exact_matches(rows.mask_NT)
     counts = np.bincount(span_E)[1:]
@@ -164,7 +164,7 @@ def test_packing_prefers_no_length() -> None:
 
 
 def test_a_row_begins_anywhere() -> None:
-    """At each share of the padding that is left, alike."""
+    """Given a row's padding, each share of it before the first example is equally likely."""
     rows = packed_examples(3000)
     is_pad_NS = rows.ids_NS == 3
     left = is_pad_NS.sum(axis=1)

@@ -1,4 +1,4 @@
-"""Events that follow the law of their latent, and what can be known of it."""
+"""Tests of spikes: events follow the law of their latent, and decoders explain known shares."""
 
 import functools
 
@@ -31,12 +31,12 @@ def many(split: str) -> SpikeRows:
 
 
 def amplitudes(split: str, count: int) -> Amplitudes:
-    """Those of the first rows: they are the first that a row draws."""
+    """Return the amplitudes of the first rows, which are the first numbers that a row draws."""
     return np.stack([draw_amplitudes(Draws(0, f"spikes {split}", n)) for n in range(count)])
 
 
 def curve(amplitude_2DF: Amplitudes, time_T: NDArray[np.float64]) -> NDArray[np.float64]:
-    """z_TD by a plain sum over components."""
+    """Return z_TD by a plain sum over components."""
     value = 0.0
     for number, frequency in enumerate(FREQUENCY_F):
         angle_T = 2 * np.pi * frequency * time_T[:, None]
@@ -46,7 +46,7 @@ def curve(amplitude_2DF: Amplitudes, time_T: NDArray[np.float64]) -> NDArray[np.
 
 
 def binned(split: str, num_bins: int = NUM_BINS) -> NDArray[np.float64]:
-    """count_NBU: how often each unit fired in each part of the second."""
+    """Return count_NBU, how often each unit fired in each part of the second."""
     rows = many(split)
     row, slot = np.nonzero(rows.ids_NT < TASK.num_units)
     part = (rows.times_NT[row, slot] * num_bins).astype(np.int64)
@@ -56,7 +56,7 @@ def binned(split: str, num_bins: int = NUM_BINS) -> NDArray[np.float64]:
 
 
 def explained(guess: NDArray[np.float64], truth: NDArray[np.float32]) -> float:
-    """R^2, of all queries and dimensions together."""
+    """Return R^2 over all queries and dimensions together."""
     return float(1 - ((guess - truth) ** 2).sum() / ((truth - truth.mean(axis=0)) ** 2).sum())
 
 
@@ -76,7 +76,7 @@ def test_a_row_is_a_pure_function_of_seed_and_number() -> None:
 
 
 def test_the_units_are_those_of_the_population() -> None:
-    """Whatever the seed of the rows, so that what is trained on one is tested on another."""
+    """The seed of the rows does not matter, so a model can be tested on rows of another seed."""
     same = Spikes(seed=7).units
     other = Spikes(seed=0, population=1).units
     for name, value in vars(TASK.units).items():
@@ -118,7 +118,7 @@ def test_the_slots_hold_all_events(population: int) -> None:
 
 
 def test_the_latent_is_what_it_says() -> None:
-    """Its values at the queries, by a plain sum; its mean, variance and covariance in time."""
+    """A plain sum gives its values at the queries; mean, variance and covariance fit the law."""
     amplitude_N2DF = amplitudes("train", 2000)
     rows = TASK.rows("train", range(5))
     for amplitude_2DF, latent_QD in zip(amplitude_N2DF[:5], rows.latent_NQD, strict=True):
@@ -128,14 +128,14 @@ def test_the_latent_is_what_it_says() -> None:
     assert VARIANCE_F.sum() == pytest.approx(1)
     at_once = values[:, 5].ravel()
     assert stats.kstest(at_once, stats.norm.cdf).pvalue > 1e-6
-    # Between the two dimensions, and between queries 2 and 9, which are 7/16 s apart.
+    # Covariance between the dimensions, and between queries 2 and 9, which are 7/16 s apart.
     expected = (VARIANCE_F * np.cos(2 * np.pi * FREQUENCY_F * 7 / 16)).sum()
     assert np.mean(values[:, 5, 0] * values[:, 5, 1]) == pytest.approx(0, abs=0.1)
     assert np.mean(values[:, 2] * values[:, 9]) == pytest.approx(expected, abs=0.1)
 
 
 def test_the_latent_is_smooth() -> None:
-    """By its slope's variance, sum v_f (2 pi f)^2, and never above the sum of the components'."""
+    """Its slope has variance sum v_f (2 pi f)^2, and stays below the components' summed bounds."""
     amplitude_N2DF = amplitudes("train", 500)
     step = 1e-5
     time_T = np.linspace(0, 1, 50)
@@ -150,7 +150,7 @@ def test_the_latent_is_smooth() -> None:
 
 
 def test_units_look_everywhere() -> None:
-    """Directions are of length 1, one in each sixteenth of the circle; the rest is in its range."""
+    """Directions have length 1, one per sixteenth of the circle; gains and peaks are in range."""
     units = TASK.units
     np.testing.assert_allclose(np.hypot(*units.direction_UD.T), 1)
     angle_U = np.arctan2(units.direction_UD[:, 1], units.direction_UD[:, 0]) % (2 * np.pi)
@@ -160,7 +160,7 @@ def test_units_look_everywhere() -> None:
 
 
 def test_the_rate_is_half_the_peak_without_drive() -> None:
-    """And its logit is the drive."""
+    """The logit of the rate over the peak is the drive."""
     units = TASK.units
     np.testing.assert_allclose(units.rates(np.zeros((1, 2)))[0], units.peak_U / 2)
     share_U = units.rates(np.array([[0.3, -0.8]]))[0] / units.peak_U
@@ -169,10 +169,10 @@ def test_the_rate_is_half_the_peak_without_drive() -> None:
 
 
 def test_units_fire_at_their_rates() -> None:
-    """Counts of each unit in each sixteenth of the second, against the integral of the model.
+    """Each unit's counts in each sixteenth of the second match the integral of the model.
 
-    They are summed over the rows in which the model expects much there and those in which it
-    expects little, so that a rate which is right on average only would be seen.
+    They are summed separately over the rows with high and with low expected counts, because a
+    rate that is right only on average would otherwise pass.
     """
     counts_NBU = binned("train")
     time_T = (np.arange(16 * NUM_BINS) + 0.5) / (16 * NUM_BINS)
@@ -193,7 +193,7 @@ def test_units_fire_at_their_rates() -> None:
 
 
 def test_the_task_is_neither_trivial_nor_hopeless() -> None:
-    """Ridge regression on binned counts, whose strength is not critical, explains some 75 %."""
+    """Ridge regression on binned counts explains about 75 %; its strength is not critical."""
     trained = many("train").latent_NQD.reshape(NUM_ROWS["train"], -1)
     tested = many("test").latent_NQD.reshape(NUM_ROWS["test"], -1)
     x = binned("train").reshape(len(trained), -1)
@@ -206,10 +206,10 @@ def test_the_task_is_neither_trivial_nor_hopeless() -> None:
 
 
 def test_who_knows_the_law_decodes_better() -> None:
-    """The amplitudes of largest posterior density, by Fisher scoring in bins of 1/64 s.
+    """The decoder maximises the posterior of the amplitudes, by Fisher scoring in 1/64 s bins.
 
     With x the amplitudes over their standard deviations, the log density is that of the counts,
-    sum n log r - r dt, less |x|^2 / 2. This is near the best that can be done, and explains 83 %.
+    sum n log r - r dt, minus |x|^2 / 2. This is near the best possible decoder: R^2 is 83 %.
     """
     num_rows = 150
     counts_NTU = binned("test", 64)[:num_rows]
@@ -228,7 +228,7 @@ def test_who_knows_the_law_decodes_better() -> None:
         mean_NTU = TASK.units.peak_U / 64 * (1 - silent_NTU)
         gradient_NCD = basis_TC.T @ ((counts_NTU - mean_NTU) * silent_NTU @ tuning_UD) - x_NCD
 
-        # Of the drive, one bin and unit tell mean * silent^2; of the latent, a 2 by 2 matrix.
+        # Fisher information: mean * silent^2 about the drive, and so a 2 x 2 matrix about z.
         told_NTDD = np.einsum(
             "ntu,ud,ue->ntde", mean_NTU * silent_NTU**2, tuning_UD, tuning_UD, optimize=True
         )

@@ -1,4 +1,4 @@
-"""On PYTHONPATH, breaks ranks of runs from within: SABOTAGE=<pe>:<rank>:<step>:<what>,...
+"""Breaks ranks of runs if it is on PYTHONPATH, by SABOTAGE=<pe>:<rank>:<step>:<what>,...
 
 PATIENCE_S=<seconds> replaces the heartbeat's patience.
 """
@@ -18,7 +18,7 @@ if "PATIENCE_S" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
 
 if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
     rank = os.environ.get("RANK", "0")
-    harms = {}  # what happens, by run and step
+    harms = {}  # the kind of harm, by variant and step
     for harm in os.environ["SABOTAGE"].split(","):
         pe, of_rank, at, kind = harm.split(":")
         if of_rank == rank:
@@ -32,7 +32,7 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
         healthy = TrainingStep.__call__
 
         def train_step(self: Any, step: int) -> Any:
-            """The step, broken if it is the one."""
+            """Take a training step, and break it if SABOTAGE names it."""
             what = harms.get((self.config.pe.label, step))
             if what is None:
                 return healthy(self, step)
@@ -46,7 +46,7 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
             if what == "memory":
                 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), -1))
-                torch.ones(1 << 34)  # far above what the process has freed and kept
+                torch.ones(1 << 34)  # far more than the process has kept of freed memory
             if what == "loss":
                 model = self.model
                 self.model = lambda *ids: model(*ids) * math.inf

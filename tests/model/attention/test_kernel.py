@@ -1,4 +1,4 @@
-"""Attention as written out for a CPU, against its sum and against torch's own kernel."""
+"""Tests of the attention written out for CPUs, against its definition and torch's kernel."""
 
 import math
 from functools import partial
@@ -30,7 +30,7 @@ def inputs(
     dtype: torch.dtype,
     out_dim: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """q, k, v and the gradient by the output."""
+    """Return q, k, v and the gradient with respect to the output."""
     generator = torch.Generator().manual_seed(seed)
     widths = (dim, dim, out_dim or dim, out_dim or dim)
     counts = (heads, groups, groups, heads)
@@ -40,7 +40,7 @@ def inputs(
 
 
 def direct(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: int | None = None) -> Tensor:
-    """The definition: every score, a mask, softmax, the weighted sum."""
+    """Return attention by definition: scores, a mask, softmax and the weighted sum."""
     shared = q_BTHK.shape[2] // k_BTGK.shape[2]
     k_BTHK, v_BTHK = (x.repeat_interleave(shared, dim=2) for x in (k_BTGK, v_BTGK))
     s_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / math.sqrt(q_BTHK.shape[3])
@@ -82,7 +82,7 @@ def test_output_and_gradients_are_those_of_the_definition(
 def test_a_window_hides_what_is_further_back(
     length: int, window: int, out_dim: int, seed: int
 ) -> None:
-    """Values may be narrower or wider than keys; so in the fused kernel, which pads them."""
+    """Values may be narrower or wider than keys, also in the fused kernel, which pads them."""
     arguments = inputs(length, 4, 2, 4, seed, torch.float64, out_dim)
     right = with_gradients(partial(direct, window=window), arguments)
     for longest in (MAX_WRITTEN_OUT, 0):
@@ -98,11 +98,10 @@ def test_the_gradient_is_the_slope_of_the_output() -> None:
     assert torch.autograd.gradcheck(attention, (q, k, v))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch by its own compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
 @pytest.mark.parametrize("compiled", [False, True])
 def test_in_bfloat16_it_errs_at_most_twice_as_torch_does(compiled: bool) -> None:
-    # Which keeps scores in float32; wherever attention is written out, a product of bfloat16 is
-    # bfloat16.
+    # Torch's kernel keeps scores in float32; written-out products of bfloat16 are bfloat16.
     arguments = inputs(300, 2, 2, 64, 0, torch.bfloat16)
     exact = with_gradients(direct, tuple(x.double() for x in arguments))
     ours = with_gradients(torch.compile(attention) if compiled else attention, arguments)
@@ -126,7 +125,7 @@ def test_past_its_length_torchs_kernel_takes_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = inputs(MAX_WRITTEN_OUT + 1, 1, 1, 2, 0, torch.float32)
-    monkeypatch.setattr(kernel, "_Short", None)  # is not asked
+    monkeypatch.setattr(kernel, "_Short", None)  # must not be called
     for ours, theirs in zip(
         with_gradients(attention, arguments), with_gradients(direct, arguments), strict=True
     ):

@@ -1,4 +1,4 @@
-"""Each kind of attention against a loop over positions in float64, written from its definition."""
+"""Tests of each kind of attention against a float64 loop written from its definition."""
 
 import cmath
 import math
@@ -27,7 +27,7 @@ DIM = SIZES.features_per_head
 
 
 class Loop:
-    """One layer, evaluated by dense rotation matrices, a position and a head at a time."""
+    """One layer, evaluated by dense rotation matrices, one position and head at a time."""
 
     def __init__(
         self, layer: Attention, sites: tuple[str, ...], x_TD: Tensor, base_vo: float | None
@@ -39,11 +39,11 @@ class Loop:
         self.rotary_dim = layer.rotary_dim
 
     def project(self, name: str, features: int) -> Tensor:
-        """[T, heads, features], not rotated."""
+        """Return [T, heads, features], not rotated."""
         return (self.x_TD @ self.weights[f"{name}.weight"].T).view(LENGTH, -1, features)
 
     def turn(self, site: str, position: int, x_K: Tensor) -> Tensor:
-        """R_m x, or R_m' x for o, on the last features that rotate."""
+        """Return R_m x, or R_m' x for o, applied to the last `rotary_dim` features."""
         if site not in self.sites:
             return x_K
         base = self.base_vo if site in "vo" else BASE
@@ -56,7 +56,7 @@ class Loop:
 
 
 def softmax_of(loop: Loop, q: Tensor, keys: Any, values: Any) -> Tensor:
-    """Softmax attention; keys(h, j) and values(h, j) are turned already, q is not."""
+    """Return softmax attention; keys(h, j) and values(h, j) are already rotated, and q is not."""
     rows = []
     for i in range(LENGTH):
         heads = []
@@ -165,7 +165,7 @@ def retention(loop: Loop, attn: RetentionConfig) -> Tensor:
 
 
 def decay(loop: Loop, attn: DecayConfig) -> Tensor:
-    """By LRU's recurrence h <- lambda h + v of complex numbers, where V and O both rotate."""
+    """Return decay attention; if V and O rotate, by LRU's complex recurrence h <- lambda h + v."""
     v = loop.project("v_proj", DIM)
     per_group = HEADS // v.shape[1]
     o = torch.zeros(LENGTH, HEADS, DIM, dtype=torch.float64)
@@ -210,14 +210,14 @@ def test_every_subset_equals_the_loop(attn: AttnConfig, base_vo: float | None) -
         at = make_positions(LENGTH, layer.rotary_dim, base_vo=base_vo)
         ours = layer(x_TD[None], at)[0]
         by_loop = LOOPS[attn.kind](Loop(layer, sites, x_TD, base_vo), attn)
-        # A learned decay is of float32. A negative sum is floored: what stands over it is large.
+        # A learned decay is float32. Errors are relative, as floored denominators give large o.
         tolerance = 1e-6 if getattr(attn, "gamma", None) == "learned" else 1e-12
         assert float((ours - by_loop).abs().max() / by_loop.abs().max()) < tolerance, sites
 
 
 @pytest.mark.parametrize("normalise", ["none", "sqrt"])
 def test_every_head_that_may_learn_its_decay_begins_at_retnets(normalise: Any) -> None:
-    """Within what can be learned, down to the last of the most heads, so that it has a gradient."""
+    """Even the last head begins inside the clamped range, so that it has a gradient."""
     sizes = make_sizes(num_attention_heads=MAX_LEARNED_HEADS, num_key_value_heads=1, head_dim=2)
     attn = DecayConfig(gamma="learned", normalise=normalise)
     layer = make_layer(attn, (), sizes=sizes).double()
@@ -232,7 +232,7 @@ def test_every_head_that_may_learn_its_decay_begins_at_retnets(normalise: Any) -
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 def test_the_gradient_is_the_slope(attn: AttnConfig) -> None:
-    """By every parameter and by the input, of the last output that both turns enter."""
+    """Finite differences check the gradients of the input and of every parameter."""
     sites = tuple(site for site in "qkvo" if site in attn.sites())
     layer = make_layer(attn, sites).double()
     at = make_positions(LENGTH, layer.rotary_dim)
@@ -250,10 +250,10 @@ def test_the_gradient_is_the_slope(attn: AttnConfig) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch by its own compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 def test_a_layer_is_one_graph_to_the_compiler(attn: AttnConfig) -> None:
-    """Forward and backward, across a chunk, with nothing that breaks the graph."""
+    """Forward and backward compile without a graph break, also across chunks."""
     sites = tuple(site for site in "qkvo" if site in attn.sites())
     layer = make_layer(attn, sites).double()
     x_BTD = normal(1, 70, SIZES.hidden_size, seed=5).requires_grad_()
@@ -272,7 +272,7 @@ def test_a_layer_is_one_graph_to_the_compiler(attn: AttnConfig) -> None:
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
 def test_bfloat16_is_near_float32(attn: AttnConfig) -> None:
-    """To a few of its roundings, relative to the size of the outputs."""
+    """The relative error is that of a few bfloat16 roundings."""
     sites = tuple(site for site in "qkvo" if site in attn.sites())
     layer = make_layer(attn, sites)
     x_BTD = normal(2, 200, SIZES.hidden_size, seed=4).float()

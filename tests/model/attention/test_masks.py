@@ -1,4 +1,4 @@
-"""Attention both ways, within documents and with biases, against its definition."""
+"""Tests of attention with causal and document masks, biases and sinks against its definition."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ def direct(
     document_BT: Tensor | None,
     sink_H: Tensor | None = None,
 ) -> Tensor:
-    """The definition: every score, what is added to it, what is hidden, softmax, the sum."""
+    """Return attention by definition: scores, bias, mask, sink, softmax and the weighted sum."""
     k, v = (x.repeat_interleave(HEADS // GROUPS, dim=2) for x in (k, v))
     score_BHTT = torch.einsum("bthk,bshk->bhts", q, k) / math.sqrt(q.shape[3]) + bias_HTT
     hidden = torch.zeros(len(q), 1, q.shape[1], q.shape[1], dtype=torch.bool)
@@ -58,7 +58,7 @@ def direct(
 def test_outputs_and_all_gradients(
     rows: tuple[int, ...], has_sink: bool, causal: bool, of_documents: bool, longest: int
 ) -> None:
-    """By queries, keys, values, the bias and the sink, for several blocks of queries."""
+    """Gradients are of queries, keys, values, bias and sink; LENGTH makes several query blocks."""
     length = LENGTH if not of_documents else 40
     q, gradient = (drawn(2, length, HEADS, 6, seed=seed) for seed in (1, 2))
     k, v = (drawn(2, length, GROUPS, 6, seed=seed) for seed in (3, 4))
@@ -95,7 +95,7 @@ def test_the_gradient_by_a_bias_is_the_slope() -> None:
 
 
 def test_without_an_order_a_permutation_goes_through() -> None:
-    """Attention both ways and without positions is equivariant: it sees a set of tokens."""
+    """Bidirectional attention without positions is permutation-equivariant; causal is not."""
     q, k, v = (drawn(1, 30, 2, 4, seed=seed) for seed in range(3))
     order_T = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     both_ways = partial(attention, causal=False)
@@ -107,7 +107,7 @@ def test_without_an_order_a_permutation_goes_through() -> None:
 
 
 def test_a_bias_in_bfloat16_errs_as_the_rest_does() -> None:
-    """It is added to scores in float32: of the size of a rounding of bfloat16, not of the bias."""
+    """The bias is added in float32, so the error is that of the bfloat16 inputs alone."""
     q, k, v = (drawn(1, 200, 2, 16, seed=seed) for seed in range(3))
     bias_HTT = 100 * drawn(2, 200, 200, seed=3)
     exact = attention(q, k, v, bias_HTT=bias_HTT)

@@ -1,4 +1,4 @@
-"""Sums by chunks equal those by the whole triangle, across chunks and with a state between."""
+"""Tests that chunked sums equal those of the whole triangle, also when continued from a state."""
 
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ def inputs(length: int, *, with_scores: bool, seed: int = 0) -> tuple[Scores, Te
 
 
 def by_loop(scores: Scores, v_BTHV: Tensor, log_gamma_H: Tensor) -> Tensor:
-    """S <- gamma S + k v', o = q' S, a token at a time."""
+    """Return o = q' S with S <- gamma S + k v', one token at a time."""
     ones = torch.ones_like(v_BTHV[..., :1])
     q, k = scores or (ones, ones)
     gamma_H11 = log_gamma_H.double().exp()[:, None, None]
@@ -54,7 +54,7 @@ def test_chunks_the_triangle_and_the_loop_agree(
 def test_a_state_carries_all_that_came_before(
     first: int, second: int, size: int, with_scores: bool, seed: int
 ) -> None:
-    """Wherever it is cut, and whatever the chunks on either side."""
+    """Outputs depend neither on where the sequence is cut nor on the chunk size."""
     log_gamma_H = LOG_GAMMAS[1]
     scores, v_BTHV = inputs(first + second, with_scores=with_scores, seed=seed)
     expected = parallel(scores, v_BTHV, log_gamma_H)
@@ -70,7 +70,7 @@ def test_a_state_carries_all_that_came_before(
 
 @pytest.mark.parametrize("with_scores", [True, False])
 def test_gradients_across_chunks_are_those_of_the_triangle(with_scores: bool) -> None:
-    """By queries, keys, values, the state before and the decay."""
+    """Finite differences check the gradients of queries, keys, values, the state and the decay."""
     scores, v_BTHV = inputs(8, with_scores=with_scores)
     num_keys = 4 if with_scores else 1
     state_BHKV = torch.randn(2, HEADS, num_keys, 5, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_gradients_across_chunks_are_those_of_the_triangle(with_scores: bool) ->
 
 
 def test_in_bfloat16_sums_over_many_chunks_stay_near() -> None:
-    """Under autocast, where a product of float32 would be one of bfloat16."""
+    """Autocast must not turn the float32 products between chunks into bfloat16 ones."""
     scores, v_BTHV = inputs(16 * CHUNK, with_scores=True)
     assert scores is not None
     exact = parallel(scores, v_BTHV, LOG_GAMMAS[0])

@@ -1,4 +1,4 @@
-"""Kinds of attention against transformers' own modules, with the same weights."""
+"""Tests of kinds of attention against transformers' modules with the same weights."""
 
 import math
 import warnings
@@ -26,20 +26,20 @@ LENGTH = 11
 WIDTH = SIZES.hidden_size
 HEADS = SIZES.num_attention_heads
 CAUSAL = torch.full((LENGTH, LENGTH), -math.inf, dtype=torch.float64).triu(1)[None, None]
-# They norm, rotate or weigh in float32.
+# Transformers normalises, rotates or computes weights in float32.
 TOLERANCE = 1e-5
-# Of v and o; None: as q and k.
+# Bases of v and o; None: the base of q and k.
 BASES_VO = [None, 7.0]
 
 
 def doubled(tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of both halves of the features, for a batch, as transformers has them."""
+    """Return the tables for both halves of the features and a batch, as in transformers."""
     cos, sin = (torch.cat([table, table], dim=-1)[None] for table in tables)
     return cos, sin
 
 
 def deepseek_v3s(ours: Attention, attn: LatentConfig, x_BTD: Tensor, tables: Tables) -> Tensor:
-    """What transformers' module gives with our weights."""
+    """Return the output of transformers' module with our weights."""
     config = v3.DeepseekV3Config(
         hidden_size=WIDTH,
         num_attention_heads=HEADS,
@@ -66,7 +66,7 @@ def make_latent(q_rank: int | None) -> LatentConfig:
 @pytest.mark.parametrize("base_vo", BASES_VO)
 @torch.no_grad()
 def test_latent_is_deepseek_v3s(base_vo: float | None, q_rank: int | None) -> None:
-    """Its values do not rotate, whatever the tables of v and o are."""
+    """DeepSeek-V3's values do not rotate, so the tables of v and o have no effect."""
     attn = make_latent(q_rank)
     ours = make_layer(attn, ("q", "k")).double()
     x_BTD = normal(2, LENGTH, WIDTH, seed=1)
@@ -76,12 +76,12 @@ def test_latent_is_deepseek_v3s(base_vo: float | None, q_rank: int | None) -> No
 
 
 def no_norm(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
-    """The mistake of a latent without its norm, wherever it is made."""
+    """Patch in the mistake of leaving out the norm of every latent."""
     patch.setattr("rope_exp.model.attention.latent.normed", lambda norm, x: x)
 
 
 def no_weight(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
-    """The mistake of a norm without its weight."""
+    """Patch in the mistake of leaving out the weight of the norm."""
     patch.setattr("rope_exp.model.attention.latent.normed", lambda norm, x: rms(x))
 
 
@@ -90,7 +90,7 @@ def rms(x: Tensor) -> Tensor:
 
 
 def own_scale(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
-    """The mistake of 1/sqrt(nope_dim) for what does not rotate, as if it stood alone."""
+    """Patch in the mistake of scaling unrotated features by 1/sqrt(nope_dim), as if alone."""
     queries = LatentAttention._queries
     factor_K = torch.ones(attn.key_dim, dtype=torch.float64)
     factor_K[: attn.nope_dim] = (attn.key_dim / attn.nope_dim) ** 0.5
@@ -102,7 +102,7 @@ def own_scale(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
 def test_a_mistake_that_no_law_sees_is_seen_here(
     mistake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made alike in every form, before anything turns, it keeps the forms equal and relative."""
+    """A mistake made in every form, before any rotation, leaves the forms equal and relative."""
     attn = make_latent(7)
     ours = make_layer(attn, ("q", "k")).double()
     x_BTD = normal(2, LENGTH, WIDTH, seed=1)
@@ -115,14 +115,14 @@ def test_a_mistake_that_no_law_sees_is_seen_here(
 
 
 def interleaved(nope_dim: int, rope_dim: int) -> list[int]:
-    """Where each feature of a head comes from, where pairs are neighbours: 2f from f."""
+    """Return the source of each feature in a layout with adjacent pairs: 2f comes from f."""
     half = rope_dim // 2
     pairs = [nope_dim + f + side * half for f in range(half) for side in (0, 1)]
     return [*range(nope_dim), *pairs]
 
 
 def halves(nope_dim: int, rope_dim: int) -> list[int]:
-    """Where each comes from, where all pairs stand half a head apart, those that turn first."""
+    """Return the source of each feature if pairs are half a head apart, rotating pairs first."""
     half = rope_dim // 2
     left = list(range(nope_dim))
     turning = [nope_dim + f for f in range(rope_dim)]
@@ -131,12 +131,12 @@ def halves(nope_dim: int, rope_dim: int) -> list[int]:
 
 
 def rows(weight: Tensor, order: list[int]) -> Tensor:
-    """A projection to heads whose features stand in another order."""
+    """Return a projection to heads with the features of each head in another order."""
     return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
 def own_rotation(patch: pytest.MonkeyPatch, qk: Tables, vo: Tables) -> None:
-    """Have transformers' DeepSeek-V4 turn values and outputs by tables of their own."""
+    """Make transformers' DeepSeek-V4 rotate values and outputs by tables of their own."""
     turn = v4.apply_rotary_pos_emb
     attend = v4.eager_attention_forward
     qk_cos, qk_sin, vo_cos, vo_sin = (table[None] for table in (*qk, *vo))
@@ -144,7 +144,7 @@ def own_rotation(patch: pytest.MonkeyPatch, qk: Tables, vo: Tables) -> None:
     def attend_by_two(
         module: nn.Module, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, *others: Any, **said: Any
     ) -> tuple[Tensor, Tensor]:
-        """Its values come turned by q and k's, and its outputs go back by these."""
+        """Replace the rotations of values and outputs, which are by the tables of q and k."""
         plain = turn(v_BGTK, qk_cos, -qk_sin)
         o_BTHK, weights = attend(
             module, q_BHTK, k_BGTK, turn(plain, vo_cos, vo_sin), *others, **said
@@ -161,9 +161,9 @@ def own_rotation(patch: pytest.MonkeyPatch, qk: Tables, vo: Tables) -> None:
 def test_shared_s2_is_deepseek_v4s(
     has_norms: bool, base_vo: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A window as long as the text; pairs are neighbours there.
+    """The window is as long as the text, and DeepSeek's pairs are adjacent.
 
-    Its norm of the latent of queries changes nothing: the input has a root mean square of 1.
+    Its norm of the query latent changes nothing, because the input has an RMS of 1.
     """
     attn = SharedConfig(form="s2", groups=1, nope_dim=6, rope_dim=4, norm=has_norms, sink=has_norms)
     ours = make_layer(attn, ("q", "k", "v", "o")).double()
@@ -210,7 +210,7 @@ def test_shared_s2_is_deepseek_v4s(
 @pytest.mark.parametrize("base_vo", BASES_VO)
 @torch.no_grad()
 def test_shared_s2_with_values_unrotated_is_gemma_4s(base_vo: float | None) -> None:
-    """Its scale is 1, so ours stands in its queries; no norms; pairs stand half a head apart."""
+    """Gemma's scale is 1, so ours is folded into its queries. Its pairs are half a head apart."""
     attn = SharedConfig(form="s2", groups=2, nope_dim=6, rope_dim=4)
     ours = make_layer(attn, ("q", "k")).double()
     config = gemma.Gemma4TextConfig(
@@ -238,7 +238,7 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s(base_vo: float | None) -> N
     x_BTD = normal(2, LENGTH, WIDTH, seed=3)
     at = make_positions(LENGTH, 4, start=5, base_vo=base_vo)
     cos_TF, sin_TF = at.qk
-    # Those that do not turn have an angle of 0.
+    # Features that do not rotate have an angle of 0.
     still = torch.zeros(LENGTH, 3, dtype=torch.float64)
     tables = (torch.cat([cos_TF, still + 1], dim=-1), torch.cat([sin_TF, still], dim=-1))
     expected, _ = theirs(x_BTD, doubled(tables), CAUSAL, {})
@@ -249,9 +249,9 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s(base_vo: float | None) -> N
 @pytest.mark.parametrize("base_vo", BASES_VO)
 @torch.no_grad()
 def test_qkv_is_roformers_with_rotary_value(base_vo: float | None, causal: bool) -> None:
-    """Its pairs are neighbours, and its output does not turn back; without a mask as it trained.
+    """RoFormer's pairs are adjacent, and its output is not rotated back. It trained unmasked.
 
-    It has one rotation; where v has its own, its function is called for each.
+    It has one rotation, so its function is called twice if v has its own.
     """
     ours = make_layer(SoftmaxConfig(), ("q", "k", "v")).double()
     ours.causal = causal
@@ -273,7 +273,7 @@ def test_qkv_is_roformers_with_rotary_value(base_vo: float | None, causal: bool)
         ("key", ours.k_proj, 2),
         ("value", ours.v_proj, 2),
     ):
-        # It has a key and a value for each head.
+        # RoFormer has a key and a value for each query head.
         of_heads = projection.weight.unflatten(0, (-1, dim)).repeat_interleave(count, dim=0)
         getattr(theirs, name).weight.copy_(rows(of_heads.flatten(0, 1), order))
         getattr(theirs, name).bias.zero_()

@@ -1,4 +1,4 @@
-"""Keys and values that see the token before: against a loop, from a cache, and by the laws."""
+"""Tests of token shift, in which keys and values mix in the previous token."""
 
 import math
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ SHIFTED = make_sizes(token_shift=True)
 
 @torch.no_grad()
 def layer_of(sites: Sequence[str], **changes: Any) -> Attention:
-    """One layer in float64, with another mu for each feature."""
+    """Return one float64 layer with a different mu for each feature."""
     layer = make_layer(SoftmaxConfig(), sites, sizes=make_sizes(token_shift=True, **changes))
     mu_D = torch.linspace(-0.3, 1.2, SIZES.hidden_size)
     layer.get_parameter("token_shift").copy_(mu_D)
@@ -47,7 +47,7 @@ def layer_of(sites: Sequence[str], **changes: Any) -> Attention:
 
 @torch.no_grad()
 def decoder_of(*sites: str, **changes: Any) -> Decoder:
-    """A decoder in float64 whose attention is far from uniform, with other mu in each layer."""
+    """Return a float64 decoder with non-uniform attention and a different mu in each layer."""
     decoder = make_decoder(*sites, sizes=make_sizes(token_shift=True, **changes))
     for name, parameter in decoder.named_parameters():
         if parameter.ndim == 2:
@@ -59,7 +59,7 @@ def decoder_of(*sites: str, **changes: Any) -> Decoder:
 
 
 def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
-    """The logits of ids that come a few at a time."""
+    """Return the logits of ids that are fed to a cache in parts."""
     cache = cache or decoder.new_cache()
     return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
 
@@ -74,7 +74,7 @@ def by_loop(
     documents: Sequence[int],
     window: int | None = None,
 ) -> Tensor:
-    """One row by dense rotations, a token and a head at a time."""
+    """Return the output of one row by dense rotations, one token and head at a time."""
     named = {name: parameter.detach() for name, parameter in layer.named_parameters()}
     mu_D = named["token_shift"]
     heads = SIZES.num_attention_heads
@@ -119,7 +119,7 @@ def by_loop(
 def test_a_layer_is_the_loop_over_tokens(
     sites: tuple[str, ...], window: int | None, documents: list[int]
 ) -> None:
-    """With grouped heads, a window, and documents of which one has a single token."""
+    """The layer has grouped heads; one of the documents is a single token."""
     layer = layer_of(sites, window=window)
     x_BTD = normal(2, LENGTH, SIZES.hidden_size, seed=4)
     document_BT = torch.tensor([documents, documents]) if len(set(documents)) > 1 else None
@@ -134,7 +134,7 @@ def test_a_layer_is_the_loop_over_tokens(
 @pytest.mark.parametrize("sites", [(), tuple("qkvo")], ids="".join)
 @torch.no_grad()
 def test_without_a_share_there_is_no_shift(sites: tuple[str, ...]) -> None:
-    """mu = 0 is plain attention, and any other mu is not."""
+    """With mu = 0 the layer is plain attention, and with another mu it is not."""
     shifted = layer_of(sites)
     plain = make_layer(SoftmaxConfig(), sites).double()
     x_BTD = normal(1, LENGTH, SIZES.hidden_size, seed=4)
@@ -164,7 +164,7 @@ def test_any_parts_are_the_whole(sites: tuple[str, ...], window: int | None) -> 
 @pytest.mark.parametrize("parts", [[8, 1, 3], [1] * LENGTH, [3, 4, 5], [LENGTH]], ids=str)
 @torch.no_grad()
 def test_padding_is_nobodys_predecessor(window: int | None, parts: list[int]) -> None:
-    """Each row as if it stood alone, also where padding ends with a part."""
+    """Each row has the logits that it has alone, also if padding ends where a part ends."""
     pads = [0, 3, 7, 11]
     decoder = decoder_of("q", "v", window=window)
     ids_BT = tokens(4, LENGTH)
@@ -177,7 +177,7 @@ def test_padding_is_nobodys_predecessor(window: int | None, parts: list[int]) ->
 
 @torch.no_grad()
 def test_one_input_a_layer_is_kept() -> None:
-    """It is counted, and it is a copy that holds no prompt and no gradient."""
+    """The kept input is counted, and is a copy that retains neither the prompt nor a gradient."""
     decoder = decoder_of("q", "k")
     attn = decoder.architecture.attn
     sizes = decoder.architecture.model
@@ -214,7 +214,7 @@ def test_renumbering_leaves_it_as_it_is() -> None:
 
 @pytest.mark.parametrize("documents", [None, [DOCUMENTS]], ids=["one", "many"])
 def test_the_gradient_is_the_slope(documents: list[list[int]] | None) -> None:
-    """By the input, by mu and by every other parameter, through finite differences."""
+    """Finite differences check the gradients of the input, mu and every other parameter."""
     sites = tuple("qkvo")
     layer = layer_of(sites)
     document_BT = None if documents is None else torch.tensor(documents)
@@ -233,7 +233,7 @@ def test_the_gradient_is_the_slope(documents: list[list[int]] | None) -> None:
     assert torch.autograd.gradcheck(output, leaves, fast_mode=True)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch by its own compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
 @pytest.mark.parametrize("documents", [None, [DOCUMENTS]], ids=["one", "many"])
 def test_a_layer_is_one_graph_to_the_compiler(documents: list[list[int]] | None) -> None:
     layer = layer_of("qkvo")
@@ -254,7 +254,7 @@ def test_a_layer_is_one_graph_to_the_compiler(documents: list[list[int]] | None)
 
 @torch.no_grad()
 def test_under_autocast_it_is_near_float32() -> None:
-    """The mix itself is taken in the input's own precision, and so is what a cache keeps."""
+    """The mix and the cached input keep the input's own precision."""
     layer = layer_of("qkvo").float()
     x_BTD = normal(2, 24, SIZES.hidden_size).float()
     at = make_positions(24, layer.rotary_dim, dtype=torch.float32)
@@ -272,7 +272,7 @@ def test_under_autocast_it_is_near_float32() -> None:
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_every_subset_keeps_its_law(window: int | None) -> None:
-    """What is relative without it is relative with it: the mix knows no positions."""
+    """Token shift changes no variant's law, because the mix does not depend on positions."""
     sizes = make_sizes(token_shift=True, window=window)
     for sites in SUBSETS:
         checked = certificate(sizes, make_pe(*sites, start=3))

@@ -1,7 +1,7 @@
-"""A kind that nobody has heard of, as docs/extending.md writes it: the rest of the house takes it.
+"""Tests that a new kind of attention, added as docs/extending.md describes, works everywhere.
 
-Its config, its module, its file, and the two places where kinds are listed: laws, weights, counts,
-the cache, its identity and its plan follow.
+It has a config, a module and a file, and is listed in two places. Its laws, weights, counts,
+cache, hash and plan must then work without other changes.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -76,7 +76,7 @@ TOY: Any = MeanConfig()
 
 @pytest.fixture(autouse=True)
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a case in model/attention/build.py does."""
+    """Build the new kind, as a case in model/attention/build.py would."""
 
     def build(config: ModelConfig, attn: Any, sites: Collection[str]) -> Any:
         if isinstance(attn, MeanConfig):
@@ -120,7 +120,7 @@ def test_it_computes_what_it_says() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Its place among the alternatives, and its file; the folder of choices."""
+    """List the new kind among the alternatives, and return a folder with its choice file."""
     attn = RunConfig.__dataclass_fields__["attn"]
     kinds = Annotated[AttnConfig | MeanConfig, Field(discriminator="kind")]
     with monkeypatch.context() as patched:
@@ -133,7 +133,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _rebuild() -> None:
-    """Have pydantic read the types of RunConfig's keys again."""
+    """Make pydantic read the types of RunConfig's fields again."""
     rebuild_dataclass(RunConfig, force=True)  # type: ignore[arg-type]
     schema._adapter.cache_clear()
 
@@ -143,12 +143,12 @@ OTHERS = (["pe=vo_rope"], ["pe=vo_rope", "attn=decay"])
 
 @pytest.fixture
 def before() -> list[str]:
-    """The identities of runs of other kinds, where this one is not listed."""
+    """Return the hashes of runs of other kinds, before the new kind is listed."""
     return [run_config(words).config_sha256 for words in OTHERS]
 
 
 def test_its_file_makes_runs_that_no_other_run_notices(before: list[str], folder: Path) -> None:
-    """Composed as any kind is; the identities of those that were there before stay."""
+    """The new kind is composed like any other, and the hashes of existing runs do not change."""
     config = run_config(["pe=vo_rope", "attn=mean"], folder)
     assert config.attn == TOY
     assert config.group.startswith("nano-mean-stdlib-")
@@ -163,7 +163,7 @@ def test_its_file_makes_runs_that_no_other_run_notices(before: list[str], folder
 def test_its_plan_counts_its_parameters_and_its_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the decoder itself; of two heads, sums of 64 values and their number."""
+    """Parameters are those of the decoder; the state of two heads is 64 sums and a count each."""
     monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
     config = run_config(["pe=vo_rope", "attn=mean"], folder)
     with torch.device("meta"):

@@ -5,7 +5,7 @@ from support.reports import make_run, report_of
 
 from rope_exp.report.content import Report
 
-# By seed; VO is far noisier than the others, O has one seed, V diverged.
+# Losses by seed. VO is far noisier than the others, and O has one seed.
 OURS = {
     "qk_rope": [3.500, 3.600, 3.700],
     "qkvo_rope": [3.501, 3.602, 3.700],
@@ -18,7 +18,7 @@ OURS = {
 
 @pytest.fixture(scope="package")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Rows that differ in noise and in their number of seeds."""
+    """Return a report of rows that differ in noise and number of seeds; V diverged."""
     runs = tmp_path_factory.mktemp("runs")
     for pe, losses in OURS.items():
         for seed, loss in enumerate(losses):
@@ -29,7 +29,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="package")
 def partly(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Rows, and the reference, of whose seeds some diverged."""
+    """Return a report of rows, including the reference, with some diverged seeds."""
     runs = tmp_path_factory.mktemp("partly")
     for pe, count in {"qk_rope": 3, "qkvo_rope": 4, "k_rope": 2, "vo_rope": 1}.items():
         for seed in range(4):

@@ -1,4 +1,4 @@
-"""Curves end at the report's differences, and nothing that blew up hides them."""
+"""Tests of the curves: they end at the report's differences, and diverged runs hide none."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ DIFFERENCE = "validation loss minus"
 
 
 def layers(chart: Any, title: str, mark: str) -> list[dict[str, Any]]:
-    """The layers with this mark in the panel whose vertical axis has this title."""
+    """Return the layers with this mark in the panel whose vertical axis has this title."""
     found = []
     for layer in parts(chart.to_dict()):
         y = layer.get("encoding", {}).get("y", {})
@@ -25,7 +25,7 @@ def layers(chart: Any, title: str, mark: str) -> list[dict[str, Any]]:
 
 
 def points(chart: Any, title: str, label: str) -> list[dict[str, Any]]:
-    """The points of a row's line in a panel."""
+    """Return the points of a row's line in a panel."""
     found = layers(chart, title, "line")
     if not found:
         return []
@@ -50,7 +50,7 @@ def test_curves_end_at_the_differences_of_the_report(tmp_path: Path) -> None:
 
 
 def test_a_band_is_one_deviation_and_says_so(tmp_path: Path) -> None:
-    """One seed has none."""
+    """A row with one seed has no band."""
     for seed in (0, 1):
         make_run(tmp_path, seed=seed, loss=3.5 + 0.1 * seed)
         make_run(tmp_path, pe="vo_rope", seed=seed, loss=3.6 + 0.12 * seed)
@@ -97,14 +97,14 @@ def test_sixteen_rows_with_runs_that_blew_up_are_readable(tmp_path: Path) -> Non
     names = records(chart, "place")
     gaps = np.diff(sorted(name["place"] for name in names))
     low, high = layers(chart, DIFFERENCE, "line")[0]["encoding"]["y"]["scale"]["domain"]
-    # A line of text has 11 pixels, and the panel 340.
+    # A line of text takes 11 of the panel's 340 pixels.
     assert len(names) == 16
     assert gaps.min() >= 11 / 340 * (high - low)
     assert low <= min(name["place"] for name in names)
     assert max(name["place"] for name in names) <= high
     assert "O-RoPE (diverged)" in words(chart)
 
-    # Crossed out in both panels of losses.
+    # The diverged run ends with a cross in both panels of losses.
     crosses = [
         each for each in layers(chart, "loss'", "point") if "L1,-1" in each["mark"].get("shape", "")
     ]

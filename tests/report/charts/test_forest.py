@@ -1,4 +1,4 @@
-"""The forest shows the numbers of the report."""
+"""Tests that the forest shows the numbers and verdicts of the report."""
 
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from rope_exp.report.tables import WORDS
 
 
 def lines(chart: Any) -> dict[str, dict[str, Any]]:
-    """The numbers and words of each row."""
+    """Return the numbers and words of each row."""
     return {line["label"]: line for line in records(chart, "difference")}
 
 
 def bars(chart: Any) -> dict[tuple[str, str], list[float]]:
-    """The ends of each interval, by row and kind."""
+    """Return the ends of each interval, by row and kind."""
     return {
         (bar["label"], bar["kind"]): [bar["low"], bar["high"]] for bar in records(chart, "kind")
     }
@@ -39,7 +39,7 @@ def test_the_forest_draws_what_was_judged(report: Report) -> None:
 
 
 def test_rows_are_in_the_order_of_the_report(report: Report) -> None:
-    """Layers have other rows first; without a domain theirs would be the order."""
+    """Without an explicit domain, rows would follow the order of the layers' data."""
     labels = [label for label in report.rows if label != report.reference.label]
     chart = forest(report)
     assert domain(chart, "label") == labels
@@ -49,7 +49,7 @@ def test_rows_are_in_the_order_of_the_report(report: Report) -> None:
 
 
 def test_a_bar_is_as_long_as_its_interval(report: Report) -> None:
-    """A projecting cap would end past it, and might cross 0."""
+    """A projecting line cap would extend past the interval, and might cross 0."""
     assert CONFIG["rule"]["strokeCap"] == "butt"
     svg = svg_of(forest(report).to_dict()).decode()
     assert 'linecap="square"' not in svg
@@ -57,7 +57,7 @@ def test_a_bar_is_as_long_as_its_interval(report: Report) -> None:
 
 
 def test_a_pooled_interval_is_pale_beside_the_paired_one(tmp_path: Path) -> None:
-    """Where nothing is pooled there is none."""
+    """A report that pools nothing has no pale interval."""
     losses_VS = 3.5 + np.random.default_rng(1).normal(scale=0.02, size=(4, 5))
     for pe, losses in zip(("qk_rope", "qkvo_rope", "vo_rope", "k_rope"), losses_VS, strict=True):
         for seed, loss in enumerate(losses):
@@ -93,7 +93,7 @@ def test_a_row_without_an_interval_has_a_dot_or_a_word(report: Report) -> None:
 
 
 def test_a_noisy_row_leaves_the_others_readable(report: Report) -> None:
-    """Its interval runs out of the axes, and an arrow says so."""
+    """The noisy row's interval is cut off at the limits of the axis, and arrows mark this."""
     chart = forest(report)
     low, high = domain(chart, "delta")
     judged = report.against["vo_rope"]
@@ -146,7 +146,7 @@ def test_a_verdict_says_how_many_runs_it_is_without(partly: Report) -> None:
 
 
 def test_a_long_verdict_moves_the_columns_behind_it(report: Report, partly: Report) -> None:
-    """So that no words overlap."""
+    """The columns move so that no words overlap."""
     places = {}
     for name, each in (("short", report), ("long", partly)):
         spec = list(parts(forest(each).to_dict()))

@@ -1,4 +1,4 @@
-"""The grid shows the numbers of the report, each where its sites say."""
+"""Tests that the grid shows the report's numbers, each at the place of its sites."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def test_a_cell_has_half_of_the_tables_interval(report: Report) -> None:
 
 
 def test_a_cell_stands_where_its_sites_say(report: Report) -> None:
-    """Rows from the top: none, Q, K, QK; columns: none, V, O, VO."""
+    """Rows are none, Q, K and QK from the top; columns are none, V, O and VO."""
     chart = grid(report)
     assert domain(chart, "scores") == ["none", "Q", "K", "QK"]
     assert domain(chart, "values") == ["none", "V", "O", "VO"]
@@ -50,7 +50,7 @@ def test_a_cell_stands_where_its_sites_say(report: Report) -> None:
 
 
 def test_colours_diverge_at_0(report: Report) -> None:
-    """A lower loss and an equally higher one are as far from the middle, in two hues."""
+    """Equal differences of opposite sign are equally far from the middle, in two hues."""
     chart = grid(report)
     low, high = domain(chart, "delta")
     assert low == -high
@@ -60,7 +60,7 @@ def test_colours_diverge_at_0(report: Report) -> None:
 
 
 def test_a_table_of_equal_rows_is_pale(tmp_path: Path) -> None:
-    """A scale ends at the margin or beyond it."""
+    """The colour scale extends at least to the margin, so small differences stay pale."""
     for pe, loss in {"qk_rope": 3.5, "vo_rope": 3.501}.items():
         make_run(tmp_path, pe=pe, loss=loss)
     assert domain(grid(report_of(tmp_path)), "delta") == [-0.01, 0.01]

@@ -1,4 +1,4 @@
-"""Panels of the probes of finished models."""
+"""Tests of the panels of finished models' probes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_without_the_reference_losses_by_position_are_absolute(runs: list[Run]) 
 
 
 def test_differences_by_position_are_within_a_seed(tmp_path: Path) -> None:
-    """The reference has a seed more: at another level, it would shift a difference of means."""
+    """The reference has an extra seed at another level, which would shift a difference of means."""
 
     def level(row: str, seed: int) -> float:
         return nine_losses(row, seed) + (seed == 2)
@@ -101,6 +101,6 @@ def test_differences_by_position_are_within_a_seed(tmp_path: Path) -> None:
     differences = [nine_losses("nope", seed) - nine_losses("qk_rope", seed) for seed in (0, 1)]
     heights = list(values(report, "position", "nope").values())
     np.testing.assert_allclose(heights, np.mean(differences), atol=1e-9)
-    # It shares no seed with the reference.
+    # VO shares no seed with the reference.
     assert not values(report, "position", "vo_rope")
     assert values(report, "window", "vo_rope")

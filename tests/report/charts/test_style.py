@@ -1,4 +1,4 @@
-"""Files of charts: the same bytes again, readable on a page, none without a chart."""
+"""Tests of chart files: reproducible bytes, readable text, and none without a chart."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,7 +15,7 @@ from rope_exp.report.charts.style import files_of, limits, spec_of
 from rope_exp.report.charts.svg import svg_of
 from rope_exp.report.content import build
 
-# Text of 11 pixels then has at least 7 points at 6.75 inches.
+# Up to this width, text of 11 pixels has at least 7 points when printed at 6.75 inches.
 WIDEST = 11 / 7 * 72 * 6.75
 
 
@@ -27,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def test_files_have_the_same_bytes_again(runs: list[Run]) -> None:
-    """In any order of the runs and of the charts, of which Vega counts parts."""
+    """The order of runs and charts does not matter, although Vega numbers its parts."""
     first = {draw: svg_of(draw(build(runs, ["pe"])).to_dict()) for draw in (forest, grid, curves)}
     for draw in (curves, grid, forest):
         assert svg_of(draw(build(runs[::-1], ["pe"])).to_dict()) == first[draw]

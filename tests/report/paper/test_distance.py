@@ -1,4 +1,4 @@
-"""Attention by distance beside its references, and kappa by head, from what runs answered."""
+"""Tests of the figures of attention by distance, with its references, and of kappa by head."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ NAMES = {"qk_rope": "QK-RoPE"}
 
 
 def make_answer(level: float = 0.1, **more: Any) -> dict[str, Any]:
-    """Of two layers, the second with twice the weights of the first."""
+    """Return an answer of two layers, the second with twice the weights of the first."""
     attention = [level / (m + 1) for m in M]
     return {
         "m": M,
@@ -27,7 +27,7 @@ def make_answer(level: float = 0.1, **more: Any) -> dict[str, Any]:
 
 
 def turning(level: float = 0.1, num_heads: int = 2) -> dict[str, Any]:
-    """One of a model in which q and k both rotate in the second layer."""
+    """Return an answer of a model in which q and k both rotate in the second layer."""
     heads = [[head - 0.1 * m for m in M] for head in range(num_heads)]
     bound = [10 - m / 2 for m in M]
     return make_answer(level, bound=bound, kappa={"1": heads})
@@ -55,7 +55,7 @@ def test_the_bound_keeps_its_shape_at_the_level_of_uniform() -> None:
     heights = line(figure, "qk_rope bound")[1]
     np.testing.assert_allclose(np.mean(heights), 0.05)
     np.testing.assert_allclose(heights[4] / heights[0], 7 / 10)
-    # Rows of equal frequencies have one line.
+    # Rows with equal frequencies share one line.
     assert "qkvo_rope bound" not in artists(figure)
 
 
@@ -82,7 +82,7 @@ def test_a_row_with_a_window_has_a_uniform_of_its_own() -> None:
 
 
 def test_rows_that_are_no_variants_look_as_in_other_figures() -> None:
-    """By their place among all rows, of which some were not asked."""
+    """Looks follow the row's place among all rows, including those without an answer."""
     answers = {"pe.base=5": [make_answer()], "pe.base=9": [make_answer()]}
     figure = distance(asked(answers, numbers={"pe.base=5": 3, "pe.base=9": 0, "pe.base=7": 1}))
     assert figure is not None
@@ -93,7 +93,7 @@ def test_rows_that_are_no_variants_look_as_in_other_figures() -> None:
 
 
 def test_what_has_no_logarithm_is_left_out() -> None:
-    """A window's weights beyond it are 0, and a row without rotation has no bound."""
+    """Weights outside a window are 0, and a row without rotation has no bound."""
     answer = make_answer()
     answer["attention"] = {"0": [0.5, 0.2, 0.1, 0.0, 0.0, -0.01]}
     figure = distance(asked({"nope": [answer]}))
@@ -114,7 +114,7 @@ def test_kappa_has_a_line_a_head_of_the_first_run() -> None:
     assert heads == ["qk_rope head 0", "qk_rope head 1"]
     np.testing.assert_allclose(line(figure, "qk_rope head 1")[1], [1 - 0.1 * m for m in M])
     assert "QK-RoPE" in texts(figure)
-    # In the first layer they do not rotate.
+    # In the first layer, q and k do not rotate.
     assert kappa(asked(answers), 0) is None
 
 

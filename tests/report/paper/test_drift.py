@@ -1,4 +1,4 @@
-"""Learned frequencies: how far each has moved, with the median of the absolute value."""
+"""Tests of the figure of learned frequencies: their log ratios, and the median magnitude."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ THETA0 = [1.0, 0.1, 0.01]
 
 
 def site(*moves: list[float]) -> dict[str, Any]:
-    """A pair of sites whose frequencies have moved by these, in logarithms."""
+    """Return a pair of sites whose log frequencies have moved by these amounts."""
     theta = [[at * math.exp(by) for at, by in zip(THETA0, row, strict=True)] for row in moves]
     return {"theta0": THETA0, "theta": theta}
 
@@ -34,7 +34,7 @@ def test_lines_are_logarithms_of_ratios() -> None:
         assert at == THETA0
         np.testing.assert_allclose(heights, row, atol=1e-12)
 
-    # Of 0, 0.1, 0.2, 0.3, 0.4, 0.6 and of 0, 0, 0.05.
+    # The magnitudes are 0, 0.1, 0.2, 0.3, 0.4, 0.6 for q and k, and 0, 0, 0.05 for v and o.
     said = texts(figure)
     assert "QKVO-log q and k: median 0.25" in said
     assert "QKVO-log v and o: median 0" in said

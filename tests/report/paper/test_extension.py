@@ -1,4 +1,4 @@
-"""Losses at longer windows: a panel a row, a line for each method and the sites it is for."""
+"""Tests of the figure of losses at longer windows: a panel per row, a line per method."""
 
 from typing import Any
 
@@ -43,13 +43,13 @@ def test_lines_are_means_over_runs() -> None:
 
 
 def test_lines_of_one_row_are_apart_without_colour() -> None:
-    """By marker and dash."""
+    """Markers and dashes distinguish them."""
     figure = extension(asked({"qkvo_rope": [make_answer("qk", "vo", "qkvo")]}))
     assert figure is not None
     drawn = [each for each in artists(figure).values() if isinstance(each, Line2D)]
     looks = {(str(each.get_marker()), str(each.get_linestyle())) for each in drawn}
     assert len(drawn) == 10
-    # As trained is told by its marker; matplotlib calls all dashes of one's own "--".
+    # The line as trained has its own marker. matplotlib reports every custom dash as "--".
     assert len(looks) >= 7
     assert len({each.get_color() for each in drawn}) == 4
 

@@ -1,4 +1,4 @@
-"""Which figures a campaign gets, and where they lie."""
+"""Tests of the tables that add another campaign's rows when the reference is missing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ STEPS = {"train.num_steps": [1000]}
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two budgets as two campaigns, two rates, and a campaign without the reference."""
+    """Return records of two budgets, two learning rates, and rows without the reference."""
     records = tmp_path_factory.mktemp("records")
     make_records(records, "short", rows=("qk_rope", "nope"), seeds=(0, 1))
     make_records(records, "long", rows=("qk_rope", "nope"), seeds=(0,), factors=STEPS)
@@ -26,7 +26,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_of_several_with_the_reference_the_largest_stands_beside(tmp_path: Path) -> None:
-    """And none without it: a table would change with every campaign that fits."""
+    """Only one campaign is added: with all that fit, the table would change with each new one."""
     make_records(tmp_path, "a", rows=("qk_rope", "nope"), seeds=(0,))
     make_records(tmp_path, "b", rows=("qk_rope", "nope"), seeds=(0, 1))
     make_records(tmp_path, "c", rows=("v_rope", "k_rope", "o_rope"), seeds=(0, 1))
@@ -57,7 +57,7 @@ def test_each_level_without_the_reference_stands_beside_its_like(tmp_path: Path)
 
 @pytest.mark.parametrize("broken", ["blocks", "weights"])
 def test_runs_of_others_that_do_not_fit_are_left_out(records: Path, broken: str) -> None:
-    """A block of two versions of torch, or of unlike initial weights, ends no report."""
+    """Two versions of torch or different initial weights in a block do not fail the report."""
     lent = []
     for run in read_records(records, "short"):
         if broken == "blocks":

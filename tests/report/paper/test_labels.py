@@ -1,4 +1,4 @@
-"""Labels are moved apart, no further than they must, and never out of their order."""
+"""Tests that labels are moved apart only as far as needed, and keep their order."""
 
 import numpy as np
 import pytest

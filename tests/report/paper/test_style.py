@@ -1,4 +1,4 @@
-"""All figures: the same bytes again, no date, the size of a page, none where data are missing."""
+"""Tests of all figures: reproducible bytes, page width, and none if data are missing."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -32,7 +32,7 @@ def drawn(runs: list[Run]) -> dict[str, bytes]:
 
 
 def test_files_have_the_same_bytes_again_and_no_date(runs: list[Run]) -> None:
-    """Whatever the order of the runs; matplotlib's are 6.75 inches wide, and text is paths."""
+    """The order of runs does not matter. matplotlib's text is paths, its width 6.75 inches."""
     files = drawn(runs)
     assert files == drawn(runs[::-1])
 

@@ -1,4 +1,4 @@
-"""Crossings of two curves, against lines whose crossing is known, and laws that hold for any."""
+"""Tests of crossings of two curves, against lines with a known crossing and laws for any curve."""
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ from scipy import stats
 
 from rope_exp.studies.scaling.passes import crossing, last_crossing
 
-# Apart from 0, so that a change of sign is one.
+# Values keep away from 0, so that rounding cannot change a sign.
 VALUES = st.lists(
     st.floats(0.01, 10).flatmap(lambda x: st.sampled_from([x, -x])), min_size=2, max_size=12
 )

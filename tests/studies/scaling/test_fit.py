@@ -1,4 +1,4 @@
-"""Lines in logarithms: known slopes are found, and intervals cover as often as they say."""
+"""Tests of lines in logarithms: known slopes are found, and intervals cover at their level."""
 
 import itertools
 
@@ -48,7 +48,7 @@ def test_too_few_runs_say_nothing() -> None:
     assert fit(found[found["parameters"] == 1.3e6][:2]) is None
 
 
-# -- where a line is 0 -----------------------------------------------------------------------------
+# -- crossings -------------------------------------------------------------------------------------
 
 TOKENS = np.repeat([2e6, 4e6, 8e6, 16e6], 4)
 
@@ -68,7 +68,7 @@ def test_a_line_without_noise_is_0_where_it_was_laid(zero: float) -> None:
 
 @pytest.mark.parametrize("zero", [5e6, 4e7])
 def test_intervals_of_a_crossing_cover_19_of_20(zero: float) -> None:
-    """Within what was run, and beyond it."""
+    """The crossing lies within the tested range at 5e6, and outside it at 4e7."""
     covered = 0
     for seed in range(400):
         fitted = fit(in_tokens(-0.03, zero, 0.02, seed))
@@ -80,9 +80,9 @@ def test_intervals_of_a_crossing_cover_19_of_20(zero: float) -> None:
 
 
 def test_seeds_at_several_budgets_cost_little() -> None:
-    """As the campaigns are: eight seeds at one budget, of which one goes on to three more.
+    """Coverage stays near 95 % in the campaigns' design: one seed at four budgets, seven at one.
 
-    Half of the variance is the seed's own, at every budget alike.
+    Half of the variance is the seed's own, equal at all of its budgets.
     """
     seeds = np.array([*range(8), 0, 0, 0])
     tokens = np.array([2e6] * 8 + [4e6, 8e6, 26e6])
@@ -101,14 +101,14 @@ def test_seeds_at_several_budgets_cost_little() -> None:
 
 
 def test_without_a_slope_no_crossing_is_told() -> None:
-    """Or in one of twenty, as the interval of a slope says."""
+    """With a true slope of 0, a crossing is reported in about 1 of 20 draws, as 95 % implies."""
     fitted = [fit(in_tokens(0.0, 1e6, 0.02, seed)) for seed in range(200)]
     num_told = sum(each is not None and each.crossing() is not None for each in fitted)
     assert 2 <= num_told <= 20
 
 
 def test_the_band_of_the_line_holds_0_at_the_ends() -> None:
-    """That of the mean, by scipy's regression."""
+    """The reference is the 95 % band of the mean by scipy's regression."""
     found = in_tokens(-0.02, 6e6, 0.01, seed=3)
     fitted = fit(found)
     assert fitted is not None
@@ -123,7 +123,7 @@ def test_the_band_of_the_line_holds_0_at_the_ends() -> None:
         assert abs(value) == pytest.approx(fitted.quantile * error)
 
 
-# -- whether it is a line --------------------------------------------------------------------------
+# -- lack of fit -----------------------------------------------------------------------------------
 
 
 def test_a_straight_line_is_called_bent_once_in_twenty() -> None:
@@ -141,7 +141,7 @@ def test_what_rises_and_falls_is_no_line() -> None:
 
 
 def test_lack_of_fit_is_the_f_of_nested_models() -> None:
-    """A line against a mean for each budget, by their sums of squares."""
+    """The reference compares the sums of squares of a line and of a mean for each budget."""
     found = in_tokens(-0.02, 5e6, 0.02, seed=3)
     fitted = fit(found)
     assert fitted is not None

@@ -1,4 +1,4 @@
-"""Crossings within a run: curves that were made to cross at a known place."""
+"""Tests of crossings within a run, on curves made to cross at a known place."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def with_leads(runs: list[Run], leads: Mapping[str, list[np.ndarray]]) -> list[Run]:
-    """Give each run the held-out losses of a curve of its own, a seed's plus its row's lead."""
+    """Return the runs with new held-out curves: a common one, plus 0.1 a seed, minus a lead."""
     found = []
     for run in runs:
         lead = leads.get(run.config.pe.label, [np.zeros(5)] * 2)[run.config.seed]
@@ -61,7 +61,7 @@ def test_seeds_that_disagree_are_told_apart(plain: list[Run]) -> None:
 
 
 def test_seeds_that_were_ahead_before_leave_no_interval(plain: list[Run]) -> None:
-    """It would be one of the seeds that cross alone."""
+    """An interval would describe only the seeds that cross."""
     leads = {"qkvo_rope": [np.full(5, 0.1), 0.1 * (TOKENS_M - 1.0)]}
     lines = lines_of(with_leads(plain, leads))
     assert lines["qk_rope, qkvo_rope"] == "qkvo_rope since 1M (1), throughout (1)"

@@ -1,4 +1,4 @@
-"""scaling.md: lines in logarithms, crossings, and the order at each size and budget."""
+"""Tests of scaling.md: lines in logarithms, crossings, and the order at each size and budget."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from rope_exp.studies.scaling import scaling
 from rope_exp.studies.scaling.orders import orders
 
 STEPS = [250, 500, 1000, 2000]
-# All warm up over 100 updates or more.
+# All warm up for at least 100 steps.
 ROWS = {
     row: [f"pe={row}", "schedule.warmup_fraction=0.5"]
     for row in ("qk_rope", "qkvo_rope", "vo_rope", "qkv_rope")
@@ -23,13 +23,13 @@ ROWS = {
 
 
 def lines_of(text: str, beginning: str) -> list[list[str]]:
-    """The cells of the rows of tables that begin so."""
+    """Return the cells of the table rows with this beginning."""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines()]
     return [row for row in rows if row[0] == beginning]
 
 
 def runs_where_qkvo_falls_back(folder: Path, zero: int) -> list[Run]:
-    """Four rows at four budgets; QKVO's lead over QK is gone after so many steps."""
+    """Return four rows at four budgets, with a lead of QKVO over QK that is 0 at `zero` steps."""
     for steps in STEPS:
 
         def loss(row: str, seed: int, steps: int = steps) -> float:
@@ -43,7 +43,7 @@ def runs_where_qkvo_falls_back(folder: Path, zero: int) -> list[Run]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """Level after twice the steps that were run; no test changes them."""
+    """Return runs with the crossing at twice the longest budget; no test changes them."""
     return runs_where_qkvo_falls_back(tmp_path_factory.mktemp("records"), 4000)
 
 
@@ -56,7 +56,7 @@ def ladder(runs: list[Run]) -> str:
 
 
 def test_a_crossing_within_the_ladder_is_found(tmp_path: Path) -> None:
-    """QKVO is level with QK after 700 steps, and the line has no noise."""
+    """QKVO equals QK at 700 steps, and the line has no noise."""
     text = scaling(runs_where_qkvo_falls_back(tmp_path, 700))
     [line] = lines_of(text, "qkvo_rope minus qk_rope")
     assert float(line[4].split()[0]) == pytest.approx(0.05, abs=0.005)
@@ -64,7 +64,7 @@ def test_a_crossing_within_the_ladder_is_found(tmp_path: Path) -> None:
 
 
 def test_a_crossing_beyond_the_ladder_is_no_place(ladder: str) -> None:
-    """Docs/protocol.md: it is said to be beyond what was run."""
+    """A crossing outside the tested range is not quantified (docs/protocol.md)."""
     [line] = lines_of(ladder, "qkvo_rope minus qk_rope")
     assert line[-1] == "outside the tested range: after 8.19M (after 8.19M)"
 
@@ -75,7 +75,7 @@ def test_what_does_not_move_has_no_crossing(ladder: str) -> None:
 
 
 def test_what_rises_and_falls_tells_no_crossing(tmp_path: Path) -> None:
-    """Two seeds at the first budget say how far they part, and the third budget stands out."""
+    """Two seeds at the first budget measure the noise, and the third budget is far off a line."""
     leads = {250: -0.05, 500: -0.02, 1000: 0.12, 2000: 0.04}
     for steps, lead in leads.items():
 
@@ -97,7 +97,7 @@ def test_what_rises_and_falls_tells_no_crossing(tmp_path: Path) -> None:
 
 
 def test_the_order_stands_at_each_budget(ladder: str, runs: list[Run]) -> None:
-    """Differences within a seed, and how many seeds."""
+    """Each cell has the mean difference within a seed, and the number of seeds."""
     [head] = lines_of(ladder, "variant")[1:]
     assert [name.split(", ")[1] for name in head[1:]] == [
         "1.02M (0.77)", "2.05M (1.5)", "4.1M (3.1)", "8.19M (6.2)"
@@ -110,7 +110,7 @@ def test_the_order_stands_at_each_budget(ladder: str, runs: list[Run]) -> None:
 
 
 def test_orders_of_two_sizes_are_held_together(tmp_path: Path) -> None:
-    """The larger turns two neighbours round; the level with most runs says who stands first."""
+    """The larger size swaps two neighbours; lines are sorted by the level with the most runs."""
     places = {64: ("qk_rope", "vo_rope", "qkvo_rope"), 128: ("vo_rope", "qk_rope", "qkvo_rope")}
     for width, order in places.items():
         make_records(
@@ -152,7 +152,7 @@ def test_a_variant_that_the_fullest_level_lacks_has_a_line(tmp_path: Path) -> No
 
 
 def test_two_runs_of_one_place_are_refused(tmp_path: Path) -> None:
-    """Of other held-out windows: through which of them a line goes is not said."""
+    """The two runs have different held-out windows, and a fit could use only one of them."""
     for count in (128, 256):
         factors = {"train.eval_sequences": [count]}
         make_records(tmp_path, f"of_{count}", rows=ROWS, seeds=(0,), factors=factors)
@@ -176,18 +176,18 @@ def test_an_axis_that_did_not_vary_is_named(ladder: str) -> None:
     assert "Not varied: parameters and length" in ladder
 
 
-# -- what may stand on a line ----------------------------------------------------------------------
+# -- runs of a line --------------------------------------------------------------------------------
 
 
 def test_a_cell_stands_on_a_line_once(runs: list[Run]) -> None:
-    """Twice, it would halve the noise of whatever it says."""
+    """A run that counts twice would make the noise look smaller than it is."""
     again = [run for run in runs if run.group == "of_250"]
     with refused("are both", "keep one of them"):
         scaling([*runs, *again])
 
 
 def test_short_warmups_are_on_no_line(runs: list[Run], tmp_path: Path) -> None:
-    """Rows suffer unequally from them (docs/protocol.md); the figure leaves them out, too."""
+    """Rows suffer unequally from a short warmup (docs/protocol.md)."""
     rows = {row: [f"pe={row}", "schedule.warmup_fraction=0.05"] for row in ROWS}
     factors = {"train.num_steps": [1900]}
     make_records(tmp_path, "short", rows=rows, seeds=(0,), factors=factors)

@@ -1,6 +1,6 @@
-"""Hides the commit from processes that have this on PYTHONPATH, as in an installed copy.
+"""Hide the commit from processes with this folder on PYTHONPATH, as in an installed copy.
 
-So a test's campaign leaves records, whatever is being edited here meanwhile.
+A campaign refuses a checkout with uncommitted changes, but its tests must run in one.
 """
 
 from rope_exp.run import provenance

@@ -131,7 +131,7 @@ def test_a_bad_step_leaves_weights_and_state_as_they_were(bad: float) -> None:
         assert torch.equal(tensor, state[name])
 
 
-def test_a_state_that_is_loaded_goes_on_as_the_other() -> None:
+def test_a_made_state_has_the_tensors_of_a_used_one() -> None:
     """A layer's matrix has one momentum; AdamW's parameters have two moments and a step count."""
     decoder, twin = make_decoder("q", "k"), make_decoder("q", "k")
     optimizer, other = (build_optimizer(each, OPTIM) for each in (decoder, twin))

@@ -69,7 +69,7 @@ def test_a_state_carries_all_that_came_before(
 
 
 @pytest.mark.parametrize("with_scores", [True, False])
-def test_gradients_across_chunks_are_those_of_the_triangle(with_scores: bool) -> None:
+def test_gradients_across_chunks_are_finite_differences(with_scores: bool) -> None:
     """Finite differences check the gradients of queries, keys, values, the state and the decay."""
     scores, v_BTHV = inputs(8, with_scores=with_scores)
     num_keys = 4 if with_scores else 1

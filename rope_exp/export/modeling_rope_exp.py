@@ -330,7 +330,7 @@ class AddedPositions(nn.Module):
 
 
 class ScoreBias(nn.Module):
-    """Terms added to scores by the distance of two places: a bias, and the lowest number beyond a window.
+    """Terms added to scores by distance: a bias, and the lowest number beyond a window.
 
     The bias is ALiBi's slopes or T5's learned buckets.
     """

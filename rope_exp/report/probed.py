@@ -8,6 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rope_exp.evidence.places import BY_PLACE, by_place
+from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report
 from rope_exp.report.spelling import markdown_table
 
@@ -119,6 +120,17 @@ def extension_part(report: Report) -> list[str]:
 # -- copying, and token shift ----------------------------------------------------------------------
 
 
+def copies(run: Run) -> bool:
+    """Return whether a run that was asked for `repeat` copies."""
+    return second_gain(run) >= COPIES
+
+
+def second_gain(run: Run) -> float:
+    """Return by how much a text's second reading has a lower loss than the first, in nats."""
+    first, second = run.probes["repeat"]["loss"]
+    return float(first - second)
+
+
 def copies_part(report: Report) -> list[str]:
     """Return a sentence and a table of the runs that copy; empty if no run was probed."""
     lines = []
@@ -126,16 +138,14 @@ def copies_part(report: Report) -> list[str]:
         runs = [run for run in row.runs if "repeat" in run.probes]
         if not runs:
             continue
-        readings = np.array([run.probes["repeat"]["loss"] for run in runs])
-        gained = readings[:, 0] - readings[:, 1]
-        copies = gained >= COPIES
+        copying = np.array([copies(run) for run in runs])
         losses = np.array([run.loss for run in runs], dtype=float)
         line = {
             "row": row.name,
-            "runs that copy": f"{copies.sum()} of {len(runs)}",
-            "gain by the second reading": gained.mean(),
-            "loss of those that copy": losses[copies].mean() if copies.any() else None,
-            "of the others": None if copies.all() else losses[~copies].mean(),
+            "runs that copy": f"{copying.sum()} of {len(runs)}",
+            "gain by the second reading": np.mean([second_gain(run) for run in runs]),
+            "loss of those that copy": losses[copying].mean() if copying.any() else None,
+            "of the others": None if copying.all() else losses[~copying].mean(),
         }
         lines.append(line)
     if not lines:

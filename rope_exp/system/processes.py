@@ -12,7 +12,7 @@ DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment with `changes`, so that a child imports this very package.
+    """Return this process's environment with `changes`, for a child that imports this package.
 
     A checkout comes first on the child's path, as it may not be installed.
     """

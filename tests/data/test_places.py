@@ -156,15 +156,6 @@ def test_the_hash_of_the_order_covers_where_rows_begin() -> None:
     assert (hashed_BS[:, -1] == random_starts(3, 2, 4, 40)).all()
 
 
-@given(st.integers(1, 50), st.integers(1, 4))
-def test_the_rows_of_all_ranks_are_the_global_batch(step: int, share: int) -> None:
-    whole = placed(step, reset_positions=True, document_mask=True, random_start=9)
-    parts = [whole.rows(slice(first, first + share)) for first in range(0, 4, share)]
-    for of_whole, *of_parts in zip(whole, *parts, strict=True):
-        if of_whole is not None:
-            assert (np.concatenate(of_parts) == of_whole).all()
-
-
 def test_what_is_placed_already_is_not_placed_again() -> None:
     batch = Places(END, resets=True).placed(next_tokens(np.ones((1, 4), dtype=np.int64)))
     with pytest.raises(AssertionError):

@@ -80,7 +80,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, every: bool) -> None:
     """Each place gets one of HARMS in turn; the torture test tries all of them at each place.
 
-    Answers to probes are left out: their own digest in the result refuses any change.
+    Answers to probes are left out: a newer result has a digest of them, which refuses any change.
     """
     first, *others = (RECORDED / f"english/{cell}.json" for cell in CELLS)
     clean = [read_record(path) for path in others]

@@ -285,11 +285,6 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
         at("probes", "shift", "x", to=functools.reduce(lambda inner, _: [inner], range(700), [])),
         "its content: recursion limit",
     ),
-    "an answer that is text": (at("probes", "shift", "loss", 0, to="x"), "holds other probes"),
-    "an answer's column that is short": (
-        lambda values: values["probes"]["shift"]["loss"].pop(), "holds other probes"
-    ),
-    "an answer of another probe": (at("probes", "tides", to={}), "holds other probes"),
     "git that is text": (at("env", "git", to="x"), "git=x"),
     "a torch that is a number": (at("env", "torch", to=2), "torch=2"),
     "another answer": (at("probes", "shift", "loss", 0, to=1.5), "holds other probes"),

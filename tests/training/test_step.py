@@ -1,6 +1,8 @@
 """Tests of one training step: its gradient, stops between micro-batches, and bad updates."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +39,26 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
     for other in gradients[1:]:
         for name, gradient in gradients[0].items():
             assert torch.allclose(gradient, other[name], rtol=1e-4, atol=1e-7), name
+
+
+@pytest.mark.parametrize("words", [(), ("train.objective=mlm",), ("data.random_start=9",)])
+def test_ranks_share_a_batch_in_equal_parts(make: Make, words: tuple[str, ...]) -> None:
+    """The rows of all ranks are the global batch, and each rank divides by all targets."""
+    step = make("run", *words).train_step
+    whole = step.batches.batch(3)
+    parts = []
+    for rank in (0, 1):
+        world: Any = SimpleNamespace(
+            rank=rank, world_size=2, is_main=rank == 0, device=torch.device("cpu")
+        )
+        step.parallel = world
+        inputs, num_targets, order_sha256 = step._get_batch(3)
+        assert num_targets == whole.num_targets
+        assert bool(order_sha256) == (rank == 0)
+        parts.append(inputs)
+    for name in ("ids_BT", "target_BP"):
+        both = torch.cat([getattr(part, name) for part in parts])
+        assert torch.equal(both, torch.from_numpy(getattr(whole, name)))
 
 
 def test_the_loss_is_the_mean_of_minus_log_p(make: Make) -> None:

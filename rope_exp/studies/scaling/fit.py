@@ -110,6 +110,9 @@ def differences(runs: Sequence[Run], reference: str) -> pd.DataFrame:
 
     A block is the runs of one seed at one size, budget and length. The reference's differences, 0,
     are included.
+
+    Raises:
+        ReportError: two runs have one variant and block.
     """
     rows = []
     for run in runs:

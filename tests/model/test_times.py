@@ -34,7 +34,7 @@ POYO = {"fraction": 0.5, "base": 40000.0}
 def make_spikes_decoder(*rotate: str) -> Decoder:
     """Return a float64 decoder with weights at which a softmax is neither flat nor sharp."""
     architecture = Architecture(
-        SIZES, make_pe(*rotate, **POYO), TASK.vocab_size, causal=False, num_outputs=2
+        SIZES, make_pe(*rotate, **POYO), TASK.pad_id + 1, causal=False, num_outputs=2
     )
     decoder = Decoder(architecture).double()
     generator = torch.Generator().manual_seed(0)

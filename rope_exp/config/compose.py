@@ -76,9 +76,6 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     Raises:
         ConfigError: a reference names no key; see also RunConfig.from_dict and with_source.
     """
-    folders = _own_folders(hydra or tree.hydra)
-    for folder in folders:
-        check_folder(folder)
     try:
         with _secrets_kept():
             plain: Any = OmegaConf.to_container(
@@ -88,7 +85,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         raise explain(error) from error
     if CAMPAIGNS in plain:
         raise ConfigError(CAMPAIGNS, ..., "is no key of a run; `rope-exp campaign NAME` runs one")
-    return with_source(RunConfig.from_dict(plain), [CONFIGS, *folders])
+    return with_source(RunConfig.from_dict(plain), [CONFIGS, *_own_folders(hydra or tree.hydra)])
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:
@@ -108,6 +105,12 @@ def _secrets_kept() -> Iterator[None]:
         yield
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def check_folders(tree: DictConfig) -> None:
+    """Refuse additional folders with a different choice under one of our names."""
+    for folder in _own_folders(tree.hydra):
+        check_folder(folder)
 
 
 def _own_folders(hydra: Any) -> list[Path]:
@@ -244,6 +247,7 @@ def compose_jobs(
     except Exception as error:
         raise explain(error, words) from error
 
+    check_folders(tree)
     return Jobs(tree, jobs, [to_run_config(each) for each in trees])
 
 

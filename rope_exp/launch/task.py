@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rope_exp.config.choices import choices
-from rope_exp.config.compose import titles, to_run_config, without_hydra
+from rope_exp.config.compose import check_folders, titles, to_run_config, without_hydra
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.as_rank import is_rank, run_as_rank
 from rope_exp.launch.job import Job
@@ -67,6 +67,7 @@ def _run_one(values: DictConfig, ended: list[RunConfig]) -> int:
     Args:
         ended: gets the run's config, which is read once: its files may be edited meanwhile.
     """
+    check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
     config = to_run_config(values, HydraConfig.get())
     ended.append(config)
 
@@ -100,11 +101,8 @@ def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[
     if not trees:
         raise ConfigError("--multirun", ..., "the sweep is empty: no choice matches its pattern")
 
-    configs = []
-    for tree in trees:
-        # A job's config may read Hydra's own values (`${hydra:job.num}`).
-        HydraConfig.instance().set_config(tree)
-        configs.append(to_run_config(tree))
+    check_folders(trees[0])
+    configs = [_of_job(tree) for tree in trees]
 
     from rope_exp.launch import sweep
     from rope_exp.launch.admit import resolved
@@ -116,6 +114,12 @@ def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[
     if code == EXIT_STOPPED:
         raise SystemExit(code)
     return [_outcome(tree, each, job) for tree, each, job in zip(trees, words, jobs, strict=True)]
+
+
+def _of_job(tree: DictConfig) -> RunConfig:
+    """Convert the config of one job, which may read Hydra's own values (`${hydra:job.num}`)."""
+    HydraConfig.instance().set_config(tree)
+    return to_run_config(tree)
 
 
 def _outcome(tree: DictConfig, words: Sequence[str], job: Job) -> JobReturn:

@@ -20,7 +20,7 @@ METHOD_NAMES = {
     "yarn": "YaRN",
 }
 # A run copies if a text's second reading has a loss lower by so many nats (docs/protocol-2.md).
-COPIES = 0.5
+COPIES = 0.3
 # Learned frequencies have moved little if the median |ln(theta/theta0)| is below this.
 LITTLE = 0.1
 

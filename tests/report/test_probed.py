@@ -149,8 +149,8 @@ def test_runs_that_were_asked_nothing_have_no_such_table(runs: list[Run]) -> Non
 
 
 def test_runs_that_copy_are_counted_with_their_losses(runs: list[Run]) -> None:
-    """The second reading gains 0.5, 0.4 and 2 nats, so two of the three runs copy."""
-    readings = {0: [4.0, 3.5], 1: [4.0, 3.6], 2: [4.0, 2.0]}
+    """The second reading gains 0.4, 0.2 and 2 nats, so two of the three runs copy."""
+    readings = {0: [4.0, 3.6], 1: [4.0, 3.8], 2: [4.0, 2.0]}
     probed = [
         replace(run, probes={"repeat": {"reading": [1, 2], "loss": readings[run.config.seed]}})
         for run in runs
@@ -158,11 +158,11 @@ def test_runs_that_copy_are_counted_with_their_losses(runs: list[Run]) -> None:
     ]
     sentence, table = copies_part(build(probed, ["row"]))
     copying, other = (loss("qk", 0) + loss("qk", 2)) / 2, loss("qk", 1)
-    assert "at least 0.5 nats" in sentence
-    assert table.splitlines()[-1] == f"| QK | 2 of 3 | 0.9667 | {copying:.4f} | {other:.4f} |"
+    assert "at least 0.3 nats" in sentence
+    assert table.splitlines()[-1] == f"| QK | 2 of 3 | 0.8667 | {copying:.4f} | {other:.4f} |"
 
     table = copies_part(build([probed[1]], ["row"]))[1]
-    assert table.splitlines()[-1] == f"| QK | 0 of 1 | 0.4000 | — | {other:.4f} |"
+    assert table.splitlines()[-1] == f"| QK | 0 of 1 | 0.2000 | — | {other:.4f} |"
 
 
 def test_token_shift_is_told_by_layer(runs: list[Run]) -> None:

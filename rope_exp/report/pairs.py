@@ -7,7 +7,7 @@ import pandas as pd
 from rope_exp.evidence.significance import MOST_SEEDS, SIGNS
 from rope_exp.report.content import Relation, Report
 from rope_exp.report.sentences import OWN, interval_of, p_of
-from rope_exp.report.spelling import Column, csv_of
+from rope_exp.report.spelling import Column, csv_of, span
 
 
 def pairs_table(report: Report) -> str:
@@ -97,10 +97,12 @@ def _settling(relation: Relation) -> str:
     if pair.seeds_needed_low is None:
         return f"settling it needs more than {MOST_SEEDS} seeds"
     fewest = pair.seeds_needed_low - pair.num_seeds
-    most = f"more than {MOST_SEEDS - pair.num_seeds}"
-    if pair.seeds_needed_high is not None:
-        most = str(pair.seeds_needed_high - pair.num_seeds)
-    told = f"{fewest} to {most} more seeds would settle it in 4 of 5 cases"
+    if pair.seeds_needed_high is None:
+        count = f"{fewest} to more than {MOST_SEEDS - pair.num_seeds}"
+    else:
+        count = span((fewest, pair.seeds_needed_high - pair.num_seeds))
+    seeds = "seed" if count == "1" else "seeds"
+    told = f"{count} more {seeds} would settle it in 4 of 5 cases"
     if relation.published == SIGNS["equivalent"]:
         return f"{told}; a difference may then still be below the margin"
     return told

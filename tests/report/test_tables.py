@@ -5,6 +5,7 @@ import io
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -239,9 +240,16 @@ def test_an_open_relation_says_what_would_settle_it(tmp_path: Path) -> None:
     for seed, (qk, qkvo) in enumerate([(3.50, 3.53), (3.51, 3.50), (3.52, 3.55)]):
         make_run(tmp_path, seed=seed, loss=qk)
         make_run(tmp_path, pe="qkvo_rope", seed=seed, loss=qkvo)
-    text = markdown(report_of(tmp_path))
+    report = report_of(tmp_path)
+    text = markdown(report)
     assert "| QK-RoPE ≈ QKVO-RoPE | QK-RoPE ? QKVO-RoPE |" in text
     assert "in 4 of 5 cases; a difference may then still be below the margin |" in text
+
+    [relation] = report.relations
+    for seeds, told in (((4, 4), "1 more seed"), ((5, 9), "2 to 6 more seeds")):
+        judged = replace(relation.judged, seeds_needed_low=seeds[0], seeds_needed_high=seeds[1])
+        text = markdown(replace(report, relations=(replace(relation, judged=judged),)))
+        assert f"| open; {told} would settle it in 4 of 5 cases" in text
 
 
 def test_every_pair_stands_once_in_pairs_csv(nine: Report) -> None:

@@ -128,6 +128,12 @@ def campaign(words: list[str]) -> int:
         type=float,
         help="begin to stop after so many; each run saves a checkpoint, a minute or so more",
     )
+    parser.add_argument(
+        "--on-gpus",
+        type=int,
+        metavar="N",
+        help="run its cells on this machine's GPUs, N at a time on each, whatever its file says",
+    )
     parser.add_argument("--list", action="store_true", help="print its cells, and run none")
     parser.add_argument(
         "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
@@ -147,12 +153,17 @@ def campaign(words: list[str]) -> int:
     asked = parser.parse_intermixed_args(words)
     if asked.hours is not None and not 0 < asked.hours < 1e6:
         raise ConfigError("--hours", asked.hours, "must be a number above 0 and below 1,000,000")
+    if asked.on_gpus is not None and asked.on_gpus < 1:
+        raise ConfigError("--on-gpus", asked.on_gpus, "must be a whole number from 1")
 
     if is_rank():
         raise ConfigError(
             "campaign", asked.name, "starts its own ranks; start it without a launcher"
         )
-    progress = Progress(load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT), asked.records)
+    found = load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT)
+    if asked.on_gpus is not None:
+        found = found.placed(device="cuda", max_parallel="auto", runs_per_gpu=asked.on_gpus)
+    progress = Progress(found, asked.records)
     queue = Queue(CLUSTER / asked.name)
     if asked.list and asked.words:
         raise ConfigError("--list", ..., f"takes no more words, such as {asked.words[0]}")
@@ -161,7 +172,8 @@ def campaign(words: list[str]) -> int:
         print("\n".join(progress.lines()))
         return 0
     if asked.words:
-        for option, value in (("--hours", asked.hours), ("--archive", asked.archive)):
+        here = {"--hours": asked.hours, "--archive": asked.archive, "--on-gpus": asked.on_gpus}
+        for option, value in here.items():
             if value is not None:
                 raise ConfigError(option, value, "is for a campaign that runs here")
         weights = asked.keep_weights

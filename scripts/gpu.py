@@ -52,14 +52,13 @@ class Part:
     is_campaign: bool = False
 
 
-def parts(campaigns: Sequence[str], config_dir: Path | None, out: Path) -> list[Part]:
+def parts(campaigns: Sequence[str], further: Sequence[str], out: Path) -> list[Part]:
     """Return all parts, in order.
 
     Args:
-        config_dir: another folder of campaigns.
+        further: words of a campaign's command line.
         out: the folder for measurements.
     """
-    further = [] if config_dir is None else ["--config-dir", str(config_dir)]
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/gpu")]
     bench = str(ROOT / "scripts/bench.py")
     options = [*OPTIONS, "--out", str(out / "bench")]
@@ -132,11 +131,14 @@ def main() -> int:
         "--only", nargs="*", default=[], metavar="PART", help="tests, bench, bench_1b or a campaign"
     )
     add("--config-dir", type=Path, help="another folder of campaigns")
+    add("--on-gpus", metavar="N", help="run campaigns of a CPU here, too, N runs at a time")
     asked = parser.parse_args()
+    further = [] if asked.config_dir is None else ["--config-dir", str(asked.config_dir)]
+    further += [] if asked.on_gpus is None else ["--on-gpus", asked.on_gpus]
 
     out = asked.out.absolute()
     try:
-        found = chosen(parts(asked.campaigns, asked.config_dir, out), asked.only)
+        found = chosen(parts(asked.campaigns, further, out), asked.only)
     except ConfigError as error:
         log(f"error: {error}")
         return EXIT_USAGE

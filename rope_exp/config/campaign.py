@@ -74,6 +74,13 @@ class Campaign:
     python: str | None
     cells: tuple[Cell, ...]
 
+    def placed(self, **launch: Any) -> "Campaign":
+        """Return the campaign with other values of `launch`, which no record depends on."""
+        cells = [
+            replace(cell, config=cell.config.replace("launch", **launch)) for cell in self.cells
+        ]
+        return replace(self, cells=tuple(cells))
+
 
 def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     """Read a campaign and compose every cell of it.

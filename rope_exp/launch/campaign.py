@@ -104,11 +104,7 @@ def run_cells(
     """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
     on_signal(interrupt)
     campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
-    shared = [
-        replace(cell, config=cell.config.replace("launch", runs_per_gpu=runs_per_gpu))
-        for cell in campaign.cells
-    ]
-    progress = Progress(replace(campaign, cells=tuple(shared)), records)
+    progress = Progress(campaign.placed(runs_per_gpu=runs_per_gpu), records)
     progress.only = cells
     return run_campaign(progress, weights=weights)
 

@@ -77,6 +77,7 @@ FLOAT32 = Rows("precision_long", after(500))
 ANYWHERE = Rows("place_26m", lambda run: run.config.data.random_start == 4096)
 WINDOWS = Rows("place_26m", lambda run: run.config.train.seq_len == 1024)
 LONG = Rows("long_100m", after(25600))
+OTHER_RATE = Rows("qk_rate_26m", after(6400))
 MUON = Rows("muon_26m", after(6400))
 
 # The sign of each loss in an answer, by its rows and its variant.
@@ -158,11 +159,13 @@ def questions() -> list[Question]:
 
     longer = change(gain("q_rope", LONG), gain("q_rope", NINE))
     of_those = "QKVO's lead over QK where neither copies, 26M"
+    at_003 = gap("qk_rope", OTHER_RATE, "qkvo_rope", NINE)
     asked += [
         Question(5, "NoPE's deficit to Q, 105M tokens", gain("q_rope", LONG), "0 to 0.02"),
         Question(5, "minus the deficit at 26M", longer),
         Question(5, "QKVO's lead over QK, 105M tokens", lead(LONG), "below 0.01"),
         Question(6, of_those, lead(NOT_COPYING), "0.01 to 0.02"),
+        Question(7, "QKVO's lead over QK at a rate of 0.003, 26M", at_003, "0.01 to 0.03"),
     ]
     return asked
 

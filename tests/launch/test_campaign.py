@@ -209,6 +209,21 @@ def test_hours_count_from_the_commands_start(clone: Path, monkeypatch: pytest.Mo
     assert asked[0][1:] == (1000.0 + 7200.0, None, None)
 
 
+def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs run 14 cells each; a cell trained on the CPU stays done."""
+    monkeypatch.setattr(resolve, "gpus", lambda: ["one", "other"])
+    asked: list[Any] = []
+    monkeypatch.setattr(campaigns, "run_campaign", lambda *words: asked.append(words[0]) or 0)
+    monkeypatch.setattr(commands, "on_signal", lambda _: None)
+    records_of(clone)[0].unlink()
+    assert command(["mine", "--config-dir", str(clone), "--on-gpus", "14"]) == 0
+    [cell] = asked[0].left
+    settled = resolve.resolve(cell.config)
+    assert (settled.launch.device, settled.launch.max_parallel) == ("cuda", 28)
+    assert settled.numeric == progress(clone).left[0].config.numeric
+    assert len(asked[0].done) == 1
+
+
 def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
     """One of two equal runs took 90 s, so the estimate for the other is 90 s."""
     half = progress(clone)
@@ -438,6 +453,8 @@ def test_the_projects_records_are_of_their_cells(name: str) -> None:
         (["mine", "--hours", "0"], "--hours=0.0: must be a number above 0"),
         (["mine", "--hours", "nan"], "--hours"),
         (["mine", "--hours", "soon"], "usage: argument --hours"),
+        (["mine", "--on-gpus", "0"], "--on-gpus=0: must be a whole number from 1"),
+        (["mine", "--on-gpus", "2"], "launch.device=cuda: this machine shows no GPU"),
         (["yours"], "campaign=yours: there is no such campaign"),
         (["../mine"], "campaign=../mine: there is no such campaign"),
         (["mine", "--archive", "corpus/document00.txt"], "cannot hold mine.tar"),

@@ -57,7 +57,8 @@ def files(
     """Return rates.md and its figure for each sweep of learning rates in the asked campaigns."""
     found: dict[str, bytes] = {}
     for name in asked:
-        others = [run for each in records if each != name for run in records[each]]
+        lending = [runs for each, runs in records.items() if each != name and not _is_tuned(runs)]
+        others = [run for runs in lending for run in runs]
         sweeps = find_sweeps(records[name], others)
         for runs in sweeps:
             stem = "rates"
@@ -66,6 +67,12 @@ def files(
             made = _files(name, stem, runs)
             found |= {f"{name}/{file}": content for file, content in made.items()}
     return found
+
+
+def _is_tuned(runs: Sequence[Run]) -> bool:
+    """Return whether a campaign's rows have learning rates of their own, chosen by a sweep."""
+    is_swept = all(FACTOR in run.factors for run in runs)
+    return not is_swept and len({run.config.optim.lr for run in runs}) > 1
 
 
 def of_group(runs: Sequence[Run]) -> dict[str, bytes]:

@@ -240,14 +240,16 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
     """Return the settings by plain names, ordered by tokens; the usual ones first."""
     titles = _titles(settings)
     configs = {place: report.runs[0].config for place, report in settings.items()}
-    counts = {key: Counter(spelled(each, key) for each in configs.values()) for key in _MENTIONED}
+    values = {
+        key: {place: _value(settings[place], key) for place in settings} for key in _MENTIONED
+    }
     found = []
     for place, config in configs.items():
         words = [setting_name(config)]
         for key, text in _MENTIONED.items():
-            value = spelled(config, key)
-            if value != counts[key].most_common(1)[0][0]:
-                words.append(text.format(value))
+            usual = Counter(values[key].values()).most_common(1)[0][0]
+            if values[key][place] != usual:
+                words.append(text.format(values[key][place]))
         unusual = len(words) > 1
         order = (config.train.num_tokens, unusual, corpus_name(config), config.num_warmup_steps)
         num_runs = len(settings[place].runs)
@@ -259,6 +261,12 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
         unique = f"{name} ({titles[place]})" if name in named else name
         named[unique] = settings[place]
     return named
+
+
+def _value(report: Report, key: str) -> str:
+    """Return a setting's value of a key, which may differ between rows if it is the rate."""
+    values = {spelled(run.config, key) for run in report.runs}
+    return values.pop() if len(values) == 1 else "of each row"
 
 
 def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:

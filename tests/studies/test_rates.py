@@ -143,6 +143,18 @@ def test_other_campaigns_lend_what_differs_in_the_rate_alone(records: dict[str, 
     assert find_sweeps(records["plain"], records["lr"]) == []
 
 
+def test_a_campaign_at_tuned_rates_lends_no_runs(records: dict[str, list[Run]]) -> None:
+    """Its rates were chosen by the sweep, so its runs would change what chose them."""
+    plain = records["plain"]
+    tuned = [
+        replace(run, config=run.config.replace("optim", lr=0.001 * number))
+        for number, run in enumerate(plain, start=1)
+    ]
+    alone = {"lr": records["lr"]}
+    assert rates.files(["lr"], alone | {"plain": plain}, {}) != rates.files(["lr"], alone, {})
+    assert rates.files(["lr"], alone | {"plain": tuned}, {}) == rates.files(["lr"], alone, {})
+
+
 @pytest.mark.parametrize("broken", ["blocks", "weights"])
 def test_runs_of_others_that_do_not_fit_end_no_report(
     records: dict[str, list[Run]], broken: str

@@ -5,64 +5,92 @@ results/records: the same config and seed on another device. Writes results/repl
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from rope_exp.config.run import differing_keys
+from rope_exp.evidence.comparable import telling
 from rope_exp.evidence.records import DEFAULT_RECORDS, read_records, recorded_campaigns
-from rope_exp.evidence.runs import ReportError
+from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.report.content import Relation, build
 from rope_exp.report.spelling import markdown_table
 from rope_exp.system.files import write_atomically
 
 REPLICATES = Path("results/replicates")
 EQUAL = ("data_sha256", "order_sha256", "init_sha256")
-ABOUT = """**Runs made twice, on two machines: the same config, seed, initial weights and order of tokens.** Losses in nats per token. The record of a campaign is the first; the second is in [replicates](replicates) (`python scripts/replicates.py`).
+ABOUT = """**Runs of {name} made twice, on two machines: the same config, seed, initial weights and order of tokens.** Losses in nats per token. The campaign's record is the first; the second is in [replicates](replicates) (`python scripts/replicates.py`).
 
-{table}
+{losses}
 
 Second minus first: mean {mean:+.4f}, standard deviation {sd:.4f}, largest {largest:.4f} of {count} pairs.
+
+**The published relations with either record** (Δ: the second variant's loss minus the first's; p is adjusted by Holm's rule).
+
+{relations}
 """  # noqa: E501
 
 
 def compare(records: Path, replicates: Path) -> str:
-    """Return the losses of both runs of each cell that has two, as Markdown.
+    """Return the losses of both runs of each cell that has two, and the relations with either.
 
     Raises:
         ReportError: two records of a cell are not of one config, or did not read the same tokens.
         RecordError: a record cannot be read.
     """
-    lines = []
+    parts = []
     for name in recorded_campaigns(replicates):
-        first = {Path(run.where).name: run for run in read_records(records, name)}
-        for second in read_records(replicates, name):
-            cell = Path(second.where).name
-            run = first[cell]
-            differ = [key for key in EQUAL if run.result[key] != second.result[key]]
-            if differ or differing_keys(run.config.numeric, second.config.numeric, ()):
-                raise ReportError(f"{run.where} and {second.where} are not the same run twice")
-            if run.loss is None or second.loss is None:
-                raise ReportError(f"{run.where} or {second.where} has no loss")
-            lines.append(
-                {
-                    "campaign": name,
-                    "cell": cell,
-                    "first": run.env["device"],
-                    "loss": run.loss,
-                    "second": second.env["device"],
-                    "its loss": second.loss,
-                    "difference": second.loss - run.loss,
-                }
+        first = {run.where: run for run in read_records(records, name)}
+        second = {run.where: run for run in read_records(replicates, name)}
+        losses = pd.DataFrame([_line(first[cell], run) for cell, run in second.items()])
+        differences = losses["difference"]
+        either = [_relations(first), _relations({**first, **second})]
+        relations = [
+            {
+                "published": f"{one.judged.a} {one.published} {one.judged.b}",
+                "Δ": one.judged.delta,
+                "p": one.judged.p_adjusted,
+                "outcome": one.outcome,
+                "Δ, second": other.judged.delta,
+                "p, second": other.judged.p_adjusted,
+                "outcome, second": other.outcome,
+            }
+            for one, other in zip(*either, strict=True)
+        ]
+        parts.append(
+            ABOUT.format(
+                name=name,
+                losses=markdown_table(losses, ".4f"),
+                mean=differences.mean(),
+                sd=differences.std(),
+                largest=differences.abs().max(),
+                count=len(losses),
+                relations=markdown_table(pd.DataFrame(relations), ".4f"),
             )
-    found = pd.DataFrame(lines)
-    differences = found["difference"]
-    return ABOUT.format(
-        table=markdown_table(found, ".4f"),
-        mean=differences.mean(),
-        sd=differences.std(),
-        largest=differences.abs().max(),
-        count=len(found),
-    )
+        )
+    return "\n".join(parts)
+
+
+def _line(first: Run, second: Run) -> dict[str, str | float]:
+    """Return the losses of a run that was made twice."""
+    differ = [key for key in EQUAL if first.result[key] != second.result[key]]
+    if differ or differing_keys(first.config.numeric, second.config.numeric, ()):
+        raise ReportError(f"{first.folder} and {second.folder} are not the same run twice")
+    assert first.loss is not None and second.loss is not None, first.where
+    return {
+        "cell": Path(first.where).name,
+        "first": first.env["device"],
+        "loss": first.loss,
+        "second": second.env["device"],
+        "its loss": second.loss,
+        "difference": second.loss - first.loss,
+    }
+
+
+def _relations(runs: Mapping[str, Run]) -> list[Relation]:
+    found = list(runs.values())
+    return list(build(found, telling(found)).relations)
 
 
 def main() -> int:

@@ -179,7 +179,7 @@ def test_the_makefile_has_at_most_14_targets() -> None:
 
 
 # The results of the campaign whose table the README shows.
-SHOWN = REPOSITORY / "results" / "table"
+SHOWN = REPOSITORY / "results" / "nine_26m"
 
 
 def test_the_readme_shows_the_table_that_is_committed() -> None:
@@ -190,17 +190,13 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
     expected = []
     with (SHOWN / "table.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            pooled, own = (
-                [signed(row[f"delta_ci_{end}{of}"], decimals=4) for end in ("low", "high")]
-                for of in ("", "_alone")
-            )
+            interval = [signed(row[f"delta_ci_{end}"], decimals=4) for end in ("low", "high")]
             cells = [
                 subset_name(tuple(row["rotate"])),
                 row["num_seeds"],
                 f"{float(row['loss_mean']):.4f}",
                 signed(row["delta"], decimals=4),
-                " to ".join(pooled) if all(pooled) else "reference",
-                " to ".join(own) if all(own) else "",
+                " to ".join(interval) if all(interval) else "reference",
                 row["verdict"],
                 signed(row["published_delta"], decimals=3),
             ]
@@ -208,9 +204,8 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
 
     assert len(expected) == 9
     header = (
-        "| variant | seeds | loss | Δ to QK-RoPE | 95 % interval, pooled | paired | verdict "
-        "| published Δ |\n"
-        "|---|---:|---:|---:|---|---|---|---:|\n"
+        "| variant | seeds | loss | Δ to QK-RoPE | 95 % interval | verdict | published Δ |\n"
+        "|---|---:|---:|---:|---|---|---:|\n"
     )
     assert header + "\n".join(expected) + "\n\n" in readme
 
@@ -218,9 +213,8 @@ def test_the_readme_shows_the_table_that_is_committed() -> None:
     assert summary in " ".join(readme.split())
 
 
-# The columns of the paper's two tables; the protocol tested only the first two.
-PAPER = ("english", "table", "warmup", "tokens/train.num_steps=6400")
-TESTED = PAPER[:2]
+# The columns of the paper's two tables.
+PAPER = ("nine_26m", "english", "table")
 
 
 def test_the_paper_has_the_differences_of_its_tables() -> None:
@@ -241,13 +235,10 @@ def test_the_paper_has_the_differences_of_its_tables() -> None:
 
 
 def test_the_paper_has_the_relations_of_its_tables() -> None:
-    """Each cell is a pair's difference and outcome, or "one seed". The outcomes on the stdlib
-    corpus are the same with either warmup.
-    """
+    """Each cell is a pair's difference and outcome."""
     paper = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
     cells: dict[str, dict[str, str]] = {}
-    outcomes: dict[str, dict[str, str]] = {}
-    for place in (*PAPER, "table_warmup"):
+    for place in PAPER:
         folder = REPOSITORY / "results" / place
         deltas = {}
         with (folder / "pairs.csv").open(encoding="utf-8") as file:
@@ -263,16 +254,12 @@ def test_the_paper_has_the_relations_of_its_tables() -> None:
             relation, *_, outcome = line.strip("| ").replace("-RoPE", "").split(" | ")
             first, _, second = relation.split()
             word = outcome.partition(";")[0]
-            outcomes.setdefault(relation, {})[place] = word.removesuffix(" †")
-            if place not in TESTED:
-                word = explored(relation, word)
             cells.setdefault(relation, {})[place] = f"{deltas[first, second]:+.3f} {word}"
 
     assert len(cells) == 8
     for relation, found in cells.items():
-        row = [found.get(place, "one seed") for place in PAPER]
+        row = [found[place] for place in PAPER]
         assert f"| {relation} | {' | '.join(row)} |" in paper
-        assert outcomes[relation]["table"] == outcomes[relation]["table_warmup"]
 
 
 def test_the_paper_counts_the_settings() -> None:
@@ -289,13 +276,6 @@ def test_the_paper_counts_the_settings() -> None:
     for first, second, count in lines:
         both = deltas[[first.upper(), second.upper()]].dropna()
         assert count == f"{(both.iloc[:, 0] < both.iloc[:, 1]).sum()} of {len(both)}"
-
-
-def explored(relation: str, outcome: str) -> str:
-    """Return the words for an outcome that no protocol tested: it confirms nothing."""
-    equal = "≈" in relation
-    outcome = outcome.replace("confirmed", "about equal" if equal else "same sign")
-    return outcome.replace("contradicted", "not equal" if equal else "opposite sign")
 
 
 def with_intervals(row: dict[str, str]) -> str:

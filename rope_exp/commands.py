@@ -162,7 +162,7 @@ def campaign(words: list[str]) -> int:
         )
     found = load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT)
     if asked.on_gpus is not None:
-        found = found.placed(device="cuda", max_parallel="auto", runs_per_gpu=asked.on_gpus)
+        found = found.with_launch(device="cuda", max_parallel="auto", runs_per_gpu=asked.on_gpus)
     progress = Progress(found, asked.records)
     queue = Queue(CLUSTER / asked.name)
     if asked.list and asked.words:

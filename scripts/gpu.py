@@ -56,7 +56,7 @@ def parts(campaigns: Sequence[str], further: Sequence[str], out: Path) -> list[P
     """Return all parts, in order.
 
     Args:
-        further: words of a campaign's command line.
+        further: options of every campaign's command line.
         out: the folder for measurements.
     """
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/gpu")]
@@ -131,7 +131,7 @@ def main() -> int:
         "--only", nargs="*", default=[], metavar="PART", help="tests, bench, bench_1b or a campaign"
     )
     add("--config-dir", type=Path, help="another folder of campaigns")
-    add("--on-gpus", metavar="N", help="run campaigns of a CPU here, too, N runs at a time")
+    add("--on-gpus", metavar="N", help="run every campaign here, N runs at a time on each GPU")
     asked = parser.parse_args()
     further = [] if asked.config_dir is None else ["--config-dir", str(asked.config_dir)]
     further += [] if asked.on_gpus is None else ["--on-gpus", asked.on_gpus]

@@ -26,17 +26,17 @@ ABOUT = """**Runs of {name} made twice, on two machines: the same config, seed, 
 
 Second minus first: mean {mean:+.4f}, standard deviation {sd:.4f}, largest {largest:.4f} of {count} pairs.
 
-**The published relations with either record** (Δ: the second variant's loss minus the first's; p is adjusted by Holm's rule).
+**The published relations with the first records, and with the second where there is one** (Δ: the second variant's loss minus the first's; p is adjusted by Holm's rule).
 
 {relations}
 """  # noqa: E501
 
 
 def compare(records: Path, replicates: Path) -> str:
-    """Return the losses of both runs of each cell that has two, and the relations with either.
+    """Return Markdown: the losses of each cell's two runs, and the relations with either.
 
     Raises:
-        ReportError: two records of a cell are not of one config, or did not read the same tokens.
+        ReportError: two records of a cell differ in config, corpus, initial weights or tokens.
         RecordError: a record cannot be read.
     """
     parts = []
@@ -45,7 +45,7 @@ def compare(records: Path, replicates: Path) -> str:
         second = {run.where: run for run in read_records(replicates, name)}
         losses = pd.DataFrame([_line(first[cell], run) for cell, run in second.items()])
         differences = losses["difference"]
-        either = [_relations(first), _relations({**first, **second})]
+        with_first, with_second = _relations(first), _relations({**first, **second})
         relations = [
             {
                 "published": f"{one.judged.a} {one.published} {one.judged.b}",
@@ -56,7 +56,7 @@ def compare(records: Path, replicates: Path) -> str:
                 "p, second": other.judged.p_adjusted,
                 "outcome, second": other.outcome,
             }
-            for one, other in zip(*either, strict=True)
+            for one, other in zip(with_first, with_second, strict=True)
         ]
         parts.append(
             ABOUT.format(
@@ -73,7 +73,7 @@ def compare(records: Path, replicates: Path) -> str:
 
 
 def _line(first: Run, second: Run) -> dict[str, str | float]:
-    """Return the losses of a run that was made twice."""
+    """Check that two records are of one run made twice, and return their losses."""
     differ = [key for key in EQUAL if first.result[key] != second.result[key]]
     if differ or differing_keys(first.config.numeric, second.config.numeric, ()):
         raise ReportError(f"{first.folder} and {second.folder} are not the same run twice")

@@ -74,7 +74,7 @@ class Campaign:
     python: str | None
     cells: tuple[Cell, ...]
 
-    def placed(self, **launch: Any) -> "Campaign":
+    def with_launch(self, **launch: Any) -> "Campaign":
         """Return the campaign with other values of `launch`, which no record depends on."""
         cells = [
             replace(cell, config=cell.config.replace("launch", **launch)) for cell in self.cells

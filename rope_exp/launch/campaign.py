@@ -104,7 +104,7 @@ def run_cells(
     """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
     on_signal(interrupt)
     campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
-    progress = Progress(campaign.placed(runs_per_gpu=runs_per_gpu), records)
+    progress = Progress(campaign.with_launch(runs_per_gpu=runs_per_gpu), records)
     progress.only = cells
     return run_campaign(progress, weights=weights)
 

@@ -70,7 +70,7 @@ def files(
 
 
 def _is_tuned(runs: Sequence[Run]) -> bool:
-    """Return whether a campaign's rows have learning rates of their own, chosen by a sweep."""
+    """Return whether a campaign's rows have learning rates of their own."""
     is_swept = all(FACTOR in run.factors for run in runs)
     return not is_swept and len({run.config.optim.lr for run in runs}) > 1
 

@@ -243,12 +243,12 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
     values = {
         key: {place: _value(settings[place], key) for place in settings} for key in _MENTIONED
     }
+    usual = {key: Counter(found.values()).most_common(1)[0][0] for key, found in values.items()}
     found = []
     for place, config in configs.items():
         words = [setting_name(config)]
         for key, text in _MENTIONED.items():
-            usual = Counter(values[key].values()).most_common(1)[0][0]
-            if values[key][place] != usual:
+            if values[key][place] != usual[key]:
                 words.append(text.format(values[key][place]))
         unusual = len(words) > 1
         order = (config.train.num_tokens, unusual, corpus_name(config), config.num_warmup_steps)
@@ -264,9 +264,9 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
 
 
 def _value(report: Report, key: str) -> str:
-    """Return a setting's value of a key, which may differ between rows if it is the rate."""
+    """Return a setting's value of a key; `tuned` if its rows have values of their own."""
     values = {spelled(run.config, key) for run in report.runs}
-    return values.pop() if len(values) == 1 else "of each row"
+    return values.pop() if len(values) == 1 else "tuned"
 
 
 def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:

@@ -1,12 +1,27 @@
 """Tests of the simulation for docs/protocol-2.md against the report and the noncentral t."""
 
+import json
 from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
-from second_test import EQUAL, FALLING, LAYOUTS, PAIRS, ROWS, SD, draw, error, judge_draws, power
+from second_test import (
+    EQUAL,
+    FALLING,
+    FOUND,
+    LAYOUTS,
+    NOISES,
+    PAIRS,
+    ROWS,
+    SD,
+    draw,
+    error,
+    judge_draws,
+    power,
+)
+from support.configs import REPOSITORY
 
 from rope_exp.evidence.layout import measure
 from rope_exp.evidence.significance import judge
@@ -28,6 +43,18 @@ def test_a_draw_is_judged_as_the_report_judges_it(noisy: dict[str, float]) -> No
     for rule, known in rules.items():
         judged = judge(losses, PAIRS, known)
         np.testing.assert_allclose([pair.p for pair in judged], said[rule].p_DP[0])
+
+
+def test_the_noise_of_the_second_test_is_that_of_its_records() -> None:
+    records = REPOSITORY / "results/records/nine_26m"
+    losses = [
+        [json.loads((records / f"{row}-s{seed}.json").read_bytes())["result"]["val/loss"]
+         for seed in range(10, 18)]
+        for row in ROWS
+    ]  # fmt: skip
+    residuals = np.array(losses) - np.mean(losses, axis=0)
+    expected = dict(zip(ROWS, residuals.std(axis=1, ddof=1), strict=True))
+    assert NOISES[FOUND] == pytest.approx(expected, abs=5e-5)
 
 
 def test_only_own_deviations_keep_the_error_under_unequal_noise() -> None:

@@ -34,6 +34,7 @@ _MENTIONED = {
     "model.num_hidden_layers": "layers {}",
     "model.num_attention_heads": "heads {}",
     "model.qk_norm": "QK norm",
+    "model.token_shift": "token shift",
     "data.document_mask": "document mask",
     "data.random_start": "random start",
 }

@@ -86,10 +86,10 @@ def test_a_part_that_is_killed_is_no_success(tmp_path: Path) -> None:
     assert gpu.run(gpu.Part("killed", words, 1.0), 60.0, tmp_path) == EXIT_FAILED
 
 
-@pytest.mark.parametrize("name", [part.name for part in gpu.parts(gpu.CAMPAIGNS, None, Path())])
+@pytest.mark.parametrize("name", [part.name for part in gpu.parts(gpu.CAMPAIGNS, [], Path())])
 def test_every_part_is_a_command_that_there_is(name: str) -> None:
     """A part's command prints its help, or collects the tests; a campaign's file can be read."""
-    [part] = gpu.chosen(gpu.parts(gpu.CAMPAIGNS, None, Path()), [name])
+    [part] = gpu.chosen(gpu.parts(gpu.CAMPAIGNS, [], Path()), [name])
     if part.is_campaign:
         assert read_campaign(name, None).cells
     look = "--collect-only" if name == "tests" else "--help"

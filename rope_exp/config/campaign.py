@@ -75,7 +75,7 @@ class Campaign:
     cells: tuple[Cell, ...]
 
     def with_launch(self, **launch: Any) -> "Campaign":
-        """Return the campaign with other values of `launch`, which no record depends on."""
+        """Return the campaign with other values of `launch` in every cell."""
         cells = [
             replace(cell, config=cell.config.replace("launch", **launch)) for cell in self.cells
         ]

@@ -7,7 +7,6 @@ import re
 import shutil
 import statistics
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,12 +185,8 @@ def test_an_estimate_of_all_that_the_gpus_allow(
 ) -> None:
     """With max_parallel=auto it assumes one run per GPU here, or one run without a GPU."""
     half = progress(clone)
-    cells = [
-        replace(cell, config=cell.config.replace("launch", device="cuda", max_parallel="auto"))
-        for cell in half.campaign.cells
-    ]
-    half.campaign = replace(half.campaign, cells=tuple(cells))
-    del half.done[cells[1].name]
+    half.campaign = half.campaign.with_launch(device="cuda", max_parallel="auto")
+    del half.done[half.campaign.cells[1].name]
     monkeypatch.setattr(resolve, "gpus", lambda: [])
     assert "with 1 at a time" in half.summary()
     monkeypatch.setattr(resolve, "gpus", lambda: list("01234567"))

@@ -45,7 +45,8 @@ def test_memory_that_a_step_freed_is_used_again() -> None:
         )
         for how in ("kept", "given back")
     }
-    assert faults["given back"] >= 5 * 32  # five tensors of 32 huge pages (2 MiB), if the kernel gives those
+    # Five tensors of 32 huge pages (2 MiB), if the kernel gives those.
+    assert faults["given back"] >= 5 * 32
     assert faults["kept"] < faults["given back"] / 4
 
 

@@ -39,15 +39,12 @@ PARTS: dict[str, Callable[[Bench, str], dict[str, Any]]] = {
 }
 FIGURE = "figure"
 DEFAULT = ("check", "limits", "speed", "prepare", FIGURE)
-EVERY_MODEL = (
-    "speed",
-    "breakdown",
-    "race",
-    "decode",
-    "length",
-)  # the others measure the first alone
-AGAINST_TOKENS = ("decode", "length")  # drawn as soon as they are measured
-NAMELESS = ("limits", "prepare")  # files without a model's name
+# The other parts measure the first model alone.
+EVERY_MODEL = ("speed", "breakdown", "race", "decode", "length")
+# Drawn as soon as they are measured.
+AGAINST_TOKENS = ("decode", "length")
+# Their files have no model's name.
+NAMELESS = ("limits", "prepare")
 
 
 def main() -> int:

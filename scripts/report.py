@@ -5,13 +5,7 @@ The same as `rope-exp report`.
 
 import sys
 
-from rope_exp import cli
-
-
-def main() -> int:
-    """Run the command on this process's command line."""
-    return cli.main("report")
-
+from rope_exp.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("report"))

@@ -1,13 +1,12 @@
 """Tests of held-out losses and probes under train.objective=mlm, against plain loops."""
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.models import VOCAB, make_architecture
+from support.models import VOCAB, opinionated
 
 from rope_exp.config.objective import num_predicted
 from rope_exp.config.sections import TrainConfig
@@ -24,14 +23,7 @@ HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
 
 def make_decoder(*rotate: str, **changes: Any) -> Decoder:
     """Return a bidirectional decoder with a mask token and non-uniform attention."""
-    architecture = make_architecture(*rotate, **changes)
-    decoder = Decoder(replace(architecture, vocab_size=VOCAB + 1, causal=False))
-    decoder.initialise(0)
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(12)
-    return decoder
+    return opinionated(*rotate, vocab_size=VOCAB + 1, causal=False, **changes)
 
 
 def read(windows_NS: Ids) -> Batch:

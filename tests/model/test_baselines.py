@@ -7,14 +7,22 @@ from typing import Any
 import pytest
 import torch
 from support.kinds import KINDS
-from support.models import VOCAB, bias_of, make_architecture, make_pe, make_sizes, normal, tokens
+from support.models import (
+    VOCAB,
+    bias_of,
+    make_architecture,
+    make_pe,
+    make_sizes,
+    normal,
+    opinionated,
+    tokens,
+)
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.system.errors import ConfigError
@@ -93,19 +101,14 @@ def test_kinds_with_keys_take_a_bias(attn: AttnConfig, bias: str) -> None:
     groups = 2 if attn.takes_heads else HEADS
     sizes = make_sizes(num_key_value_heads=groups)
 
-    def logits(pe: Any) -> tuple[Tensor, Tensor]:
-        decoder = Decoder(Architecture(sizes, pe, VOCAB, attn))
-        decoder.initialise(0)
-        for parameter in decoder.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(12)
-        decoder = decoder.double()
+    def logits(**changes: Any) -> tuple[Tensor, Tensor]:
+        decoder = opinionated("q", "k", attn=attn, sizes=sizes, **changes).double()
         cache = decoder.new_cache()
         parts = [decoder(part, cache=cache) for part in tokens(2, 12).split([5, 1, 6], dim=1)]
         return decoder(tokens(2, 12)), torch.cat(parts, dim=1)
 
-    whole, cached = logits(make_pe("q", "k", bias=bias))
-    plain, _ = logits(make_pe("q", "k"))
+    whole, cached = logits(bias=bias)
+    plain, _ = logits()
     assert float((whole - cached).abs().max()) < 1e-10
     assert float((whole - plain).abs().max()) > 1e-3
 
@@ -123,10 +126,7 @@ def test_both_ways_without_positions_is_a_bag_of_words() -> None:
     order_T = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(1))
     for changes in ({}, {"bias": "t5"}, {"input": "learned"}, {"rotate": ("v", "o")}):
         rotate = changes.pop("rotate", ())  # type: ignore[call-overload]
-        decoder = decoder_of(*rotate, causal=False, **changes)
-        for parameter in decoder.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(12)
+        decoder = opinionated(*rotate, causal=False, num_positions=LENGTH, **changes).double()
         whole = decoder(ids_BT)[:, order_T]
         difference = float((decoder(ids_BT[:, order_T]) - whole).abs().max())
         is_bag = not rotate and not changes

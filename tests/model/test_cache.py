@@ -12,8 +12,6 @@ from support.kinds import KINDS, allowed, make_layer
 from support.models import (
     SIZES,
     SUBSETS,
-    VOCAB,
-    make_pe,
     make_positions,
     make_sizes,
     normal,
@@ -23,7 +21,6 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.count import kept as kept_of
@@ -45,13 +42,7 @@ def decoder_of(
     # Two query heads share a key/value head, if the kind allows it.
     groups = 2 if attn.takes_heads else 4
     sizes = make_sizes(num_key_value_heads=groups, window=window)
-    decoder = Decoder(Architecture(sizes, make_pe(*sites, **changes), VOCAB, attn))
-    decoder.initialise(0)
-    # Make attention non-uniform, so that positions matter.
-    for parameter in decoder.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(8)
-    return decoder.double().eval()
+    return opinionated(*sites, attn=attn, sizes=sizes, scale=8, **changes).double().eval()
 
 
 def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:

@@ -1,13 +1,12 @@
 """Tests that a document within a row, with its own positions and mask, is read as if alone."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.kinds import KINDS, allowed
-from support.models import SUBSETS, VOCAB, make_architecture, make_sizes, num_numbers
+from support.models import SUBSETS, VOCAB, make_sizes, num_numbers, opinionated
 from torch import Tensor
 
 from rope_exp.config.kinds import AttnConfig
@@ -35,14 +34,7 @@ WITH_KEYS = [attn for attn in KINDS if attn.keeps_keys]
 def decoder_of(
     rotate: tuple[str, ...], attn: AttnConfig, sizes: ModelConfig, **changes: Any
 ) -> Decoder:
-    """Return a float64 decoder with non-uniform attention, so that visible tokens matter."""
-    architecture = make_architecture(*rotate, sizes=sizes, **changes)
-    decoder = Decoder(replace(architecture, attn=attn, num_positions=64))
-    decoder.initialise(0)
-    with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
-            if parameter.ndim == 2 and "rotary_emb" not in name:
-                parameter.mul_(12)
+    decoder = opinionated(*rotate, attn=attn, sizes=sizes, num_positions=64, **changes)
     return decoder.double().eval()
 
 

@@ -54,15 +54,6 @@ def twice(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tens
     return turned if inverse else rotate(turned, cos, sin)
 
 
-@pytest.mark.parametrize("mistake", [forward_only, negated, not_at_all, twice])
-def test_a_rotation_that_others_got_wrong_is_refused(
-    mistake: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rope_exp.model.attention.base.rotate", mistake)
-    with pytest.raises(LawError, match="refusing to train"):
-        certificate(SIZES, make_pe("v", "o"))
-
-
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @pytest.mark.parametrize("window", [None, 3])
 def test_each_kind_keeps_its_laws_under_every_subset(attn: AttnConfig, window: int | None) -> None:

@@ -212,10 +212,7 @@ FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n      
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (
-            "class Own(Position):\n    def scores(self, kept, num_queries):\n        return 1 / 0",
-            "7",
-        ),
+        (FAULTY, "7"),
         ("class Own:\n    pass", "derived from rope_exp.Position"),
         ("raise ValueError('no')\n\nclass Own(Position):\n    pass", "line 5: ValueError: no"),
         (OURS["sinusoidal"].replace("relative = False", ""), "must be invariant"),

@@ -17,6 +17,7 @@ from support.models import (
     make_pe,
     make_sizes,
     normal,
+    opinionated,
     rotation_matrix,
     tokens,
 )
@@ -50,10 +51,7 @@ def loud(decoder: Decoder) -> Decoder:
 
 
 def with_positions(*rotate: str, num_positions: int = 64, **changes: Any) -> Decoder:
-    architecture = replace(make_architecture(*rotate, **changes), num_positions=num_positions)
-    decoder = Decoder(architecture)
-    decoder.initialise(0)
-    return loud(decoder)
+    return opinionated(*rotate, num_positions=num_positions, **changes).double().eval()
 
 
 # -- layers ----------------------------------------------------------------------------------------

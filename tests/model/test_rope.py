@@ -204,17 +204,3 @@ def test_odd_heads_and_mismatched_angles_are_refused(
 def test_frequencies_need_whole_pairs(dim: int) -> None:
     with pytest.raises(ValueError, match="even and at least 2"):
         frequencies(dim, BASE)
-
-
-@given(
-    st.sampled_from(
-        [(0, 32.5), (1, 31.5382), (2, 28.956), (8, 19.8174), (64, 10.0899), (256, 6.5431)]
-    )
-)
-def test_long_range_decay_meets_the_published_values(case: tuple[int, float]) -> None:
-    # f(m) = mean over i of |S_i|, S_i = sum of e^{i m theta_f} over the first i frequencies, for
-    # d = 128 (Su 2021, after eq. 16).
-    distance, published = case
-    angle_F = angles(frequencies(128, BASE, torch.float64), torch.tensor(distance))
-    partial = torch.polar(torch.ones_like(angle_F), angle_F).cumsum(0)
-    assert math.isclose(float(partial.abs().mean()), published, abs_tol=5e-4)

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy import stats
 from support.configs import REPOSITORY
 from support.refused import refused
 from support.reports import begun_from, make_nine, make_run, report_of, sha256_of
@@ -164,19 +162,6 @@ def test_where_noise_is_pooled_the_paired_t_is_told_too(tmp_path: Path) -> None:
     # The report by the paired test pools nothing, and has no second order.
     [said] = [note for note in notes(report.alone) if "paired t" in note]
     assert said.startswith("Noise: ")
-
-
-def test_the_paired_t_is_that_of_scipy(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).normal(scale=0.02, size=(4, 3))
-    for pe, losses in zip(("qk_rope", "vo_rope", "k_rope", "nope"), noise, strict=True):
-        for seed, loss in enumerate(losses):
-            make_run(tmp_path, pe=pe, seed=seed, loss=3.5 + float(loss))
-    report = report_of(tmp_path)
-    for (a, b), pair in report.alone.pairs.items():
-        losses = [list(report.rows[label].losses.values()) for label in (b, a)]
-        test = stats.ttest_rel(*losses)
-        assert pair.p == pytest.approx(test.pvalue)
-        assert (pair.low, pair.high) == pytest.approx(test.confidence_interval(0.95))
 
 
 def test_without_two_losses_there_is_nothing_to_compare(tmp_path: Path) -> None:

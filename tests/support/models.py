@@ -55,22 +55,28 @@ def make_decoder(
 
 
 def opinionated(
-    *rotate: str, attn: AttnConfig = SOFTMAX, sizes: ModelConfig = SIZES, **changes: Any
+    *rotate: str,
+    attn: AttnConfig = SOFTMAX,
+    sizes: ModelConfig = SIZES,
+    scale: float = 12,
+    **changes: Any,
 ) -> Decoder:
     """Return a decoder with attention far from uniform, so that positions affect its loss.
 
     Args:
+        scale: factor of the initial weights.
         changes: fields of the variant, or of the architecture (causal, num_positions).
     """
     fields = {field.name for field in dataclasses.fields(Architecture)}
     of_architecture = {key: changes.pop(key) for key in fields & changes.keys()}
     pe = make_pe(*rotate, **changes)
-    decoder = Decoder(Architecture(sizes, pe, VOCAB, attn, **of_architecture))
+    vocab_size = of_architecture.pop("vocab_size", VOCAB)
+    decoder = Decoder(Architecture(sizes, pe, vocab_size, attn, **of_architecture))
     decoder.initialise(0)
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             if parameter.ndim == 2 and "rotary" not in name:
-                parameter.mul_(12)
+                parameter.mul_(scale)
     return decoder
 
 

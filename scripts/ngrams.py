@@ -48,8 +48,8 @@ def beside(runs: Sequence[Run]) -> dict[str, str | float]:
     Args:
         runs: at least one, all on the same tokens in the same order.
     Raises:
-        RecordError: a run does not predict the next token of text, or is a second one of its
-            variant; or the tokens here differ.
+        RecordError: a run does not predict the next token of text, is a second one of its
+            variant, or has too large a vocabulary; or the tokens here differ.
         DataError: there is no corpus.
     """
     first = runs[0]
@@ -63,6 +63,8 @@ def beside(runs: Sequence[Run]) -> dict[str, str | float]:
                 "one run: use a pattern that matches only one of them"
             )
     read_WS, held_NS, vocab_size = windows(first.config, first.result["order_sha256"])
+    if vocab_size**MOST >= 2**63:
+        raise ReportError(f"{first.where}: of {vocab_size:,} tokens, {MOST}-grams are not counted")
 
     losses = held_out_nats(read_WS, held_NS, vocab_size, MOST)
     line: dict[str, str | float] = {

@@ -4,6 +4,7 @@ results/replicates/CAMPAIGN/CELL.json is a second record of a cell whose first o
 results/records: the same config and seed on another device. Writes results/replicates.md.
 """
 
+import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from rope_exp.evidence.records import DEFAULT_RECORDS, read_records, recorded_ca
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.content import Relation, build
 from rope_exp.report.spelling import markdown_table
+from rope_exp.system.console import log
+from rope_exp.system.errors import EXIT_DONE, EXIT_USAGE, RecordError
 from rope_exp.system.files import write_atomically
 
 REPLICATES = Path("results/replicates")
@@ -36,13 +39,16 @@ def compare(records: Path, replicates: Path) -> str:
     """Return Markdown: the losses of each cell's two runs, and the relations with either.
 
     Raises:
-        ReportError: two records of a cell differ in config, corpus, initial weights or tokens.
+        ReportError: a cell has no first record, or its two records differ in config, corpus,
+            initial weights or tokens.
         RecordError: a record cannot be read.
     """
     parts = []
     for name in recorded_campaigns(replicates):
         first = {run.where: run for run in read_records(records, name)}
         second = {run.where: run for run in read_records(replicates, name)}
+        if alone := second.keys() - first.keys():
+            raise ReportError(f"{records} has no first record of {min(alone)}")
         losses = pd.DataFrame([_line(first[cell], run) for cell, run in second.items()])
         differences = losses["difference"]
         with_first, with_second = _relations(first), _relations({**first, **second})
@@ -95,10 +101,15 @@ def _relations(runs: Mapping[str, Run]) -> list[Relation]:
 
 def main() -> int:
     """Run the command."""
-    text = compare(DEFAULT_RECORDS, REPLICATES)
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    try:
+        text = compare(DEFAULT_RECORDS, REPLICATES)
+    except RecordError as error:
+        log(f"error: {error}")
+        return EXIT_USAGE
     write_atomically(REPLICATES.with_suffix(".md"), text)
     print(text)
-    return 0
+    return EXIT_DONE
 
 
 if __name__ == "__main__":

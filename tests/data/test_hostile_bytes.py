@@ -26,7 +26,6 @@ from rope_exp.system.errors import DataError
 Harms = list[tuple[str, float, bytes]]
 NAMES = ["meta.json", "tokenizer.json", "train.bin", "validation.bin"]
 
-# `make torture` tries many more.
 quick = settings(max_examples=20, derandomize=True)
 long = settings(max_examples=2000, derandomize=True)
 harms = st.lists(
@@ -38,6 +37,12 @@ harms = st.lists(
     min_size=1,
     max_size=4,
 )
+
+
+def efforts(few: settings, many: settings) -> pytest.MarkDecorator:
+    """Run a test on few examples, and on many in `make torture`."""
+    slow = pytest.param(many, id="many", marks=pytest.mark.torture)
+    return pytest.mark.parametrize("effort", [pytest.param(few, id="few"), slow])
 
 
 def harmed(content: bytes, harms: Harms) -> bytes:
@@ -94,25 +99,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
+@efforts(quick, long)
 @pytest.mark.parametrize("name", VALID)
-def test_a_harmed_corpus_file_is_read_or_refused(place: Path, name: str) -> None:
-    @given(harms)
-    @quick
+def test_a_harmed_corpus_file_is_read_or_refused(place: Path, name: str, effort: settings) -> None:
     def check(harms: Harms) -> None:
         survive(place / "corpus" / name, harmed(VALID[name], harms))
 
-    check()
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("name", VALID)
-def test_a_corpus_file_harmed_in_any_way(place: Path, name: str) -> None:
-    @given(harms)
-    @long
-    def check(harms: Harms) -> None:
-        survive(place / "corpus" / name, harmed(VALID[name], harms))
-
-    check()
+    effort(given(harms)(check))()
 
 
 @pytest.fixture(scope="module")
@@ -142,25 +135,15 @@ def survive_prepared(fine: DataConfig, name: str, harms: Harms) -> None:
         path.write_bytes(content)
 
 
+@efforts(quick, long)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_harmed_prepared_folder_is_as_it_was_or_refused(fine: DataConfig, name: str) -> None:
-    @given(harms)
-    @quick
+def test_a_harmed_prepared_folder_is_as_it_was_or_refused(
+    fine: DataConfig, name: str, effort: settings
+) -> None:
     def check(harms: Harms) -> None:
         survive_prepared(fine, name, harms)
 
-    check()
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("name", NAMES)
-def test_a_prepared_folder_harmed_in_any_way(fine: DataConfig, name: str) -> None:
-    @given(harms)
-    @long
-    def check(harms: Harms) -> None:
-        survive_prepared(fine, name, harms)
-
-    check()
+    effort(given(harms)(check))()
 
 
 # -- tokenizers ------------------------------------------------------------------------------------
@@ -169,27 +152,19 @@ SMALL = tokenizer_config("bpe", vocab_size=300, train_bytes=20_000)
 BPE = train_bpe(SMALL, TEXTS).to_str().encode()
 
 
-def check_tokenizer(place: Path, harms: Harms) -> None:
+@efforts(settings(quick, max_examples=200), settings(long, max_examples=20_000))
+def test_a_harmed_tokenizer_is_read_or_refused(place: Path, effort: settings) -> None:
     path = place / "tokenizer.json"
-    path.write_bytes(harmed(BPE, harms))
-    try:
-        encode(load_tokenizer(path), TEXTS)
-    except REFUSALS as error:
-        assert str(path) in str(error)
-        assert "\n" not in str(error)
 
+    def check(harms: Harms) -> None:
+        path.write_bytes(harmed(BPE, harms))
+        try:
+            encode(load_tokenizer(path), TEXTS)
+        except REFUSALS as error:
+            assert str(path) in str(error)
+            assert "\n" not in str(error)
 
-@given(harms)
-@settings(quick, max_examples=200)
-def test_a_harmed_tokenizer_is_read_or_refused(place: Path, harms: Harms) -> None:
-    check_tokenizer(place, harms)
-
-
-@pytest.mark.torture
-@given(harms)
-@settings(long, max_examples=20_000)
-def test_a_tokenizer_harmed_in_any_way(place: Path, harms: Harms) -> None:
-    check_tokenizer(place, harms)
+    effort(given(harms)(check))()
 
 
 def edited_bpe(**changes: Any) -> bytes:

@@ -1,12 +1,11 @@
 """End-to-end tests of generated data, in real processes."""
 
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from support.refused import refused
-from support.runs import assert_same_run, kill_the_tree, num_rows, start, train, wait_for
+from support.runs import Trial, assert_same_losses, kill_the_tree, train
 
 from rope_exp import load_run
 from rope_exp.commands import generate, prepare
@@ -72,17 +71,12 @@ def test_it_learns_and_is_asked(name: str, request: pytest.FixtureRequest) -> No
 @pytest.mark.torture
 def test_killed_and_started_again_it_is_the_same_run(added: Path, tmp_path: Path) -> None:
     """A step's rows are a function of its number, so a run resumes from that number alone."""
-    words = [*ADDITION, f"run.dir={tmp_path / 'run'}"]
-    process = start(*words, cwd=tmp_path)
-    wait_for(lambda: num_rows(tmp_path / "run") >= 13, process)
+    trial = Trial(command=ADDITION, folder=tmp_path / "run", undisturbed=added)
+    process = trial.start(rows=13)
     kill_the_tree(process.pid)
     process.communicate()
-    started = time.monotonic()
-    done = train(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 240
-    assert_same_run(added, tmp_path / "run")
-    assert read_json(added / "probes.json") == read_json(tmp_path / "run" / "probes.json")
+    trial.assert_goes_on()
+    assert read_json(added / "probes.json") == read_json(trial.folder / "probes.json")
 
 
 def test_two_processes_are_one_run_up_to_rounding(added: Path, tmp_path: Path) -> None:
@@ -92,8 +86,7 @@ def test_two_processes_are_one_run_up_to_rounding(added: Path, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     one, two = (read_json(path / "result.json") for path in (added, tmp_path / "run"))
     assert one["order_sha256"] == two["order_sha256"]
-    for left, right in zip(read_metrics(added), read_metrics(tmp_path / "run"), strict=True):
-        assert left["train/loss"] == pytest.approx(right["train/loss"], abs=2e-4)
+    assert_same_losses(added, tmp_path / "run", tolerance=2e-4)
     assert one["val/loss"] == pytest.approx(two["val/loss"], abs=2e-4)
 
 

@@ -5,16 +5,15 @@ import json
 import os
 import re
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 from support.runs import (
-    assert_same_run,
+    Trial,
+    assert_same_losses,
     final_weights,
     kill_alone,
     kill_the_tree,
-    start,
     train,
 )
 
@@ -94,21 +93,12 @@ def test_killed_and_started_again_it_is_the_same_run(
 ) -> None:
     """The dispatcher is killed early, after a checkpoint, and late, with its child or alone."""
     folder, command = whole
-    again = [*command, f"run.dir={tmp_path / 'run'}"]
-    for rows_seen, kill in ((3, kill_the_tree), (14, kill_alone), (37, kill_the_tree)):
-        process = start(*again, cwd=tmp_path)
-        deadline = time.monotonic() + 60
-        while (
-            len(read_metrics(tmp_path / "run") if (tmp_path / "run").exists() else []) < rows_seen
-        ):
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.005)
+    trial = Trial(command=tuple(command), folder=tmp_path / "run", undisturbed=folder)
+    for rows, kill in ((3, kill_the_tree), (14, kill_alone), (37, kill_the_tree)):
+        process = trial.start(rows=rows)
         kill(process.pid)
         process.communicate()
-    done = train(*again, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert_same_run(folder, tmp_path / "run")
+    trial.assert_goes_on()
 
 
 def test_a_finished_run_is_not_run_again(whole: tuple[Path, list[str]]) -> None:
@@ -139,8 +129,7 @@ def test_two_processes_are_one_run_up_to_rounding(
     assert read_json(tmp_path / "run" / "env.json")["world_size"] == 2
     for key in ("order_sha256", "init_sha256", "data_sha256", "config_sha256"):
         assert one[key] == two[key]
-    for left, right in zip(read_metrics(folder), read_metrics(tmp_path / "run"), strict=True):
-        assert left["train/loss"] == pytest.approx(right["train/loss"], abs=2e-4)
+    assert_same_losses(folder, tmp_path / "run", tolerance=2e-4)
     assert one["val/loss"] == pytest.approx(two["val/loss"], abs=2e-4)
 
 
@@ -150,8 +139,7 @@ def test_micro_batches_are_one_run_up_to_rounding(
     folder, command = whole
     done = train(*command, f"run.dir={tmp_path / 'run'}", "train.micro_batch_size=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for left, right in zip(read_metrics(folder), read_metrics(tmp_path / "run"), strict=True):
-        assert left["train/loss"] == pytest.approx(right["train/loss"], abs=2e-4)
+    assert_same_losses(folder, tmp_path / "run", tolerance=2e-4)
 
 
 def test_under_a_launcher_this_process_is_a_rank(
@@ -172,8 +160,7 @@ def test_under_a_launcher_this_process_is_a_rank(
     assert ranks["order_sha256"] == alone["order_sha256"]
     # Each of two ranks has two micro-batches: summing gradients within a rank and averaging them
     # between ranks must give the gradient of the whole batch.
-    for left, right in zip(read_metrics(folder), read_metrics(tmp_path / "run"), strict=True):
-        assert left["train/loss"] == pytest.approx(right["train/loss"], abs=2e-4)
+    assert_same_losses(folder, tmp_path / "run", tolerance=2e-4)
 
 
 def test_a_run_goes_on_as_another_variant(whole: tuple[Path, list[str]], tmp_path: Path) -> None:

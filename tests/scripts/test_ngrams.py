@@ -153,3 +153,13 @@ def test_hidden_tokens_are_refused(tmp_path: Path) -> None:
     )
     with refused("mlm/nope-s0 does not predict the next token of text", by=ReportError):
         ngrams.beside(read_records(tmp_path, "mlm"))
+
+
+def test_a_vocabulary_too_large_to_count_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_records(tmp_path, "english", rows=("nope",), seeds=(0,))
+    one = np.array([[0, 1, 0, 1, 0]])
+    monkeypatch.setattr(ngrams, "windows", lambda *_: (one, one, 80_000))
+    with refused("of 80,000 tokens, 4-grams are not counted", by=ReportError):
+        ngrams.beside(read_records(tmp_path, "english"))

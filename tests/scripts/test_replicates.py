@@ -1,6 +1,7 @@
 """Tests of scripts/replicates.py: pairs of records of one config, and their differences."""
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -41,3 +42,10 @@ def test_runs_of_other_tokens_or_weights_are_no_replicates(tmp_path: Path, key: 
     path.write_text(canonical(record | {"sha256": digest(record)}), encoding="utf-8")
     with pytest.raises(ReportError, match="are not the same run twice"):
         replicates.compare(RECORDS, tmp_path)
+
+
+def test_a_second_record_needs_a_first(tmp_path: Path) -> None:
+    (tmp_path / "nine_26m").mkdir()
+    shutil.copy(RECORDS / "nine_26m/nope-s10.json", tmp_path / "nine_26m")
+    with pytest.raises(ReportError, match="has no first record of nine_26m/k_rope-s10"):
+        replicates.compare(tmp_path, REPLICATES)

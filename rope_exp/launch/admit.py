@@ -50,11 +50,12 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
         RecordError: the run at run.init_from is damaged.
         DataError: the hub does not tell the commit of a branch.
     """
-    if config.run.fresh and _was_requeued(config.folder):
-        config = config.replace("run", fresh=False)
     data = pin_revision(config.data)
     pinned = with_origin(replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer)))
     config = resolve(pinned, world_size)
+    # Only now is the folder known: its default name has the hash of a resolved config.
+    if config.run.fresh and _was_requeued(config.folder):
+        config = config.replace("run", fresh=False)
     if config.pe.code is not None:
         # A mistake in a class of one's own ends here, before anything is written.
         _measure(config.model, config.pe, config.attn, causal=config.causal)

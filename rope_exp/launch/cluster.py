@@ -9,7 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp.config.compose import Jobs, titles
 from rope_exp.config.run import RunConfig
-from rope_exp.launch.admit import check_folder, check_together, resolved
+from rope_exp.launch.admit import check_folder, check_together
 from rope_exp.launch.job import Job
 from rope_exp.launch.queue import Queue, slurm
 from rope_exp.launch.sweep import dispatch
@@ -242,6 +242,7 @@ def submit_sweep(jobs: Jobs, words: Sequence[str]) -> str:
         ConfigError: a folder is of another config, or of two runs; see also `Cluster.submit`.
         ChildProcessError: SLURM refuses.
     """
+    jobs = _named(jobs)
     launch = jobs.configs[0].launch
     cluster = Cluster.of(jobs.tree.hydra.launcher, launch.cells_per_job, words)
     done = _done(jobs)
@@ -255,6 +256,7 @@ def submit_sweep(jobs: Jobs, words: Sequence[str]) -> str:
 
 def list_sweep(jobs: Jobs) -> str:
     """Return a line for each run of a sweep: its result, or the state of its job."""
+    jobs = _named(jobs)
     done = _done(jobs)
     submitted = Queue(SWEEPS).describe([_key(config) for config in jobs.configs])
     lines = []
@@ -262,6 +264,12 @@ def list_sweep(jobs: Jobs) -> str:
         said = done.get(config.folder) or submitted.get(_key(config), "left")
         lines.append(f"  {title:40}  {said}")
     return "\n".join(lines)
+
+
+def _named(jobs: Jobs) -> Jobs:
+    """Fix each run's group: the hash in a default one would change as a node resolves `auto`."""
+    configs = [config.replace("run", group=config.group) for config in jobs.configs]
+    return replace(jobs, configs=configs)
 
 
 def _done(jobs: Jobs) -> dict[Path, str]:
@@ -286,6 +294,6 @@ def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:
     """Run the configs of one job, each with its title; return the exit code."""
     on_signal(interrupt)
     configs, titles = zip(*runs, strict=True)
-    code, jobs = dispatch([resolved(config) for config in configs], titles)
+    code, jobs = dispatch(configs, titles)
     # A run that diverged is done, be it alone or not.
     return EXIT_DONE if all(job.status in ("finished", "diverged") for job in jobs) else code

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.launch import ranks
-from rope_exp.launch.admit import acquire, acquire_or_refuse, admit, make_folder
+from rope_exp.launch.admit import acquire, acquire_or_refuse, admit, make_folder, resolved
 from rope_exp.launch.as_rank import run_here
 from rope_exp.launch.job import Job
 from rope_exp.launch.leases import lease_gpus
@@ -35,10 +35,10 @@ WAIT_SECONDS = 1.0  # between two checks of GPUs or of a run that others hold
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
-    """Admit and complete every run.
+    """Resolve, admit and complete every run.
 
     Args:
-        configs: of the runs, resolved for this machine.
+        configs: of the runs, as composed.
         titles: of the runs, shown to users.
     Returns:
         The exit code and the jobs. The code is that of a single run; for several runs, 0 if all
@@ -46,7 +46,7 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, 
     Raises:
         ConfigError, DataError, DiskError: before anything is written.
     """
-    jobs = admit(configs)
+    jobs = admit([resolved(config) for config in configs])
     for job, title in zip(jobs, titles, strict=True):
         job.title = title
         if job.exit_code is None:

@@ -43,43 +43,43 @@ OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, use_cache=True, replace
 OmegaConf.register_new_resolver("choices", choices, replace=True)
 
 
-def run_job(values: DictConfig) -> float:
-    """Run one job, and return its `val/loss`.
+def run_job(values: DictConfig) -> float | None:
+    """Run one job, and return its `val/loss` if another launcher started it, in a sweep.
 
     Raises:
         SystemExit: the only run of a command did not finish; with its exit code.
         ConfigError, ChildProcessError: the same for a job that another launcher started.
     """
-    hydra = HydraConfig.get()
-    ended: list[RunConfig] = []
-    if hydra.mode == RunMode.RUN:
+    if HydraConfig.get().mode == RunMode.RUN:
         # Hydra would print its own line before an exception.
-        if code := explained(lambda: _run_one(values, ended)):
+        if code := explained(lambda: _run_one(values)[0]):
             raise SystemExit(code)
-    elif (code := _run_one(values, ended)) not in (EXIT_DONE, EXIT_DIVERGED):
+        return None
+    code, config = _run_one(values)
+    if code not in (EXIT_DONE, EXIT_DIVERGED):
         raise ChildProcessError(f"the run ended with exit code {code}; see its own words")
-    return _loss(ended[0])
+    return _loss(config)
 
 
-def _run_one(values: DictConfig, ended: list[RunConfig]) -> int:
-    """Dispatch one run, or train it if this process is a rank; return the exit code.
+def _run_one(values: DictConfig) -> tuple[int, RunConfig]:
+    """Dispatch one run, or train it if this process is a rank.
 
-    Args:
-        ended: gets the run's config, which is read once: its files may be edited meanwhile.
+    Returns:
+        The exit code, and the config by which it ran, whose group may differ from the composed
+        one's: the default group has the hash of the values that `auto` keys take here.
     """
     check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
     config = to_run_config(values, HydraConfig.get())
-    ended.append(config)
 
-    # Imported late: they take half a second, which a mistake need not wait for.
+    # Imported late: it takes half a second, which a mistake need not wait for.
     from rope_exp.launch import sweep
-    from rope_exp.launch.admit import resolved
 
     # Until the dispatcher or the worker takes over, a signal interrupts data preparation.
     on_signal(interrupt)
     if is_rank():
-        return run_as_rank(config)
-    return sweep.dispatch([resolved(config)], [config.name])[0]
+        return run_as_rank(config), config
+    code, [job] = sweep.dispatch([config], [config.name])
+    return code, job.config
 
 
 def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[JobReturn]:
@@ -105,10 +105,9 @@ def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[
     configs = [_of_job(tree) for tree in trees]
 
     from rope_exp.launch import sweep
-    from rope_exp.launch.admit import resolved
 
     on_signal(interrupt)
-    code, jobs = sweep.dispatch([resolved(config) for config in configs], titles(words, configs))
+    code, jobs = sweep.dispatch(configs, titles(words, configs))
 
     exit_codes.append(code)
     if code == EXIT_STOPPED:

@@ -154,10 +154,16 @@ def test_a_fresh_run_moves_the_old_folder_aside(begun: Job, on_cpu: OnCpu) -> No
 
 
 def test_a_requeued_job_begins_anew_once(
-    monkeypatch: pytest.MonkeyPatch, begun: Job, on_cpu: OnCpu
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: OnCpu
 ) -> None:
-    """SLURM repeats the same command, and each start would move its own run aside."""
-    fresh = on_cpu("run.fresh=true")
+    """SLURM repeats the same command, and each start would move its own run aside.
+
+    The default folder's name has the hash of the resolved config.
+    """
+    monkeypatch.chdir(tmp_path)
+    again = tiny("launch.device=cpu").replace("run", dir=None)
+    fresh = again.replace("run", fresh=True)
+    begun = begin(resolved(again))
     (begun.folder / ".fresh").write_text("6")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     # SLURM requeued this job before its first start had begun anew, so it still must.
@@ -169,7 +175,7 @@ def test_a_requeued_job_begins_anew_once(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert not resolved(fresh).run.fresh
     begin(resolved(fresh))
-    assert not begun.folder.with_name(".run.old-2").exists()
+    assert [path.name for path in begun.folder.parent.glob(".*.old-*")] == [".seed0.old-1"]
 
     # A person repeats the command within the same job.
     monkeypatch.delenv("SLURM_RESTART_COUNT")

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
+from rope_exp.export.own_code import OWN_FILE
 from rope_exp.export.write import opened
 from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.folder import CONFIG
@@ -62,7 +63,7 @@ def evaluate(
     if unknown:
         raise ConfigError("--tasks", unknown[0], "the harness knows no such task; see --include")
 
-    model, tokenizer, saved = _opened(folder)
+    model, tokenizer, saved = loaded(folder)
     harness = Harness(
         pretrained=model,
         tokenizer=tokenizer,
@@ -86,8 +87,13 @@ def table(found: dict[str, Any]) -> str:
     return f"{make_table(found)}\n{found['model']}, weights {found['weights_sha256']}"
 
 
-def _opened(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, dict[str, Tensor]]:
-    """Return a folder's model, its tokenizer, and the weights as they are saved."""
+def loaded(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, dict[str, Tensor]]:
+    """Return a folder's model, its tokenizer, and the weights as they are saved.
+
+    Raises:
+        ConfigError: it holds neither a run nor an export, or an export with a class of the user's.
+        RecordError, CheckpointError: the folder is no run, or has no checkpoint.
+    """
     if (folder / CONFIG).exists():
         run = opened(folder)
         _check_causal(run.model)
@@ -95,6 +101,9 @@ def _opened(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, dic
 
     if not (folder / "config.json").exists():
         raise ConfigError("FOLDER", str(folder), "holds no run and no exported model")
+    if (folder / f"{OWN_FILE}.py").exists():
+        allowed = "has a position encoding of its own, whose file is not run here; give the run"
+        raise ConfigError("FOLDER", str(folder), allowed)
     # Our class is here already: code that lies in a folder is not run.
     is_ours = read_json(folder / "config.json").get("model_type") == RopeExpConfig.model_type
     kind = RopeExpForCausalLM if is_ours else AutoModelForCausalLM

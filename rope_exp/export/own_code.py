@@ -18,21 +18,20 @@ COPIED = {
     "rope_exp.model.rope": ("rope_rope_exp", "model/rope.py"),
 }
 NOTHING = "OWN: Any = None"
+OWN_FILE = "own_rope_exp"
 
 
 def write_own(out: Path, pe: PeConfig) -> None:
     """Write the user's file, and what it imports, into an exported folder; it may have none."""
     if pe.code is None:
         return
-    files = {"own_rope_exp": own_file(pe)}
+    files = {OWN_FILE: own_file(pe)}
     for name, path in COPIED.values():
         files[name] = (Path(rope_exp.__file__).parent / path).read_text(encoding="utf-8")
     modeling = (out / "modeling_rope_exp.py").read_text(encoding="utf-8")
     assert modeling.count(NOTHING) == 1
     name = pe.code.partition(".")[2]
-    files["modeling_rope_exp"] = modeling.replace(
-        NOTHING, f"from .own_rope_exp import {name} as OWN"
-    )
+    files["modeling_rope_exp"] = modeling.replace(NOTHING, f"from .{OWN_FILE} import {name} as OWN")
     for name, text in files.items():
         (out / f"{name}.py").write_text(text, encoding="utf-8")
 

@@ -64,8 +64,8 @@ class LayerCache:
         return {name: buffer[:, self._first : self._end] for name, buffer in self._buffers.items()}
 
     def is_prefill(self, num_new: int) -> bool:
-        """Return whether the newest tokens are the only ones kept, none of them padding."""
-        return self.pads_B is None and self._end - self._first == num_new
+        """Return whether the newest tokens are the first ones, none of them padding."""
+        return self.pads_B is None and self.num_seen == num_new
 
     @property
     def num_pads(self) -> Tensor | None:

@@ -21,7 +21,7 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.count import kept as kept_of
 from rope_exp.model.decoder import Decoder
@@ -164,6 +164,16 @@ def test_a_cache_holds_what_the_config_says(attn: AttnConfig) -> None:
             kept.append(num_numbers(cache) / 3 / model.num_hidden_layers)
         a_token, at_all = kept_of(attn, model, decoder.architecture.pe)
         assert kept == [at_all + count * a_token for count in (LENGTH, 2 * LENGTH)]
+
+
+@torch.no_grad()
+def test_a_window_of_one_key_has_its_own_bias() -> None:
+    """A sink beside it shows the bias, which a softmax over one key would hide."""
+    decoder = decoder_of(SoftmaxConfig(sink=True), ("v", "o"), window=1, bias="alibi")
+    ids_BT = tokens(2, LENGTH)
+    whole = decoder(ids_BT)
+    for parts in ([1] * LENGTH, [5, 1, 6]):
+        assert float((fed(decoder, ids_BT, parts) - whole).abs().max()) < TOLERANCE, parts
 
 
 @torch.no_grad()

@@ -99,7 +99,12 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
         label = label_of(run, keys)
         name = name_of(run, keys)
         row = rows.setdefault(label, Row(label, name, len(rows), []))
-        _check_place(run, row)
+        # Sorted by seed, so a seed that is here twice is here in succession.
+        if row.runs and row.runs[-1].config.seed == run.config.seed:
+            raise ReportError(
+                f"{row.runs[-1].folder} and {run.folder} are both {label}-s{run.config.seed}; "
+                "keep one of them"
+            )
         row.runs.append(run)
         _check_equal(ordered[0], run, factors, "not comparable")
         _check_equal(row.runs[0], run, ("seed",), "two variants under one name")
@@ -231,16 +236,6 @@ def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
-def _check_place(run: Run, row: Row) -> None:
-    """Refuse a seed that a row already has."""
-    seed = run.config.seed
-    for other in row.runs:
-        if other.config.seed == seed:
-            raise ReportError(
-                f"{other.folder} and {run.folder} are both {row.label}-s{seed}; keep one of them"
-            )
 
 
 def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:

@@ -51,7 +51,6 @@ class Judged:
 
     a: str
     b: str
-    margin: float
     num_seeds: int
     delta: float
     error: float
@@ -81,7 +80,7 @@ class Judged:
         if self.sign == published:
             return "confirmed"
         if published == SIGNS["equivalent"]:
-            is_outside = self.wide_low > self.margin or self.wide_high < -self.margin
+            is_outside = self.wide_low > MARGIN or self.wide_high < -MARGIN
             return "contradicted" if is_outside else "open"
         if self.verdict == "equivalent" and self.p_adjusted < ALPHA and self.delta > 0:
             return "confirmed, by less than the margin"
@@ -92,15 +91,13 @@ def judge(
     losses: Mapping[str, Losses] | pd.DataFrame,
     family: Sequence[tuple[str, str]],
     noise: Noise | None,
-    margin: float = MARGIN,
 ) -> list[Judged]:
-    """Judge the pairs of a family together.
+    """Judge the pairs of a family together; differences below `MARGIN` do not matter.
 
     Args:
         losses: by the rows' labels.
         family: pairs of labels; those without two shared seeds are left out.
         noise: of all rows together, from `layout.measure`.
-        margin: in nats; differences below it do not matter.
     """
     table = pd.DataFrame(losses, dtype=float).sort_index()
     found = []
@@ -117,18 +114,18 @@ def judge(
         error, df = noise.deviation * math.sqrt(2 / count), noise.df
         if noise.method == "paired":
             error, df = float(differences.std(ddof=1)) / math.sqrt(count), count - 1
-        found.append((a, b, margin, count, float(differences.mean()), error, df))
+        found.append((a, b, count, float(differences.mean()), error, df))
     if not found:
         return []
 
     # The fields of `Judged`, in their order.
-    frame = pd.DataFrame(found, columns=["a", "b", "margin", "num_seeds", "delta", "error", "df"])
+    frame = pd.DataFrame(found, columns=["a", "b", "num_seeds", "delta", "error", "df"])
     delta, error_P, df_P = (frame[key].to_numpy() for key in ("delta", "error", "df"))
     # If differences are equal to the last digit in every seed, the standard error is 0.
     tiny = np.maximum(error_P, np.finfo(float).tiny)
     half, wide = (stats.t.ppf(1 - ALPHA / 2 / n, df_P) * error_P for n in (1, len(found)))
     p = two_sided(delta / tiny, df_P)
-    adjusted, equivalent = holm(p), holm(not_equivalent(delta, tiny, df_P, margin))
+    adjusted, equivalent = holm(p), holm(not_equivalent(delta, tiny, df_P, MARGIN))
     # A real difference below the margin does not matter.
     cases = [equivalent < ALPHA, ~(adjusted < ALPHA), delta > 0]
     frame = frame.assign(
@@ -166,15 +163,15 @@ def _seeds_needed(pair: Judged, family_size: int) -> tuple[int | None, int | Non
     the fewest seeds, and half the margin about the most. The level is that of the first step of
     Holm's rule, so the numbers err on the high side.
     """
-    half = pair.margin / 2
+    half = MARGIN / 2
     delta_D1 = np.clip([pair.low, -half, 0, half, pair.high], pair.low, pair.high)[:, None]
     counts = np.arange(pair.num_seeds + 1, MOST_SEEDS + 1)
     error = pair.error * np.sqrt(pair.num_seeds / counts)
     # Assume that degrees of freedom keep growing in proportion to the seeds minus one.
-    df = np.round(pair.df / max(pair.num_seeds - 1, 1) * (counts - 1))
+    df = np.round(pair.df / (pair.num_seeds - 1) * (counts - 1))
 
     detects = stats.t.ppf(1 - ALPHA / 2 / family_size, df) * error
-    excludes = pair.margin - stats.t.ppf(1 - ALPHA / family_size, df) * error
+    excludes = MARGIN - stats.t.ppf(1 - ALPHA / family_size, df) * error
 
     # Equivalence can be shown from some number of seeds on. Up to there, count detection alone.
     num_early = int(np.argmax(excludes > 0)) if (excludes > 0).any() else len(counts)

@@ -37,8 +37,8 @@ class Bin:
 
 
 def with_answers(report: Report) -> list[Line]:
-    """Return the rows with exact matches."""
-    return [report.rows[label] for label in report.answers("answers")]
+    """Return the rows with exact matches; none if the data are of several kinds."""
+    return [report.rows[label] for label in report.answers("answers")] if report.task else []
 
 
 def splits(report: Report) -> list[str]:
@@ -158,7 +158,7 @@ def answers_csv(report: Report) -> str | None:
 
 def matches(report: Report) -> tuple[list[Column], pd.DataFrame]:
     """Return exact matches in %: a line for each row, a column for each split and bin."""
-    parts = {split: bins(report, split) for split in splits(report)}
+    parts = {split: bins(report, split) for split in splits(report)} if report.task else {}
     columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
     for split, found in parts.items():
         columns.append(Column(split, split, ".1f", partial(_with_spread, split)))

@@ -47,14 +47,27 @@ class Report:
     reference: Row  # without runs if the comparison has none
     left_out: Mapping[str, str]  # folders without a readable run, and the reason
     noise: Noise | None  # None with fewer than two seeds
-    against: Mapping[str, Judged]  # (reference, row) by other row; one family
-    pairs: Mapping[tuple[str, str], Judged]  # all pairs; one family
     relations: Sequence[Relation]  # the published ones; one family
 
     @property
     def runs(self) -> list[Run]:
         """All runs, by row and seed."""
         return [run for row in self.rows.values() for run in row.runs]
+
+    @cached_property
+    def against(self) -> dict[str, Judged]:
+        """The pair (reference, row) by the other row; one family."""
+        losses = _losses(self.rows)
+        label = self.reference.label
+        contrasts = [(label, each) for each in losses if each != label]
+        return {pair.b: pair for pair in judge(losses, contrasts, self.noise)}
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], Judged]:
+        """All pairs; one family."""
+        losses = _losses(self.rows)
+        judged = judge(losses, list(itertools.combinations(losses, 2)), self.noise)
+        return {(pair.a, pair.b): pair for pair in judged}
 
     @property
     def is_pooled(self) -> bool:
@@ -70,16 +83,9 @@ class Report:
         if self.noise is None:
             return self
         noise = replace(self.noise, method="paired")
-        losses = _losses(self.rows)
-        pairs = judge(losses, list(self.pairs), noise)
-        return replace(
-            self,
-            noise=noise,
-            against=_against(losses, self.reference.label, noise),
-            pairs={(pair.a, pair.b): pair for pair in pairs},
-            # Relations that another table decides stay left out.
-            relations=self.relations and _relations(self.rows, noise, self.source),
-        )
+        # Relations that another table decides stay left out.
+        relations = self.relations and _relations(self.rows, noise, self.source)
+        return replace(self, noise=noise, relations=relations)
 
     def answers(self, probe: str) -> dict[str, list[Any]]:
         """Return the answers to a probe by row, for rows with any."""
@@ -152,22 +158,12 @@ def build(
         source = None
 
     lines = _lines(rows, label, source)
-    losses = _losses(lines)
-    noise = measure(losses)
+    noise = measure(_losses(lines))
     if noise is not None and by_own_deviation(runs):
         noise = replace(noise, method="paired")
-    pairs = judge(losses, list(itertools.combinations(losses, 2)), noise)
-    return Report(
-        keys,
-        source,
-        lines,
-        lines.get(label, Row(label, label, 0, [])),
-        left_out,
-        noise=noise,
-        against=_against(losses, label, noise),
-        pairs={(pair.a, pair.b): pair for pair in pairs},
-        relations=_relations(lines, noise, source),
-    )
+    standard_row = lines.get(label, Row(label, label, 0, []))
+    relations = _relations(lines, noise, source)
+    return Report(keys, source, lines, standard_row, left_out, noise, relations)
 
 
 def _label(reference: str, rows: Mapping[str, Row]) -> str:
@@ -244,11 +240,6 @@ def _lines(rows: Mapping[str, Row], label: str, source: Published | None) -> dic
 
 def _losses(lines: Mapping[str, Line]) -> dict[str, Losses]:
     return {each: line.losses for each, line in lines.items() if line.losses}
-
-
-def _against(losses: Mapping[str, Losses], label: str, noise: Noise | None) -> dict[str, Judged]:
-    contrasts = [(label, each) for each in losses if each != label]
-    return {pair.b: pair for pair in judge(losses, contrasts, noise)}
 
 
 def _relations(

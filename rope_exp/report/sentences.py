@@ -259,7 +259,7 @@ def _alone(report: Report) -> list[str]:
 
 
 def interval_of(suffix: str = "") -> Callable[[Mapping[str, Any]], str]:
-    """Return a column's text: the 95 % interval of one contrast, from a line of a frame.
+    """Return a function that spells a contrast's 95 % interval, given a line of a frame.
 
     If it excludes 0 but the verdict is open, the interval for the whole family follows.
     """

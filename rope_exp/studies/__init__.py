@@ -6,5 +6,6 @@ A study is a module or package here with one function,
 
 where `asked` names the campaigns to report, `records` holds the runs of every campaign, and
 `tables` the reports of the asked campaigns by folder ("english", "tokens/train.num_steps=1000").
-`report` calls every study that it finds, and imports none by name: to remove one, delete it.
+It may also have `of_group(runs)`, whose files join a table by --factors. `report` calls every study
+that it finds, and imports none by name: to remove one, delete it.
 """

@@ -11,20 +11,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
 from rope_exp.config.campaign_file import SEEDS
-from rope_exp.evidence.comparable import check_seeds
+from rope_exp.evidence.comparable import OWN_RATE, check_seeds
+from rope_exp.evidence.contrasts import Array
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.content import Report
 from rope_exp.report.spelling import NOTHING, markdown_table
 from rope_exp.system.errors import show
 
-Array = NDArray[np.float64]
-
-RATE = "optim.lr"
 # A document of the English corpus fills about nine of the windows spread over it.
 WINDOWS_OF_A_BLOCK = 8
 NUM_BOOTSTRAPS = 10_000
@@ -38,30 +35,25 @@ WINDOWS_SHARE = 1 / 3
 def files(
     asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
 ) -> dict[str, bytes]:
-    """Return the pilot's files, if it is asked for."""
-    if CAMPAIGN not in asked:
-        return {}
-    made = noise_files(records[CAMPAIGN])
-    return {f"{CAMPAIGN}/{name}": content for name, content in made.items()}
-
-
-def noise_files(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return the pilot's files by name, as far as its records allow.
+    """Return the pilot's files, if it is asked for, as far as its records allow.
 
     Raises:
         ReportError: a seed's run is recorded under the number of another seed.
     """
+    if CAMPAIGN not in asked:
+        return {}
+    runs = records[CAMPAIGN]
     check_seeds(runs)
     found = spreads(runs)
     changed = rounding(runs)
     windows = window_errors(runs)
-    files = {
+    made = {
         "noise.md": _markdown(runs, found, changed, windows),
         "spreads.csv": found.to_csv(index=False, float_format="%.6f"),
         "rounding.csv": changed.to_csv(index=False, float_format="%.6f"),
         "windows.csv": windows.to_csv(index=False, float_format="%.6f"),
     }
-    return {name: text.encode() for name, text in files.items()}
+    return {f"{CAMPAIGN}/{name}": text.encode() for name, text in made.items()}
 
 
 def _markdown(
@@ -161,7 +153,7 @@ def by_rate(runs: Sequence[Run]) -> dict[float, list[Run]]:
 
 def changes(run: Run) -> dict[str, Any]:
     """Return a cell's departures from the plain ones: all factors but seeds and learning rate."""
-    return {key: value for key, value in run.factors.items() if key not in (*SEEDS, RATE)}
+    return {key: value for key, value in run.factors.items() if key not in (*SEEDS, OWN_RATE)}
 
 
 def rounding(runs: Sequence[Run]) -> pd.DataFrame:

@@ -28,17 +28,7 @@ ORDER = """
 Question 4, best first. Muon: {muon}. AdamW: {adamw}. Expected of Muon: QKVO, QK and QKV are the first three. Kendall's tau between the two orders is {tau:.2f}; expected: at least 0.7.
 """  # noqa: E501
 
-NAMES = {
-    "nope": "NoPE",
-    "q_rope": "Q",
-    "k_rope": "K",
-    "v_rope": "V",
-    "o_rope": "O",
-    "vo_rope": "VO",
-    "qk_rope": "QK",
-    "qkv_rope": "QKV",
-    "qkvo_rope": "QKVO",
-}
+NAMES = {label: label.removesuffix("_rope").upper() for label in TABLE.losses} | {"nope": "NoPE"}
 # Where rates were chosen, a variant has a run of each rate.
 CHOOSING = (200, 201)
 # The probe `shift` reads windows that begin at these positions, too.
@@ -54,7 +44,7 @@ class Rows(NamedTuple):
 
 
 def after(num_steps: int) -> Callable[[Run], bool]:
-    """Return whether a run has this many steps."""
+    """Return a test for runs of this many steps."""
     return lambda run: run.config.train.num_steps == num_steps
 
 
@@ -94,27 +84,27 @@ class Question(NamedTuple):
 
 
 def gap(a: str, of_a: Rows, b: str, of_b: Rows) -> Terms:
-    """The loss of a minus that of b."""
+    """Return the terms of a's loss minus b's."""
     return {(of_a, a): 1, (of_b, b): -1}
 
 
 def lead(rows: Rows) -> Terms:
-    """QKVO's lead over QK."""
+    """Return the terms of QKVO's lead over QK."""
     return gap("qk_rope", rows, "qkvo_rope", rows)
 
 
 def gain(variant: str, rows: Rows) -> Terms:
-    """A variant's gain over NoPE."""
+    """Return the terms of a variant's gain over NoPE."""
     return gap("nope", rows, variant, rows)
 
 
 def by_shift(variant: str) -> Terms:
-    """A variant's gain by token shift at 26M tokens."""
+    """Return the terms of a variant's gain by token shift at 26M tokens."""
     return gap(variant, NINE, variant, SHIFT)
 
 
 def change(here: Terms, there: Terms) -> Terms:
-    """One answer minus another."""
+    """Return the terms of one answer minus another."""
     return {**here, **{term: -sign for term, sign in there.items()}}
 
 

@@ -18,6 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import (
     OF_ROW,
+    OWN_RATE,
     ROW,
     alike,
     check_blocks,
@@ -48,8 +49,6 @@ from rope_exp.report.paper.style import (
 from rope_exp.report.spelling import markdown_table, span
 from rope_exp.system.console import log
 
-FACTOR = "optim.lr"
-
 
 def files(
     asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
@@ -71,7 +70,7 @@ def files(
 
 def _is_tuned(runs: Sequence[Run]) -> bool:
     """Return whether a campaign's rows have learning rates of their own."""
-    is_swept = all(FACTOR in run.factors for run in runs)
+    is_swept = all(OWN_RATE in run.factors for run in runs)
     return not is_swept and len({run.config.optim.lr for run in runs}) > 1
 
 
@@ -96,11 +95,11 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     Runs of other campaigns that fit are added, for variants of the campaign, unless its rows have
     names. If another campaign ran the same cell, the campaign's own run is used.
     """
-    if not has_blocks(runs) or not any(FACTOR in run.factors for run in runs):
+    if not has_blocks(runs) or not any(OWN_RATE in run.factors for run in runs):
         return []
     sweeps: list[list[Run]] = []
     is_named = telling(runs) == [ROW]
-    factors = (FACTOR, "seed", *(OF_ROW if is_named else ("pe",)))
+    factors = (OWN_RATE, "seed", *(OF_ROW if is_named else ("pe",)))
     labels = {_label(run) for run in runs}
     lent = [run for run in others if run.config.row_name is None and _label(run) in labels]
     for run in [*runs, *lent]:
@@ -119,7 +118,7 @@ def _cell(run: Run) -> tuple[float, str, int]:
 
 
 def _level(run: Run) -> str:
-    return level_name(run, sorted(run.factors.keys() - {FACTOR, *SEEDS}))
+    return level_name(run, sorted(run.factors.keys() - {OWN_RATE, *SEEDS}))
 
 
 def _label(run: Run) -> str:
@@ -208,7 +207,7 @@ def losses_by_rate(runs: Sequence[Run]) -> dict[str, pd.DataFrame]:
         ReportError: the runs differ in more than variant, seed and learning rate.
     """
     losses: dict[str, dict[float, Mapping[int, float]]] = {}
-    for row in comparable(runs, [*telling(runs), FACTOR]).values() if runs else ():
+    for row in comparable(runs, [*telling(runs), OWN_RATE]).values() if runs else ():
         first = row.runs[0]
         losses.setdefault(_label(first), {})[first.config.optim.lr] = row.losses
     tables = {}

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 import altair as alt
@@ -43,19 +42,13 @@ _MENTIONED = {
 def files(
     asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
 ) -> dict[str, bytes]:
-    """Return settings.md, settings.csv and the figure, if all campaigns are asked for."""
-    if len(asked) < len(records):
-        return {}
-    return {f"settings/{name}": content for name, content in settings_files(tables).items()}
+    """Return settings.md, settings.csv and the figure, if all campaigns are asked for.
 
-
-def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
-    """Return the files by name; empty with fewer than two settings.
-
-    Tables without the reference, and tables with rows that are not variants, are left out.
+    Tables without the reference, and tables with rows that are not variants, are left out. Empty
+    with fewer than two settings.
     """
     settings = _settings(tables)
-    if len(settings) < 2:
+    if len(asked) < len(records) or len(settings) < 2:
         return {}
 
     titles = _titles(settings)
@@ -78,17 +71,13 @@ def settings_files(tables: Mapping[str, Report]) -> dict[str, bytes]:
             ]
             parts += [f"{title}:", markdown_table(pd.DataFrame(lines))]
 
-    chart = relations(of_text)
-    drawn = {} if chart is None else {"figures/relations.svg": svg_of(chart.to_dict())}
-    parts += [f"![{PurePosixPath(name).stem}]({name})" for name in drawn]
     every = pd.DataFrame([line for item in settings.items() for line in _long(*item)])
-    return {
-        "settings.md": ("\n\n".join(parts) + "\n").encode(),
-        "settings.csv": every.to_csv(
-            index=False, float_format="%.6f", lineterminator="\n"
-        ).encode(),
-        **drawn,
-    }
+    made = {"settings/settings.csv": every.to_csv(index=False, float_format="%.6f").encode()}
+    chart = relations(of_text)
+    if chart is not None:
+        made["settings/figures/relations.svg"] = svg_of(chart.to_dict())
+        parts.append("![relations](figures/relations.svg)")
+    return {"settings/settings.md": ("\n\n".join(parts) + "\n").encode(), **made}
 
 
 def _settings(tables: Mapping[str, Report]) -> dict[str, Report]:

@@ -19,7 +19,7 @@ from rope_exp.evidence.layout import (
     holm,
     measure,
 )
-from rope_exp.evidence.significance import Judged
+from rope_exp.evidence.significance import MARGIN, Judged
 from rope_exp.evidence.significance import judge as judge_by
 
 ROWS = "abcdefghi"
@@ -42,13 +42,12 @@ def judge(
     losses: dict[str, Losses],
     family: list[tuple[str, str]],
     method: Method | None = None,
-    **margin: float,
 ) -> list[Judged]:
     """Return the judged pairs, with the losses' own noise and its method, or the given method."""
     noise = measure(losses)
     if noise is not None and method is not None:
         noise = replace(noise, method=method)
-    return judge_by(losses, family, noise, **margin)
+    return judge_by(losses, family, noise)
 
 
 def method_for(losses: dict[str, Losses]) -> Method:
@@ -73,7 +72,7 @@ def test_paired_is_the_paired_t_of_scipy() -> None:
 def test_equivalence_is_two_one_sided_tests() -> None:
     """For one pair, without adjustment, p is the larger of scipy's two one-sided p-values."""
     losses = drawn({"a": 3.0, "b": 3.004}, seeds=8, deviation=0.004)
-    [pair] = judge(losses, [("a", "b")], method="paired", margin=0.01)
+    [pair] = judge(losses, [("a", "b")], method="paired")
     differences = np.subtract(column(losses["b"]), column(losses["a"]))
     above = stats.ttest_1samp(differences, 0.01, alternative="less").pvalue
     below = stats.ttest_1samp(differences, -0.01, alternative="greater").pvalue
@@ -256,11 +255,11 @@ def test_seeds_needed_are_what_settles_the_pair() -> None:
     def share_settled(difference: float, num_seeds: int) -> float:
         drawn_SN = random.normal(difference, deviation, (4000, num_seeds))
         detected = stats.ttest_1samp(drawn_SN, 0, axis=1).pvalue < 0.05
-        below = stats.ttest_1samp(drawn_SN, pair.margin, axis=1, alternative="less").pvalue < 0.05
-        above = stats.ttest_1samp(drawn_SN, -pair.margin, axis=1, alternative="greater").pvalue
+        below = stats.ttest_1samp(drawn_SN, MARGIN, axis=1, alternative="less").pvalue < 0.05
+        above = stats.ttest_1samp(drawn_SN, -MARGIN, axis=1, alternative="greater").pvalue
         return float((detected | (below & (above < 0.05))).mean())
 
     largest = max(pair.low, pair.high, key=abs)
     assert 0.7 < share_settled(largest, pair.seeds_needed_low) < 0.92
-    assert 0.7 < share_settled(pair.margin / 2, pair.seeds_needed_high) < 0.92
+    assert 0.7 < share_settled(MARGIN / 2, pair.seeds_needed_high) < 0.92
     assert share_settled(0.0, pair.seeds_needed_high) > 0.75

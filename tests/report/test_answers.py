@@ -227,6 +227,17 @@ def test_other_initial_weights_take_what_is_published(kind: str, tmp_path: Path)
     assert (found.source, list(found.relations)) == (None, [])
 
 
+def test_several_kinds_of_data_have_no_common_answers(tmp_path: Path) -> None:
+    """Spans and bins are of one kind, so a table over kinds shows losses alone."""
+    for kind in ("copy", "retrieval"):
+        make_report(tmp_path, kind, rows=ROWS[:1], seeds=[0])
+    runs = [run for kind in ("copy", "retrieval") for run in read_records(tmp_path, kind)]
+    report = build(runs, ["data"])
+    assert answers_csv(report) is None
+    assert task_tables(report) == []
+    assert "| data=copy |" in markdown(report)
+
+
 def test_losses_are_said_in_their_unit(report: Report) -> None:
     assert "nats per answer token" in caption(report)
     assert "0.01 nats" in summary(report)

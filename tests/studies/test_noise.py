@@ -19,7 +19,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.studies.noise import (
     bootstrap_error,
     changes,
-    noise_files,
+    files,
     rounding,
     spreads,
     window_errors,
@@ -123,7 +123,7 @@ def test_two_values_say_nothing_of_a_deviation(plain: Run) -> None:
 
 def test_a_deviation_of_four_is_known_within_a_factor(plain: Run) -> None:
     """By chi-squared with 3 degrees of freedom, the 95 % interval is 0.57 to 3.73 times the SD."""
-    said = noise_files(pilot(plain))["noise.md"].decode()
+    said = files(["noise"], {"noise": pilot(plain)}, {})["noise/noise.md"].decode()
     low, high = (math.sqrt(3 / stats.chi2.ppf(q, 3)) for q in (0.975, 0.025))
     assert f"{low:.2f} to {high:.2f}" in said
 
@@ -137,13 +137,13 @@ def test_an_unfinished_pilot_says_what_it_can(plain: Run) -> None:
     )
     alone = cell(plain, "nope", 101, 101, **{"train.compile": False})
     for runs in ([plain], [plain, diverged], [alone], [plain, diverged, alone]):
-        assert "noise.md" in noise_files(runs)
+        assert "noise/noise.md" in files(["noise"], {"noise": runs}, {})
 
 
 def test_a_seed_under_two_numbers_is_refused(plain: Run) -> None:
     copied = replace(plain, config=replace(plain.config, seed=101))
     with refused("have seeds 100 and 101, but the same init_sha256"):
-        noise_files([plain, copied])
+        files(["noise"], {"noise": [plain, copied]}, {})
 
 
 def test_rounding_is_held_against_the_same_seeds(plain: Run) -> None:

@@ -11,8 +11,9 @@ from support.pages import make_run, make_runs, rotation
 
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report, build
-from rope_exp.studies.settings import relations, settings_files
+from rope_exp.studies.settings import files, relations
 
+Tables = Mapping[str, Report]
 FEW = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
 
 
@@ -34,15 +35,21 @@ def tables() -> dict[str, Report]:
     return {place: build(runs, ["pe"]) for place, runs in found.items()}
 
 
+def made_of(tables: Tables) -> dict[str, bytes]:
+    """Return the files of settings, by their names there."""
+    found = files([], {}, tables)
+    return {name.removeprefix("settings/"): content for name, content in found.items()}
+
+
 def lines_of(table: str) -> list[list[str]]:
     """Return the cells of the rows that begin with a link, in a Markdown text."""
     rows = [line for line in table.splitlines() if line.startswith("| [")]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def test_the_numbers_are_those_of_the_tables(tables: Mapping[str, Report]) -> None:
+def test_the_numbers_are_those_of_the_tables(tables: Tables) -> None:
     """A star marks the verdicts better and worse; equivalent and open have none."""
-    text = settings_files(tables)["settings.md"].decode()
+    text = made_of(tables)["settings.md"].decode()
     head = next(line for line in text.splitlines() if line.startswith("| setting"))
     columns = [cell.strip() for cell in head.strip("|").split("|")]
     nine, *others = lines_of(text)
@@ -61,8 +68,8 @@ def test_the_numbers_are_those_of_the_tables(tables: Mapping[str, Report]) -> No
     assert others[0][columns.index("VO")].endswith(" (1)")
 
 
-def test_the_csv_has_the_intervals(tables: Mapping[str, Report]) -> None:
-    content = settings_files(tables)["settings.csv"].decode()
+def test_the_csv_has_the_intervals(tables: Tables) -> None:
+    content = made_of(tables)["settings.csv"].decode()
     rows = list(csv.DictReader(io.StringIO(content)))
     assert len(rows) == 8 + 3 + 3
     judged = tables["nine"].against["vo_rope"]
@@ -75,7 +82,7 @@ def test_the_csv_has_the_intervals(tables: Mapping[str, Report]) -> None:
     assert (single["verdict"], single["delta_ci_low"], single["num_seeds"]) == ("untested", "", "1")
 
 
-def test_the_figure_draws_what_was_judged(tables: Mapping[str, Report]) -> None:
+def test_the_figure_draws_what_was_judged(tables: Tables) -> None:
     """One seed has no interval; a difference outside the axis is an arrow at its edge."""
     far = [
         make_run("far", rotation("qk_rope"), 0, 3.5),
@@ -100,7 +107,7 @@ def test_the_figure_draws_what_was_judged(tables: Mapping[str, Report]) -> None:
     ]
 
 
-def test_every_published_relation_has_a_panel(tables: Mapping[str, Report]) -> None:
+def test_every_published_relation_has_a_panel(tables: Tables) -> None:
     """Settings have plain names and are ordered by tokens."""
     chart = relations({place: tables[place] for place in tables if place != "seven"})
     assert chart is not None
@@ -131,25 +138,25 @@ def test_hidden_tokens_are_in_the_table_and_not_in_the_figure() -> None:
         train = replace(run.config.train, objective="mlm")
         hidden.append(replace(run, config=replace(run.config, train=train)))
     tables = {"tokens": build(budget(2000), ["pe"]), "hidden": build(hidden, ["pe"])}
-    files = settings_files(tables)
-    assert b"[tokens" in files["settings.md"]
-    assert "hidden" in files["settings.csv"].decode()
+    made = made_of(tables)
+    assert b"[tokens" in made["settings.md"]
+    assert "hidden" in made["settings.csv"].decode()
     assert relations(tables) is None
 
 
-def test_float32_is_in_the_table_and_not_in_the_figure(tables: Mapping[str, Report]) -> None:
+def test_float32_is_in_the_table_and_not_in_the_figure(tables: Tables) -> None:
     exact = build(make_runs("exact", FEW, (0,), precision="fp32"), ["pe"])
     assert relations({"nine": tables["nine"], "exact": exact}) is None
 
 
-def test_a_setting_that_was_run_again_is_left_out(tables: Mapping[str, Report]) -> None:
+def test_a_setting_that_was_run_again_is_left_out(tables: Tables) -> None:
     """It repeats one seed of a larger setting under another campaign's name."""
     again = build(make_runs("again", FEW, (0,)), ["pe"])
-    content = settings_files({**tables, "again": again})["settings.md"].decode()
+    content = made_of({**tables, "again": again})["settings.md"].decode()
     assert "[again" not in content
-    assert content == settings_files(tables)["settings.md"].decode()
+    assert content == made_of(tables)["settings.md"].decode()
 
 
-def test_one_setting_is_no_comparison(tables: Mapping[str, Report]) -> None:
-    assert settings_files({"nine": tables["nine"]}) == {}
-    assert settings_files({"nine": tables["nine"], "seven": tables["seven"]}) == {}
+def test_one_setting_is_no_comparison(tables: Tables) -> None:
+    assert made_of({"nine": tables["nine"]}) == {}
+    assert made_of({"nine": tables["nine"], "seven": tables["seven"]}) == {}

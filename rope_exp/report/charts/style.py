@@ -11,7 +11,7 @@ import altair as alt
 from altair.utils.schemapi import debug_mode
 
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.charts.svg import Spec, svg_of
+from rope_exp.report.charts.svg import Spec
 from rope_exp.report.content import Report
 
 # An expression for the labels of an axis of differences.
@@ -28,11 +28,6 @@ def spec_of(draw: Callable[[Report], alt.TopLevelMixin | None], report: Report) 
     with debug_mode(False):
         chart = draw(report)
         return None if chart is None else chart.to_dict(validate=False)
-
-
-def files_of(name: str, spec: Spec | None) -> dict[str, bytes]:
-    """Return figures/NAME.svg; empty without a chart."""
-    return {} if spec is None else {f"figures/{name}.svg": svg_of(spec)}
 
 
 def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:

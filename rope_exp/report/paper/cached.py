@@ -63,11 +63,11 @@ def front(points: Sequence[Point]) -> list[Point]:
 
     Points are ordered by bytes; of equal points, only the first is returned.
     """
-    kept: list[Point] = []
+    best: list[Point] = []
     for point in sorted(points, key=lambda point: (point.num_bytes, point.delta)):
-        if not kept or point.delta < kept[-1].delta:
-            kept.append(point)
-    return kept
+        if not best or point.delta < best[-1].delta:
+            best.append(point)
+    return best
 
 
 def _bytes(row: Line) -> int:

@@ -1,18 +1,8 @@
 """Figures of distance: attention by distance with the bound of scores, and kappa of heads.
 
-The input is the answers to the probe `distance`, as in probes.json:
-
-    {
-        "m": [0, 1, 2, 3, 4, 6, ...],               distances, in tokens
-        "attention": {"0": [A(m), ...], ...},       by layer
-        "uniform": [...],                           A(m) of weights 1/(i + 1)
-        "bound": [f(m), ...],                       only if q and k both rotate
-        "kappa": {"0": [[kappa(m), ...], ...], ...}     by layer and head; likewise
-    }
-
-A(m) is the mean weight on the key m tokens before a query, f(m) the long-range decay of Su 2021,
-and kappa(m) the score of a head's mean query and mean key at distance m. Only layers that rotate
-both q and k have kappa.
+The input is the answers to the probe `distance` (evaluation/distance.py). A(m) is the mean weight
+on the key m tokens before a query, f(m) the long-range decay of Su 2021, and kappa(m) the score of
+a head's mean query and mean key at distance m. Only layers that rotate both q and k have kappa.
 """
 
 import math
@@ -22,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
-from numpy.typing import NDArray
 
+from rope_exp.evidence.contrasts import Array
 from rope_exp.report.content import Report
 from rope_exp.report.looks import look
 from rope_exp.report.paper.style import (
@@ -31,7 +21,6 @@ from rope_exp.report.paper.style import (
     INK,
     WIDTH,
     Style,
-    engineer,
     panels_of,
     seeds,
     shades,
@@ -41,8 +30,6 @@ from rope_exp.report.paper.style import (
 )
 from rope_exp.report.probed import Answer
 
-Array = NDArray[np.float64]
-
 
 @styled
 def distance(report: Report) -> Figure | None:
@@ -51,23 +38,22 @@ def distance(report: Report) -> Figure | None:
     if not answers:
         return None
 
-    names = {label: report.rows[label].name for label in answers}
-    looks = {label: look(label, report.rows[label].number) for label in answers}
     figure = Figure(figsize=(WIDTH, 4.2))
     axes = figure.subplots()
     for label, found in answers.items():
         m = _distances(found[0])
         layers = [answer["attention"][layer] for answer in found for layer in answer["attention"]]
         mean = np.mean(np.array(layers, dtype=float), axis=0)
-        style = looks[label] | {"linewidth": 0.9, "markersize": 3.5}
+        row = report.rows[label]
+        style = look(label, row.number) | {"linewidth": 0.9, "markersize": 3.5}
         # Beyond an attention window weights are 0, and linear attention may have negative ones.
         heights = np.where(mean > 0, mean, np.nan)
-        style |= {"label": names[label], "gid": f"{label} attention", "markevery": _octaves(m)}
+        style |= {"label": row.name, "gid": f"{label} attention", "markevery": _octaves(m)}
         axes.plot(m + 1, heights, **style)
     dashed: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3))}
-    _draw_level(axes, answers, "uniform", "uniform", names, looks, dashed)
+    _draw_level(axes, report, "uniform", "uniform", dashed)
     dotted: Style = {"color": INK, "linewidth": 1.2, "linestyle": (0, (1, 1.5))}
-    _draw_level(axes, answers, "bound", "f(m)", names, looks, dotted)
+    _draw_level(axes, report, "bound", "f(m)", dotted)
 
     _distance_axis(axes)
     axes.set_yscale("log")
@@ -111,19 +97,12 @@ def kappa(report: Report, layer: int) -> Figure | None:
 # -- the panels ------------------------------------------------------------------------------------
 
 
-def _draw_level(
-    axes: Axes,
-    answers: Mapping[str, Sequence[Answer]],
-    key: str,
-    name: str,
-    names: Mapping[str, str],
-    looks: Mapping[str, Style],
-    style: Style,
-) -> None:
+def _draw_level(axes: Axes, report: Report, key: str, name: str, style: Style) -> None:
     """Draw each distinct line `key` of rows; if there are several, in the colour of its first row.
 
     Bounds are scaled to the mean of uniform attention; uniform rows with a window differ.
     """
+    answers = report.answers("distance")
     first: dict[tuple[float, ...], str] = {}
     for label, found in answers.items():
         if key in found[0]:
@@ -135,7 +114,8 @@ def _draw_level(
             level = level * np.mean(answer["uniform"]) / np.mean(level)
         own = {"label": name}
         if len(first) > 1:
-            own = {"label": f"{name} of {names[label]}", "color": looks[label]["color"]}
+            row = report.rows[label]
+            own = {"label": f"{name} of {row.name}", "color": look(label, row.number)["color"]}
         heights = np.where(level > 0, level, np.nan)
         axes.plot(_distances(answer) + 1, heights, gid=f"{label} {key}", zorder=1, **style | own)
 
@@ -173,7 +153,9 @@ def _octaves(m: Array) -> list[int]:
 def _distance_axis(axes: Axes) -> None:
     """Make the axis of distances logarithmic; they count from 1, as it has no place for 0."""
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineer(value)))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda m, _: f"{m / 1000:.3g}k" if m >= 1000 else f"{m:.3g}")
+    )
     axes.set_xlabel("distance m + 1 (tokens)")
 
 

@@ -1,19 +1,6 @@
 """Figure of learned frequencies: the change of each since the start of training.
 
-The input is the answers to the probe `drift`, as in probes.json:
-
-    {
-        "sites": {                          sites with learned frequencies: qk, vo or both
-            "qk": {
-                "theta0": [...],            at the start, in radians per position, by pair
-                "theta": [[...], ...],      at the end: one list for the model, or for each layer,
-                                            or for each layer and head; only layers that rotate
-                "median": 0.05,             of |ln(theta/theta0)|, over all of these
-                "crossings": 12             of 0 in training; only if theta is learned directly
-            },
-            "vo": {...}
-        }
-    }
+The input is the answers to the probe `drift` (evaluation/drift.py).
 """
 
 import math
@@ -23,9 +10,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from rope_exp.config.variants import PAIRS
+from rope_exp.evidence.contrasts import Array
 from rope_exp.report.content import Report
 from rope_exp.report.paper.style import (
     WIDTH,
@@ -37,8 +24,6 @@ from rope_exp.report.paper.style import (
     zero_line,
 )
 from rope_exp.report.probed import PAIR_NAMES
-
-Array = NDArray[np.float64]
 
 
 @styled

@@ -1,15 +1,6 @@
 """Figure of longer contexts: the loss by length, as trained and with frequencies for that length.
 
-The input is the answers to the probe `extension`, as in probes.json:
-
-    {
-        "num_windows": 16,
-        "lengths": [256, 512, ...],             the first is the training length
-        "as_trained": [...],                    the loss at each length; below, too
-        "interpolation": {"qk": [...], ...},    by sites with extended frequencies: only qk, only
-        "ntk_aware": {...},                     vo, or qkvo (all that rotate)
-        "yarn": {...}
-    }
+The input is the answers to the probe `extension` (evaluation/extension.py).
 """
 
 import math
@@ -20,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from rope_exp.config.tasks import TEXT_UNIT
 from rope_exp.report.content import Report
 from rope_exp.report.paper.style import (
     GREY,
     INK,
-    UNIT,
     Style,
     log_axis,
     panels_of,
@@ -57,7 +48,7 @@ def extension(report: Report) -> Figure | None:
         return None
 
     titles = [report.rows[label].name for label in answers]
-    figure, panels = panels_of(titles, f"loss ({UNIT})", margin=1.1, height=2.2)
+    figure, panels = panels_of(titles, f"loss ({TEXT_UNIT})", margin=1.1, height=2.2)
     drawn: set[str] = set()
     for axes, (label, found) in zip(panels, answers.items(), strict=True):
         drawn |= _draw(axes, label, found)

@@ -7,11 +7,12 @@ from typing import Any
 from rope_exp.evidence.comparable import alike, check_blocks
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.runs import ReportError, Run
-from rope_exp.report.charts import style as charts
 from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.probes import probes
+from rope_exp.report.charts.style import spec_of
+from rope_exp.report.charts.svg import svg_of
 from rope_exp.report.content import Report, build
 from rope_exp.report.paper.answers import answers
 from rope_exp.report.paper.cached import cached
@@ -25,7 +26,8 @@ def of_report(report: Report) -> dict[str, bytes]:
     """Return the files of all figures that a report's runs allow."""
     files: dict[str, bytes] = {}
     for draw in (forest, curves, grid, probes):
-        files |= charts.files_of(draw.__name__, charts.spec_of(draw, report))
+        if (spec := spec_of(draw, report)) is not None:
+            files[f"figures/{draw.__name__}.svg"] = svg_of(spec)
 
     drawn = {"answers": answers(report), "distance": distance(report)}
     for layer in _shown_layers(report.answers("distance")):

@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from rope_exp.config.tasks import TEXT_UNIT
 from rope_exp.report.spelling import span
 
 WIDTH = 6.75
@@ -24,7 +23,6 @@ INK = "#222222"
 GREY = "#666666"
 SMALL = 7.0
 MOST_PANELS = 3  # beside each other
-UNIT = TEXT_UNIT
 
 _STYLE: dict[str, Any] = {
     "font.size": 8.0,
@@ -142,11 +140,3 @@ def log_axis(axes: Axes, ticks: Iterable[float], form: Callable[[float], str]) -
     axes.xaxis.set_minor_locator(NullLocator())
     room = (places[-1] / places[0]) ** 0.05 if len(places) > 1 else 2.0
     axes.set_xlim(places[0] / room, places[-1] * room)
-
-
-def engineer(value: float) -> str:
-    """Format a number of tokens or parameters, e.g. 2.05M."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"

@@ -19,16 +19,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
+from rope_exp.evidence.contrasts import Array
 from rope_exp.evidence.runs import ReportError, Run
 
 AXES = ("parameters", "tokens", "length")
 LEVEL = 0.95
 # With fewer steps of warmup, rows suffer unequally, more so in shorter runs (docs/protocol.md).
 LEAST_WARMUP = 100
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

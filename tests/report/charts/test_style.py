@@ -1,6 +1,5 @@
 """Tests of chart files: reproducible bytes, readable text, and none without a chart."""
 
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -11,7 +10,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
-from rope_exp.report.charts.style import files_of, limits, spec_of
+from rope_exp.report.charts.style import limits
 from rope_exp.report.charts.svg import svg_of
 from rope_exp.report.content import build
 
@@ -46,11 +45,6 @@ def test_every_id_is_used_and_defined_once(runs: list[Run]) -> None:
     named = [value for each in svg.iter() for value in each.attrib.values() if "url(#" in value]
     assert len(defined) == len(set(defined))
     assert {value.partition("#")[2].rstrip(")") for value in named} <= set(defined)
-
-
-def test_no_chart_is_no_file(runs: list[Run]) -> None:
-    assert files_of("x", None) == {}
-    assert set(files_of("x", spec_of(forest, build(runs, ["pe"])))) == {str(Path("figures/x.svg"))}
 
 
 def test_limits_leave_the_means_readable_beside_a_wide_interval() -> None:

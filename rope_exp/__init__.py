@@ -4,6 +4,7 @@ See README.md. `load_run` opens a run's model; `patch` rotates other sites in a 
 transformers; `load_runs`, `load_metrics`, `load_probes` and `load_table` return data frames.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,22 +28,17 @@ __all__ = [
 ]
 
 
+# By module. Imported lazily: the dispatcher imports this package and must never import torch.
+_NAMES = {
+    "evaluation.load": ("load_run",),
+    "evidence.frames": ("load_metrics", "load_probes", "load_runs", "load_table"),
+    "export.patch": ("patch",),
+    "model.position": ("Position", "Sizes"),
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Import lazily: the dispatcher imports this package and must never import torch.
-    if name == "load_run":
-        from rope_exp.evaluation.load import load_run
-
-        return load_run
-    if name in ("Position", "Sizes"):
-        from rope_exp.model import position
-
-        return getattr(position, name)
-    if name == "patch":
-        from rope_exp.export.patch import patch
-
-        return patch
-    if name in ("load_metrics", "load_probes", "load_runs", "load_table"):
-        from rope_exp.evidence import frames
-
-        return getattr(frames, name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"rope_exp.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

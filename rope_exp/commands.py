@@ -7,7 +7,7 @@ import statistics
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.system.errors import (
@@ -21,6 +21,7 @@ from rope_exp.system.errors import (
 from rope_exp.system.files import try_lock, write_json
 from rope_exp.system.signals import interrupt, on_signal
 
+CONFIG_DIR: dict[str, Any] = {"type": Path, "help": "a further folder of groups and their choices"}
 # The counts that `prepare` prints for each side: key in the corpus's record, and label.
 COUNTED = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "tokens"}
 
@@ -147,9 +148,7 @@ def campaign(words: list[str]) -> int:
         metavar="FOLDER",
         help="keep each run's last weights in FOLDER/NAME/CELL, in half precision",
     )
-    parser.add_argument(
-        "--config-dir", type=Path, help="a further folder of groups and their choices"
-    )
+    parser.add_argument("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)
     if asked.hours is not None and not 0 < asked.hours < 1e6:
         raise ConfigError("--hours", asked.hours, "must be a number above 0 and below 1,000,000")
@@ -196,9 +195,7 @@ def sweep(words: list[str]) -> int:
         "overrides", nargs="+", metavar="key=value", help="as `rope-exp train -m` takes them"
     )
     parser.add_argument("--list", action="store_true", help="print its runs, and submit none")
-    parser.add_argument(
-        "--config-dir", type=Path, help="a further folder of groups and their choices"
-    )
+    parser.add_argument("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)
     jobs = compose_jobs(asked.overrides, asked.config_dir, multirun=True)
     print(list_sweep(jobs) if asked.list else submit_sweep(jobs, asked.overrides))
@@ -276,9 +273,7 @@ def _configs(
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"
     )
-    parser.add_argument(
-        "--config-dir", type=Path, help="a further folder of groups and their choices"
-    )
+    parser.add_argument("--config-dir", **CONFIG_DIR)
     if sweeps:
         parser.add_argument(
             "-m", "--multirun", action="store_true", help="several values of a key make a sweep"

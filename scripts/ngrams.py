@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Ids, chain_sha256
 from rope_exp.data.generated import Generated, open_data
-from rope_exp.data.sources import held_out_rows, training_source
+from rope_exp.data.sources import held_out_rows, training_batch
 from rope_exp.evidence.records import read_record
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.spelling import markdown_table, millions
@@ -87,12 +87,11 @@ def windows(config: RunConfig, order_sha256: str) -> tuple[Ids, Ids, int]:
     train = config.train
     data = open_data(config.data, config.tokenizer, seq_len=train.seq_len)
     assert not isinstance(data, Generated), "a campaign's text is prepared"
-    source = training_source(config, data)
 
     found = ""
     read = []
     for step in range(1, train.num_steps + 1):
-        batch = source.batch(step)
+        batch = training_batch(config, data, step)
         found = chain_sha256(found, batch.hashed_BS)
         read.append(batch.hashed_BS)
     if found != order_sha256:

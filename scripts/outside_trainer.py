@@ -20,7 +20,7 @@ from rope_exp.config.architecture import Architecture
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.data.batches import Batch, chain_sha256
 from rope_exp.data.generated import open_data
-from rope_exp.data.sources import held_out_rows, training_source
+from rope_exp.data.sources import held_out_rows, training_batch
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.run.provenance import machine_facts
 from rope_exp.system.errors import ConfigError
@@ -225,8 +225,7 @@ def train_cell(config: RunConfig) -> dict[str, Any]:
     model = patched_llama(architecture)
     model.load_state_dict(weights(decoder))
     init_sha256 = weights_sha256(weights(model))
-    source = training_source(config, data)
-    batches = map(source.batch, range(1, config.train.num_steps + 1))
+    batches = (training_batch(config, data, step + 1) for step in range(config.train.num_steps))
 
     reader = Reader()
     with TemporaryDirectory() as folder:

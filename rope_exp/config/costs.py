@@ -8,11 +8,9 @@ import dataclasses
 import math
 import re
 
-from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.learning import MuonConfig
 from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import ModelConfig
 from rope_exp.config.stages import Stage
 
 # Float32 weights, their gradient and two moments. Every process holds all of them.
@@ -66,16 +64,15 @@ def peak_flops_per_s(device_name: str) -> float | None:
     return None
 
 
-def attention_flops_per_token(
-    model: ModelConfig, attn: AttnConfig, seq_len: int, *, causal: bool = True
-) -> int:
+def attention_flops_per_token(config: RunConfig, seq_len: int) -> int:
     """Return the operations of one training token in attention, without those of its weights.
 
     Softmax attention takes 6 layers (T + 1) D: a query at position t attends to t + 1 keys,
     (T + 1)/2 on average; each costs 2 D operations for the score and 2 D for the sum, three times
     that with the backward pass. Without a causal mask a query attends to T keys.
     """
-    return model.num_hidden_layers * attn.flops(model, seq_len, causal=causal)
+    model = config.model
+    return model.num_hidden_layers * config.attn.flops(model, seq_len, causal=config.causal)
 
 
 def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = None) -> int:
@@ -97,8 +94,7 @@ def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = No
     in_layers = 6 * model.num_hidden_layers * layer_weights(architecture)
     head = architecture.head_size * model.hidden_size
     in_head = 6 * head * num_predicted(config.train, seq_len) // seq_len
-    in_attention = attention_flops_per_token(model, config.attn, seq_len, causal=config.causal)
-    return in_layers + in_head + in_attention
+    return in_layers + in_head + attention_flops_per_token(config, seq_len)
 
 
 def run_flops(config: RunConfig, vocab_size: int) -> int:
@@ -135,10 +131,8 @@ def parameters_at_most(config: RunConfig, vocab_size: int) -> int:
 def operations_at_most(config: RunConfig, vocab_size: int) -> int:
     """Return operations of a whole run that no run of these sizes exceeds."""
     weights = 6 * parameters_at_most(config, vocab_size)
-    model, attn = config.model, config.attn
     return sum(
-        stage.num_tokens
-        * (weights + attention_flops_per_token(model, attn, stage.seq_len, causal=config.causal))
+        stage.num_tokens * (weights + attention_flops_per_token(config, stage.seq_len))
         for stage in config.train.staged
     )
 

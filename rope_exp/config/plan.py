@@ -56,8 +56,7 @@ def cost_lines(
     tokens = train.num_tokens
     total = run_flops(config, vocab_size)
     in_attention = sum(
-        stage.num_tokens
-        * attention_flops_per_token(model, attn, stage.seq_len, causal=config.causal)
+        stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
         for stage in train.staged
     )
     memory = sum(memory_bytes(config, vocab_size).values())

@@ -95,12 +95,12 @@ def convert(hint: Any, values: Any, key: str = "") -> Any:
         text = json.dumps(values, default=repr)
         return _adapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
-        raise refusal(error, values, key, hint) from None
+        raise _refusal(error, values, key, hint) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(key or "its content", ..., first_line(error)) from error
 
 
-def refusal(error: ValidationError, values: Any, key: str = "", hint: Any = None) -> ConfigError:
+def _refusal(error: ValidationError, values: Any, key: str, hint: Any) -> ConfigError:
     """Convert pydantic's error into ours, for the first key at fault.
 
     Args:

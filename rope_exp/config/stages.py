@@ -57,6 +57,11 @@ class Stage:
         """The tokens of all its steps."""
         return self.num_steps * self.tokens_per_step
 
+    def samples(self, step: int) -> range:
+        """Return the numbers of the samples of one of the stage's steps, over the whole run."""
+        first = self.samples_before + (step - 1 - self.steps_before) * self.batch_size
+        return range(first, first + self.batch_size)
+
     def tokens_until(self, step: int) -> int:
         """Return the tokens of the run up to and including one of the stage's steps."""
         return self.tokens_before + (step - self.steps_before) * self.tokens_per_step

@@ -16,7 +16,6 @@ import functools
 import hashlib
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -66,51 +65,25 @@ def next_tokens(windows_BS: Ids) -> Batch:
     return Batch(windows_BS[:, :-1], windows_BS[:, 1:], windows_BS)
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The windows of each step of a stage, from a stream of training tokens.
+def training_ids(
+    tokens: IdSource, seed: int, samples: Collection[int], seq_len: int
+) -> NDArray[np.int64]:
+    """Return the token ids of some samples of a run.
 
-    Attributes:
-        tokens: 1-D.
+    Args:
         seed: of the order of windows.
-        batch_size: B, of all ranks together.
-        seq_len: T.
-        steps_before, samples_before: totals of the earlier stages.
-
+        samples: their numbers, counted from 0 over all steps and rows.
+    Returns:
+        [B, T + 1], contiguous; inputs are [:, :-1], targets [:, 1:].
     Raises:
         ValueError: there is no whole window.
     """
-
-    tokens: IdSource
-    seed: int
-    batch_size: int
-    seq_len: int
-    steps_before: int = 0
-    samples_before: int = 0
-
-    def __post_init__(self) -> None:
-        num_windows(self.tokens, self.seq_len)
-
-    def ids(self, step: int) -> NDArray[np.int64]:
-        """Return the token ids of an optimizer step.
-
-        Args:
-            step: counted from 1; any order of calls gives the same ids.
-        Returns:
-            [B, T + 1], contiguous; inputs are [:, :-1], targets [:, 1:].
-        """
-        number = step - self.steps_before
-        if number < 1:
-            raise ValueError(f"steps are counted from {self.steps_before + 1}, got {step}")
-
-        count = num_windows(self.tokens, self.seq_len)
-        first = self.samples_before + (number - 1) * self.batch_size
-        windows = []
-        for sample in range(first, first + self.batch_size):
-            epoch, place = divmod(sample, count)
-            order_N = epoch_order(self.seed, epoch, count)
-            windows.append(int(order_N[place]))
-        return _windows(self.tokens, windows, self.seq_len)
+    count = num_windows(tokens, seq_len)
+    windows = []
+    for sample in samples:
+        epoch, place = divmod(sample, count)
+        windows.append(int(epoch_order(seed, epoch, count)[place]))
+    return _windows(tokens, windows, seq_len)
 
 
 @functools.lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ from rope_exp.data.tasks.addition import Addition
 from rope_exp.data.tasks.copying import Copying
 from rope_exp.data.tasks.repeats import Repeats
 from rope_exp.data.tasks.retrieval import Retrieval
-from rope_exp.data.tasks.rows import END, TRAIN, Rows, Task
+from rope_exp.data.tasks.rows import END, Rows, Task
 from rope_exp.data.tasks.spikes import SpikeRows, Spikes
 from rope_exp.system.files import json_sha256
 
@@ -130,28 +130,6 @@ def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> 
     if data.task is not None:
         return Generated(data, seq_len)
     return prepare(data, tokenizer, seq_len=seq_len)
-
-
-@dataclass(frozen=True)
-class GeneratedBatches:
-    """The global batch of each step; no two steps share a row.
-
-    Attributes:
-        seed: of the rows.
-        batch_size: B, of all ranks together.
-    """
-
-    data: Generated
-    seed: int
-    batch_size: int
-
-    def batch(self, step: int) -> Batch:
-        """Return the global batch of an optimizer step, counted from 1."""
-        if step < 1:
-            raise ValueError(f"steps are counted from 1, got {step}")
-        first = (step - 1) * self.batch_size
-        numbers = range(first, first + self.batch_size)
-        return self.data.batch(self.data.rows(TRAIN, numbers, self.seed))
 
 
 def answers(rows: Rows) -> Batch:

@@ -8,10 +8,9 @@ begins with the row.
 Shapes: B rows, T positions.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from rope_exp.config.sections import DataConfig
 from rope_exp.data.batches import Batch, Ids
 
 # Philox counts in four words. The order of an epoch and hidden tokens (masking.py) use other values
@@ -45,39 +44,24 @@ def random_starts(seed: int, step: int, num_rows: int, most: int) -> Ids:
     return (words_B % np.uint64(most + 1)).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Places:
-    """A run's treatment of documents, the same in training and in evaluation.
+def placed(batch: Batch, data: DataConfig, end_id: int, start_B: Ids | None = None) -> Batch:
+    """Return a batch with the positions and documents of its tokens, where these are needed.
 
-    Attributes:
+    Args:
+        data: `reset_positions` begins positions at 0 at each document; `document_mask` limits
+            attention to a document.
         end_id: the id of the token that ends a document.
-        resets: whether positions begin at 0 at each document (data.reset_positions).
-        masks: whether attention stays within a document (data.document_mask).
+        start_B: added to all positions of a row; None: 0.
     """
+    document_BT = documents(batch.ids_BT, end_id)
+    if data.reset_positions:
+        batch = batch._replace(position_BT=positions(document_BT))
+    if data.document_mask:
+        batch = batch._replace(document_BT=document_BT)
 
-    end_id: int
-    resets: bool = False
-    masks: bool = False
-
-    def placed(self, batch: Batch, start_B: Ids | None = None) -> Batch:
-        """Return a batch with the positions and documents of its tokens, where these are needed.
-
-        Args:
-            batch: has no positions or documents yet.
-            start_B: added to all positions of a row; None: 0.
-        """
-        assert batch.position_BT is None
-        assert batch.document_BT is None
-
-        document_BT = documents(batch.ids_BT, self.end_id)
-        if self.resets:
-            batch = batch._replace(position_BT=positions(document_BT))
-        if self.masks:
-            batch = batch._replace(document_BT=document_BT)
-
-        if start_B is not None:
-            position_BT = batch.position_BT
-            if position_BT is None:
-                position_BT = np.arange(batch.ids_BT.shape[1])[None]
-            batch = batch._replace(position_BT=start_B[:, None] + position_BT)
-        return batch
+    if start_B is not None:
+        position_BT = batch.position_BT
+        if position_BT is None:
+            position_BT = np.arange(batch.ids_BT.shape[1])[None]
+        batch = batch._replace(position_BT=start_B[:, None] + position_BT)
+    return batch

@@ -13,6 +13,7 @@ Shapes: N rows, B of a micro-batch, T positions, V vocabulary, Q queries, D dime
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,16 +26,13 @@ from rope_exp.config.sections import TrainConfig
 from rope_exp.data.batches import NO_TARGET, Batch
 from rope_exp.data.documents import VALIDATION
 from rope_exp.data.generated import DataSet, Generated
-from rope_exp.data.sources import reading
+from rope_exp.data.sources import read
 from rope_exp.data.tasks.rows import TEST, TRAIN, Rows
 from rope_exp.evaluation.inputs import Inputs
 from rope_exp.evaluation.probes import Asking, Questions
 from rope_exp.evaluation.values import Probes, rounded
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.decoder import Decoder
-
-# Computes one tensor from a micro-batch.
-Of = Callable[[Decoder, Inputs], Tensor]
 
 
 class TaskQuestions(Asking):
@@ -80,7 +78,7 @@ class TaskQuestions(Asking):
     def fit(self) -> Probes:
         """Return R^2 and the mean squared error on the held-out rows."""
         batch = self.data.batch(self.data.rows(TEST, range(self.count)))
-        outputs_NQD = self._outputs(batch, _predicted)
+        outputs_NQD = self._outputs(batch)
         truth_NQD = batch.target_BP.astype(np.float64)
         error_NQD = (outputs_NQD - truth_NQD) ** 2
         spread_D = ((truth_NQD - truth_NQD.mean(axis=(0, 1))) ** 2).sum(axis=(0, 1))
@@ -91,11 +89,15 @@ class TaskQuestions(Asking):
             "error_of_queries": rounded(error_NQD.mean(axis=(0, 2))),
         }
 
-    def _outputs(self, batch: Batch, of: Of) -> NDArray[np.float64]:
-        """Return `of` applied to all rows, by micro-batches."""
-        parts = self.batches(batch, self.micro_batch_size)
-        outputs = [of(self.decoder, inputs).double().cpu() for inputs in parts]
-        return np.asarray(torch.cat(outputs).numpy())
+    def _outputs(
+        self, batch: Batch, of: Callable[[Tensor, Inputs], Tensor] = lambda found, _: found
+    ) -> NDArray[np.float64]:
+        """Return the decoder's outputs for all rows, or `of` applied to them, by micro-batches."""
+        parts = []
+        for inputs in self.batches(batch, self.micro_batch_size):
+            found = self.decoder(inputs.ids_BT, **inputs.further)
+            parts.append(of(found, inputs).double().cpu())
+        return np.asarray(torch.cat(parts).numpy())
 
 
 def make_questions(
@@ -116,22 +118,16 @@ def make_questions(
         train,
         micro_batch_size,
         should_stop,
-        read=reading(config, data),
+        read=partial(read, config, data),
         crossings=crossings,
     )
 
 
-def _right_and_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
+def _right_and_nats(logits_BTV: Tensor, inputs: Inputs) -> Tensor:
     """Return, as [B, 2 T], whether each prediction is right, and -log p; 0 without a target."""
-    logits_BTV = wide(decoder(inputs.ids_BT, **inputs.further))
+    logits_BTV = wide(logits_BTV)
     right_BT = logits_BTV.argmax(dim=-1) == inputs.target_BP
     nats_BT = F.cross_entropy(
         logits_BTV.mT, inputs.target_BP, reduction="none", ignore_index=NO_TARGET
     )
     return torch.cat([right_BT.to(nats_BT.dtype), nats_BT], dim=1)
-
-
-def _predicted(decoder: Decoder, inputs: Inputs) -> Tensor:
-    """Return the predicted numbers, [B, Q, D]."""
-    found: Tensor = decoder(inputs.ids_BT, **inputs.further)
-    return found

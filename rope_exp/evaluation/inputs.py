@@ -63,10 +63,5 @@ def on_device(batch: Batch, device: torch.device) -> Inputs:
             tensor = tensor.pin_memory()
         return tensor.to(device, non_blocking=True)
 
-    return Inputs(
-        ids_BT=copied(batch.ids_BT),  # type: ignore[arg-type]
-        target_BP=copied(batch.target_BP),  # type: ignore[arg-type]
-        place_BP=copied(batch.place_BP),
-        position_BT=copied(batch.position_BT),
-        document_BT=copied(batch.document_BT),
-    )
+    # The fields of `Inputs` are fields of a batch.
+    return Inputs(*(copied(getattr(batch, name)) for name in Inputs._fields))  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def check_ranks() -> None:
             raise ConfigError(
                 name,
                 ...,
-                (f"a launcher sets it beside WORLD_SIZE={world_size}; without one all are unset"),
+                f"a launcher sets it beside WORLD_SIZE={world_size}; without one all are unset",
             )
 
 

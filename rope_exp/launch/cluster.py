@@ -21,7 +21,7 @@ from rope_exp.config.compose import Jobs, titles
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.admit import check_folder, check_together
 from rope_exp.launch.job import Job
-from rope_exp.launch.queue import Queue, slurm
+from rope_exp.launch.queue import Queue
 from rope_exp.launch.sweep import dispatch
 from rope_exp.system.errors import (
     EXIT_DIVERGED,
@@ -31,6 +31,7 @@ from rope_exp.system.errors import (
     explained,
     first_line,
 )
+from rope_exp.system.processes import output_of
 from rope_exp.system.signals import held_back, interrupt, on_signal, starting_runs
 
 FOLDER = Path("results/slurm")
@@ -91,7 +92,7 @@ class Work:
 def _is_preempted() -> bool:
     """Return whether SLURM stops this job for another: it does not requeue one that ends itself."""
     job_id = os.environ.get("SLURM_JOB_ID")
-    found = job_id and slurm("scontrol", "show", "job", job_id)
+    found = job_id and output_of("scontrol", "show", "job", job_id)
     return bool(found and re.search(r"PreemptTime=\d", found))
 
 
@@ -223,7 +224,7 @@ class Cluster:
         ]
         # The partition, with * if it is the default, and a node's processors, memory, features
         # and devices.
-        found = slurm("sinfo", "--noheader", "-N", *asked, "-o", "%P %c CPUs, %m MB, %f, %G")
+        found = output_of("sinfo", "--noheader", "-N", *asked, "-o", "%P %c CPUs, %m MB, %f, %G")
         lines = [line.strip().partition(" ") for line in found.splitlines()]
         kinds = sorted({kind for name, _, kind in lines if asked or name.endswith("*")})
         if len(kinds) > 1:

@@ -1,13 +1,13 @@
 """The jobs that were submitted to a cluster, and what has become of them."""
 
 import os
-import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rope_exp.system.errors import ConfigError, first_line
+from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json, try_lock, write_json
+from rope_exp.system.processes import output_of
 
 
 class Queue:
@@ -49,7 +49,7 @@ class Queue:
         jobs = {name: job for name, job in self.jobs.items() if name in names}
         states: dict[str, str] = {}
         if any(cluster == "slurm" for cluster, _ in jobs.values()):
-            listed = slurm("squeue", "--noheader", "--array", "--me", "--format=%i %T")
+            listed = output_of("squeue", "--noheader", "--array", "--me", "--format=%i %T")
             states = dict(line.split() for line in listed.splitlines())
         found = {}
         for name, (cluster, job_id) in jobs.items():
@@ -82,13 +82,3 @@ def _is_alive(job_id: str) -> bool:
         return b"submitit" in Path(f"/proc/{job_id}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def slurm(*words: str) -> str:
-    """Return the output of one of SLURM's commands."""
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    except subprocess.CalledProcessError as error:
-        raise ChildProcessError(f"{words[0]}: {first_line(error.stderr)}") from None
-    except OSError as error:
-        raise ChildProcessError(f"{words[0]}: {first_line(error)}") from None

@@ -31,7 +31,7 @@ from rope_exp.system.errors import (
 from rope_exp.system.files import disk_full, free_bytes
 
 WITHOUT_FRESH = "leave out run.fresh=true to resume: with it, the same command begins anew"
-WAIT_SECONDS = 1.0  # between two checks of GPUs or of a run that others hold
+WAIT_SECONDS = 1.0  # between two checks of a run that another dispatcher holds
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
@@ -117,19 +117,22 @@ def bring_to_end(
             for job in jobs:
                 if job.status == "running":
                     _collect(job)
-                elif job.exit_code is not None:
+            running = [job for job in jobs if job.status == "running"]
+            for job in jobs:
+                if job.status == "running" or job.exit_code is not None:
                     continue
-                elif relay.requested:
+                if relay.requested:
                     job.exit_code = EXIT_STOPPED
-                elif _has_place(job, jobs):
+                elif _has_place(job, running):
                     _try_to_start(job, relay)
+                    if job.status == "running":
+                        running.append(job)
             on_poll()
             time.sleep(POLL_SECONDS)
 
 
-def _has_place(job: Job, jobs: Sequence[Job]) -> bool:
+def _has_place(job: Job, running: Sequence[Job]) -> bool:
     """Return whether a run may start: its max_parallel and those of running runs must allow it."""
-    running = [each for each in jobs if each.status == "running"]
     return len(running) < min(int(each.config.launch.max_parallel) for each in [job, *running])
 
 

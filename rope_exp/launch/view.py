@@ -27,7 +27,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         self._last_line = self._started
         self._refreshed = 0.0
 
-        # By job: the newest value of each column, and the status that was printed last.
+        # By job: the newest value of each column, and the status that was shown last.
         self._rows: list[dict[str, Any]] = [{} for _ in jobs]
         self._said = ["waiting"] * len(jobs)
 
@@ -56,7 +56,11 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         done = 0
         running = []
         for number, job in enumerate(self._jobs):
-            self._rows[number] |= newest_values(job.folder)
+            has_changed = job.status != self._said[number]
+            self._said[number] = job.status
+            # A run that has ended writes no more rows.
+            if has_changed or job.status not in ENDED:
+                self._rows[number] |= newest_values(job.folder)
             step = self._rows[number].get("step", 0)
             done += job.config.train.num_steps if job.status in ENDED else step
             if job.status == "running":
@@ -66,8 +70,7 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
             compiles = job.status == "running" and job.config.train.compile and not row
             words = job.status + describe_row(row) + ", compiling" * bool(compiles)
             self._bars.update(self._tasks[number], completed=step, words=words)
-            if self._bars.disable and job.status != self._said[number]:
-                self._said[number] = job.status
+            if self._bars.disable and has_changed:
                 log(f"{job.name}: {words}")
 
         if self._steps_before is None:

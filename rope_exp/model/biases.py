@@ -104,7 +104,7 @@ def offsets(kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
     return key_E - key_E[-num_queries:, None]
 
 
-def alibi_slopes(num_heads: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def alibi_slopes(num_heads: int) -> Tensor:
     """Return m_h = 2^(-8(h+1)/H): head h adds -m_h |i - j| to its scores (Press et al. 2022).
 
     If H is not a power of two, follow BLOOM: take the slopes of the power P below it, then every
@@ -118,7 +118,7 @@ def alibi_slopes(num_heads: int, dtype: torch.dtype = torch.float32) -> Tensor:
     power = 2 ** (num_heads.bit_length() - 1)
     exponents = [8 * (head + 1) / power for head in range(power)]
     exponents += [8 * (2 * head + 1) / (2 * power) for head in range(num_heads - power)]
-    return torch.tensor([2.0**-exponent for exponent in exponents], dtype=dtype)
+    return torch.tensor([2.0**-exponent for exponent in exponents], dtype=torch.float32)
 
 
 def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:

@@ -131,7 +131,7 @@ def _measured(
 
     others = dict(attention.forms(x_BTD, here))
     if causal:
-        others["cached"] = _cached(attention, x_BTD, here)
+        others["cached"] = _cached(attention, pe, x_BTD, position_T)
     formulas = {name: _deviation(other, here_BTHV) / size for name, other in others.items()}
     failing = [name for name, error in formulas.items() if not error < tolerance]
     if failing:
@@ -222,17 +222,11 @@ def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
     return {"cached": error}
 
 
-def _cached(attention: Attention, x_BTD: Tensor, at: Positions) -> Tensor:
+def _cached(attention: Attention, pe: PeConfig, x_BTD: Tensor, position_T: Tensor) -> Tensor:
     """Return the outputs of tokens that are fed to a cache a few at a time."""
     cache = LayerCache(attention.window)
-    tensors = (x_BTD, *at.qk, *(at.vo or ()))
-    parts = zip(*(torch.split(each, PARTS, dim=-2) for each in tensors), strict=True)
-    outputs = []
-    for x, *tables in parts:
-        of_part = Positions((tables[0], tables[1]))
-        if at.vo is not None:
-            of_part = of_part._replace(vo=(tables[2], tables[3]))
-        outputs.append(attention.heads(x, of_part, cache))
+    parts = zip(torch.split(x_BTD, PARTS, dim=1), torch.split(position_T, PARTS), strict=True)
+    outputs = [attention.heads(x, _positions(attention, pe, at_T), cache) for x, at_T in parts]
     return torch.cat(outputs, dim=1)
 
 

@@ -2,15 +2,14 @@
 
 import os
 import platform
-import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rope_exp import __version__
-from rope_exp.system.errors import ConfigError, first_line
+from rope_exp.system.errors import ConfigError
 from rope_exp.system.machine import cpu_kind, cpu_name, num_cores
-from rope_exp.system.processes import ROOT
+from rope_exp.system.processes import ROOT, output_of
 
 PACKAGES = (
     "torch",
@@ -94,15 +93,7 @@ def _git(*words: str) -> str:
     # Ignore repositories further up, too.
     environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
     try:
-        done = subprocess.run(
-            ("git", "-C", str(ROOT), *words),
-            env=environment,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = first_line(getattr(error, "stderr", None) or error)
+        return output_of("git", "-C", str(ROOT), *words, env=environment)
+    except ChildProcessError as error:
+        why = str(error).removeprefix("git: ")
         raise ConfigError("git", ..., f"cannot say which commit {ROOT} is at: {why}") from None
-    return done.stdout.strip()

@@ -55,7 +55,10 @@ def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
     Memory is in MiB.
     """
     query = f"--query-gpu={','.join(columns)}"
-    listed = output_of("nvidia-smi", query, "--format=csv,noheader,nounits") or ""
+    try:
+        listed = output_of("nvidia-smi", query, "--format=csv,noheader,nounits")
+    except ChildProcessError:
+        return []
     return [tuple(line.split(", ")) for line in listed.splitlines()]
 
 

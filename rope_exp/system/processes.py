@@ -2,7 +2,10 @@
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+
+from rope_exp.system.errors import first_line
 
 PACKAGE = Path(__file__).resolve().parent.parent
 ROOT = PACKAGE.parent  # the checkout; site-packages if the package is installed
@@ -24,10 +27,17 @@ def child_environment(**changes: str) -> dict[str, str]:
     return environment
 
 
-def output_of(*command: str) -> str | None:
-    """Return a program's output, or None if there is no such program or it fails."""
+def output_of(*command: str, env: Mapping[str, str] | None = None) -> str:
+    """Return a program's output.
+
+    Raises:
+        ChildProcessError: there is no such program, or it fails; the message has its name and why.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
+        done = subprocess.run(
+            command, env=env, capture_output=True, encoding="utf-8", errors="replace", check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = first_line(getattr(error, "stderr", None) or error)
+        raise ChildProcessError(f"{command[0]}: {why}") from None
     return done.stdout.strip()

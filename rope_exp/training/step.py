@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import chain_sha256
-from rope_exp.data.sources import Source
+from rope_exp.data.generated import DataSet
+from rope_exp.data.sources import training_batch
 from rope_exp.evaluation.inputs import Inputs, on_device
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.optim import build_optimizer
@@ -77,7 +78,7 @@ class TrainingStep:
 
     config: RunConfig
     decoder: Decoder
-    batches: Source
+    data: DataSet
     parallel: Parallel
     should_stop: Callable[[], bool]
     order_sha256: str = ""
@@ -134,7 +135,7 @@ class TrainingStep:
 
     def _get_batch(self, step: int) -> tuple[Inputs, int, str]:
         """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
-        batch = self.batches.batch(step)
+        batch = training_batch(self.config, self.data, step)
         order_sha256 = ""
         if self.parallel.is_main:
             order_sha256 = chain_sha256(self.order_sha256, batch.hashed_BS)

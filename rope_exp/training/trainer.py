@@ -13,7 +13,7 @@ from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.generated import DataSet
-from rope_exp.data.sources import held_out_rows, training_source
+from rope_exp.data.sources import held_out_rows
 from rope_exp.evaluation.answers import make_questions
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.values import Probes
@@ -70,8 +70,7 @@ class Trainer:
         train = config.train
         if train.compile:
             self.decoder.compile_parts()
-        batches = training_source(config, data)
-        self.train_step = TrainingStep(config, self.decoder, batches, parallel, self.should_stop)
+        self.train_step = TrainingStep(config, self.decoder, data, parallel, self.should_stop)
         self.held_out_rows = held_out_rows(config, data)
         share = train.global_batch_size // parallel.world_size
         self.rows_at_once = train.rows_at_once(share, train.seq_len)

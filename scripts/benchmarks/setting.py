@@ -1,6 +1,7 @@
 """The options of the command line that every part of the bench shares."""
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Bench:
         options = self.options
         tree = None
         if options.tree:
-            tree = output_of("git", "-C", str(options.tree), "rev-parse", "HEAD")
+            with suppress(ChildProcessError):
+                tree = output_of("git", "-C", str(options.tree), "rev-parse", "HEAD")
         return {"words": self.words(model), "arms": options.arms, "tree": tree}
 
     def words(self, model: str, *more: str) -> list[str]:

@@ -105,7 +105,7 @@ def test_counted_operations_are_those_that_torch_does(
         decoder(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
 
     config = RunConfig(attn=attn, model=sizes, train=TrainConfig(seq_len=length))
-    causal = attention_flops_per_token(sizes, attn, length)
+    causal = attention_flops_per_token(config, length)
     in_weights = flops_per_token(config, architecture.vocab_size) - causal
     dense = causal * 2 * length / (length + 1)
     assert counter.get_total_flops() == length * (in_weights + dense)

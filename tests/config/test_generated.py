@@ -87,7 +87,7 @@ def test_looking_both_ways_costs_a_whole_row_of_keys() -> None:
     """A query takes 4 T K operations per head forward, and three times that with backward."""
     config = run_config(SPIKES)
     model = config.model
-    found = attention_flops_per_token(model, config.attn, 256, causal=False)
+    found = attention_flops_per_token(config, 256)
     assert found == 3 * 4 * 256 * model.hidden_size * model.num_hidden_layers
 
 

@@ -8,18 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rope_exp.data.batches import Batches, chain_sha256, epoch_order, validation_ids
+from rope_exp.data.batches import chain_sha256, epoch_order, training_ids, validation_ids
 
 TOKENS = np.arange(1009, dtype=np.uint16)  # each token is its own index
 GOLDEN_ORDER = [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]  # for seed 0, epoch 0 and ten windows
-Shape = dict[str, int]
-shapes = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**63 - 1),
-        "batch_size": st.integers(1, 9),
-        "seq_len": st.integers(1, 200),
-    }
-)
+seeds = st.integers(0, 2**63 - 1)
+lengths = st.integers(1, 200)
 
 
 def starts(ids: NDArray[np.int64], seq_len: int) -> list[int]:
@@ -29,29 +23,25 @@ def starts(ids: NDArray[np.int64], seq_len: int) -> list[int]:
     return list(map(int, ids[:, 0] // seq_len))
 
 
-@given(shapes, st.integers(1, 500), st.integers(1, 500))
-def test_a_batch_is_a_pure_function_of_seed_and_step(
-    shape: Shape, step: int, other_step: int
+@given(seeds, lengths, st.lists(st.integers(0, 4000), min_size=1, max_size=9))
+def test_ids_are_a_pure_function_of_seed_and_sample(
+    seed: int, seq_len: int, samples: list[int]
 ) -> None:
-    fresh = Batches(TOKENS, **shape).ids(step)
-    used = Batches(TOKENS, **shape)
-    used.ids(other_step)
-    np.testing.assert_array_equal(used.ids(step), fresh)
-    assert fresh.shape == (shape["batch_size"], shape["seq_len"] + 1)
-    assert fresh.dtype == np.int64
-    assert fresh.flags.c_contiguous
+    """A sample has the same window beside any others."""
+    ids = training_ids(TOKENS, seed, samples, seq_len)
+    assert ids.shape == (len(samples), seq_len + 1)
+    assert ids.dtype == np.int64
+    assert ids.flags.c_contiguous
+    alone = [training_ids(TOKENS, seed, [sample], seq_len) for sample in reversed(samples)]
+    np.testing.assert_array_equal(ids, np.concatenate(alone[::-1]))
 
 
-@given(shapes)
-def test_every_window_stands_once_in_each_epoch(shape: Shape) -> None:
-    batches = Batches(TOKENS, **shape)
-    num_windows = (len(TOKENS) - 1) // shape["seq_len"]
-    num_steps = -(-2 * num_windows // shape["batch_size"])
-    seen = np.concatenate(
-        [starts(batches.ids(step), shape["seq_len"]) for step in range(1, num_steps + 1)]
-    )
+@given(seeds, lengths)
+def test_every_window_stands_once_in_each_epoch(seed: int, seq_len: int) -> None:
+    num_windows = (len(TOKENS) - 1) // seq_len
     for epoch in range(2):
-        of_one = seen[epoch * num_windows : (epoch + 1) * num_windows]
+        samples = range(epoch * num_windows, (epoch + 1) * num_windows)
+        of_one = starts(training_ids(TOKENS, seed, samples, seq_len), seq_len)
         assert sorted(of_one) == list(range(num_windows))
 
 
@@ -67,8 +57,7 @@ def test_the_order_is_the_one_that_was_published() -> None:
 
 
 def test_the_stream_predicts_each_token_once_an_epoch() -> None:
-    batches = Batches(TOKENS, seed=3, batch_size=8, seq_len=63)
-    targets = np.concatenate([batches.ids(step)[:, 1:].ravel() for step in (1, 2)])
+    targets = training_ids(TOKENS, 3, range(16), 63)[:, 1:].ravel()
     assert sorted(targets.tolist()) == list(range(1, 1009))
 
 
@@ -93,24 +82,18 @@ def test_more_windows_than_there_are_gives_all_of_them() -> None:
 def test_a_stream_without_a_whole_window_is_refused(seq_len: int) -> None:
     """The error shows both numbers."""
     with pytest.raises(ValueError, match=f"1009 tokens hold no window of {seq_len + 1}"):
-        Batches(TOKENS, seed=0, batch_size=1, seq_len=seq_len)
+        training_ids(TOKENS, 0, [0], seq_len)
     with pytest.raises(ValueError, match="1009"):
         validation_ids(TOKENS, 1, seq_len)
 
 
-def test_steps_are_counted_from_one() -> None:
-    with pytest.raises(ValueError, match="from 1"):
-        Batches(TOKENS, seed=0, batch_size=1, seq_len=8).ids(0)
-
-
 def test_the_hash_of_the_order_needs_the_last_digest_only() -> None:
-    batches = Batches(TOKENS, seed=1, batch_size=4, seq_len=16)
+    batches = [training_ids(TOKENS, 1, range(4 * step, 4 * step + 4), 16) for step in range(3)]
     digest = ""
     by_hand = b""
-    for step in range(1, 4):
-        ids = batches.ids(step)
+    for ids in batches:
         digest = chain_sha256(digest, ids)
         words = b"".join(int(id_).to_bytes(4, "little") for id_ in ids.ravel())
         by_hand = hashlib.sha256(by_hand + words).digest()
     assert digest == by_hand.hex()
-    assert chain_sha256("", batches.ids(1)) != chain_sha256("", batches.ids(2))
+    assert chain_sha256("", batches[0]) != chain_sha256("", batches[1])

@@ -12,9 +12,9 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import DataConfig
 from rope_exp.config.tasks import TASKS
 from rope_exp.data.batches import Batch
-from rope_exp.data.generated import Generated, GeneratedBatches, open_data
+from rope_exp.data.generated import Generated, open_data
 from rope_exp.data.meta import Prepared
-from rope_exp.data.sources import held_out_rows, training_source
+from rope_exp.data.sources import held_out_rows, training_batch
 from rope_exp.data.tasks.addition import Addition
 from rope_exp.data.tasks.rows import spell
 from rope_exp.data.tasks.spikes import QUERY_S, Spikes
@@ -34,11 +34,9 @@ def data_of(config: RunConfig) -> Generated:
     return found
 
 
-def batches_of(kind: str, *overrides: str) -> GeneratedBatches:
+def batch_of(kind: str, step: int, *overrides: str) -> Batch:
     config = config_of(kind, *overrides)
-    source = training_source(config, data_of(config))
-    assert isinstance(source, GeneratedBatches)
-    return source
+    return training_batch(config, data_of(config), step)
 
 
 def assert_equal(one: Batch, other: Batch) -> None:
@@ -53,24 +51,17 @@ def assert_equal(one: Batch, other: Batch) -> None:
 
 @each_kind
 def test_a_batch_is_a_pure_function_of_seed_and_step(kind: str) -> None:
-    """Calls for other steps change nothing."""
-    source = batches_of(kind)
-    whole = source.batch(3)
-    source.batch(1)
-    assert_equal(batches_of(kind).batch(3), whole)
-
-    for other in (source.batch(2), batches_of(kind, "seed=1").batch(3)):
+    whole = batch_of(kind, 3)
+    assert_equal(batch_of(kind, 3), whole)
+    for other in (batch_of(kind, 2), batch_of(kind, 3, "seed=1")):
         assert not np.array_equal(other.hashed_BS, whole.hashed_BS)
-    assert_equal(batches_of(kind, "seed=1", "data.seed=0").batch(3), whole)
-    with pytest.raises(ValueError, match="counted from 1"):
-        source.batch(0)
+    assert_equal(batch_of(kind, 3, "seed=1", "data.seed=0"), whole)
 
 
 def test_step_after_step_reads_row_after_row() -> None:
     """Step s reads rows (s - 1) B to s B - 1 of the generator, so no row is repeated."""
-    source = batches_of("addition", "seed=5")
     rows = Addition(5).rows("train", range(12))
-    ids_NT = np.concatenate([source.batch(step).ids_BT for step in (1, 2, 3)])
+    ids_NT = np.concatenate([batch_of("addition", step, "seed=5").ids_BT for step in (1, 2, 3)])
     np.testing.assert_array_equal(ids_NT, rows.ids_NS[:, :-1])
 
 
@@ -83,7 +74,7 @@ def test_held_out_rows_are_those_of_every_run(kind: str) -> None:
     assert_equal(held_out_rows(other, data_of(other)), held_out)
     assert len(held_out.ids_BT) == 3
 
-    trained = batches_of(kind, "seed=0").batch(1)
+    trained = batch_of(kind, 1, "seed=0")
     assert not (trained.ids_BT[:, None] == held_out.ids_BT).all(axis=-1).any()
 
 
@@ -92,7 +83,7 @@ def test_held_out_rows_are_those_of_every_run(kind: str) -> None:
 
 def test_targets_are_the_answers_and_nothing_else() -> None:
     """The reference scans the text: an answer follows each "=" up to and with the next ";"."""
-    batch = batches_of("addition").batch(1)
+    batch = batch_of("addition", 1)
     generated = data_of(config_of("addition"))
     for ids_T, target_T in zip(batch.ids_BT, batch.target_BP, strict=True):
         text = spell(ids_T, generated.tokens)
@@ -110,7 +101,7 @@ def test_targets_are_the_answers_and_nothing_else() -> None:
 
 
 def test_the_hash_covers_tokens_and_mask() -> None:
-    batch = batches_of("addition").batch(1)
+    batch = batch_of("addition", 1)
     ids_BS, mask_BT = np.split(batch.hashed_BS, [257], axis=1)
     np.testing.assert_array_equal(ids_BS[:, :-1], batch.ids_BT)
     np.testing.assert_array_equal(mask_BT, batch.target_BP >= 0)
@@ -120,7 +111,7 @@ def test_the_hash_covers_tokens_and_mask() -> None:
 @pytest.mark.parametrize("period", [1e-4, 0.02])
 def test_spikes_stand_at_their_times(period: float) -> None:
     """Positions are radians of the fastest pair, queries last, padding a document of its own."""
-    batch = batches_of("spikes", f"data.period={period}").batch(1)
+    batch = batch_of("spikes", 1, f"data.period={period}")
     rows = Spikes(0).rows("train", range(4))
     assert batch.position_BT is not None
     np.testing.assert_allclose(batch.position_BT * period / (2 * np.pi), rows.times_NT)
@@ -197,4 +188,4 @@ def test_text_is_prepared_as_ever(folder: Any) -> None:
     assert found.num_train_tokens == len(found.tokens["train"])
     assert found.tokenizer_json == found.tokenizer_file.read_text(encoding="utf-8")
     config = dataclasses.replace(run_config(["train.seq_len=16"]), data=data, tokenizer=BYTES)
-    assert training_source(config, found).batch(1).num_targets == 16 * 16
+    assert training_batch(config, found, 1).num_targets == 16 * 16

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.data.batches import Batch, Batches, chain_sha256, next_tokens
+from rope_exp.data.batches import Batch, chain_sha256, next_tokens, training_ids
 from rope_exp.data.masking import HELD_OUT, masked
 
 VOCAB = 50
@@ -16,7 +16,7 @@ GOLDEN_HIDDEN = [True, True, False, True, True]
 
 
 def plain_batch(step: int, seed: int = 3) -> Batch:
-    return next_tokens(Batches(TOKENS, seed=seed, batch_size=6, seq_len=40).ids(step))
+    return next_tokens(training_ids(TOKENS, seed, range(6 * step - 6, 6 * step), 40))
 
 
 def plain_rows(num_rows: int, length: int, *, seed: int = 0) -> Batch:

@@ -11,7 +11,7 @@ from support.corpora import BYTES, data_config
 from support.refused import refused
 
 from rope_exp.config.sections import DataConfig
-from rope_exp.data.batches import Batches
+from rope_exp.data.batches import training_ids
 from rope_exp.data.documents import SIDES
 from rope_exp.data.meta import BLOCK_BYTES, Prepared, _digests, token_dtype
 from rope_exp.data.prepare import prepare
@@ -100,10 +100,9 @@ def test_a_folder_is_hashed_once_a_process(whole: Whole) -> None:
 def test_batches_of_the_file_are_those_of_the_array(whole: Whole) -> None:
     _, prepared = whole
     array = np.fromfile(prepared.folder / "train.bin", "<u2")
-    shape = {"seed": 3, "batch_size": 5, "seq_len": 700}
-    for step in (1, 7, 100):
-        from_file = Batches(prepared.tokens["train"], **shape).ids(step)
-        np.testing.assert_array_equal(from_file, Batches(array, **shape).ids(step))
+    for samples in (range(5), range(30, 35), range(495, 500)):
+        from_file = training_ids(prepared.tokens["train"], 3, samples, 700)
+        np.testing.assert_array_equal(from_file, training_ids(array, 3, samples, 700))
 
 
 def test_ids_are_as_wide_as_the_vocabulary_asks() -> None:

@@ -11,9 +11,9 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from rope_exp.config.run import RunConfig
-from rope_exp.data.batches import Batch, Batches, chain_sha256, epoch_order, next_tokens
-from rope_exp.data.places import Places, documents, positions, random_starts
-from rope_exp.data.sources import training_source
+from rope_exp.data.batches import Batch, chain_sha256, epoch_order, next_tokens, training_ids
+from rope_exp.data.places import documents, positions, random_starts
+from rope_exp.data.sources import training_batch
 
 END = 0
 # A quarter of the ids end a document, so rows hold many documents, also empty ones.
@@ -116,12 +116,12 @@ def placed(step: int, **data: Any) -> Batch:
     train = {"num_steps": 50, "global_batch_size": 4, "seq_len": 16}
     config = RunConfig.from_dict({"seed": 3, "train": train, "data": data})
     found: Any = SimpleNamespace(tokens={"train": TOKENS}, vocab_size=9, corpus={"end_id": END})
-    return training_source(config, found).batch(step)
+    return training_batch(config, found, step)
 
 
 def test_with_the_keys_at_their_defaults_nothing_is_said() -> None:
     batch = placed(5)
-    plain = next_tokens(Batches(TOKENS, seed=3, batch_size=4, seq_len=16).ids(5))
+    plain = next_tokens(training_ids(TOKENS, 3, range(16, 20), 16))
     assert batch.position_BT is None
     assert batch.document_BT is None
     assert chain_sha256("", batch.hashed_BS) == chain_sha256("", plain.hashed_BS)
@@ -154,9 +154,3 @@ def test_the_hash_of_the_order_covers_where_rows_begin() -> None:
     hashed_BS = placed(2, random_start=40).hashed_BS
     assert (hashed_BS[:, :-1] == plain).all()
     assert (hashed_BS[:, -1] == random_starts(3, 2, 4, 40)).all()
-
-
-def test_what_is_placed_already_is_not_placed_again() -> None:
-    batch = Places(END, resets=True).placed(next_tokens(np.ones((1, 4), dtype=np.int64)))
-    with pytest.raises(AssertionError):
-        Places(END, resets=True).placed(batch)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rope_exp.config.run import RunConfig
-from rope_exp.data.batches import Batch, Batches, validation_ids
-from rope_exp.data.sources import held_out_rows, reading, training_source
+from rope_exp.data.batches import Batch, training_ids, validation_ids
+from rope_exp.data.sources import held_out_rows, read, training_batch
 
 TOKENS = np.arange(5000, dtype=np.uint16)  # each token is its own index
 VOCAB = 5000
@@ -32,8 +32,8 @@ def prepared(tokens: np.ndarray = TOKENS) -> Any:
 
 
 def batches(**changes: Any) -> list[Batch]:
-    source = training_source(make_config(**changes), prepared())
-    return [source.batch(step) for step in range(1, NUM_STEPS + 1)]
+    config = make_config(**changes)
+    return [training_batch(config, prepared(), step) for step in range(1, NUM_STEPS + 1)]
 
 
 def test_each_step_has_the_shape_of_its_stage() -> None:
@@ -54,17 +54,17 @@ def test_stages_of_one_length_read_no_window_twice() -> None:
 def test_a_stage_reads_what_a_run_of_its_length_would() -> None:
     """Sample numbers continue after stages of other lengths."""
     found = batches()
-    alone = Batches(TOKENS, seed=3, batch_size=4, seq_len=32)
-    # The 80 samples before it equal 20 steps of four.
-    for step in (6, 7, 8):
-        assert np.array_equal(found[step - 1].hashed_BS, alone.ids(20 + step - 5))
+    # Five steps of 16 samples come before it.
+    for step, first in ((6, 80), (7, 84), (8, 88)):
+        alone = training_ids(TOKENS, 3, range(first, first + 4), 32)
+        assert np.array_equal(found[step - 1].hashed_BS, alone)
 
 
 def test_one_length_has_the_batches_that_it_always_had() -> None:
-    source = training_source(make_config(stages=None), prepared())
-    usual = Batches(TOKENS, seed=3, batch_size=8, seq_len=16)
     for step in (1, 9, 40):
-        assert np.array_equal(source.batch(step).hashed_BS, usual.ids(step))
+        found = training_batch(make_config(stages=None), prepared(), step)
+        usual = training_ids(TOKENS, 3, range(8 * step - 8, 8 * step), 16)
+        assert np.array_equal(found.hashed_BS, usual)
 
 
 @pytest.mark.parametrize("objective", ["causal", "mlm"])
@@ -80,9 +80,7 @@ def test_all_variants_read_the_same(objective: str) -> None:
 
 def test_masks_stand_on_the_tokens_of_causal_training() -> None:
     """Each stage hides 15 % of its own length."""
-    source = training_source(make_config(objective="mlm"), prepared())
-    for step, plain in enumerate(batches(), start=1):
-        found = source.batch(step)
+    for found, plain in zip(batches(objective="mlm"), batches(), strict=True):
         length = plain.ids_BT.shape[1]
         assert found.target_BP.shape[1] == max(1, round(0.15 * length))
         assert found.num_targets == found.target_BP.size
@@ -114,10 +112,10 @@ def test_held_out_rows_are_those_of_every_run() -> None:
 def test_windows_of_any_length_are_read_as_in_training() -> None:
     """Each window hides 15 % of its length, and keeps the positions and documents of tokens."""
     data = {"reset_positions": True, "document_mask": True}
-    read = reading(make_config(objective="mlm", data=data), prepared())
+    config = make_config(objective="mlm", data=data)
     for length in (4, 16, 64):
         windows_NS = validation_ids(TOKENS, 3, length)
-        found = read(windows_NS)
+        found = read(config, prepared(), windows_NS)
         assert found.target_BP.shape == (3, max(1, round(0.15 * length)))
         assert found.document_BT is not None
         assert found.position_BT is not None
@@ -134,8 +132,3 @@ def test_the_hash_covers_where_masked_rows_begin() -> None:
     for one, other in zip(plain, placed, strict=True):
         assert np.array_equal(one.ids_BT, other.ids_BT)
         assert other.hashed_BS.shape[1] == one.hashed_BS.shape[1] + 1
-
-
-def test_a_stage_longer_than_the_text_has_no_window() -> None:
-    with pytest.raises(ValueError, match="20 tokens hold no window of 33"):
-        training_source(make_config(), prepared(TOKENS[:20]))

@@ -80,7 +80,7 @@ def test_queries_of_zero_weigh_all_keys_alike(changes: dict[str, Any]) -> None:
 def test_a_bias_alone_gives_weights_by_its_slopes() -> None:
     """A(m) is the mean of exp(-slope m) / sum over heads and late queries."""
     found = ask(indifferent(bias="alibi"))
-    slope_H11 = alibi_slopes(4, torch.float64)[:, None, None]
+    slope_H11 = alibi_slopes(4).double()[:, None, None]
     i_T1 = torch.arange(LENGTH // 2, LENGTH, dtype=torch.float64)[:, None]
     expected = []
     for m in M:

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.corpora import data_config
 from support.models import SUBSETS, VOCAB, make_decoder, opinionated
 
 from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.data.batches import Batch, next_tokens, validation_ids
-from rope_exp.data.places import Places
+from rope_exp.data.places import placed
 from rope_exp.evaluation.contexts import attentions, switched_off
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.inputs import on_device
 from rope_exp.evaluation.probes import Questions, bin_edges, token_nats
-from rope_exp.model.attention.base import split_heads
+from rope_exp.model.attention.base import for_queries, split_heads
 from rope_exp.model.attention.linear import LinearAttention
 from rope_exp.model.decoder import Decoder
 
@@ -53,7 +54,8 @@ def ask(decoder: Decoder, name: str, *, at_once: int = 4, **changes: Any) -> dic
 
 def of_documents(windows_NS: np.ndarray) -> Batch:
     """Return rows whose positions and attention begin anew at each document."""
-    return Places(END, resets=True, masks=True).placed(next_tokens(windows_NS))
+    data = data_config(kind="stdlib", reset_positions=True, document_mask=True)
+    return placed(next_tokens(windows_NS), data, END)
 
 
 def nats_by_hand(decoder: Decoder, ids: np.ndarray) -> list[float]:
@@ -340,7 +342,7 @@ def test_the_floors_are_counted_one_by_one() -> None:
     projected = (layer.q_proj(x_BTD), layer.k_proj(x_BTD))
     q, k = (layer._feature(split_heads(each, layer.head_dim)) for each in projected)
     at = decoder.model.rotary_emb(torch.arange(LENGTH))[0]
-    q, k = layer.turn("q", q, at), layer._of_queries(layer.turn("k", k, at))
+    q, k = layer.turn("q", q, at), for_queries(layer.turn("k", k, at), layer.num_heads)
     similarity_BHTT = torch.einsum("bihk,bjhk->bhij", q, k).tril()
     expected = (similarity_BHTT.sum(dim=-1) < layer.attn.eps).double().mean()
     assert 0 < found < 1

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.corpora import data_config
 from support.kinds import KINDS, allowed
 from support.models import SUBSETS, VOCAB, make_sizes, num_numbers, opinionated
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.data.batches import next_tokens
-from rope_exp.data.places import Places
+from rope_exp.data.places import placed
 from rope_exp.evaluation.inputs import Inputs, on_device
 from rope_exp.model.decoder import Decoder
 
@@ -47,9 +48,10 @@ def row_of(seed: int) -> np.ndarray:
     return np.concatenate([*parts, [END]])[None]
 
 
-def nats(decoder: Decoder, windows: np.ndarray, places: Places) -> Tensor:
+def nats(decoder: Decoder, windows: np.ndarray, **data: bool) -> Tensor:
     """Return -log p of each token but the first of one window."""
-    inputs: Inputs = on_device(places.placed(next_tokens(windows)), torch.device("cpu"))
+    batch = placed(next_tokens(windows), data_config(kind="stdlib", **data), END)
+    inputs: Inputs = on_device(batch, torch.device("cpu"))
     with torch.no_grad():
         logits_BTV = decoder(
             inputs.ids_BT, positions_BT=inputs.position_BT, document_BT=inputs.document_BT
@@ -63,23 +65,20 @@ def check(decoder: Decoder, *, is_absolute: bool) -> None:
     Without the mask they differ, and without the reset they differ for absolute variants.
     """
     ends = np.cumsum(LENGTHS)
-    both = Places(END, resets=True, masks=True)
     for seed in range(3):
         row = row_of(seed)
-        whole = nats(decoder, row, both)
+        whole = nats(decoder, row, reset_positions=True, document_mask=True)
         for first, last in zip(ends - LENGTHS, ends, strict=True):
-            alone = nats(decoder, row[:, first : last + 1], Places(END))
+            alone = nats(decoder, row[:, first : last + 1])
             assert float((whole[first:last] - alone).abs().max()) < 1e-6
 
     later = slice(LENGTHS[0] + 1, None)
     moved = {}
-    for name, places in {
-        "without a mask": Places(END, resets=True),
-        "without a reset": Places(END, masks=True),
-    }.items():
-        moved[name] = float((nats(decoder, row, places) - whole)[later].abs().max())
-    assert moved["without a mask"] > 1e-3
-    assert (moved["without a reset"] > 1e-3) == is_absolute
+    for key in ("reset_positions", "document_mask"):
+        alone = nats(decoder, row, **{key: True})
+        moved[key] = float((alone - whole)[later].abs().max())
+    assert moved["reset_positions"] > 1e-3
+    assert (moved["document_mask"] > 1e-3) == is_absolute
 
 
 @pytest.mark.parametrize("rotate", SUBSETS, ids="".join)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rope_exp import load_run
 from rope_exp.config.costs import checkpoint_bytes
+from rope_exp.data.sources import training_batch
 from rope_exp.data.tokenizer import byte_tokenizer
 from rope_exp.evaluation.generate import Sampling, generate
 from rope_exp.run.metrics import read_metrics
@@ -79,7 +80,7 @@ def test_all_variants_see_the_same_tokens_and_masks(make: Make) -> None:
 def test_the_loss_is_that_of_hidden_tokens(make: Make, micro: str) -> None:
     """The loss is the mean of -log p at the masked places, for every micro-batch size."""
     trainer = make("run", "pe=qkv_rope", MLM, *STAGES, f"train.micro_batch_size={micro}")
-    batch = trainer.train_step.batches.batch(3)
+    batch = training_batch(trainer.config, trainer.data, 3)
     assert batch.ids_BT.shape == (2, 32)
     assert batch.place_BP is not None
     ids, places, targets = map(torch.from_numpy, (batch.ids_BT, batch.place_BP, batch.target_BP))

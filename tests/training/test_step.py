@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.trainers import Make, same, snapshot
 
+from rope_exp.data.sources import training_batch
 from rope_exp.training.schedule import learning_rate
 
 
@@ -45,7 +46,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
 def test_ranks_share_a_batch_in_equal_parts(make: Make, words: tuple[str, ...]) -> None:
     """The rows of all ranks are the global batch, and each rank divides by all targets."""
     step = make("run", *words).train_step
-    whole = step.batches.batch(3)
+    whole = training_batch(step.config, step.data, 3)
     parts = []
     for rank in (0, 1):
         world: Any = SimpleNamespace(
@@ -63,7 +64,7 @@ def test_ranks_share_a_batch_in_equal_parts(make: Make, words: tuple[str, ...]) 
 
 def test_the_loss_is_the_mean_of_minus_log_p(make: Make) -> None:
     trainer = make("run", "train.micro_batch_size=2")
-    ids = torch.from_numpy(trainer.train_step.batches.batch(1).hashed_BS)
+    ids = torch.from_numpy(training_batch(trainer.config, trainer.data, 1).hashed_BS)
     with torch.no_grad():
         log_p = torch.log_softmax(trainer.decoder(ids[:, :-1]).double(), dim=-1)
     expected = -log_p.gather(-1, ids[:, 1:, None]).mean().item()

@@ -42,6 +42,8 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
         self.config = config
+        self.head_dim = config.features_per_head
+        self.num_heads = config.num_attention_heads
         self.own = None
         self.sink_H = None
         self.window = config.window
@@ -51,13 +53,12 @@ class Attention(nn.Module):
 
     def project_as_llama(self) -> None:
         """Create the projections of LLaMA's attention."""
-        config = self.config
-        groups = config.num_key_value_heads
-        features = config.features_per_head
-        self.q_proj = to_heads(config.hidden_size, config.num_attention_heads, features)
-        self.k_proj = to_heads(config.hidden_size, groups, features)
-        self.v_proj = to_heads(config.hidden_size, groups, features)
-        self.o_proj = from_heads(config.num_attention_heads, features, config.hidden_size)
+        width = self.config.hidden_size
+        groups = self.config.num_key_value_heads
+        self.q_proj = to_heads(width, self.num_heads, self.head_dim)
+        self.k_proj = to_heads(width, groups, self.head_dim)
+        self.v_proj = to_heads(width, groups, self.head_dim)
+        self.o_proj = from_heads(self.num_heads, self.head_dim, width)
 
     def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
         """Return the output to be added to the residual stream.

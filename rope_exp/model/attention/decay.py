@@ -16,11 +16,10 @@ from rope_exp.config.sections import ModelConfig
 from rope_exp.config.state_kinds import MAX_LEARNED_HEADS, DecayConfig
 from rope_exp.model.attention.base import for_queries, from_heads, split_heads, to_heads
 from rope_exp.model.attention.kernel import wide
-from rope_exp.model.attention.retention import retnet_log_gamma
+from rope_exp.model.attention.retention import STATE, retnet_log_gamma
 from rope_exp.model.attention.state import StateAttention, Sums
 from rope_exp.model.positions import Positions
 
-STATE = "state"
 # Range of a learned nu = log(-log gamma): from gamma = 1 - 2^-64, almost no decay and beyond the
 # last head's initial value, down to gamma = 0.05.
 NU_RANGE = (-(5 + MAX_LEARNED_HEADS) * math.log(2), math.log(3.0))
@@ -32,8 +31,6 @@ class DecayAttention(StateAttention):
     def __init__(self, config: ModelConfig, attn: DecayConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
-        self.head_dim = config.features_per_head
-        self.num_heads = config.num_attention_heads
         width = config.hidden_size
         self.v_proj = to_heads(width, config.num_key_value_heads, self.head_dim)
         self.o_proj = from_heads(self.num_heads, self.head_dim, width)

@@ -32,8 +32,6 @@ class LinearAttention(StateAttention):
         super().__init__(config, attn, sites)
         self.project_as_llama()
         self.attn = attn
-        self.head_dim = config.features_per_head
-        self.num_heads = config.num_attention_heads
         self.num_copies = self.num_heads // config.num_key_value_heads
         self.register_buffer("log_gamma_H", torch.zeros(self.num_heads), persistent=False)
 
@@ -45,9 +43,10 @@ class LinearAttention(StateAttention):
 
         v_BTHK = for_queries(v_BTGK, self.num_heads)
         one_BTH1 = torch.ones_like(v_BTHK[..., :1])
-        turned = (self.turn("q", q_BTHK, at), self._of_queries(self.turn("k", k_BTGK, at)))
+        turned_BTHK = for_queries(self.turn("k", k_BTGK, at), self.num_heads)
+        turned = (self.turn("q", q_BTHK, at), turned_BTHK)
         if self.attn.form == "numerator":
-            plain = (q_BTHK, self._of_queries(k_BTGK))
+            plain = (q_BTHK, for_queries(k_BTGK, self.num_heads))
             return {NUMERATOR: (turned, v_BTHK), DENOMINATOR: (plain, one_BTH1)}
         return {NUMERATOR: (turned, torch.cat([v_BTHK, one_BTH1], dim=-1))}
 
@@ -79,6 +78,3 @@ class LinearAttention(StateAttention):
         else:
             feature = F.elu(wide(x_BTHK)) + 1
         return feature.to(x_BTHK.dtype)
-
-    def _of_queries(self, k_BTGK: Tensor) -> Tensor:
-        return for_queries(k_BTGK, self.num_heads)

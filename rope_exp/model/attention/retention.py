@@ -32,8 +32,6 @@ class RetentionAttention(StateAttention):
     def __init__(self, config: ModelConfig, attn: RetentionConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.project_as_llama()
-        self.head_dim = config.features_per_head
-        self.num_heads = config.num_attention_heads
         log_gamma_H = retnet_log_gamma(self.num_heads)
         self.register_buffer("log_gamma_H", log_gamma_H, persistent=False)
 

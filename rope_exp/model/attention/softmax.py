@@ -29,12 +29,11 @@ class SoftmaxAttention(Attention):
     def __init__(self, config: ModelConfig, attn: SoftmaxConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.project_as_llama()
-        self.head_dim = config.features_per_head
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         if attn.sink:
-            self.sink_H = nn.Parameter(torch.zeros(config.num_attention_heads))
+            self.sink_H = nn.Parameter(torch.zeros(self.num_heads))
         if config.token_shift:
             self.token_shift = nn.Parameter(torch.full((config.hidden_size,), BEGINNING))
 

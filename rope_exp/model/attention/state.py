@@ -29,13 +29,13 @@ class StateAttention(Attention):
     num_copies = 1
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        sums = self.sums(x_BTD, at)
-        if cache is not None:
-            sums = {name: _silenced(cache, *sum_) for name, sum_ in sums.items()}
-
+        is_real_BT11 = None if cache is None else cache.is_real(x_BTD.shape[1])
         found = {}
         states = {}
-        for name, (scores, v_BTHV) in sums.items():
+        for name, (scores, v_BTHV) in self.sums(x_BTD, at).items():
+            if is_real_BT11 is not None:
+                # Padding adds nothing to the sums.
+                v_BTHV = v_BTHV * is_real_BT11
             earlier = None if cache is None else cache.states.get(name)
             if earlier is not None:
                 earlier = earlier.repeat_interleave(self.num_copies, dim=1)
@@ -80,9 +80,3 @@ class StateAttention(Attention):
             rows_BKHV = state_BHKV.transpose(1, 2)
             state_BHKV = self.shifted("v", rows_BKHV, at).transpose(1, 2)
         return state_BHKV
-
-
-def _silenced(cache: LayerCache, scores: Scores, v_BTHV: Tensor) -> tuple[Scores, Tensor]:
-    """Zero the values of padding, so that it adds nothing to the sums."""
-    is_real_BT11 = cache.is_real(v_BTHV.shape[1])
-    return (scores, v_BTHV) if is_real_BT11 is None else (scores, v_BTHV * is_real_BT11)

@@ -71,6 +71,7 @@ def test_json_is_read_however_it_is_laid_out(tmp_path: Path, case: str) -> None:
     assert texts_of(tmp_path / "a.json") == texts
 
 
+SPLITS = {"train": TEXTS, "validation": ["held out"]}
 TEXT = "a\n\n\nb\r\n\r\nc\n\n\n\nd\x85e\u2028f\n"
 CUTS = {
     "line": ["a", "b", "c", "d\x85e\u2028f"],
@@ -131,16 +132,18 @@ def test_categories_of_pandas_are_texts(tmp_path: Path) -> None:
     assert texts_of(path) == TEXTS
 
 
-def test_a_snapshot_of_the_hub_is_read(tmp_path: Path) -> None:
-    """All files of a snapshot are links to blobs elsewhere, and its card names the splits."""
+@pytest.mark.parametrize("has_card", [True, False])
+def test_a_snapshot_of_the_hub_is_read(tmp_path: Path, has_card: bool) -> None:
+    """All files of a snapshot are links to blobs elsewhere; its card or their names tell splits."""
     snapshot = tmp_path / "snapshots" / "0123"
     (snapshot / "data").mkdir(parents=True)
     card = "---\nconfigs:\n- config_name: default\n  data_files:\n"
-    card += "  - {split: train, path: data/a*}\n  - {split: validation, path: data/b*}\n---\n"
-    (snapshot / "README.md").write_text(card)
-    for name, texts in (("a", TEXTS), ("b", ["held out"])):
+    card += "".join(f"  - {{split: {name}, path: data/{name}*}}\n" for name in SPLITS) + "---\n"
+    if has_card:
+        (snapshot / "README.md").write_text(card)
+    for name, texts in SPLITS.items():
         write_parquet(tmp_path / "blobs" / f"{name}.parquet", texts).rename(tmp_path / name)
-        (snapshot / "data" / f"{name}-0.parquet").symlink_to(tmp_path / name)
+        (snapshot / "data" / f"{name}-00000-of-00001.parquet").symlink_to(tmp_path / name)
 
     prepared = prepare(data_config(path=snapshot), BYTES)
     assert documents_of(prepared, "train") == TEXTS

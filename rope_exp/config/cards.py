@@ -1,7 +1,7 @@
 """Estimates for one kind of GPU: whether a run fits one, how long it takes and what that costs.
 
-We measured none of this. The shares of the peak (MFU) are those that others measured, counted as
-`flops_per_token` counts: attention is causal, and nothing is recomputed.
+The shares of the peak (MFU) are those that others measured, counted as `flops_per_token` counts:
+attention is causal, and nothing is recomputed.
 """
 
 from collections.abc import Sequence

@@ -209,6 +209,7 @@ def plan(words: list[str]) -> int:
     from rope_exp.config.resolve import resolve
     from rope_exp.data.prepare import num_prepared_tokens
     from rope_exp.run.folder import read_result
+    from rope_exp.run.origin import with_origin
 
     parser = Parser("plan", "Print what a config, or a sweep of them, costs before it runs.")
     parser.add_argument(
@@ -227,7 +228,7 @@ def plan(words: list[str]) -> int:
         print("\n".join(card_lines(configs, asked.gpu, asked.price)))
         return 0
 
-    configs = [resolve(config) for config in configs]
+    configs = [resolve(with_origin(config)) for config in configs]
     config = configs[0]
     folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
     rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]

@@ -50,9 +50,7 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
         RecordError: the run at run.init_from is damaged.
         DataError: the hub does not tell the commit of a branch.
     """
-    data = pin_revision(config.data)
-    pinned = with_origin(replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer)))
-    config = resolve(pinned, world_size)
+    config = resolve(pinned_config(config), world_size)
     # Only now is the folder known: its default name has the hash of a resolved config.
     if config.run.fresh and _was_requeued(config.folder):
         config = config.replace("run", fresh=False)
@@ -61,6 +59,12 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
         _measure(config.model, config.pe, config.attn, causal=config.causal)
     check_memory(config, num_here=1 if world_size else None)
     return config
+
+
+def pinned_config(config: RunConfig) -> RunConfig:
+    """Return a config with the commits of its data and tokenizer, and the hash of init_from."""
+    data = pin_revision(config.data)
+    return with_origin(replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer)))
 
 
 @functools.cache
@@ -102,6 +106,11 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
 
     # One run represents all runs of a group that may share a table.
     fresh = {job.folder for job in jobs if job.config.run.fresh}
+    places = {folder.resolve() for folder in fresh}
+    for job in jobs:
+        origin = job.config.run.init_from
+        if origin is not None and Path(origin).expanduser().resolve() in places:
+            raise ConfigError("run.fresh", True, f"would move aside run.init_from={origin}")
     grouped = {(job.config.run.dir, job.config.group_sha256, job.config.group): job for job in jobs}
     for job in grouped.values():
         _check_group(job, leaving_out=fresh)
@@ -146,7 +155,7 @@ def acquire(job: Job) -> bool:
 
     # Another command may have made or finished it since it was admitted.
     check_folder(job)
-    if job.config.run.fresh and (job.folder / CONFIG).exists():
+    if job.config.run.fresh and not job.is_begun and (job.folder / CONFIG).exists():
         number = 1
         while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
             number += 1
@@ -155,6 +164,7 @@ def acquire(job: Job) -> bool:
         return acquire(job)
     if job.exit_code is None:
         _begin(job)
+        job.is_begun = True
     return True
 
 
@@ -188,8 +198,8 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
     """Refuse a folder of another config; set the job's exit code if the run is done.
 
     Args:
-        settled: the config is resolved; else keys that another machine will resolve are not
-            compared.
+        settled: the config is resolved; else `auto` keys, which another machine will resolve, are
+            not compared.
     """
     folder = job.folder
     if not folder.exists():
@@ -209,7 +219,7 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
     before = read_config(folder)
     differing = differing_keys(before.numeric, job.config.numeric)
     if not settled:
-        differing = [each for each in differing if not each.endswith(("-> auto", "-> null"))]
+        differing = [each for each in differing if not each.endswith("-> auto")]
     if differing:
         is_edited = before.pe.code_sha256 != job.config.pe.code_sha256
         name = "give the changed file a pe.name of its own, " if is_edited else ""

@@ -82,7 +82,7 @@ def run_campaign(
         for job, cell in zip(jobs, cells, strict=True):
             if _record(progress, cell, job):
                 _archive(progress, archive, again=True)
-                _keep_weights(progress, [cell], weights)
+                _keep_weights(progress, [cell], weights, again=True)
 
     # Runs may have been done before, and records may have arrived while data were prepared.
     keep_records()
@@ -219,9 +219,13 @@ def _archive(progress: Progress, folder: Path | None, *, again: bool = False) ->
             raise ConfigError("--archive", str(folder), said) from None
 
 
-def _keep_weights(progress: Progress, cells: Sequence[Cell], folder: Path | None) -> None:
+def _keep_weights(
+    progress: Progress, cells: Sequence[Cell], folder: Path | None, *, again: bool = False
+) -> None:
     """Keep the last weights of those cells that have finished here.
 
+    Args:
+        again: runs are in progress, so an error is only logged.
     Raises:
         ConfigError: the folder cannot be made.
     """
@@ -236,6 +240,9 @@ def _keep_weights(progress: Progress, cells: Sequence[Cell], folder: Path | None
         make_folders(folder / name)
     except OSError as error:
         allowed = f"cannot keep weights: {first_line(error)}"
+        if again:
+            log(f"--keep-weights={folder}: {allowed}")
+            return
         raise ConfigError("--keep-weights", str(folder), allowed) from None
 
     finished = [

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp.config.compose import Jobs, titles
 from rope_exp.config.run import RunConfig
-from rope_exp.launch.admit import check_folder, check_together
+from rope_exp.launch.admit import check_folder, check_together, pinned_config
 from rope_exp.launch.job import Job
 from rope_exp.launch.queue import Queue
 from rope_exp.launch.sweep import dispatch
@@ -268,9 +268,15 @@ def list_sweep(jobs: Jobs) -> str:
 
 
 def _named(jobs: Jobs) -> Jobs:
-    """Fix each run's group: the hash in a default one would change as a node resolves `auto`."""
-    configs = [config.replace("run", group=config.group) for config in jobs.configs]
-    return replace(jobs, configs=configs)
+    """Fix what a node would look up again: commits of the hub, initial weights, and the group.
+
+    The hash in a default group's name would change as a node resolves `auto`.
+
+    Raises:
+        ConfigError, RecordError, DataError: see `resolved`.
+    """
+    pinned = map(pinned_config, jobs.configs)
+    return replace(jobs, configs=[one.replace("run", group=one.group) for one in pinned])
 
 
 def _done(jobs: Jobs) -> dict[Path, str]:

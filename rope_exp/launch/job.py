@@ -23,6 +23,7 @@ class Job:
         reason: of a failure, if the output of its ranks is not enough.
         seen_elsewhere: when another dispatcher was last seen to run it, by the monotonic clock;
             0: never.
+        is_begun: whether this command has acquired its folder and written its config there.
         lock: the descriptor that holds the folder's lock; -1 without one.
         leases: the GPUs that the run holds, each with the descriptors that hold its locks.
         log: the file of its ranks' output; None: the terminal.
@@ -38,6 +39,7 @@ class Job:
     exit_code: int | None = None
     reason: str = ""
     seen_elsewhere: float = 0.0
+    is_begun: bool = False
     lock: int = -1
     leases: dict[str, list[int]] = field(default_factory=dict)
     log: Path | None = None

@@ -51,6 +51,9 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, 
         job.title = title
         if job.exit_code is None:
             make_folder(job)
+        # Every old result is moved aside now: if the sweep is stopped, none passes for a new one.
+        if len(jobs) > 1 and job.config.run.fresh and acquire(job):
+            job.unlock()
     return run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0]), jobs
 
 

@@ -13,7 +13,7 @@ from rope_exp.config.architecture import Architecture
 from rope_exp.config.variants import PeConfig, source_sha256
 from rope_exp.model.position import Position
 from rope_exp.system.console import log
-from rope_exp.system.errors import ConfigError, first_line
+from rope_exp.system.errors import ConfigError, first_line, out_of_memory
 
 # In the name of each parameter of a user's class.
 OWN = ".own."
@@ -91,7 +91,7 @@ def explained_by(pe: PeConfig, *, every: bool = True) -> Iterator[None]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        if pe.code is None:
+        if pe.code is None or out_of_memory(error):
             raise
         path = f"{pe.code.partition('.')[0]}.py"
         frames = [

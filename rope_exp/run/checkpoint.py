@@ -38,6 +38,8 @@ from rope_exp.system.files import (
 # Name prefixes of folders that an interruption may leave behind.
 _SAVING = ".saving-"
 _DROPPED = ".dropped-"
+# The errors by which a file is not there; others may pass.
+MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,9 @@ def load(folder: Path, step: int) -> Checkpoint:
         model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
         return Checkpoint(step, model, optimizer, read_json(path / STATE))
     except (RecordError, FileNotFoundError) as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno not in MISSING:
+            raise cause from None
         raise CheckpointError(str(error)) from error
 
 

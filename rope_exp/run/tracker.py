@@ -20,6 +20,7 @@ from rope_exp.run.folder import read_config, read_env, read_result
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, ConfigError, first_line
+from rope_exp.system.files import write_atomically
 
 # wandb's settings, unless the environment sets them: timeouts in seconds for a broken network, and
 # no upload of the terminal, the command line or the checkout.
@@ -243,9 +244,12 @@ def _end(run: Any, folder: Path, status: str) -> None:
 def _run_id(config: RunConfig, folder: Path) -> str:
     """Return the run's id at its tracker, drawn once and kept in its folder."""
     path = _id_file(config, folder)
-    if not path.exists():
-        path.write_text(secrets.token_hex(8), encoding="ascii")
-    return path.read_text(encoding="ascii")
+    # A power cut may have left an empty file.
+    found = path.read_text(encoding="ascii") if path.exists() else ""
+    if not found:
+        found = secrets.token_hex(8)
+        write_atomically(path, found)
+    return found
 
 
 def _id_file(config: RunConfig, folder: Path) -> Path:

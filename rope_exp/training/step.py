@@ -133,6 +133,19 @@ class TrainingStep:
         self.order_sha256 = order_sha256
         return started
 
+    def settle(self, step: int) -> None:
+        """Let the ranks settle in which order they average gradients, by a pass thrown away.
+
+        DistributedDataParallel reorders its buckets once, after its first average, and a sum of
+        three or more ranks depends on the order. So the first step of a process would be rounded
+        otherwise than the same step of a longer one, and a resume would not be exact.
+        """
+        if self.parallel.world_size > 2:
+            inputs, *_ = self._get_batch(step)
+            first = next(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
+            first.nats(self.model).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.zero_grad(set_to_none=True)
+
     def _get_batch(self, step: int) -> tuple[Inputs, int, str]:
         """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
         batch = training_batch(self.config, self.data, step)

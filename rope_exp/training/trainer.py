@@ -94,6 +94,8 @@ class Trainer:
         self.train_step.order_sha256 = self.start["order_sha256"]
         mine = {"step": self.step, "order_sha256": self.start["order_sha256"], **self.identity}
         agree(parallel.gather(mine), folder)
+        if self.step < train.num_steps:
+            self.train_step.settle(self.step + 1)
 
     def train(self) -> str:
         """Train to the end or to a stop.

@@ -10,8 +10,11 @@ from support.refused import refused
 from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch import admit as admit_module
+from rope_exp.launch import sweep
 from rope_exp.launch.admit import acquire, acquire_or_refuse, admit, resolved
 from rope_exp.launch.job import Job
+from rope_exp.system.errors import EXIT_STOPPED
+from rope_exp.system.files import write_json
 
 OnCpu = Callable[..., RunConfig]
 OTHER = [
@@ -224,3 +227,25 @@ def test_a_run_killed_before_its_first_save_may_save_oftener(on_cpu: OnCpu) -> N
     write_rows(first.folder, 4)
     for _ in range(2):
         begin(on_cpu("train.save_every=2"))
+
+
+def test_a_fresh_sweep_that_is_stopped_leaves_no_old_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_cpu: OnCpu
+) -> None:
+    """Resumed without run.fresh, a run that had not begun would otherwise count as done."""
+    monkeypatch.setattr(sweep, "run_all", lambda _: EXIT_STOPPED)
+    configs = [on_cpu().replace("run", dir=str(tmp_path / name)) for name in "ab"]
+    for one in configs:
+        begin(one)
+        write_json(one.folder / "result.json", {"status": "finished"})
+    fresh = [one.replace("run", fresh=True) for one in configs]
+    assert sweep.dispatch(fresh, ["a", "b"])[0] == EXIT_STOPPED
+    assert [job.exit_code for job in admit(configs)] == [None, None]
+    assert all((tmp_path / f".{name}.old-1/result.json").exists() for name in "ab")
+
+
+def test_a_fresh_run_does_not_move_its_own_origin(begun: Job, on_cpu: OnCpu) -> None:
+    config = on_cpu("run.fresh=true").replace("run", init_from=str(begun.folder))
+    with refused("run.fresh=true", f"would move aside run.init_from={begun.folder}"):
+        admit([config])
+    assert (begun.folder / "config.yaml").exists()

@@ -31,11 +31,12 @@ from rope_exp import commands, load_run
 from rope_exp.commands import campaign as command
 from rope_exp.config import resolve
 from rope_exp.config.campaign import load_campaign
+from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.records import canonical, digest, read_record, recorded_campaigns
 from rope_exp.launch import campaign as campaigns
 from rope_exp.launch import sweep
 from rope_exp.launch.admit import admit
-from rope_exp.launch.campaign import run_campaign
+from rope_exp.launch.campaign import _keep_weights, run_campaign
 from rope_exp.launch.progress import Progress
 from rope_exp.model.decoder import Decoder, weights
 from rope_exp.run import checkpoint, provenance
@@ -488,3 +489,13 @@ def test_a_campaign_may_share_its_name_with_a_folder_of_runs(home: Path) -> None
     with refused("run.dir=results/runs/mine/qk-s0", "holds files that are no run", by=ConfigError):
         run_campaign(progress(home))
     assert other.read_text() == "mine"
+
+
+def test_a_place_for_weights_that_vanishes_ends_no_campaign(
+    home: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """As for the archive: the runs in progress go on, and their records are written."""
+    (tmp_path / "weights").touch()
+    progress = Progress(load_campaign("mine", home, DEFAULT_OUTPUT), tmp_path)
+    _keep_weights(progress, [], tmp_path / "weights", again=True)
+    assert "weights: cannot keep weights: " in capsys.readouterr().err

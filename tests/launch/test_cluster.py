@@ -16,6 +16,7 @@ from support.slurm import until
 from rope_exp.commands import sweep
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import resolve
+from rope_exp.data import prepare as prepare_module
 from rope_exp.launch.admit import admit
 from rope_exp.launch.cluster import Cluster
 from rope_exp.launch.queue import Queue
@@ -168,6 +169,24 @@ def test_a_sweep_refuses_what_it_would_lose(
         sweep([*words, word])
     assert not (tmp_path / "results/slurm").exists()
     assert sweep(words) == 0
+
+
+def test_a_sweep_compares_all_but_what_a_node_resolves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with a window is not one without; commits of the hub are looked up at submission."""
+    monkeypatch.chdir(tmp_path)
+    commands(tmp_path, monkeypatch, sinfo=ONE, srun="", sbatch="Submitted batch job 12")
+    monkeypatch.setattr(prepare_module, "newest_commit", lambda *_: "a" * 40)
+    hub = ["data=hub", "data.path=me/texts", "data.text_column=text"]
+    words = ["pe=nope", "run.group=g", *hub]
+    folder = tmp_path / "results/runs/g/nope/seed0"
+    folder.mkdir(parents=True)
+    write_config(folder, resolve(run_config([*words, "model.window=64"])))
+    with refused("belongs to another config (", "model.window: 64 -> null"):
+        sweep([*words, "launch=slurm"])
+    write_config(folder, resolve(run_config([*words, f"data.revision={'a' * 40}"])))
+    assert sweep([*words, "launch=slurm"]) == 0
 
 
 def test_a_campaign_says_everything_else_itself(tmp_path: Path, corpus: Path) -> None:

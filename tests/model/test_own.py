@@ -24,6 +24,7 @@ from rope_exp.config.variants import PeConfig
 from rope_exp.model.count import kept
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate
+from rope_exp.model.own import explained_by
 from rope_exp.model.rope import angles, frequencies
 from rope_exp.system.errors import ConfigError
 
@@ -308,3 +309,9 @@ def test_another_kind_of_attention_refuses_a_file() -> None:
                 "attn": {"kind": "retention"},
             }
         )
+
+
+def test_a_class_without_memory_is_no_mistake() -> None:
+    """It ends with exit code 1 and advice, as for any variant."""
+    with pytest.raises(MemoryError), explained_by(own(FAULTY)):
+        raise MemoryError

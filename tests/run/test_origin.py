@@ -9,7 +9,9 @@ import pytest
 from support.refused import refused
 from support.reports import make_run, sha256_of
 
+from rope_exp.commands import plan
 from rope_exp.config.compose import run_config
+from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.run.folder import MANIFEST, MODEL, OPTIMIZER, STATE, step_folder, write_config
 from rope_exp.run.origin import find_origin, with_origin
@@ -173,3 +175,11 @@ def test_a_run_that_has_begun_needs_its_origin_no_more(
         with refused("there is no run in this folder"):
             going_on(tmp_path / "another", place)
         moved.rename(source)
+
+
+def test_a_plan_names_the_group_that_the_run_will_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished(tmp_path)
+    assert plan([f"run.init_from={folder}"]) == 0
+    assert f"group {resolve(going_on(folder)).group}" in capsys.readouterr().out

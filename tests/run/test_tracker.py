@@ -22,7 +22,7 @@ from rope_exp.launch.admit import acquire, admit
 from rope_exp.run import tracker
 from rope_exp.run.folder import read_config, write_config
 from rope_exp.run.metrics import MetricsWriter, read_metrics
-from rope_exp.run.tracker import Tracker
+from rope_exp.run.tracker import Tracker, _run_id
 from rope_exp.system.files import write_json
 
 ENV = {"marks": [], "started": ["2026-01-01T00:00:00Z"], "params": 1234, "device": "a chip"}
@@ -389,3 +389,12 @@ def test_a_sweep_without_a_key_says_so_once(
     tracker.check_trackers([tiny("tracker=wandb"), tiny("tracker=wandb", "pe=vo_rope")])
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("wandb: no API key; tracking offline.")
+
+
+def test_an_empty_id_is_drawn_again(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """A power cut may empty the file, and wandb takes no empty id."""
+    config = tiny("tracker=wandb")
+    (tmp_path / "wandb_id").touch()
+    drawn = _run_id(config, tmp_path)
+    assert len(drawn) == 16
+    assert _run_id(config, tmp_path) == drawn

@@ -77,3 +77,18 @@ def test_a_signal_within_a_request_is_no_second_one() -> None:
         assert heard.answers == ["request"]
     finally:
         heard.restore()
+
+
+def test_the_first_signal_after_a_request_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A campaign at its deadline asks its runs to save; a person's Ctrl-C then must not kill."""
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
+    heard = Heard()
+    heard.by_kind = False
+    try:
+        heard.request()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard.answers == ["request"]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.answers == ["request", "repeat"]
+    finally:
+        heard.restore()

@@ -487,14 +487,16 @@ def check_records(words: list[str]) -> int:
                 runs.append(read_record(path))
             except RecordError as error:
                 faults.append(str(error))
-        try:
-            tables_of(runs)
-            comparable = "may be compared"
-        except RecordError as error:
-            comparable = f"may not be compared: {error}"
-            code = EXIT_FAILED
+        said = f"{name}: {len(runs)} of {len(paths)} records are whole"
+        if runs:
+            try:
+                tables_of(runs)
+                said += ", and may be compared"
+            except RecordError as error:
+                said += f", and may not be compared: {error}"
+                code = EXIT_FAILED
         if faults:
             code = EXIT_FAILED
-        print(f"{name}: {len(runs)} of {len(paths)} records are whole, and {comparable}")
+        print(said)
         print("".join(f"  {fault}\n" for fault in faults), end="")
     return code

@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas as pd
 
 from rope_exp.config.run import differing_keys
-from rope_exp.evidence.comparable import telling
 from rope_exp.evidence.records import DEFAULT_RECORDS, read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run
-from rope_exp.report.content import Relation, build
+from rope_exp.report.command import tables_of
+from rope_exp.report.content import Relation
 from rope_exp.report.spelling import markdown_table
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_DONE, EXIT_USAGE, RecordError
@@ -83,7 +83,8 @@ def _line(first: Run, second: Run) -> dict[str, str | float]:
     differ = [key for key in EQUAL if first.result[key] != second.result[key]]
     if differ or differing_keys(first.config.numeric, second.config.numeric, ()):
         raise ReportError(f"{first.folder} and {second.folder} are not the same run twice")
-    assert first.loss is not None and second.loss is not None, first.where
+    if first.loss is None or second.loss is None:
+        raise ReportError(f"{first.where} or its second run has no loss")
     return {
         "cell": Path(first.where).name,
         "first": first.env["device"],
@@ -95,8 +96,8 @@ def _line(first: Run, second: Run) -> dict[str, str | float]:
 
 
 def _relations(runs: Mapping[str, Run]) -> list[Relation]:
-    found = list(runs.values())
-    return list(build(found, telling(found)).relations)
+    tables = tables_of(list(runs.values()))
+    return [relation for _, table in sorted(tables.items()) for relation in table.relations]
 
 
 def main() -> int:

@@ -203,13 +203,16 @@ def _cell(
 def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
     """Set `row_name` in all configs if rows differ in more than the variant, else in none.
 
-    Rows are mere variants if those of equal factors have the same attention and the same size.
+    Rows are mere variants if those of equal factors have the same attention and the same size, and
+    no two of them the same variant.
     """
     kinds: dict[str, Any] = {}
+    rows: dict[tuple[str, str], str] = {}
     for cell in cells:
         factors = show({key: cell.factors[key] for key in cell.factors if key not in SEEDS})
         kind = [cell.config.numeric_value(section) for section in ("attn", "model")]
-        if kinds.setdefault(factors, kind) != kind:
+        row = rows.setdefault((factors, cell.config.pe.label), cell.row)
+        if kinds.setdefault(factors, kind) != kind or row != cell.row:
             return [replace(each, config=replace(each.config, row_name=each.row)) for each in cells]
     return cells
 

@@ -249,13 +249,24 @@ def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[
     seen: dict[tuple[Any, ...], Run] = {}
     for run in runs:
         if _tells(run, key):
-            block = tuple(str(value_of(run.config, cause)) for cause in causes)
+            causing = _causes_of(run, key, causes)
+            block = tuple(str(value_of(run.config, cause)) for cause in causing)
             first = seen.setdefault(block, run)
             if _fact(run, key) != _fact(first, key):
                 raise ReportError(
                     f"{first.folder} and {run.folder} {complaint}, so they cannot be compared "
                     f"({key} {_fact(first, key)!s:.12} and {_fact(run, key)!s:.12})"
                 )
+
+
+def _causes_of(run: Run, key: str, causes: Sequence[str]) -> Sequence[str]:
+    """Return the keys that determine a fact of this run."""
+    pe = run.config.pe
+    if key == "params" and pe.trainable:
+        causes = (*causes, "pe.rotate", "pe.fraction", "pe.fraction_vo")
+    if key == "params" and pe.input == "learned":
+        causes = (*causes, "pe.start", "train.seq_len", "train.stages")
+    return causes
 
 
 def check_seeds(runs: Iterable[Run]) -> None:

@@ -134,7 +134,7 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
     file = Path(path)
     file = file / "table.csv" if file.is_dir() else file
     try:
-        table = pd.read_csv(file)
+        table = pd.read_csv(file, converters={"group": str})
         # NoPE rotates nothing, and its cell is empty.
         table["rotate"] = table["rotate"].fillna("")
         return table.set_index("pe", drop=False).rename_axis(index=None)
@@ -177,7 +177,11 @@ def _told_apart(runs: Sequence[Run]) -> list[dict[str, Any]]:
     every = dict.fromkeys(key for config in configs for key in config)
     differ = [key for key in every if len({repr(config.get(key)) for config in configs}) > 1]
     return [
-        {key: config.get(key) for key in dict.fromkeys([*run.factors, *differ])}
+        # Keys of the launcher are no part of the config here, but may be a factor.
+        {
+            key: config.get(key, run.factors.get(key))
+            for key in dict.fromkeys([*run.factors, *differ])
+        }
         for run, config in zip(runs, configs, strict=True)
     ]
 

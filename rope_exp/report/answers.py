@@ -5,7 +5,7 @@ A run's share is the fraction of its examples; a row's share is the mean over it
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,7 @@ from rope_exp.evidence.contrasts import Losses
 from rope_exp.evidence.layout import measure
 from rope_exp.evidence.matches import ROOM, count_matches, share_right
 from rope_exp.evidence.significance import judge
-from rope_exp.report.content import Line, Relation, Report
+from rope_exp.report.content import Line, Relation, Report, by_own_deviation
 from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import Column, markdown_of, number
 
@@ -90,7 +90,10 @@ def match_relations(report: Report) -> dict[str, list[Relation]]:
 
         claim = None if report.published else report.source
         signs = {(a, b): sign for a, sign, b in claim.relations} if claim else {}
-        judged = judge(wrong, list(signs), measure(wrong))
+        noise = measure(wrong)
+        if noise is not None and by_own_deviation(report.runs):
+            noise = replace(noise, method="paired")
+        judged = judge(wrong, list(signs), noise)
         relations = []
         for pair in judged:
             sign = signs[pair.a, pair.b]

@@ -176,7 +176,7 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
 def _kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs of each kind of attention by its label, for a table with named rows.
 
-    Includes only kinds with at least two variants, all of one size.
+    Includes only kinds with at least two variants, all of one size, each once.
     """
     if telling(runs) == ["pe"]:
         return {}
@@ -188,6 +188,7 @@ def _kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
         for label, found in sorted(kinds.items())
         if len({run.config.pe.label for run in found}) > 1
         and all(run.config.model == found[0].config.model for run in found)
+        and len({(run.config.pe.label, run.config.seed) for run in found}) == len(found)
     }
 
 

@@ -35,11 +35,12 @@ PARTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def page(tables: Mapping[str, Report]) -> bytes:
+def page(tables: Mapping[str, Report], *, has_files: bool = True) -> bytes:
     """Return the page of all settings.
 
     Args:
         tables: the report of each setting, by the folder of its files.
+        has_files: whether these and the records lie beside the page, which then links to them.
     """
     settings = named(tables)
     # The variants of one kind of attention are also in the table of all kinds.
@@ -58,6 +59,7 @@ def page(tables: Mapping[str, Report]) -> bytes:
         hours=sum(run.result.get("wall_s", 0) for run in runs.values()) / 3600,
         settings=settings,
         glance=at_a_glance(settings),
+        has_files=has_files,
     )
     return text.encode()
 

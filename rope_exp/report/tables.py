@@ -88,7 +88,7 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
         "seeds_needed_high": judged and judged.seeds_needed_high,
         **{key: _value(row, key) for key in report.keys if key != "pe"},
         "kind": config.attn.label,
-        "params": run.result.get("params"),
+        "params": next((each.result["params"] for each in row.runs if each.result), None),
         "cached": cached,
         "state": state,
         "delta_ci_low_alone": own and own.low,
@@ -103,7 +103,7 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
         "wide_high": judged and judged.wide_high,
         "name": row.name,
         "rotates": " ".join(config.pe.rotate),
-        "attn": config.attn.kind,
+        "attention": config.attn.kind,
         "rank": row.ours.rank,
         "published_rank": row.theirs.rank,
     }
@@ -155,7 +155,7 @@ def columns(report: Report) -> list[Column]:
     found = [Column(told_by, "name"), Column("rotates", "rotates")]
     if report.of_rows:
         found += [
-            Column("kind", "attn"),
+            Column("kind", "attention"),
             Column("parameters", "params", ",d"),
             Column("cached per token and layer", "cached", text=_cached),
         ]

@@ -60,7 +60,10 @@ def starting_at(position: int) -> Callable[[Run], float | None]:
 
 WARMUP = Rows("warmup", after(500))
 NINE = Rows("nine_26m", after(6400))
-NOT_COPYING = Rows("nine_26m", lambda run: "repeat" in run.probes and not copies(run))
+NOT_COPYING = Rows(
+    "nine_26m",
+    lambda run: run.status == "diverged" or ("repeat" in run.probes and not copies(run)),
+)
 SHIFT_2M = Rows("shift_26m", after(500))
 SHIFT = Rows("shift_26m", after(6400))
 FLOAT32 = Rows("precision_long", after(500))

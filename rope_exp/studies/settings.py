@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import altair as alt
 import pandas as pd
@@ -12,6 +13,7 @@ from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import spelled
 from rope_exp.evidence.contrasts import compare
+from rope_exp.evidence.layout import ALPHA
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
 from rope_exp.report.charts.style import SIGNED, explanation, limits, zero_and_margin
@@ -25,6 +27,8 @@ COLUMNS = [label for label in published.TABLE.losses if label != published.REFER
 _COLUMNS = 4
 # Left of the axis, on it, and right of it.
 _SHAPES = ("triangle-left", "circle", "triangle-right")
+# Characters of a setting's folder that stay as they are in a link; a space does not.
+SAFE = "/=,+"
 # Keys that a setting's name mentions if its value is unlike that of most settings.
 _MENTIONED = {
     "optim.lr": "lr {}",
@@ -66,7 +70,10 @@ def files(
     for title, found in (("Text, in nats per token", of_text), ("Generated data", others)):
         if found:
             lines = [
-                {"setting": f"[{titles[place]}](../{place}/table.md)", **_line(report, names)}
+                {
+                    "setting": f"[{titles[place]}](../{quote(place, safe=SAFE)}/table.md)",
+                    **_line(report, names),
+                }
                 for place, report in found.items()
             ]
             parts += [f"{title}:", markdown_table(pd.DataFrame(lines))]
@@ -142,7 +149,7 @@ def _cell(report: Report, label: str) -> str | None:
     judged = report.against.get(label)
     if judged is None:
         return f"{delta:+.3f} (1)"
-    star = "*" if judged.verdict in ("better", "worse") else ""
+    star = "*" if judged.p_adjusted < ALPHA else ""
     return f"{delta:+.3f}{star} ({judged.num_seeds})"
 
 

@@ -380,3 +380,10 @@ def test_too_many_cells_are_refused_before_any_is_composed(
     monkeypatch.setattr(campaign, "compose_jobs", lambda *_: pytest.fail("composed"))
     with refused("campaign/mine.cells.0: sweep: makes more than 10,000 cells", by=ConfigError):
         load(tmp_path, cells=["seed=range(0,101) data.seed=range(0,100)"])
+
+
+def test_a_variant_in_two_rows_gives_names(tmp_path: Path) -> None:
+    """Otherwise its runs of one seed could share no table."""
+    rows = {"lo": ["pe=qk_rope", "optim.lr=0.001"], "hi": ["pe=qk_rope", "optim.lr=0.003"]}
+    cells = load(tmp_path, rows=rows, cells=["seed=0,1"]).cells
+    assert [cell.config.row_name for cell in cells] == [cell.row for cell in cells]

@@ -306,3 +306,12 @@ def test_stages_have_an_order_of_their_own(tmp_path: Path) -> None:
     overrides = [f"{key}=[[256,400],[512,100]]"]
     make_run(tmp_path, group="staged", overrides=overrides, result={"order_sha256": OTHER})
     assert len(compared(tmp_path, keys=(key,))) == 2
+
+
+def test_learned_parameters_may_follow_from_the_sites(tmp_path: Path) -> None:
+    """QKVO learns the frequencies of two pairs of sites where QK learns those of one."""
+    learned = ["pe.trainable=log"]
+    make_run(tmp_path, overrides=learned)
+    two = {"params": 1328320, "init_sha256": OTHER}
+    make_run(tmp_path, pe="qkvo_rope", overrides=learned, result=two)
+    assert len(compared(tmp_path)) == 2

@@ -141,3 +141,9 @@ def test_an_example_runs(records: Path, name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "vo_rope" in done.stdout
+
+
+def test_a_factor_of_the_launcher_is_a_column(tmp_path: Path) -> None:
+    """No other key of the launcher is told, as these change no number."""
+    make_records(tmp_path, "noise", rows=ROWS[:1], factors={"launch.num_threads": [1, 2]})
+    assert set(load_runs(tmp_path)["launch.num_threads"]) == {1, 2}

@@ -73,6 +73,9 @@ def test_it_is_uploaded_as_a_data_set_and_a_space(
         card = RepoCard(sent["spaces/me/runs"]["README.md"].decode())
         assert card.data.to_dict()["sdk"] == "static"
         assert b"QK-RoPE" in sent["spaces/me/runs"]["index.html"]
+        # The page links to no file, as none lies beside it.
+        assert b".csv" not in sent["spaces/me/runs"]["index.html"].partition(b"<h2")[2]
+        assert b'href="records/' not in sent["spaces/me/runs"]["index.html"]
         assert capsys.readouterr().out.count("/commit/") == 2
 
         hub.faults = [Fault(403, "commit")]

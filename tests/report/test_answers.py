@@ -322,3 +322,17 @@ def test_it_is_one_of_a_reports_figures(report: Report, monkeypatch: pytest.Monk
     for name in ("forest", "curves", "grid"):
         monkeypatch.setattr(gather, name, lambda _: None)
     assert set(gather.of_report(report)) == {"figures/answers.svg"}
+
+
+def test_matches_are_judged_by_the_campaigns_test(tmp_path: Path) -> None:
+    """With `test: paired`, no other pair's noise is used."""
+
+    def level(row: str, seed: int, span: int) -> float:
+        # Equally noisy rows, whose noise is pooled without that.
+        return LEVELS[row] + 0.004 * (seed * (ROWS.index(row) + 1) % len(SEEDS))
+
+    report = with_levels(make_report(tmp_path, "addition"), level)
+    paired = build([replace(run, test="paired") for run in report.runs], ["pe"])
+    [pooled], [own] = (match_relations(each)["test"] for each in (report, paired))
+    assert own.judged.df == own.judged.num_seeds - 1
+    assert pooled.judged.df > own.judged.df

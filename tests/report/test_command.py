@@ -197,3 +197,9 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
             write(runs, None, out)
             written.append({name: (out / name).read_bytes() for name in FILES})
     assert all(files == written[0] for files in written)
+
+
+def test_a_group_that_looks_like_a_number_has_its_own_table(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", group="007")
+    for _ in range(2):
+        write(tmp_path / "runs", "007", tmp_path / "out", replace=False)

@@ -48,7 +48,7 @@ async function draw(figure) {
 
 /** Show the setting that the address names, or the first. */
 async function show() {
-  const address = location.hash;
+  const address = decodeURIComponent(location.hash);
   const shown = settings.find((setting) => `#${setting.id}` === address) ?? settings[0];
   for (const setting of settings) setting.hidden = setting !== shown;
   if (shown) {

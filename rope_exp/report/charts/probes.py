@@ -51,7 +51,8 @@ def points(report: Report, probe: str) -> pd.DataFrame:
     """Return a probe's answers: columns label, name, place and value, each a mean over seeds.
 
     Losses by position are differences to the reference within a seed if there is a reference. A
-    row that shares no seed with it is left out. A shift's and an ablation's losses are those added.
+    row that shares no seed or windows with it is left out. A shift's and an ablation's losses are
+    those added.
     """
     key, of, loss = _ASKED[probe]
     answers = {row.label: _losses(row, key, of, loss) for row in report.rows.values()}
@@ -60,7 +61,9 @@ def points(report: Report, probe: str) -> pd.DataFrame:
     for label, losses in answers.items():
         values = losses
         if probe == "position" and reference is not None and len(reference):
-            values = losses - reference
+            # Other places mean other windows, and so other tokens.
+            is_alike = losses.index.equals(reference.index)
+            values = losses - reference if is_alike else losses.iloc[:0]
         elif probe in ("shift", "ablation") and len(losses):
             # The first place is as trained.
             values = losses - losses.iloc[0]
@@ -157,6 +160,10 @@ def _axis(report: Report, probe: str, table: pd.DataFrame) -> alt.X:
     return alt.X("place:N", title="site", axis=axis, scale=alt.Scale(domain=list(SITES)))
 
 
+def _is_probed(row: Row, key: str) -> bool:
+    return any(key in run.probes for run in row.runs)
+
+
 def _title(report: Report, probe: str) -> str:
     titles = {
         "position": "loss by position",
@@ -164,14 +171,15 @@ def _title(report: Report, probe: str) -> str:
         "shift": "added loss, shifted start",
         "ablation": "added loss, ablated site",
     }
-    has_differences = probe == "position" and report.reference.runs
+    has_differences = probe == "position" and _is_probed(report.reference, "positions")
     return titles[probe] + (f", minus {report.reference.name}'s" if has_differences else "")
 
 
 def _sentences(report: Report, shown: list[str]) -> Iterator[str]:
     counts = [sum(bool(run.probes) for run in row.runs) for row in report.rows.values()]
     yield f"Group {report.groups}; {seeds(counts)} per row; losses in {report.unit}."
-    if set(shown) - {"ablation"} and report.reference.runs:
+    keys = [_ASKED[probe][0] for probe in shown if probe != "ablation"]
+    if any(_is_probed(report.reference, key) for key in keys):
         yield f"Grey: {report.reference.name}."
     if "position" in shown:
         yield "By position: bins of half an octave. Dashed: training length."

@@ -104,3 +104,25 @@ def test_differences_by_position_are_within_a_seed(tmp_path: Path) -> None:
     # VO shares no seed with the reference.
     assert not values(report, "position", "vo_rope")
     assert values(report, "window", "vo_rope")
+
+
+def test_losses_on_other_windows_are_not_subtracted(runs: list[Run]) -> None:
+    """Learned positions end at the training length, so their windows are shorter and others."""
+    shorter = []
+    for run in runs:
+        asked = run.probes["positions"]
+        if run.config.pe.label == "nope":
+            asked = {**asked, "edges": asked["edges"][:5], "loss": asked["loss"][:4]}
+        shorter.append(replace(run, probes={**run.probes, "positions": asked}))
+    report = build(shorter, ["pe"])
+    assert values(report, "position", "nope") == {}
+    assert values(report, "position", "qkv_rope")
+
+
+def test_a_reference_without_answers_is_not_subtracted(runs: list[Run]) -> None:
+    """The titles and sentences then speak of losses alone."""
+    bare = [replace(run, probes={}) if run.config.pe.label == "qk_rope" else run for run in runs]
+    spec = spec_of(probes, build(bare, ["pe"]))
+    assert spec is not None
+    assert spec["hconcat"][0]["title"] == "loss by position"
+    assert "Grey" not in str(spec["title"])

@@ -103,6 +103,13 @@ class RunConfig:
                 f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even",
             )
 
+        if self.pe.input == "sinusoidal" and self.model.hidden_size % 2:
+            allowed = "must be even for pe.input=sinusoidal"
+            raise ConfigError("model.hidden_size", self.model.hidden_size, allowed)
+        across = sorted({"distance", "repeat"} & set(self.train.probes))
+        if self.data.document_mask and across:
+            allowed = f"{' and '.join(across)} would read across documents; no data.document_mask"
+            raise ConfigError("train.probes", list(self.train.probes), allowed)
         if self.data.document_mask and not self.attn.keeps_keys:
             raise ConfigError(
                 "data.document_mask",

@@ -101,6 +101,13 @@ class ModelConfig:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
+# Keys of DataConfig without a meaning for a kind of text.
+IDLE = {
+    "stdlib": ("subset", "revision", "text_column", "sample_by", "validation_split"),
+    "files": ("revision",),
+}
+
+
 @dataclass(frozen=True, config=SECTION)
 class DataConfig:
     """The corpus, its source and its split; or the kind of generated data."""
@@ -175,12 +182,14 @@ class DataConfig:
         return self.period or PERIOD_S
 
     def _refuse_idle_keys(self) -> None:
-        """Refuse keys of another kind of generated data, and keys of text for generated data."""
+        """Refuse keys of another kind of data."""
         owners = {task.key: kind for kind, task in TASKS.items() if task.key}
         for key, value in numeric_values(self, departing=True).items():
             owner = owners.get(key)
             if owner is not None and owner != self.kind:
                 raise ConfigError(f"data.{key}", value, f"is for data={owner} alone")
+            if key in IDLE.get(self.kind, ()) and value is not None:
+                raise ConfigError(f"data.{key}", value, f"data={self.kind} has no such key")
             if owner is None and self.task is not None and key not in ("kind", "seed"):
                 allowed = f"data={self.kind} is generated, and has no such key"
                 raise ConfigError(f"data.{key}", value, allowed)
@@ -232,6 +241,9 @@ class TokenizerConfig:
             raise ConfigError(
                 "tokenizer.path", self.path, "must be set for tokenizer=pretrained, and only there"
             )
+        if self.kind != "pretrained" and self.revision is not None:
+            allowed = "is for tokenizer=pretrained alone"
+            raise ConfigError("tokenizer.revision", self.revision, allowed)
 
     @property
     def known_vocab_size(self) -> int | None:

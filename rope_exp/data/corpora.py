@@ -142,9 +142,12 @@ def _local_builder(data: DataConfig) -> Any:
 
     load = load_datasets().load_dataset_builder
     if root.is_dir():
-        builder = load(str(root))
+        builder = load(str(root), data.subset)
         _refuse_left_out(data, root, builder.config.data_files)
         return builder
+    if data.subset is not None:
+        allowed = "is for a folder with a dataset card, or the hub; data.path is a file"
+        raise ConfigError("data.subset", data.subset, allowed)
     reader = _reader(root)
     if reader is None:
         raise path_error(data, f"is no file that ends in {_names()}")
@@ -186,7 +189,10 @@ def load_datasets() -> Any:
 
 def _reader(path: Path) -> str | None:
     """Return the reader for a file's name, which may also end in .gz or .zst."""
-    return next((READERS[suffix] for suffix in path.suffixes if suffix in READERS), None)
+    *_, last = ["", *(suffix.lower() for suffix in path.suffixes)]
+    if last in (".gz", ".zst"):
+        last = path.with_suffix("").suffix.lower()
+    return READERS.get(last)
 
 
 def _names() -> str:
@@ -199,6 +205,10 @@ def _refuse_left_out(data: DataConfig, root: Path, splits: Mapping[Any, Iterable
     datasets reads only the most common format and, if some file names contain a split, only those
     files. A README.md may list the intended files, so a folder with one is accepted as it is.
     """
+    for path in root.rglob("*"):
+        if path.is_symlink() and path.is_dir():
+            reason = "is a link to a folder, which would be left out; link its files"
+            raise path_error(data, reason, str(path))
     listed = {path for paths in splits.values() for path in paths}
     left = [path for path in _files(root) if _reader(path) and str(path) not in listed]
     if left and not (root / "README.md").exists():

@@ -51,13 +51,16 @@ def write_tokens(
             for part, ids in zip(batch, encode(tokenizer, texts), strict=True):
                 if part.ends:
                     ids.append(end_id)
+                num_whole = len(ids)
                 ids = ids[: limit - tokens[part.side]]
                 if not ids:
                     continue
 
                 files[part.side].write(np.array(ids, dtype).tobytes())
                 counts["documents"][part.side] += part.starts
-                counts["text_bytes"][part.side] += len(part.text.encode())
+                # Of a part that is cut, as many bytes as its share of tokens.
+                num_bytes = len(part.text.encode()) * len(ids) // num_whole
+                counts["text_bytes"][part.side] += num_bytes
                 tokens[part.side] += len(ids)
                 if tokens[split] == limit:
                     break

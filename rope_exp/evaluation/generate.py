@@ -118,6 +118,11 @@ def distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("TEXT", ascii(text), "is no UTF-8") from None
     try:
         return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
     except Exception as error:

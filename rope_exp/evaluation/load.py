@@ -10,7 +10,7 @@ from rope_exp.data.tokenizer import load_tokenizer
 from rope_exp.model.decoder import Decoder
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import CONFIG, ENV, read_config, read_env
-from rope_exp.system.errors import CheckpointError, RecordError
+from rope_exp.system.errors import CheckpointError, ConfigError, RecordError
 
 
 def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Decoder, Tokenizer]:
@@ -56,9 +56,14 @@ def end_of_text(run_dir: Path, decoder: Decoder) -> int:
     """Return the id that ends a document in a run's text.
 
     Raises:
+        ConfigError: its generated data have none.
         RecordError: the run does not record it.
     """
-    end_id = read_env(run_dir).get("corpus", {}).get("end_id")
+    corpus = read_env(run_dir).get("corpus", {})
+    end_id = corpus.get("end_id")
+    if end_id is None and "vocabulary" in corpus:
+        allowed = f"was trained on data={corpus['kind']}, in which no token ends a text"
+        raise ConfigError("RUN_FOLDER", str(run_dir), allowed)
     if end_id not in range(len(decoder.lm_head.weight)):
         raise RecordError(f"{run_dir / ENV} does not say which token ends a document")
     return int(end_id)

@@ -234,7 +234,11 @@ class RopeExpAttention(LlamaAttention):
             x_BHTK = self._own_turned(site, x_BHTK, positions)
         if site in self.sites:
             tables = positions.qk if site in "qk" else positions.vo
+            # A class of one's own may have put further features first.
+            num_further = x_BHTK.shape[-1] - self.head_dim
+            further, x_BHTK = x_BHTK.tensor_split([num_further], dim=-1)
             x_BHTK = rotated(x_BHTK, tables[self.layer_idx], inverse=site == "o")
+            x_BHTK = torch.cat([further, x_BHTK], dim=-1)
         return self._own_turned(site, x_BHTK, positions) if site == "o" else x_BHTK
 
     def _own_turned(self, site: str, x_BHTK: Tensor, positions: Positions) -> Tensor:
@@ -277,7 +281,7 @@ def packed(k_BGTK: Tensor, of_tokens: dict[str, Tensor]) -> Tensor:
     if not of_tokens:
         return k_BGTK
     num_groups = k_BGTK.shape[1]
-    x_BTN = torch.cat([each.flatten(2) for each in of_tokens.values()], dim=-1)
+    x_BTN = torch.cat([each.reshape(*each.shape[:2], -1) for each in of_tokens.values()], dim=-1)
     x_BTN = nn.functional.pad(x_BTN, (0, -x_BTN.shape[-1] % num_groups))
     x_BGTN = x_BTN.unflatten(-1, (num_groups, -1)).transpose(1, 2)
     return torch.cat([k_BGTK, x_BGTN.to(k_BGTK.dtype)], dim=-1)
@@ -293,7 +297,7 @@ def unpacked(
     for name, new in of_tokens.items():
         shape = new.shape[2:]
         first_BEN, x_BEN = x_BEN.tensor_split([math.prod(shape)], dim=-1)
-        kept[name] = first_BEN.unflatten(-1, shape).to(new.dtype)
+        kept[name] = first_BEN.reshape(*first_BEN.shape[:2], *shape).to(new.dtype)
     return k_BGEK, kept
 
 
@@ -316,7 +320,9 @@ class AddedPositions(nn.Module):
         config = self.config
         position_BT = position_ids + config.rope_start
         if config.position_input == "learned":
-            is_known = torch.compiler.is_compiling() or int(position_BT.max()) < len(self.weight)
+            is_known = torch.compiler.is_compiling() or (
+                int(position_BT.min()) >= 0 and int(position_BT.max()) < len(self.weight)
+            )
             if not is_known:
                 raise ValueError(f"the model has learned {len(self.weight)} positions, and no more")
             return inputs_embeds + self.weight[position_BT]

@@ -10,7 +10,7 @@ attention kernel stay the model's own.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,10 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from rope_exp.config.variants import SITES
 from rope_exp.system.errors import ConfigError
+
+# A first position at which rotations do something, and a relative error that rounding stays below.
+FIRST = 7
+CLOSE = 0.02
 
 
 def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
@@ -29,8 +33,8 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
     Returns:
         A function that takes the patch back. A patch is not saved with the model.
     Raises:
-        ConfigError: there is no such site, no attention with projections, a patch already, or a
-            rotation unlike Llama's.
+        ConfigError: there is no such site, no attention with projections, a patch already, or
+            something in the model that acts between our rotations and its attention.
     """
     sites = frozenset(rotate)
     if not sites <= set(SITES):
@@ -41,12 +45,16 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
         raise ConfigError("model", name, "has no attention with q_proj, k_proj, v_proj and o_proj")
 
     for module in model.modules():
-        if getattr(module, "attention_scaling", 1.0) != 1.0:
+        facts = vars(module).items()
+        # By type of layer, the name has a prefix.
+        if any(name.endswith("attention_scaling") and value != 1.0 for name, value in facts):
             raise ConfigError("model", type(model).__name__, "scales its tables (YaRN)")
     for layer in layers:
         _check(layer)
+    heads_first: set[nn.Module] = set()
+    _measure(model, layers, heads_first)
 
-    handles = [handle for layer in layers for handle in _hooked(layer, sites)]
+    handles = [handle for layer in layers for handle in _hooked(layer, sites, heads_first)]
     for layer in layers:
         layer.is_patched = True
 
@@ -68,16 +76,60 @@ def _check(layer: nn.Module) -> None:
     some = torch.arange(8.0)[None]
     if theirs is None or not torch.equal(theirs(some), rotate_half(some)):
         raise ConfigError("model", name, "pairs other features than Llama, half a head apart")
+    if getattr(getattr(layer, "config", None), "clip_qkv", None) is not None:
+        raise ConfigError("model", name, "clips what its projections return (clip_qkv)")
+
+
+@torch.no_grad()
+def _measure(model: nn.Module, layers: Sequence[Any], heads_first: set[nn.Module]) -> None:
+    """Refuse a model in which our rotations of q and k, or of v and o, are not what they should be.
+
+    With its own tables on q and k, a model must return its own logits. Of a single token, rotated
+    values that are rotated back are the values. A gate or a norm in between, or a layer that
+    rotates nothing, shows in this.
+
+    Args:
+        heads_first: gets the norms that return [B, H, T, K].
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    device = next(model.parameters()).device
+    # More tokens than heads, so that the order of a norm's axes can be told.
+    longest = 1 + max(layer.o_proj.in_features // int(layer.head_dim) for layer in layers)
+    handles: list[Any] = []
+    try:
+        for sites, length in (("qk", longest), ("vo", 1)):
+            position_1T = torch.arange(length, device=device)[None]
+            ids_1T = position_1T % model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+            given = {"position_ids": position_1T + FIRST, "use_cache": False}
+            own = model(ids_1T, **given)[0].float()
+            handles = [
+                handle
+                for layer in layers
+                for handle in _hooked(layer, frozenset(sites), heads_first)
+            ]
+            found = model(ids_1T, **given)[0].float()
+            while handles:
+                handles.pop().remove()
+            if not float((found - own).norm() / own.norm()) < CLOSE:
+                allowed = f"does more to {' and '.join(sites)} than Llama's attention"
+                raise ConfigError("model", type(model).__name__, allowed)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in training:
+            module.training = True
 
 
 def _is_attention(module: nn.Module) -> bool:
-    has_projections = all(hasattr(module, f"{site}_proj") for site in SITES)
+    named = [f"{site}_proj" for site in SITES]
+    has_projections = all(hasattr(module, name) for name in (*named, "head_dim"))
     # SmolLM3 has layers that rotate nothing.
     return has_projections and bool(getattr(module, "use_rope", True))
 
 
-def _hooked(layer: nn.Module, sites: frozenset[str]) -> list[Any]:
-    """Register the hooks of one layer, and return their handles."""
+def _hooked(layer: nn.Module, sites: frozenset[str], heads_first: set[nn.Module]) -> list[Any]:
+    """Register the hooks of one layer, and return their handles; see `_measure`."""
     tables: list[Tensor] = []
     head_dim = int(layer.head_dim)  # type: ignore[arg-type]
 
@@ -87,7 +139,13 @@ def _hooked(layer: nn.Module, sites: frozenset[str]) -> list[Any]:
         nothing = (torch.ones_like(cos_BTK), torch.zeros_like(sin_BTK))
         return args, kwargs | {"position_embeddings": nothing}
 
-    def turn(_: nn.Module, args: Any, x: Tensor) -> Tensor:
+    def turn(module: nn.Module, args: Any, x: Tensor) -> Tensor:
+        num_tokens = tables[0].shape[1]
+        if x.ndim == 4 and x.shape[1] != num_tokens and x.shape[2] == num_tokens:
+            heads_first.add(module)
+        if module in heads_first:
+            x_BTHK = x.transpose(1, 2).contiguous()
+            return _turned(x_BTHK, head_dim, *tables).transpose(1, 2)
         return _turned(x, head_dim, *tables)
 
     def turn_back(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
@@ -108,8 +166,6 @@ def _hooked(layer: nn.Module, sites: frozenset[str]) -> list[Any]:
 
 def _turned(x: Tensor, head_dim: int, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:
     """Return x, [B, T, H, K] or [B, T, H K], with the first features of its heads turned."""
-    if x.shape[1] != cos_BTK.shape[1]:
-        raise ConfigError("model", tuple(x.shape), "norms heads in another order")
     x_BTHK = x.view(*x.shape[:2], -1, head_dim)
     num_turning = cos_BTK.shape[-1]
     turning, rest = x_BTHK.split([num_turning, head_dim - num_turning], dim=-1)

@@ -26,6 +26,7 @@ from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import LatentConfig, SoftmaxConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
+from rope_exp.data.tokenizer import vocab_size
 from rope_exp.evaluation.load import end_of_text, load_checkpoint
 from rope_exp.export import modeling_rope_exp
 from rope_exp.export.card import card, eval_results
@@ -243,7 +244,14 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
 
 
 def tokenizer_of(tokenizer: Tokenizer, end_id: int, config: RunConfig) -> PreTrainedTokenizerFast:
-    """Return the tokenizer as transformers has it: plain text, padded on the left."""
+    """Return the tokenizer as transformers has it: plain text, padded on the left.
+
+    Raises:
+        ConfigError: its ids have holes, so that transformers would give the mask another one.
+    """
+    if not config.causal and vocab_size(tokenizer) != tokenizer.get_vocab_size():
+        allowed = "has holes among its ids, so that its mask cannot be exported"
+        raise ConfigError("tokenizer.path", config.tokenizer.path, allowed)
     end = tokenizer.id_to_token(end_id)
     special = {"bos_token": end, "eos_token": end, "pad_token": end}
     if not config.causal:

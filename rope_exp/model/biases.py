@@ -65,9 +65,10 @@ class LearnedRows(Position):
         """Return x plus the rows; raise ConfigError if a position has none."""
         if position_T.is_floating_point():
             raise ConfigError("pe.input", "learned", "has no rows for positions between whole ones")
-        last = len(self.weight) - 1
-        if (asked := int(position_T.max())) > last:
-            allowed = f"has learned no position past {last}; {asked} was asked for"
+        first, last = int(position_T.min()), int(position_T.max())
+        if first < 0 or last >= len(self.weight):
+            known = len(self.weight) - 1
+            allowed = f"has learned positions 0 to {known}; asked for were {first} to {last}"
             raise ConfigError("pe.input", "learned", allowed)
         return x_BTD + self.weight[position_T]
 

@@ -339,3 +339,19 @@ def test_experiments_on_generated_data_ask_it(
     theirs = run_config(read_campaign(experiment, None).fixed)
     of_a_machine = ("train.precision", "train.compile", "train.deterministic")
     assert differing_keys(mine.numeric, theirs.numeric, of_a_machine) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["data.sample_by=line"], "data.sample_by=line: data=stdlib has no such key"),
+        (["data=files", "data.path=x", "data.revision=a"], "data.revision=a: data=files has no"),
+        (["tokenizer=bytes", "tokenizer.revision=a"], "tokenizer.revision=a: is for tokenizer=pre"),
+        (["pe=sinusoidal", "model.hidden_size=33", "model.head_dim=8"], "must be even"),
+        (["data.document_mask=true", "train.probes=[repeat]"], "would read across documents"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_keys_without_effect_or_meaning_are_refused(words: list[str], said: str) -> None:
+    with refused(said):
+        run_config(words)

@@ -348,3 +348,30 @@ def test_a_column_that_is_not_there_is_refused() -> None:
     table = pa.table({"a\nb": ["a"], "c": ["a"]})
     with refused("data.text_column=text: is no column; there are", "c"):
         list(_texts(table, TABLE_DATA))
+
+
+def test_a_subset_is_that_of_the_card(tmp_path: Path) -> None:
+    card = "---\nconfigs:\n- {config_name: one, data_files: a.txt, default: true}\n"
+    (tmp_path / "README.md").write_text(card + "- {config_name: two, data_files: b.txt}\n---\n")
+    for name, text in (("a", "first"), ("b", "second")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    assert texts_of(tmp_path, sample_by="document") == ["first"]
+    assert texts_of(tmp_path, sample_by="document", subset="two") == ["second"]
+    with refused("data.subset=two: is for a folder with a dataset card"):
+        texts_of(tmp_path / "a.txt", subset="two")
+
+
+def test_what_datasets_would_leave_out_is_named(tmp_path: Path) -> None:
+    """Links to folders, and names in capitals; a name's last suffix tells its format."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/a.txt").write_text("a")
+    (tmp_path / "mine/B.TXT").write_text("b")
+    with refused("B.TXT: would be left out"):
+        texts_of(tmp_path / "mine")
+    (tmp_path / "mine/B.TXT").rename(tmp_path / "C.TXT")
+    assert texts_of(tmp_path / "C.TXT", sample_by="document") == ["b"]
+    (tmp_path / "mine/d.json.txt").write_text("d")
+    assert sorted(texts_of(tmp_path / "mine", sample_by="document")) == ["a", "d"]
+    (tmp_path / "mine/more").symlink_to(tmp_path)
+    with refused("more: is a link to a folder"):
+        texts_of(tmp_path / "mine")

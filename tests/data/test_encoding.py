@@ -47,6 +47,8 @@ def test_training_stops_at_the_limit_exactly(tmp_path: Path, max_tokens: int) ->
     whole = prepare(data, BYTES)
     part = prepare(dataclasses.replace(data, max_tokens=max_tokens), BYTES)
     assert part.tokens["train"][:].tolist() == whole.tokens["train"][:max_tokens].tolist()
+    # A byte has a token here, and the end of a document none of the bytes.
+    assert part.corpus["text_bytes"]["train"] <= max_tokens
     held_out = part.tokens["validation"][:].tolist()
     assert held_out == whole.tokens["validation"][: len(held_out)].tolist()
 

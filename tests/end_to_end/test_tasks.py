@@ -11,7 +11,7 @@ from rope_exp import load_run
 from rope_exp.commands import generate, prepare
 from rope_exp.evidence.runs import read_run
 from rope_exp.run.metrics import read_metrics
-from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json
 
 SMALL = (
@@ -100,6 +100,8 @@ def test_a_model_of_addition_is_opened_and_goes_on(
     assert capsys.readouterr().out.startswith("12+34=")
     with refused("TEXT", "tokens alone: +0123456789;=_", by=ConfigError):
         generate([str(added), "12 + 34 ="])
+    with refused("TEXT='caf\\udce9': is no UTF-8", by=ConfigError):
+        generate([str(added), "caf\udce9"])
 
 
 def test_a_model_of_spikes_is_opened(spiked: Path) -> None:
@@ -108,7 +110,7 @@ def test_a_model_of_spikes_is_opened(spiked: Path) -> None:
     ids_BT = torch.tensor([tokenizer.encode("unit03 unit11 query").ids])
     times_BT = torch.tensor([[0.1, 0.25, 0.2]]) * 2 * torch.pi / 1e-4
     assert model(ids_BT, positions_BT=times_BT).shape == (1, 3, 2)
-    with refused("does not say which token ends a document", by=RecordError):
+    with refused("data=spikes, in which no token ends a text", by=ConfigError):
         generate([str(spiked), "unit03"])
 
 

@@ -14,6 +14,8 @@ from support.configs import composed
 from support.exported import TEXT, read
 from support.hub import Fault, Hub
 from support.refused import refused
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from rope_exp import load_run
@@ -148,6 +150,14 @@ def test_a_folder_that_holds_something_is_refused(
         export([str(whole[0]), str(whole[0] / "out")])
     with refused("RUN_FOLDER=", "no run", by=ConfigError):
         export([str(tmp_path), str(tmp_path / "out")])
+
+
+def test_a_vocabulary_with_holes_has_no_mask_for_transformers() -> None:
+    """Its mask's id would be another one there than in our model."""
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 5}, unk_token="a"))
+    config = composed("train.objective=mlm", "tokenizer=bytes")
+    with refused("tokenizer.path=null: has holes among its ids"):
+        tokenizer_of(tokenizer, 0, config)
 
 
 # -- the hub ---------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ PE: list[dict[str, Any]] = [
     {"rotate": ("q",), "input": "learned"},
     *({"rotate": (), "own": name, "start": 2} for name in ("Forget", "Polar", "Tide", "Wave")),
     {"rotate": ("v", "o"), "own": "Pull"},
+    *({"rotate": sites, "own": "Wider"} for sites in ((), ("q", "k"), ("q", "k", "v", "o"))),
 ]
 SIZES: list[dict[str, Any]] = [
     {"tie_word_embeddings": True},
@@ -115,6 +116,8 @@ USED: list[dict[str, Any]] = [
     {"rotate": ("v", "o"), "own": "Forget"},
     {"rotate": (), "own": "Polar"},
     {"rotate": (), "own": "Pull"},
+    {"rotate": ("q", "k"), "own": "Wider"},
+    {"rotate": ("v", "o"), "own": "Number"},
 ]
 used = pytest.mark.parametrize(
     ("pe", "sizes"), [*((pe, {}) for pe in USED), ({}, {"window": 5})], ids=str

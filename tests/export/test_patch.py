@@ -7,16 +7,24 @@ import torch
 from support.models import BASE, SUBSETS, VOCAB, make_sizes, opinionated, tokens
 from support.refused import refused
 from transformers import (
+    BitNetConfig,
+    BitNetForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GlmConfig,
     GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    OlmoConfig,
+    OlmoForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 from rope_exp import patch
@@ -44,6 +52,16 @@ def llama(decoder: Decoder) -> Any:
 
 
 @torch.no_grad()
+def loud(model: Any) -> Any:
+    """Scale a model's matrices and norms, as its initial attention is nearly uniform."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(parameter * 12 if parameter.ndim == 2 else 1 + noise / 2)
+    return model
+
+
+@torch.no_grad()
 def difference(model: Any, decoder: Decoder) -> float:
     ids_BT = tokens(2, LENGTH)
     ours = decoder(ids_BT)
@@ -67,6 +85,18 @@ def test_queries_and_keys_turn_behind_their_norm() -> None:
     model.load_state_dict(weights(decoder))
     patch(model.eval(), "qkvo")
     assert difference(model, decoder) < 1e-5
+
+
+@torch.no_grad()
+def test_norms_of_heads_before_tokens_are_known_by_their_shape() -> None:
+    """Gemma 3 norms [B, H, T, K]; of as many tokens as heads, the shape alone says nothing."""
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in SIZES.items() if key != "rope_parameters"}
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, head_dim=8)).eval()
+    ids_BT = tokens(2, SIZES["num_attention_heads"])
+    own = model(ids_BT).logits
+    patch(model, "qk")
+    assert float((model(ids_BT).logits - own).abs().max()) < 1e-5
 
 
 def test_layers_that_rotate_nothing_stay_so() -> None:
@@ -107,6 +137,16 @@ def test_what_cannot_be_patched_is_refused() -> None:
         patch(GlmForCausalLM(GlmConfig(**SIZES, head_dim=8)), "vo")
     with refused("rotate=qx", "some of q, k, v, o"):
         patch(LlamaForCausalLM(LlamaConfig(**SIZES)), "xq")
+    with refused("OlmoAttention", "clip_qkv"):
+        patch(OlmoForCausalLM(OlmoConfig(**SIZES, clip_qkv=8.0)), "vo")
+    # Its norm has another name, so queries and keys would turn before it.
+    sizes = SIZES | {"bos_token_id": None, "eos_token_id": None}
+    stable = StableLmConfig(**sizes, qk_layernorm=True, partial_rotary_factor=1.0)
+    with refused("StableLmForCausalLM", "does more to q and k"):
+        patch(loud(StableLmForCausalLM(stable)), "qk")
+    # It norms the heads' outputs before the last projection.
+    with refused("BitNetForCausalLM", "does more to v and o"):
+        patch(loud(BitNetForCausalLM(BitNetConfig(**sizes))), "vo")
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=1, n_layer=1, vocab_size=9))
     with refused("model=GPT2LMHeadModel", "q_proj"):
         patch(gpt2, "vo")

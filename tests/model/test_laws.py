@@ -295,3 +295,10 @@ def test_matrices_tell_every_mistake(
             patch.setattr(Attention, "turn", wrong)
             found = deviations(monkeypatch, make_pe(*sites, start=START))
         assert min(found) > 1e-2, wrong_site
+
+
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
+def test_both_ways_no_causal_form_is_compared(attn: AttnConfig) -> None:
+    """Masked language models and spikes attend both ways, and cache nothing."""
+    sites = ("q", "k") if allowed(attn, ("q", "k")) else ()
+    assert certificate(SIZES, make_pe(*sites), attn, causal=False)["formulas"] == {}

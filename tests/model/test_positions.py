@@ -268,8 +268,10 @@ def test_sines_and_cosines_are_as_large_as_embeddings() -> None:
 def test_a_position_that_was_not_learned_is_refused() -> None:
     decoder = with_positions(input="learned", num_positions=LENGTH)
     decoder(tokens(1, LENGTH))
-    with pytest.raises(ConfigError, match="no position past 8; 9 was asked for"):
+    with pytest.raises(ConfigError, match="positions 0 to 8; asked for were 0 to 9"):
         decoder(tokens(1, LENGTH + 1))
+    with pytest.raises(ConfigError, match="asked for were -1 to 1"):
+        decoder(tokens(1, 3), positions_BT=torch.tensor([[-1, 0, 1]]))
     with pytest.raises(ConfigError, match="between whole ones"):
         decoder(tokens(1, 3), positions_BT=torch.tensor([[0.0, 0.5, 1.0]]))
 

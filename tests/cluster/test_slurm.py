@@ -148,13 +148,13 @@ def test_a_time_limit_saves_and_requeues(
     cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
 ) -> None:
     """SLURM signals up to a minute early: here, after 30 to 90 s of a limit of two minutes."""
-    words = ("train.num_steps=9000", "train.save_every=50", "train.eval_every=9000")
+    words = ("train.num_steps=20000", "train.save_every=50", "train.eval_every=20000")
     alone = home_of(tmp_path / "alone", corpus, ("vo_rope",), *words)
     submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *words), cache)
     submit(*ASKED, "hydra.launcher.timeout_min=2", "hydra.launcher.signal_delay_s=30")
     job = submit.job()
     until(lambda: "Restarts=1" in cluster.command("scontrol", "show", "job", job), 150)
-    assert 0 < submit.step() < 9000
+    assert 0 < submit.step() < 20000
     undisturbed = start_campaign(alone, ROPE_EXP_CACHE=str(cache))
     submit.ended(400)
     undisturbed.communicate(timeout=400)

@@ -38,8 +38,8 @@ from rope_exp.system.files import (
 # Name prefixes of folders that an interruption may leave behind.
 _SAVING = ".saving-"
 _DROPPED = ".dropped-"
-# The errors by which a file is not there; others may pass.
-MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+# The errors by which a file is not there; others may pass. Those of safetensors have no errno.
+MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def load(folder: Path, step: int) -> Checkpoint:
         return Checkpoint(step, model, optimizer, read_json(path / STATE))
     except (RecordError, FileNotFoundError) as error:
         cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno not in MISSING:
+        if isinstance(cause, OSError) and not isinstance(cause, MISSING):
             raise cause from None
         raise CheckpointError(str(error)) from error
 

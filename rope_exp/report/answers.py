@@ -5,7 +5,7 @@ A run's share is the fraction of its examples; a row's share is the mean over it
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,10 +14,9 @@ import pandas as pd
 
 from rope_exp.evidence.comparable import Row
 from rope_exp.evidence.contrasts import Losses
-from rope_exp.evidence.layout import measure
 from rope_exp.evidence.matches import ROOM, count_matches, share_right
 from rope_exp.evidence.significance import judge
-from rope_exp.report.content import Line, Relation, Report, by_own_deviation
+from rope_exp.report.content import Line, Relation, Report, noise_of
 from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import Column, markdown_of, number
 
@@ -90,10 +89,7 @@ def match_relations(report: Report) -> dict[str, list[Relation]]:
 
         claim = None if report.published else report.source
         signs = {(a, b): sign for a, sign, b in claim.relations} if claim else {}
-        noise = measure(wrong)
-        if noise is not None and by_own_deviation(report.runs):
-            noise = replace(noise, method="paired")
-        judged = judge(wrong, list(signs), noise)
+        judged = judge(wrong, list(signs), noise_of(wrong, report.runs))
         relations = []
         for pair in judged:
             sign = signs[pair.a, pair.b]

@@ -158,9 +158,7 @@ def build(
         source = None
 
     lines = _lines(rows, label, source)
-    noise = measure(_losses(lines))
-    if noise is not None and by_own_deviation(runs):
-        noise = replace(noise, method="paired")
+    noise = noise_of(_losses(lines), runs)
     standard_row = lines.get(label, Row(label, label, 0, []))
     relations = _relations(lines, noise, source)
     return Report(keys, source, lines, standard_row, left_out, noise, relations)
@@ -178,6 +176,14 @@ def _label(reference: str, rows: Mapping[str, Row]) -> str:
             f"--reference {reference} matches {len(named) or 'no'} rows. Available: {there}"
         )
     return named[0]
+
+
+def noise_of(losses: Mapping[str, Losses], runs: Sequence[Run]) -> Noise | None:
+    """Return the noise of these rows, with the method of the runs' campaign; see `measure`."""
+    noise = measure(losses)
+    if noise is not None and by_own_deviation(runs):
+        return replace(noise, method="paired")
+    return noise
 
 
 def by_own_deviation(runs: Sequence[Run]) -> bool:

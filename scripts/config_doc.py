@@ -24,14 +24,15 @@ from rope_exp.system.processes import ROOT
 PAGE = ROOT / "docs" / "config.md"
 HEAD = """# Every key
 
-Written by `python scripts/config_doc.py` from the dataclasses in `rope_exp/config`. `rope-exp train
---cfg job` shows the value of each in one run.
+Written by `python scripts/config_doc.py` from the dataclasses in `rope_exp/config`. A choice in
+`configs` may replace a default: `model=nano` sets `schedule.warmup_fraction=0.2`, and `data=files`
+sets `data.holdout_fraction=0.01`. `rope-exp train --cfg job` shows the values of one run.
 """
 LIMITS = {
     "ge": "from",
     "gt": "above",
     "le": "to",
-    "lt": "below",
+    "lt": "and below",
     "multiple_of": "in steps of",
     "min_length": "of characters from",
     "max_length": "to",

@@ -66,7 +66,7 @@ class SoftmaxConfig(KeysKind):
     """Softmax attention with grouped queries."""
 
     kind: Literal["softmax"] = numeric("softmax")
-    # Each head learns a score to which a query can attend instead of any key.
+    # Add one learned score per head to each softmax; its value is 0.
     sink: bool = numeric(False)
 
     takes_additions = True
@@ -74,7 +74,7 @@ class SoftmaxConfig(KeysKind):
 
 @dataclass(frozen=True, config=SECTION)
 class LatentConfig(OwnSizes):
-    """MLA: K and V of all heads from one latent of `kv_rank`, plus a rotating key.
+    """MLA (`attn=mla`, `attn=mla_vo`): K and V from one latent of `kv_rank`, plus a rotating key.
 
     The keys of a head are [k_C; k_R], nope_dim and rope_dim wide; all heads share k_R. With
     `value_rope` its values are [v_C; k_R], and its output is rotated back.
@@ -124,7 +124,7 @@ class SharedConfig(OwnSizes):
     rope_dim: Even = numeric(16)
     # Normalize the shared tensor, and queries without a weight, before rotation.
     norm: bool = numeric(False)
-    # Each head learns a score to which a query can attend instead of any key.
+    # Add one learned score per head to each softmax; its value is 0.
     sink: bool = numeric(False)
 
     def small(self) -> Self:

@@ -3,12 +3,14 @@
 import math
 
 from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.sections import ModelConfig, TrainConfig
+from rope_exp.config.sections import DataConfig, ModelConfig, TrainConfig
 from rope_exp.config.variants import PAIRS, PeConfig
 from rope_exp.system.errors import ConfigError
 
 
-def check_probes(train: TrainConfig, model: ModelConfig, attn: AttnConfig, pe: PeConfig) -> None:
+def check_probes(
+    train: TrainConfig, model: ModelConfig, attn: AttnConfig, pe: PeConfig, data: DataConfig
+) -> None:
     """Refuse a probe that the finished model cannot answer.
 
     Raises:
@@ -26,6 +28,9 @@ def check_probes(train: TrainConfig, model: ModelConfig, attn: AttnConfig, pe: P
         reasons["repeat"] = "repeat needs train.objective=causal and train.seq_len of at least 4"
     if model.window_layers is not None:
         reasons["distance"] = "distance has one uniform baseline: leave model.window_layers out"
+    if data.document_mask:
+        for probe in ("distance", "repeat"):
+            reasons[probe] = f"{probe} would read across documents; no data.document_mask"
     if not pe.trainable:
         reasons["drift"] = "drift needs frequencies that are learned: pe.trainable"
     if not model.token_shift:

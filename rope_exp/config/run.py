@@ -84,7 +84,7 @@ class RunConfig:
 
         check_generated(self)
         check_objective(self.train, self.model, self.attn)
-        check_probes(self.train, self.model, self.attn, self.pe)
+        check_probes(self.train, self.model, self.attn, self.pe, self.data)
         num_layers = self.model.num_hidden_layers
         for key, pattern, does in (
             ("pe.layers", self.pe.layers, "rotates"),
@@ -106,10 +106,6 @@ class RunConfig:
         if self.pe.input == "sinusoidal" and self.model.hidden_size % 2:
             allowed = "must be even for pe.input=sinusoidal"
             raise ConfigError("model.hidden_size", self.model.hidden_size, allowed)
-        across = sorted({"distance", "repeat"} & set(self.train.probes))
-        if self.data.document_mask and across:
-            allowed = f"{' and '.join(across)} would read across documents; no data.document_mask"
-            raise ConfigError("train.probes", list(self.train.probes), allowed)
         if self.data.document_mask and not self.attn.keeps_keys:
             raise ConfigError(
                 "data.document_mask",

@@ -278,7 +278,7 @@ OpenShare = Annotated[float, Field(gt=0, lt=1)]
 Name = Annotated[
     str,
     rule(
-        "a name is 1 to 64 letters, digits, spaces or . _ + -, beginning with a letter or digit",
+        "must be 1 to 64 letters, digits, spaces or . _ + -, beginning with a letter or digit",
         re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}").fullmatch,
     ),
 ]
@@ -288,8 +288,8 @@ PathText = Annotated[
     str,
     # The system's limit is 4,096 bytes; the rest is for paths below a run's folder.
     rule(
-        "must be a path of at most 3,840 bytes and 255 a name, beginning with ~ only where it "
-        "names a user's home",
+        "must be a path of at most 3,840 bytes, each of its names of at most 255; a leading ~ must "
+        "mean a user's home",
         _is_path,
     ),
 ]

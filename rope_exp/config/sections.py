@@ -119,14 +119,17 @@ class DataConfig:
     ] = numeric("stdlib")
     # files: a file or folder; hub: owner/name.
     path: PathText | None = numeric(None)
-    # hub: the dataset's configuration; revision: the pinned commit.
+    # The config of the dataset's card; for hub, and for files with such a card.
     subset: str | None = numeric(None)
+    # hub: the commit or branch; null: the default branch. Its commit is recorded.
     revision: str | None = numeric(None)
+    # The column that holds the text.
     text_column: str | None = numeric(None)
     # files: the unit of a text file that makes one document.
     sample_by: Literal["document", "paragraph", "line"] | None = numeric(None)
-    # null: hold out a share of the documents, holdout_fraction.
+    # null: hold out a share of the documents.
     validation_split: str | None = numeric(None)
+    # The share of the documents that is held out if there is no validation split.
     holdout_fraction: OpenShare = numeric(0.05)
     # Maximum number of tokens that are prepared; null: all.
     max_tokens: Count | None = numeric(None)
@@ -134,12 +137,12 @@ class DataConfig:
     cache_dir: PathText | None = setting(None)
     # Seed of the order of batches and of generated rows; null: the run's seed.
     seed: Seed | None = numeric(None)
-    # Restart positions at 0 at each document within a row; document_mask: restrict attention to
-    # the document. Both apply to evaluation, too.
+    # Restart positions at 0 at each document within a sequence, in evaluation, too.
     reset_positions: bool = numeric(False)
+    # Restrict attention to the query's own document, in evaluation, too.
     document_mask: bool = numeric(False)
-    # Positions of a training row start at random from 0 to this value, drawn by data.seed, step
-    # and row; in evaluation they always start at 0.
+    # Positions of a training sequence start at a random number from 0 to this one, drawn by
+    # data.seed, step and sequence; in evaluation they start at 0.
     random_start: Natural = numeric(0)
     # addition: the most significant digit first (plain), or the least (reversed).
     order: Literal["plain", "reversed"] = numeric("plain")
@@ -268,12 +271,15 @@ class TrainConfig(Budget):
     # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
     # numbers at some places, from tokens on both sides.
     objective: Literal["causal", "mlm", "regression"] = numeric("causal")
-    # Steps between evaluations on eval_sequences held-out rows; save_every: between checkpoints;
-    # log_every: between rows of metrics.
+    # Steps between evaluations.
     eval_every: Count = setting(50)
+    # Held-out sequences of an evaluation.
     eval_sequences: Count = numeric(128)
+    # Steps between checkpoints.
     save_every: Count = setting(250)
+    # The newest checkpoints that are kept.
     keep_checkpoints: Count = setting(2)
+    # Steps between rows of metrics.jsonl.
     log_every: Count = setting(10)
     # auto: bf16 if the hardware supports it, else fp32.
     precision: Literal["auto", "bf16", "fp32"] = numeric("auto")
@@ -328,7 +334,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, config=SECTION)
 class PlaceConfig:
-    """The folder of the run's record, its group and its origin."""
+    """The run's folder, its group, and the run from which it starts."""
 
     # null: results/runs/<group>/<pe>/seed<k>.
     dir: PathText | None = setting(None)

@@ -77,27 +77,29 @@ class PeConfig:
 
     # Name in tables and folders.
     name: Name = numeric("QK-RoPE")
+    # The sites that rotate: queries, keys, values, and outputs, which are rotated back.
     rotate: Sites = numeric(("q", "k"))
     base: Base = numeric(10000.0)
     # The share of each head's features that rotates.
     fraction: Fraction = numeric(1.0)
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = numeric(False)
-    # The position of a row's first token.
+    # The position of a sequence's first token.
     start: Natural = numeric(0)
     # Precision of angles and products. bf16 is for the study of noise: it is exact only up to
     # position 256.
     precision: Literal["float32", "bf16"] = numeric("float32")
-    # For v and o; null: as q and k.
+    # The base for v and o; null: as for q and k.
     base_vo: Base | None = numeric(None)
+    # The fraction for v and o; null: as for q and k.
     fraction_vo: Fraction | None = numeric(None)
-    # null: every layer rotates; [1, 1, 1, 0]: all but every fourth. layers_vo: for v and o; null:
-    # as q and k.
+    # The layers that rotate; null: all; [1, 1, 1, 0]: all but every fourth.
     layers: Pattern | None = numeric(None)
+    # The layers that rotate v and o; null: as for q and k.
     layers_vo: Pattern | None = numeric(None)
-    # Learning rate of learned frequencies, as a multiple of optim.lr; trainable_scope: the unit
-    # that has its own frequencies, where head is a key/value head of a layer.
+    # Learning rate of learned frequencies, as a multiple of optim.lr.
     trainable_lr: Positive = numeric(1.0)
+    # The unit that has its own learned frequencies; head: a key/value head of a layer.
     trainable_scope: Literal["model", "layer", "head"] = numeric("model")
     # Added to the embeddings: sines and cosines of the position, or a learned row per position.
     input: Literal["none", "sinusoidal", "learned"] = numeric("none")
@@ -108,8 +110,9 @@ class PeConfig:
     # A position encoding of your own: wave.Wave is the class Wave in wave.py, in a folder of
     # --config-dir.
     code: ClassOfFile | None = numeric(None)
-    # SHA-256 of the file's text, and the text; both are filled in.
+    # SHA-256 of that file's text; filled in.
     code_sha256: Sha256 | None = numeric(None)
+    # The file's text; filled in.
     source: str | None = setting(None)
 
     def __post_init__(self) -> None:

@@ -159,7 +159,6 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
     """
     if not has_blocks(runs):
         return {}
-    check_blocks(runs)
     levels: dict[str, list[Run]] = {}
     for run in runs:
         keys = [key for key in run.factors if key not in SEEDS]
@@ -167,6 +166,7 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
 
     tables: dict[str, Report] = {}
     for level, found in levels.items():
+        check_blocks(found)
         tables[level] = build(found, telling(found))
         for kind, of_kind in _kinds_of(found).items():
             tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])

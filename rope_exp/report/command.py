@@ -16,9 +16,9 @@ from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
 from rope_exp.report.content import Report, build
+from rope_exp.report.gather import beside, of_report
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
-from rope_exp.report.paper.gather import beside, of_report
 from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.sentences import code_notes, left_out_notes, summary
 from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table

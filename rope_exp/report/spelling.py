@@ -91,6 +91,12 @@ def span(values: Iterable[float], form: str = "") -> str:
     return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
 
 
+def seeds(counts: Iterable[int]) -> str:
+    """Return the number of seeds as text, or its range if rows differ."""
+    spelled = span(counts)
+    return "one seed" if spelled == "1" else f"{spelled} seeds"
+
+
 def corpus_name(config: RunConfig) -> str:
     """Return the short name of a run's corpus."""
     name = str(config.data.name)

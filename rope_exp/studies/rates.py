@@ -7,13 +7,12 @@ single learning rate says nothing about them.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import (
@@ -31,23 +30,16 @@ from rope_exp.evidence.comparable import (
 )
 from rope_exp.evidence.contrasts import adjusted_means
 from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.report.charts.labels import end_names
+from rope_exp.report.charts.rows import COLOR, DASH, looks_of, markers, with_looks
+from rope_exp.report.charts.style import explanation
+from rope_exp.report.charts.svg import INK, svg_of
 from rope_exp.report.content import Report, build
-from rope_exp.report.looks import look
-from rope_exp.report.paper.labels import label_ends
-from rope_exp.report.paper.style import (
-    GREY,
-    INK,
-    SMALL,
-    WIDTH,
-    Style,
-    files_of,
-    log_axis,
-    seeds,
-    small_print,
-    styled,
-)
-from rope_exp.report.spelling import markdown_table, span
+from rope_exp.report.spelling import markdown_table, seeds, span
 from rope_exp.system.console import log
+
+_WIDTH = 520
+_HEIGHT = 300
 
 
 def files(
@@ -86,7 +78,8 @@ def _files(name: str, stem: str, runs: Sequence[Run]) -> dict[str, bytes]:
     except ReportError as error:
         log(f"{name}: {stem}.md is left out: {error}")
         return {}
-    return {f"{stem}.md": markdown(tried).encode(), **files_of(stem, figure(tried))}
+    svg = svg_of(figure(tried).to_dict())
+    return {f"{stem}.md": markdown(tried).encode(), f"figures/{stem}.svg": svg}
 
 
 def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
@@ -313,51 +306,70 @@ def _spell(differences: "pd.Series[float]") -> str | None:
 # -- the figure ------------------------------------------------------------------------------------
 
 
-@styled
-def figure(tried: Tried) -> Figure:
+def figure(tried: Tried) -> alt.LayerChart:
     """Draw mean losses against the learning rate, with each variant's best and the common one."""
-    # Adjacent axes touch, as the second holds labels of the first.
-    layout = ConstrainedLayoutEngine(wspace=0, w_pad=0.02)
-    drawn = Figure(figsize=(WIDTH, 3.6), layout=layout)
-    axes, beside = drawn.subplots(1, 2, sharey=True, width_ratios=(10, 2.6))
-    ends = []
-    for number, (label, mean) in enumerate(tried.means.items()):
-        _draw(axes, label, number, tried.tables[label], mean)
-        ends.append((label, float(mean.iloc[-1]), tried.names[label]))
-    rates = {float(rate) for table in tried.tables.values() for rate in table.columns}
-    log_axis(axes, rates, lambda rate: f"{rate:g}")
+    table = points(tried)
+    means = table[table["seed"].isna()]
+    rates = sorted(set(table["rate"]))
+    x = alt.X("rate:Q", title="learning rate (peak)")
+    x = x.scale(type="log", padding=15, nice=False).axis(values=rates, format="~g")
+    low, high = table["loss"].min(), table["loss"].max()
+    domain = (low - 0.05 * (high - low), high + 0.05 * (high - low))
     unit = tried.runs[0].config.data.unit
-    axes.set(xlabel="learning rate (peak)", ylabel=f"mean validation loss ({unit})")
+    y = alt.Y("loss:Q", title=f"mean validation loss ({unit})").axis(tickCount=6, grid=True)
+    y = y.scale(domain=list(domain), nice=False)
 
-    dashed: Style = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (4, 3))}
-    axes.axvline(tried.common, zorder=1, gid="common", **dashed)
-    words: Style = {"ha": "center", "va": "bottom", "color": GREY, "fontsize": SMALL}
-    above = axes.get_xaxis_transform()
-    axes.text(tried.common, 1.01, f"common: {tried.common:g}", transform=above, **words)
-
-    counts = [count for table in tried.tables.values() for count in table.count()]
-    lost = tried.num_diverged
-    names = sorted({run.group for run in tried.runs})
-    diverged = f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown." if lost else ""
-    small_print(
-        drawn,
-        f"Group{'s' * (len(names) > 1)} {', '.join(names)}. Lines: means ({seeds(counts)}, "
-        "adjusted for missing ones); pale dots: single runs; ring: a variant's best learning rate.",
-        diverged,
+    base = with_looks(means).encode(x=x, y=y)
+    lines = base.mark_line(strokeWidth=1.5).encode(
+        color=COLOR, strokeDash=DASH, detail=alt.Detail("label:N")
     )
-    label_ends(beside, axes, ends)
-    return drawn
-
-
-def _draw(
-    axes: Axes, label: str, number: int, table: pd.DataFrame, mean: "pd.Series[float]"
-) -> None:
-    style = look(label, number)
-    axes.plot(mean, zorder=4, gid=f"{label} mean", **style)
     # Single runs are pale dots where a mean covers several.
-    dots: Style = {"color": style["color"], "markersize": 2.5, "alpha": 0.5, "marker": "o"}
-    if len(table) > 1:
-        axes.plot(table.columns, table.T.to_numpy(), linestyle="", zorder=2, **dots)
-    ring: Style = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1}
-    best = mean[mean == mean.min()]
-    axes.plot(best, color=INK, zorder=5, linestyle="", gid=f"{label} best", **ring)
+    dots = with_looks(table[table["is_several"]]).mark_circle(size=12, opacity=0.5)
+    ring = alt.Chart(means[means["is_best"]]).mark_point(size=190, stroke=INK, strokeWidth=1)
+    common = alt.Chart().encode(x=alt.XDatum(tried.common, type="quantitative"))
+    said = common.mark_text(text=f"common: {tried.common:g}", style="quiet")
+    ends = means.groupby("label", sort=False, as_index=False).last()
+    return alt.layer(
+        common.mark_rule(style="quiet", strokeDash=[4, 3]),
+        said.encode(y=alt.YValue(-8)),
+        dots.encode(x=x, y=y, color=COLOR),
+        lines,
+        *markers(base, size=50),
+        ring.encode(x=x, y=y),
+        *end_names(ends.rename(columns={"loss": "end"}), domain, _WIDTH, _HEIGHT),
+        width=_WIDTH,
+        height=_HEIGHT,
+        datasets=looks_of({label: number for number, label in enumerate(tried.means)}),
+        title=explanation(_sentences(tried)),
+    )
+
+
+def points(tried: Tried) -> pd.DataFrame:
+    """Return means and single losses: label, name, rate, loss, seed, is_best and is_several.
+
+    A mean has no seed. `is_best` tells a variant's lowest mean, `is_several` single losses of a
+    variant with several seeds.
+    """
+    found: list[tuple[Any, ...]] = []
+    for label, mean in tried.means.items():
+        table = tried.tables[label]
+        best = tried.best(label)
+        for rate, loss in mean.items():
+            found.append((label, tried.names[label], rate, loss, None, rate == best, False))
+        for rate, losses in table.items():
+            for seed, loss in losses.dropna().items():
+                several = len(table) > 1
+                found.append((label, tried.names[label], rate, loss, seed, False, several))
+    columns = ["label", "name", "rate", "loss", "seed", "is_best", "is_several"]
+    return pd.DataFrame(found, columns=columns)
+
+
+def _sentences(tried: Tried) -> Iterator[str]:
+    counts = [count for table in tried.tables.values() for count in table.count()]
+    groups = sorted({run.group for run in tried.runs})
+    yield (
+        f"Group{'s' * (len(groups) > 1)} {', '.join(groups)}. Lines: means ({seeds(counts)}, "
+        "adjusted for missing ones); pale dots: single runs; ring: a variant's best learning rate."
+    )
+    if lost := tried.num_diverged:
+        yield f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown."

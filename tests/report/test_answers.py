@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.figures import line, texts
+from support.charts import words
 from support.records import ENV, make_records
 from support.reports import sha256_of
 
 from rope_exp.evidence.records import read_records
+from rope_exp.report import gather
 from rope_exp.report.answers import answers_csv, bins, match_relations, shares, task_tables
 from rope_exp.report.assumptions import assumptions
+from rope_exp.report.charts.answers import answers as figure_of
+from rope_exp.report.charts.answers import points
 from rope_exp.report.content import Report, build
 from rope_exp.report.page_settings import answers
-from rope_exp.report.paper import gather
-from rope_exp.report.paper.answers import answers as figure_of
 from rope_exp.report.sentences import caption, notes, summary
 from rope_exp.report.tables import markdown
 
@@ -306,16 +307,17 @@ def test_the_page_has_a_table_of_r2(spikes: Report) -> None:
 
 
 def test_the_figure_shows_the_shares(report: Report) -> None:
-    figure = figure_of(report)
-    assert figure is not None
+    table = points(report)
     for row in ROWS:
         for split, spans in SPANS["addition"].items():
-            places, heights = line(figure, f"{row} {split}")
-            assert [round(place) for place in places] == [span - 1 for span in spans]
-            for height, span in zip(heights, spans, strict=True):
+            found = table[(table["label"] == row) & (table["split"] == split)]
+            by_place = found.groupby(found["place"].round())["percent"]
+            assert list(by_place.groups) == [span - 1 for span in spans]
+            for span, (_, percents) in zip(spans, by_place, strict=True):
                 right = [round(COUNT * level_of(row, seed, span)) / COUNT for seed in SEEDS]
-                assert height == pytest.approx(100 * sum(right) / 5)
-    assert {"test", "longer", "10", "digits of the longer number"} <= set(texts(figure))
+                assert list(percents) == pytest.approx([100 * share for share in right])
+    said = words(figure_of(report))
+    assert {"test", "longer", "10", "digits of the longer number"} <= set(said)
 
 
 def test_it_is_one_of_a_reports_figures(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from support.reports import make_run, table_rows
 from rope_exp.config.campaign_file import read_campaign
 from rope_exp.evidence.published import SEQUEL
 from rope_exp.evidence.records import read_records
+from rope_exp.report.charts.cached import Point, front
 from rope_exp.report.command import write, write_campaigns
 from rope_exp.report.content import build
-from rope_exp.report.paper.cached import Point, front
 from rope_exp.report.sentences import notes
 
 ROWS = ("mha", "mla", "mla_vo", "gqa1", "gqa2_s2", "gqa2_s2_not_back", "gqa2_v_unrotated")

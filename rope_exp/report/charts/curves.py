@@ -1,6 +1,6 @@
 """Figure 4: losses during training, and their differences to the reference."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import altair as alt
@@ -8,16 +8,15 @@ import pandas as pd
 
 from rope_exp.evidence.comparable import Row
 from rope_exp.report.by_tokens import SHOWN_FROM, by_tokens, finished_or_all
-from rope_exp.report.charts.rows import COLOR, looks, markers, with_looks
+from rope_exp.report.charts.labels import end_names
+from rope_exp.report.charts.rows import COLOR, DASH, gathered, looks, markers, with_looks
 from rope_exp.report.charts.style import SIGNED, explanation, limits
 from rope_exp.report.content import Report
-from rope_exp.report.paper.labels import spread
 
 _WIDTH = 310
 _HEIGHT = 340
 _SIDE = {"width": 205, "height": _HEIGHT // 2 - 30}
-# Pixels from one line of text to the next.
-_LEADING = 13
+_COLUMNS = ["label", "tokens", "mean"]
 _CROSS = "M-1,-1L1,1M-1,1L1,-1"
 _TOKENS = "datum.value ? format(datum.value, '~s') : '0'"
 
@@ -55,10 +54,11 @@ def curves(report: Report) -> alt.HConcatChart | None:
 def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     """Draw each row's mean difference, the band of its seeds, and its name at the end."""
     reference = by_tokens(finished_or_all(report.reference), "val/loss")
-    points = _gathered(
+    of_rows = [
         _points(row, by_tokens(finished_or_all(row), "val/loss").sub(reference))
         for row in report.rows.values()
-    )
+    ]
+    points = gathered(of_rows, _COLUMNS)
     if points.empty:
         return
 
@@ -68,6 +68,7 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     y = alt.Y("mean:Q", title=title).scale(domain=domain, nice=False)
     y = y.axis(labelExpr=SIGNED, tickCount=6, grid=True)
     base = with_looks(points).encode(x=x, y=y)
+    ends = points.groupby("label", sort=False).last().rename(columns={"mean": "end"})
 
     # One seed has no band.
     band = base.transform_filter("isValid(datum.low)").mark_area(clip=True, opacity=0.18)
@@ -80,27 +81,10 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
             detail=alt.Detail("label:N"),
         ),
         *_lines(base, width=1.6, size=45),
-        *_names(points, report, domain),
+        *end_names(ends, domain, _WIDTH, _HEIGHT),
         width=_WIDTH,
         height=_HEIGHT,
     )
-
-
-def _names(
-    points: pd.DataFrame, report: Report, domain: tuple[float, float]
-) -> Iterator[alt.Chart]:
-    """Write each row's name beside the end of its line, moved apart and joined by a stroke."""
-    low, high = domain
-    ends = points.groupby("label", sort=False).last().reset_index()
-    ends["end"] = ends["mean"].clip(low, high)
-    gap = _LEADING / _HEIGHT * (high - low)
-    ends["place"] = spread(list(ends["end"]), gap, low + gap / 2, high - gap / 2)
-
-    base = alt.Chart(ends)
-    stroke = base.mark_rule(style="quiet").encode(y=alt.Y("end:Q"), y2=alt.Y2("place"))
-    yield stroke.encode(x=alt.XValue(_WIDTH + 2), x2=alt.X2Value(_WIDTH + 14))
-    name = base.mark_text(align="left").encode(x=alt.XValue(_WIDTH + 17), y=alt.Y("place:Q"))
-    yield name.encode(text=alt.Text("name:N"))
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -111,7 +95,8 @@ def _losses(
 ) -> Iterator[alt.LayerChart]:
     """Draw the mean over finished seeds; a cross marks the end of a diverged run."""
     rows = report.rows.values()
-    points = _gathered(_points(row, by_tokens(finished_or_all(row), key, window)) for row in rows)
+    of_rows = [_points(row, by_tokens(finished_or_all(row), key, window)) for row in rows]
+    points = gathered(of_rows, _COLUMNS)
     if points.empty:
         return
 
@@ -122,7 +107,7 @@ def _losses(
     y = y.scale(domain=domain, nice=False)
 
     ends = [_points(row, by_tokens([run], key, window)).tail(1) for row, run in _diverged(report)]
-    crosses = _gathered(ends)
+    crosses = gathered(ends, _COLUMNS)
     # An end outside the scale is drawn at its edge.
     crosses["mean"] = crosses["mean"].clip(*domain)
     cross = with_looks(crosses).mark_point(shape=_CROSS, size=50, strokeWidth=2, opacity=1)
@@ -154,12 +139,6 @@ def _points(row: Row, values: pd.DataFrame) -> pd.DataFrame:
     return points.assign(marked=points.index % every == every // 2)
 
 
-def _gathered(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Return the points of all tables; those without any would change the types of columns."""
-    found = [table for table in tables if len(table)]
-    return pd.concat(found) if found else pd.DataFrame(columns=["label", "tokens", "mean"])
-
-
 def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
     """Return the points after the steep start; axes are scaled to them.
 
@@ -173,9 +152,8 @@ def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
 
 def _lines(base: alt.Chart, width: float, size: int) -> Iterator[alt.Chart]:
     """Draw each row's line, and markers whose tooltips show its numbers."""
-    dash = alt.StrokeDash("dash:N", scale=None)
     line = base.mark_line(clip=True, strokeWidth=width)
-    yield line.encode(color=COLOR, strokeDash=dash, detail=alt.Detail("label:N"))
+    yield line.encode(color=COLOR, strokeDash=DASH, detail=alt.Detail("label:N"))
     fields = ("name:N", "tokens:Q", "mean:Q", "low:Q", "high:Q")
     told = [alt.Tooltip(field) for field in fields]
     yield from markers(base.transform_filter("datum.marked").encode(tooltip=told), size)

@@ -12,10 +12,11 @@ import pandas as pd
 
 from rope_exp.config.variants import SITES
 from rope_exp.evidence.comparable import Row
+from rope_exp.report.charts.rows import gathered
 from rope_exp.report.charts.style import SIGNED, explanation
 from rope_exp.report.content import Report
 from rope_exp.report.looks import look
-from rope_exp.report.paper.style import seeds
+from rope_exp.report.spelling import seeds
 
 _WIDTH = 520
 _HEIGHT = 44
@@ -71,8 +72,7 @@ def points(report: Report, probe: str) -> pd.DataFrame:
         mean = values.dropna(axis="columns", how="all").mean(axis="columns").dropna()
         part = mean.rename("value").rename_axis("place").reset_index()
         parts.append(part.assign(label=label, name=report.rows[label].name))
-    found = [part for part in parts if len(part)]
-    return pd.concat(found) if found else pd.DataFrame(columns=["place", "value", "label", "name"])
+    return gathered(parts, ["place", "value", "label", "name"])
 
 
 def _losses(row: Row, key: str, of: str, loss: str) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """The rows of a report as data for charts: their words, and their looks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -8,11 +8,11 @@ import pandas as pd
 
 from rope_exp.report.content import Line, Report
 from rope_exp.report.looks import look
-from rope_exp.report.page_marks import shapes
 from rope_exp.report.tables import WORDS
 
 LOOKS = "looks"
 COLOR = alt.Color("color:N", scale=None)
+DASH = alt.StrokeDash("dash:N", scale=None)
 # Channels are made as objects: Altair takes milliseconds to find the class of a string's.
 TOLD = [
     alt.Tooltip(field)
@@ -65,11 +65,12 @@ def with_looks(table: pd.DataFrame) -> alt.Chart:
 
 def looks(report: Report) -> dict[str, list[dict[str, Any]]]:
     """Return the data set of `with_looks`, for the whole chart: Altair copies that of a part."""
-    found = []
-    for row in report.rows.values():
-        style = look(row.label, row.number)
-        found.append({"label": row.label, "color": style["color"], **shapes(style)})
-    return {LOOKS: found}
+    return looks_of({row.label: row.number for row in report.rows.values()})
+
+
+def looks_of(rows: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
+    """Return the same for rows given by label, with their places."""
+    return {LOOKS: [{"label": label, **look(label, number)} for label, number in rows.items()]}
 
 
 def markers(base: alt.Chart, size: int) -> Iterator[alt.Chart]:
@@ -81,3 +82,18 @@ def markers(base: alt.Chart, size: int) -> Iterator[alt.Chart]:
     mark = base.mark_point(clip=True, size=size, opacity=1, strokeWidth=0)
     shape = alt.Shape("filled:N", scale=None)
     yield mark.encode(shape=shape, fill=alt.Fill("color:N", scale=None))
+
+
+def gathered(tables: Iterable[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    """Return the lines of all tables; those without any would change the types of columns."""
+    found = [table for table in tables if len(table)]
+    return pd.concat(found) if found else pd.DataFrame(columns=columns)
+
+
+def key_of(rows: Sequence[Line]) -> alt.LayerChart:
+    """Return a list of the rows' markers and names, to stand beside a chart."""
+    table = pd.DataFrame([{"label": row.label, "name": row.name} for row in rows])
+    y = alt.Y("name:N", axis=None, sort=list(table["name"]))
+    base = with_looks(table).encode(x=alt.XValue(8), y=y)
+    names = base.mark_text(align="left", dx=14).encode(text=alt.Text("name:N"))
+    return alt.layer(*markers(base, size=60), names, width=16, height=alt.Step(17))

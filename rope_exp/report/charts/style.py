@@ -16,6 +16,8 @@ from rope_exp.report.content import Report
 
 # An expression for the labels of an axis of differences.
 SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"
+# Colours of ordered lines, from pale to dark, in grey too. The palest end is invisible on white.
+SHADES = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0, 0.85]), reverse=True)
 
 
 @functools.cache

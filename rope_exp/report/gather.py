@@ -1,43 +1,41 @@
 """Collection of all figures of a report, and its table beside another campaign's rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import altair as alt
 
 from rope_exp.evidence.comparable import alike, check_blocks
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.report.charts.answers import answers
+from rope_exp.report.charts.cached import cached
 from rope_exp.report.charts.curves import curves
+from rope_exp.report.charts.distance import distance, kappa
+from rope_exp.report.charts.drift import drift
+from rope_exp.report.charts.extension import extension
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.probes import probes
 from rope_exp.report.charts.style import spec_of
 from rope_exp.report.charts.svg import svg_of
 from rope_exp.report.content import Report, build
-from rope_exp.report.paper.answers import answers
-from rope_exp.report.paper.cached import cached
-from rope_exp.report.paper.distance import distance, kappa
-from rope_exp.report.paper.drift import drift
-from rope_exp.report.paper.extension import extension
-from rope_exp.report.paper.style import files_of
 
 
 def of_report(report: Report) -> dict[str, bytes]:
     """Return the files of all figures that a report's runs allow."""
-    files: dict[str, bytes] = {}
-    for draw in (forest, curves, grid, probes):
-        if (spec := spec_of(draw, report)) is not None:
-            files[f"figures/{draw.__name__}.svg"] = svg_of(spec)
-
-    drawn = {"answers": answers(report), "distance": distance(report)}
+    drawn: dict[str, Callable[[Report], alt.TopLevelMixin | None]] = {
+        draw.__name__: draw
+        for draw in (forest, curves, grid, probes, answers, distance, extension, drift)
+    }
     for layer in _shown_layers(report.answers("distance")):
-        drawn[f"kappa-{layer}"] = kappa(report, layer)
-    drawn |= {"extension": extension(report), "drift": drift(report)}
+        drawn[f"kappa-{layer}"] = partial(kappa, layer=layer)
     if report.of_rows:
-        drawn["cached"] = cached(report)
-    for name, figure in drawn.items():
-        files |= files_of(name, figure)
-    return files
+        drawn["cached"] = cached
+    specs = {name: spec_of(draw, report) for name, draw in drawn.items()}
+    return {f"figures/{name}.svg": svg_of(spec) for name, spec in specs.items() if spec is not None}
 
 
 def _shown_layers(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[int]:

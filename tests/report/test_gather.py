@@ -1,15 +1,16 @@
-"""Tests of the tables that add another campaign's rows when the reference is missing."""
+"""Tests of a report's figures, and of the tables that add another campaign's rows."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.records import make_records
-from support.reports import table_rows
+from support.reports import make_run, report_of, table_rows
 
 from rope_exp.evidence.records import read_records
 from rope_exp.report.command import write_campaigns
-from rope_exp.report.paper.gather import beside
+from rope_exp.report.content import build
+from rope_exp.report.gather import beside, of_report
 
 STEPS = {"train.num_steps": [1000]}
 
@@ -65,3 +66,22 @@ def test_runs_of_others_that_do_not_fit_are_left_out(records: Path, broken: str)
         else:
             lent.append(replace(run, result={**run.result, "init_sha256": "0" * 64}))
     assert beside(read_records(records, "more"), lent) is None
+
+
+def test_figures_have_the_same_bytes_for_runs_in_any_order(tmp_path: Path) -> None:
+    make_records(tmp_path, "c", rows=("qk_rope", "vo_rope", "nope"), seeds=(0, 1))
+    runs = read_records(tmp_path, "c")
+    files = of_report(build(runs, ["pe"]))
+    assert set(files) == {f"figures/{name}.svg" for name in ("forest", "curves", "probes", "grid")}
+    assert files == of_report(build(runs[::-1], ["pe"]))
+
+
+def test_one_run_alone_leaves_out_what_it_cannot_show(tmp_path: Path) -> None:
+    make_run(tmp_path, pe="vo_rope")
+    assert {Path(name).stem for name in of_report(report_of(tmp_path))} == {"curves"}
+
+
+@pytest.mark.parametrize("steps", [0, 20])
+def test_a_run_that_has_hardly_begun_draws_nothing(tmp_path: Path, steps: int) -> None:
+    make_run(tmp_path, loss=None, steps=steps)
+    assert of_report(report_of(tmp_path)) == {}

@@ -1,0 +1,96 @@
+"""Figure of generated data: the share of right answers, by length or distance of examples."""
+
+from collections.abc import Iterator
+
+import altair as alt
+import pandas as pd
+
+from rope_exp.report.answers import Bin, bins, shares, splits, with_answers
+from rope_exp.report.charts.rows import COLOR, DASH, key_of, looks, markers, with_looks
+from rope_exp.report.charts.style import explanation
+from rope_exp.report.content import Report
+from rope_exp.report.spelling import seeds
+
+_WIDTH = 560
+_HEIGHT = 260
+# The distance of neighbours in a bin, in bins, which keeps equal values visible.
+_APART = 0.06
+
+
+def answers(report: Report) -> alt.HConcatChart | None:
+    """Draw each row's exact matches by bin, all splits in one panel; None if there are none."""
+    table = points(report)
+    if table.empty or report.task is None:
+        return None
+
+    of_splits = [bins(report, split) for split in splits(report)]
+    every = [part for parts in of_splits for part in parts]
+    names = ", ".join(f"'{part.name}'" for part in every)
+    x = alt.X("place:Q", title=report.task.span)
+    x = x.scale(domain=[-0.6, len(every) - 0.4], nice=False)
+    x = x.axis(values=list(range(len(every))), labelExpr=f"[{names}][datum.value]")
+    y = alt.Y("percent:Q", title="exact matches (%)").scale(domain=[-3, 103], nice=False)
+    y = y.axis(tickCount=5, grid=True)
+
+    means = table.groupby(["label", "name", "split", "place"], sort=False, as_index=False).mean()
+    several = table.groupby(["label", "place"])["percent"].transform("size") > 1
+    base = with_looks(means).encode(x=x, y=y)
+    # Lines do not go from one split to the next.
+    lines = base.mark_line(strokeWidth=1.2).encode(
+        color=COLOR, strokeDash=DASH, detail=[alt.Detail("label:N"), alt.Detail("split:N")]
+    )
+    dots = with_looks(table[several]).mark_circle(size=9, opacity=0.5)
+    panel = alt.layer(
+        *_split_names(of_splits),
+        dots.encode(x=x, y=y, color=COLOR),
+        lines,
+        *markers(base, size=45),
+        width=_WIDTH,
+        height=_HEIGHT,
+    )
+    return alt.hconcat(
+        panel,
+        key_of(with_answers(report)),
+        datasets=looks(report),
+        title=explanation(_sentences(report)),
+    )
+
+
+def points(report: Report) -> pd.DataFrame:
+    """Return the percentage of exact matches of each row, bin and seed.
+
+    Columns are label, name, split, place and percent. Places count bins from 0 over all splits;
+    rows are a little apart.
+    """
+    rows = with_answers(report)
+    every = [part for split in splits(report) for part in bins(report, split)] if rows else []
+    found = []
+    for number, row in enumerate(rows):
+        offset = _APART * (number - (len(rows) - 1) / 2)
+        for place, part in enumerate(every):
+            for share in shares(row, part).values():
+                found.append((row.label, row.name, part.split, place + offset, 100 * share))
+    return pd.DataFrame(found, columns=["label", "name", "split", "place", "percent"])
+
+
+def _split_names(of_splits: list[list[Bin]]) -> Iterator[alt.Chart]:
+    """Write each split's name above its bins, and draw a line before all but the first."""
+    start = 0
+    for parts in of_splits:
+        middle = start + (len(parts) - 1) / 2
+        name = alt.Chart().mark_text(text=parts[0].split, style="quiet")
+        yield name.encode(x=alt.XDatum(middle, type="quantitative"), y=alt.YValue(-8))
+        if start:
+            rule = alt.Chart().mark_rule(style="quiet", strokeDash=[4, 3])
+            yield rule.encode(x=alt.XDatum(start - 0.5, type="quantitative"))
+        start += len(parts)
+
+
+def _sentences(report: Report) -> Iterator[str]:
+    counts = [sum("answers" in run.probes for run in row.runs) for row in with_answers(report)]
+    yield (
+        f"Group {report.groups}; {seeds(counts)} per row. Markers: means over seeds, drawn side by "
+        "side; dots: single seeds."
+    )
+    if "longer" in splits(report):
+        yield "Test: examples like those in training; longer: longer than any in training."

@@ -1,0 +1,180 @@
+"""Figures of distance: attention by distance with the bound of scores, and kappa of heads.
+
+The input is the answers to the probe `distance` (evaluation/distance.py). A(m) is the mean weight
+on the key m tokens before a query, f(m) the long-range decay of Su 2021, and kappa(m) the score of
+a head's mean query and mean key at distance m. Only layers that rotate both q and k have kappa.
+"""
+
+from collections.abc import Iterator
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from rope_exp.report.charts.rows import COLOR, DASH, gathered, key_of, looks, markers, with_looks
+from rope_exp.report.charts.style import SHADES, explanation
+from rope_exp.report.charts.svg import GREY
+from rope_exp.report.content import Report
+from rope_exp.report.looks import look
+from rope_exp.report.spelling import seeds
+
+_WIDTH = 560
+_HEIGHT = 330
+_PANEL = {"width": 200, "height": 150}
+_DASHES = {"uniform": [5, 4], "bound": [1, 2]}
+
+
+def distance(report: Report) -> alt.HConcatChart | None:
+    """Draw the mean attention by distance of each row, over its layers and runs; None without."""
+    if not report.answers("distance"):
+        return None
+
+    table = weights(report)
+    x = _distances()
+    y = alt.Y("weight:Q", title="mean weight on the key at distance m")
+    y = y.scale(type="log", nice=False, padding=8)
+    y = y.axis(
+        format="~g", values=[digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]
+    )
+
+    base = with_looks(table).encode(x=x, y=y)
+    level = alt.Chart(levels(report)).encode(x=x, y=y)
+    panel = alt.layer(
+        level.mark_line(strokeWidth=1.2).encode(
+            color=COLOR, strokeDash=DASH, detail=alt.Detail("line:N")
+        ),
+        base.mark_line(strokeWidth=1.2).encode(
+            color=COLOR, strokeDash=DASH, detail=alt.Detail("label:N")
+        ),
+        *markers(base.transform_filter("datum.marked"), size=35),
+        width=_WIDTH,
+        height=_HEIGHT,
+    )
+    rows = [report.rows[label] for label in report.answers("distance")]
+    return alt.hconcat(
+        panel, key_of(rows), datasets=looks(report), title=explanation(_sentences(report))
+    )
+
+
+def kappa(report: Report, layer: int) -> alt.FacetChart | None:
+    """Draw kappa(m) of each head of a layer, in a panel for each row that has it, of its first run.
+
+    Layers count from 0. None if no row rotates both q and k in this one.
+    """
+    table = heads(report, layer)
+    if table.empty:
+        return None
+
+    line = (
+        alt.Chart()
+        .mark_line(strokeWidth=1.2)
+        .encode(
+            x=_distances(),
+            y=alt.Y("score:Q", title="κ(m) (logits)").axis(tickCount=4, grid=True),
+            color=alt.Color("head:O", scale=SHADES, legend=alt.Legend(orient="top", columns=8)),
+        )
+    )
+    # Drawn once, not once for each score.
+    zero = alt.Chart().transform_aggregate(count="count()").mark_rule(style="zero")
+    names = [report.rows[label].name for label in table["label"].unique()]
+    sentences = [
+        f"Layer {layer}, counting from 0; one run per row. κ(m) is the score of a head's mean "
+        "query with its mean key m tokens earlier. It shows the effect of distance alone, "
+        "independent of content. The query's token is at 1."
+    ]
+    return alt.layer(
+        zero.encode(y=alt.YDatum(0, type="quantitative")), line, data=table, **_PANEL
+    ).facet(
+        facet=alt.Facet("name:N", title=None, sort=names),
+        columns=3,
+        title=explanation(sentences),
+    )
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def weights(report: Report) -> pd.DataFrame:
+    """Return each row's mean weight by distance: columns label, name, distance, weight, marked.
+
+    Distances count from 1, as a log axis has no place for 0. About one distance an octave has a
+    marker.
+    """
+    found = []
+    for label, answers in report.answers("distance").items():
+        m = np.array(answers[0]["m"])
+        layers = [answer["attention"][layer] for answer in answers for layer in answer["attention"]]
+        octaves = np.floor(np.log2(m + 1))
+        table = pd.DataFrame({"distance": m + 1, "weight": np.mean(np.array(layers), axis=0)})
+        table["marked"] = np.isin(np.arange(len(m)), np.unique(octaves, return_index=True)[1])
+        found.append(table.assign(label=label, name=report.rows[label].name))
+    return _on_log_axis(pd.concat(found))
+
+
+def levels(report: Report) -> pd.DataFrame:
+    """Return the distinct lines of uniform attention and of the bound, by distance.
+
+    Columns are line, distance, weight, color and dash. Lines have the colour of their first row if
+    there are several of a kind. Bounds are scaled to the mean of uniform attention; rows with a
+    window have another uniform attention.
+    """
+    answers = report.answers("distance")
+    found = []
+    for key, dash in _DASHES.items():
+        first: dict[tuple[float, ...], str] = {}
+        for label, of_row in answers.items():
+            if key in of_row[0]:
+                first.setdefault(tuple(of_row[0][key]), label)
+        for line, label in first.items():
+            answer = answers[label][0]
+            scale = np.mean(answer["uniform"]) / np.mean(line) if key == "bound" else 1
+            color = look(label, report.rows[label].number)["color"]
+            table = pd.DataFrame(
+                {"distance": np.array(answer["m"]) + 1, "weight": scale * np.array(line)}
+            )
+            table["line"] = f"{label} {key}"
+            table["color"] = color if len(first) > 1 else GREY
+            table["dash"] = [dash] * len(table)
+            found.append(table)
+    return _on_log_axis(pd.concat(found))
+
+
+def heads(report: Report, layer: int) -> pd.DataFrame:
+    """Return the scores of a layer's heads by distance: columns label, name, distance, head, score.
+
+    Only of a row's first run: heads of different runs do not correspond.
+    """
+    found = []
+    for label, answers in report.answers("distance").items():
+        for head, scores in enumerate(answers[0].get("kappa", {}).get(str(layer), [])):
+            table = pd.DataFrame({"distance": np.array(answers[0]["m"]) + 1, "score": scores})
+            found.append(table.assign(label=label, name=report.rows[label].name, head=head))
+    return gathered(found, ["label", "name", "distance", "head", "score"])
+
+
+def _on_log_axis(table: pd.DataFrame) -> pd.DataFrame:
+    """Interrupt lines at weights of 0 (beyond a window) and below (of linear attention)."""
+    return table.assign(weight=table["weight"].where(table["weight"] > 0))
+
+
+# -- axes and words --------------------------------------------------------------------------------
+
+
+def _distances() -> alt.X:
+    x = alt.X("distance:Q", title="distance m + 1 (tokens)")
+    return x.scale(type="log", base=2, nice=False, padding=6).axis(format="~s", tickCount=6)
+
+
+def _sentences(report: Report) -> Iterator[str]:
+    answers = report.answers("distance")
+    yield (
+        "Mean over heads, layers and the queries in the second half of a window "
+        f"({seeds(len(found) for found in answers.values())} per row). The query's token is at 1. "
+        "Dashed: uniform attention, where query i weights its i + 1 keys equally; attention "
+        "windows and bidirectional attention have another number of keys."
+    )
+    if any("bound" in found[0] for found in answers.values()):
+        yield (
+            "Dotted: f(m), a bound on the effect of distance on a score, up to a factor. It is "
+            "scaled to the mean of uniform attention, so only its slope is meaningful."
+        )

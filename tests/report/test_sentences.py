@@ -8,6 +8,7 @@ from support.refused import refused
 from support.reports import begun_from, make_nine, make_run, report_of, sha256_of
 
 from rope_exp.config.sections import INIT_STD
+from rope_exp.report import spelling
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.sentences import caption, notes, summary
 from rope_exp.report.tables import markdown
@@ -330,3 +331,8 @@ def test_runs_in_stages_say_each_of_them(tmp_path: Path) -> None:
     assert "stages [[256, 400], [512, 100, 16]]" in training
     tokens = 400 * 4096 + 100 * 512 * 16
     assert f"{tokens:,} tokens per run" in caption(report)
+
+
+def test_numbers_of_seeds_are_spelled() -> None:
+    said = [spelling.seeds(counts) for counts in ([1, 1], [5, 1, 3], [2])]
+    assert said == ["one seed", "1 to 5 seeds", "2 seeds"]

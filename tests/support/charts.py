@@ -7,6 +7,8 @@ from xml.etree import ElementTree
 
 from rope_exp.report.charts.svg import svg_of
 
+# Up to this width, text of 11 pixels has at least 7 points when printed at 6.75 inches.
+WIDEST = 11 / 7 * 72 * 6.75
 _TEXT = "{http://www.w3.org/2000/svg}text"
 
 
@@ -48,6 +50,11 @@ def words(chart: Any) -> list[str]:
     svg = ElementTree.fromstring(svg_of(chart.to_dict()))
     drawn = [text.text or "" for text in svg.iter(_TEXT)]
     return [*drawn, explanation(chart)]
+
+
+def width(chart: Any) -> float:
+    """Return the width of a chart's file, in pixels."""
+    return float(ElementTree.fromstring(svg_of(chart.to_dict())).attrib["width"])
 
 
 def explanation(chart: Any) -> str:

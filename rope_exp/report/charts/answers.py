@@ -32,7 +32,7 @@ def answers(report: Report) -> alt.HConcatChart | None:
     y = alt.Y("percent:Q", title="exact matches (%)").scale(domain=[-3, 103], nice=False)
     y = y.axis(tickCount=5, grid=True)
 
-    means = table.groupby(["label", "name", "split", "place"], sort=False, as_index=False).mean()
+    means = table.groupby(["label", "split", "place"], sort=False, as_index=False).mean()
     several = table.groupby(["label", "place"])["percent"].transform("size") > 1
     base = with_looks(means).encode(x=x, y=y)
     # Lines do not go from one split to the next.
@@ -59,7 +59,7 @@ def answers(report: Report) -> alt.HConcatChart | None:
 def points(report: Report) -> pd.DataFrame:
     """Return the percentage of exact matches of each row, bin and seed.
 
-    Columns are label, name, split, place and percent. Places count bins from 0 over all splits;
+    Columns are label, split, place and percent. Places count bins from 0 over all splits;
     rows are a little apart.
     """
     rows = with_answers(report)
@@ -69,8 +69,8 @@ def points(report: Report) -> pd.DataFrame:
         offset = _APART * (number - (len(rows) - 1) / 2)
         for place, part in enumerate(every):
             for share in shares(row, part).values():
-                found.append((row.label, row.name, part.split, place + offset, 100 * share))
-    return pd.DataFrame(found, columns=["label", "name", "split", "place", "percent"])
+                found.append((row.label, part.split, place + offset, 100 * share))
+    return pd.DataFrame(found, columns=["label", "split", "place", "percent"])
 
 
 def _split_names(of_splits: list[list[Bin]]) -> Iterator[alt.Chart]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from rope_exp.model.count import kept
 from rope_exp.report.charts.rows import COLOR, key_of, looks, markers, with_looks
-from rope_exp.report.charts.style import SIGNED, explanation
+from rope_exp.report.charts.style import SIGNED, explanation, zero_line
 from rope_exp.report.content import Line, Report
 
 _PANEL = {"width": 245, "height": 260}
@@ -100,7 +100,7 @@ def _panel(
     ).astype({"low": float, "high": float})
     steps = alt.Chart(pd.DataFrame(front(points)))
     return alt.layer(
-        alt.Chart().mark_rule(style="zero").encode(y=alt.YDatum(0, type="quantitative")),
+        zero_line(),
         steps.mark_line(style="quiet", interpolate="step-after").encode(x=x, y=y),
         with_looks(bars)
         .mark_rule(strokeWidth=1.5)

@@ -10,7 +10,7 @@ from rope_exp.evidence.comparable import Row
 from rope_exp.report.by_tokens import SHOWN_FROM, by_tokens, finished_or_all
 from rope_exp.report.charts.labels import end_names
 from rope_exp.report.charts.rows import COLOR, DASH, gathered, looks, markers, with_looks
-from rope_exp.report.charts.style import SIGNED, explanation, limits
+from rope_exp.report.charts.style import SIGNED, explanation, limits, zero_line
 from rope_exp.report.content import Report
 
 _WIDTH = 310
@@ -73,7 +73,7 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     # One seed has no band.
     band = base.transform_filter("isValid(datum.low)").mark_area(clip=True, opacity=0.18)
     yield alt.layer(
-        alt.Chart().mark_rule(style="zero").encode(y=alt.YDatum(0, type="quantitative")),
+        zero_line(),
         band.encode(
             y=alt.Y("low:Q", title=title),
             y2=alt.Y2("high"),

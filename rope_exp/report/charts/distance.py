@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.report.charts.rows import COLOR, DASH, gathered, key_of, looks, markers, with_looks
-from rope_exp.report.charts.style import SHADES, explanation
+from rope_exp.report.charts.style import SHADES, explanation, zero_line
 from rope_exp.report.charts.svg import GREY
 from rope_exp.report.content import Report
 from rope_exp.report.looks import look
@@ -75,16 +75,14 @@ def kappa(report: Report, layer: int) -> alt.FacetChart | None:
         )
     )
     # Drawn once, not once for each score.
-    zero = alt.Chart().transform_aggregate(count="count()").mark_rule(style="zero")
+    zero = zero_line().transform_aggregate(count="count()")
     names = [report.rows[label].name for label in table["label"].unique()]
     sentences = [
         f"Layer {layer}, counting from 0; one run per row. κ(m) is the score of a head's mean "
         "query with its mean key m tokens earlier. It shows the effect of distance alone, "
         "independent of content. The query's token is at 1."
     ]
-    return alt.layer(
-        zero.encode(y=alt.YDatum(0, type="quantitative")), line, data=table, **_PANEL
-    ).facet(
+    return alt.layer(zero, line, data=table, **_PANEL).facet(
         facet=alt.Facet("name:N", title=None, sort=names),
         columns=3,
         title=explanation(sentences),
@@ -95,7 +93,7 @@ def kappa(report: Report, layer: int) -> alt.FacetChart | None:
 
 
 def weights(report: Report) -> pd.DataFrame:
-    """Return each row's mean weight by distance: columns label, name, distance, weight, marked.
+    """Return each row's mean weight by distance: columns label, distance, weight and marked.
 
     Distances count from 1, as a log axis has no place for 0. About one distance an octave has a
     marker.
@@ -107,7 +105,7 @@ def weights(report: Report) -> pd.DataFrame:
         octaves = np.floor(np.log2(m + 1))
         table = pd.DataFrame({"distance": m + 1, "weight": np.mean(np.array(layers), axis=0)})
         table["marked"] = np.isin(np.arange(len(m)), np.unique(octaves, return_index=True)[1])
-        found.append(table.assign(label=label, name=report.rows[label].name))
+        found.append(table.assign(label=label))
     return _on_log_axis(pd.concat(found))
 
 

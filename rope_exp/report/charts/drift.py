@@ -13,7 +13,7 @@ import pandas as pd
 from rope_exp.config.variants import PAIRS
 from rope_exp.evidence.contrasts import Array
 from rope_exp.report.charts.rows import gathered
-from rope_exp.report.charts.style import SHADES, explanation
+from rope_exp.report.charts.style import SHADES, explanation, zero_line
 from rope_exp.report.content import Report
 from rope_exp.report.probed import PAIR_NAMES
 from rope_exp.report.spelling import seeds
@@ -32,7 +32,6 @@ def drift(report: Report) -> alt.ConcatChart | None:
 
     x = alt.X("theta0:Q", title="θ at the start (radians per position)")
     x = x.scale(type="log", nice=False).axis(format="~g", values=[1e-4, 1e-3, 0.01, 0.1, 1])
-    zero = alt.Chart().mark_rule(style="zero").encode(y=alt.YDatum(0, type="quantitative"))
     panels = []
     for _, of_row in table.groupby("label", sort=False):
         # A row's panels share a scale of at least 0.01, so that rounding does not fill them.
@@ -47,9 +46,10 @@ def drift(report: Report) -> alt.ConcatChart | None:
                 detail=alt.Detail("run:N"),
             )
             marks = base.mark_line(strokeWidth=1.2, point=alt.OverlayMarkDef(size=9))
-            panels.append(alt.layer(zero, marks, title=alt.Title(str(title)), **_PANEL))
+            panels.append(alt.layer(zero_line(), marks, title=alt.Title(str(title)), **_PANEL))
 
-    counts = seeds(len(found) for found in report.answers("drift").values())
+    answers = report.answers("drift")
+    counts = seeds(len(answers[label]) for label in table["label"].unique())
     sentences = [
         "Each line shows the learned frequencies θ of the model, a layer, or a key/value head in a "
         f"layer, the palest first ({counts} per row). Above 0, a pair rotates "

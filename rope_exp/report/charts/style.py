@@ -49,6 +49,12 @@ def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, f
     return low - pad, high + pad
 
 
+def zero_line() -> alt.Chart:
+    """Return a line at 0, for a vertical axis of differences."""
+    rule = alt.Chart().mark_rule(style="zero")
+    return rule.encode(y=alt.YDatum(0, type="quantitative"))
+
+
 def zero_and_margin() -> list[alt.Chart]:
     """Return the margin's band and a line at 0, for a horizontal axis of differences."""
     band = alt.Chart(alt.InlineData([{"low": -MARGIN, "high": MARGIN}]))

@@ -1,12 +1,14 @@
 """Tests of the figures of attention by distance, with its references, and of kappa by head."""
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
-from support.charts import asked, explanation, words
+from support.charts import WIDEST, asked, explanation, width, words
 
 from rope_exp.report.charts.distance import distance, heads, kappa, levels, weights
+from rope_exp.report.charts.svg import svg_of
 from rope_exp.report.looks import look
 
 M = [0, 1, 2, 3, 6, 12]
@@ -114,6 +116,16 @@ def test_many_lines_fit_the_page(count: int) -> None:
     answers = {f"pe.base={number}": [turning(num_heads=16)] for number in range(count)}
     for chart in (distance(asked(answers)), kappa(asked(answers), 1)):
         assert {f"pe.base={number}" for number in range(count)} <= set(words(chart))
+        assert width(chart) <= WIDEST
+
+
+def test_heads_go_from_pale_to_dark_in_grey() -> None:
+    svg = svg_of(kappa(asked({"qk_rope": [turning(num_heads=16)]}), 1).to_dict()).decode()
+    lines = re.findall(r'stroke="rgb\((\d+), (\d+), (\d+)\)" stroke-width="1.2"', svg)
+    greys = np.array(lines, dtype=float) @ [0.3, 0.59, 0.11] / 255
+    assert len(greys) == 16
+    assert (np.diff(greys) < 0).all()
+    assert greys[0] < 0.85
 
 
 def test_without_answers_there_is_no_figure() -> None:

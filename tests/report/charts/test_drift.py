@@ -52,6 +52,12 @@ def test_runs_stand_in_one_panel_under_one_median() -> None:
     assert "(3 seeds per row)" in explanation(drift(report))
 
 
+def test_rows_without_learned_frequencies_do_not_count() -> None:
+    learned = {"sites": {"qk": site([0.1] * 3)}}
+    report = asked({"raw": [learned, learned], "fixed": [{"sites": {}}]})
+    assert "(2 seeds per row)" in explanation(drift(report))
+
+
 def test_pairs_of_sites_that_are_not_learned_have_no_panel() -> None:
     both = {"sites": {"qk": site([0.1] * 3), "vo": site([0.2] * 3)}}
     answers = {"qkvo": [both], "vo": [{"sites": {"vo": site([0.3] * 3)}}], "fixed": [{"sites": {}}]}

@@ -3,6 +3,7 @@
 from xml.etree import ElementTree
 
 import pytest
+from support.charts import WIDEST, width
 from support.records import make_records
 
 from rope_exp.evidence.records import read_records
@@ -13,9 +14,6 @@ from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.style import limits
 from rope_exp.report.charts.svg import svg_of
 from rope_exp.report.content import build
-
-# Up to this width, text of 11 pixels has at least 7 points when printed at 6.75 inches.
-WIDEST = 11 / 7 * 72 * 6.75
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +33,7 @@ def test_files_have_the_same_bytes_again(runs: list[Run]) -> None:
 def test_files_are_readable_on_a_page(runs: list[Run]) -> None:
     report = build(runs, ["pe"])
     for draw in (forest, grid, curves):
-        svg = ElementTree.fromstring(svg_of(draw(report).to_dict()))
-        assert float(svg.attrib["width"]) <= WIDEST
+        assert width(draw(report)) <= WIDEST
 
 
 def test_every_id_is_used_and_defined_once(runs: list[Run]) -> None:

@@ -172,7 +172,7 @@ def write(patterns: Sequence[str], records: Path, out: Path) -> None:
     for runs in alike.values():
         lines.append(beside(runs))
         log(", ".join(f"{key} {value}" for key, value in lines[-1].items()))
-    table = markdown_table(pd.DataFrame(lines), ".3f")
+    table = markdown_table(pd.DataFrame(lines), ".4f")
     spelled = " ".join(map(shlex.quote, patterns))
     write_atomically(out, ABOUT.format(patterns=spelled, table=table))
 

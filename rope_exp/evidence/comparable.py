@@ -9,7 +9,7 @@ that must not be compared raise a `ReportError`, one sentence that names the fol
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -116,15 +116,13 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
 
 
 def _own_keys(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the keys that each row of one campaign may set for itself.
+    """Return the keys that each row of a campaign may set for itself.
 
     A campaign can train every row at the learning rate that is best for it (docs/protocol-2.md):
     the row's overrides set it, and it is no factor of the campaign.
     """
-    is_one_campaign = len({run.group for run in runs}) == 1 and all(run.row for run in runs)
-    if is_one_campaign and not any(OWN_RATE in run.factors for run in runs):
-        return (OWN_RATE,)
-    return ()
+    is_tuned = all(run.row and OWN_RATE not in run.factors for run in runs)
+    return (OWN_RATE,) if is_tuned else ()
 
 
 def telling(runs: Sequence[Run]) -> list[str]:
@@ -205,6 +203,12 @@ def spelled(config: RunConfig, factor: str) -> str:
         return show(value)
     section = getattr(config, factor)
     return str(section.label if isinstance(section, Kind) else section.name)
+
+
+def has_own_rates(rows: Mapping[str, Row], keys: Sequence[str]) -> bool:
+    """Return whether rows have learning rates of their own, which do not distinguish them."""
+    rates = {row.runs[0].config.optim.lr for row in rows.values()}
+    return OWN_RATE not in keys and len(rates) > 1
 
 
 def label_of(run: Run, keys: Sequence[str]) -> str:

@@ -67,6 +67,22 @@ class Judged:
     seeds_needed_high: int | None = None
 
     @property
+    def reversed(self) -> "Judged":
+        """The same test of the pair (b, a)."""
+        opposite: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
+        return replace(
+            self,
+            a=self.b,
+            b=self.a,
+            delta=-self.delta,
+            low=-self.high,
+            high=-self.low,
+            wide_low=-self.wide_high,
+            wide_high=-self.wide_low,
+            verdict=opposite.get(self.verdict, self.verdict),
+        )
+
+    @property
     def sign(self) -> str:
         """The sign between a and b: > if a is better."""
         return SIGNS[self.verdict]

@@ -102,7 +102,7 @@ def publish(campaigns: Sequence[str], records: Path, out: Path, place: str) -> N
     texts = {"README.md": CARD.format(title=title, place=place, table=_table(found))}
     if tables:
         texts[f"{SPACE}/README.md"] = SPACE_CARD.format(title=title, place=place)
-        texts[f"{SPACE}/index.html"] = page(tables, has_files=False).decode()
+        texts[f"{SPACE}/index.html"] = page(tables, runs, has_files=False).decode()
 
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -16,12 +16,12 @@ from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.report.answers import answers_csv
 from rope_exp.report.content import Report, build
-from rope_exp.report.gather import beside, of_report
+from rope_exp.report.gather import all_seeds, beside, of_report
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
 from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.sentences import code_notes, left_out_notes, summary
-from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
+from rope_exp.report.tables import csv_table, markdown, markdown_of_seeds, plain_table, tex_table
 from rope_exp.system.console import log
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import write_atomically
@@ -132,11 +132,13 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
             # A table without the reference is joined with another campaign that has it.
             if (joined := beside(report.runs, others)) is not None:
                 made |= _below(f"{place}/beside", _table_files(joined))
+            if (joined := all_seeds(report, others)) is not None:
+                made[f"{place}/all_seeds.md"] = markdown_of_seeds(joined).encode()
 
     for study in _studies():
         made |= study.files(asked, read, tables)
     if name is None:
-        made[PAGE] = page(tables)
+        made[PAGE] = page(tables, [run for runs in read.values() for run in runs])
     _write_all(out, made)
     return [str(out / file) for file in made] + _left_over(out, made)
 

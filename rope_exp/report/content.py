@@ -63,6 +63,20 @@ class Report:
         return {pair.b: pair for pair in judge(losses, contrasts, self.noise)}
 
     @cached_property
+    def decided(self) -> dict[str, Judged]:
+        """The test that decides between the reference and each row, as `against`.
+
+        A published relation is decided by its own family, which is the primary one. So no row is
+        called better here that is open there.
+        """
+        reference = self.reference.label
+        primary = {(each.judged.a, each.judged.b): each.judged for each in self.relations}
+        primary |= {(pair.b, pair.a): pair.reversed for pair in primary.values()}
+        return {
+            label: primary.get((reference, label), judged) for label, judged in self.against.items()
+        }
+
+    @cached_property
     def pairs(self) -> dict[tuple[str, str], Judged]:
         """All pairs; one family."""
         losses = _losses(self.rows)
@@ -84,7 +98,12 @@ class Report:
             return self
         noise = replace(self.noise, method="paired")
         # Relations that another table decides stay left out.
-        relations = self.relations and _relations(self.rows, noise, self.source)
+        here = {(each.judged.a, each.judged.b) for each in self.relations}
+        relations = [
+            each
+            for each in _relations(self.rows, noise, self.source)
+            if (each.judged.a, each.judged.b) in here
+        ]
         return replace(self, noise=noise, relations=relations)
 
     def answers(self, probe: str) -> dict[str, list[Any]]:

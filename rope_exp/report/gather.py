@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from rope_exp.evidence.comparable import alike, check_blocks
+from rope_exp.evidence.comparable import OWN_RATE, alike, check_blocks
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.report.charts.answers import answers
@@ -21,7 +21,7 @@ from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.probes import probes
 from rope_exp.report.charts.style import spec_of
 from rope_exp.report.charts.svg import svg_of
-from rope_exp.report.content import Report, build
+from rope_exp.report.content import Report, build, by_own_deviation
 
 
 def of_report(report: Report) -> dict[str, bytes]:
@@ -81,6 +81,38 @@ def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
         return replace(build(together, ["pe"]), relations=())
     except ReportError:
         return None
+
+
+def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
+    """Return a table joined with other campaigns' runs that differ from its own in the seed alone.
+
+    Campaigns that try several learning rates are left out, as their seeds chose a rate.
+
+    Returns:
+        None if no other run fits, a row has no other to be compared with, or the table's campaign
+        is of the first protocol, which tests its own seeds alone.
+    """
+    if len(report.rows) < 2 or not report.of_variants or not by_own_deviation(report.runs):
+        return None
+
+    found = {(run.config.pe.label, run.config.seed): run for run in report.runs}
+    for run in others:
+        row = report.rows.get(run.config.pe.label)
+        if row is None or OWN_RATE in run.factors or run.config.row_name is not None:
+            continue
+        if alike(row.runs[0], run, ("seed",)):
+            found.setdefault((row.label, run.config.seed), run)
+    if len(found) == len(report.runs):
+        return None
+
+    joined = build(list(found.values()), ["pe"])
+    before = {(each.judged.a, each.judged.b): each.judged.num_seeds for each in report.relations}
+    relations = [
+        each
+        for each in joined.relations
+        if each.judged.num_seeds > before.get((each.judged.a, each.judged.b), 0)
+    ]
+    return replace(joined, relations=relations)
 
 
 def _is_reference(run: Run) -> bool:

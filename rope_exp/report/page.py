@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from rope_exp.evidence.runs import Run
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
@@ -35,16 +36,15 @@ PARTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def page(tables: Mapping[str, Report], *, has_files: bool = True) -> bytes:
+def page(tables: Mapping[str, Report], runs: Sequence[Run], *, has_files: bool = True) -> bytes:
     """Return the page of all settings.
 
     Args:
         tables: the report of each setting, by the folder of its files.
+        runs: all runs on record. Some are in no table, others in several.
         has_files: whether these and the records lie beside the page, which then links to them.
     """
     settings = named(tables)
-    # The variants of one kind of attention are also in the table of all kinds.
-    runs = {run.where: run for report in tables.values() for run in report.runs}
     style = _asset("page.css")
     script = _closed(_asset("page.js"))
     library = chart_library()
@@ -56,7 +56,7 @@ def page(tables: Mapping[str, Report], *, has_files: bool = True) -> bytes:
         script=script,
         config=CONFIG,
         num_runs=len(runs),
-        hours=sum(run.result.get("wall_s", 0) for run in runs.values()) / 3600,
+        hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
         settings=settings,
         glance=at_a_glance(settings),
         has_files=has_files,

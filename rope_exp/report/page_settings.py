@@ -14,9 +14,9 @@ from rope_exp.evidence.significance import Verdict
 from rope_exp.report.answers import fits, matches
 from rope_exp.report.content import Report
 from rope_exp.report.looks import parts
-from rope_exp.report.sentences import interval_of, p_of
+from rope_exp.report.sentences import spell_p
 from rope_exp.report.spelling import NOTHING, Column, setting_name, sides
-from rope_exp.report.tables import WORDS, frame
+from rope_exp.report.tables import WORDS
 
 # A verdict on (reference, row) as a phrase about the row.
 _PHRASES: Mapping[Verdict, str] = {
@@ -67,14 +67,21 @@ class Setting(NamedTuple):
 
 
 def named(tables: Mapping[str, Report]) -> list[Setting]:
-    """Return the settings: first the one with most runs, then the others by tokens and name."""
+    """Return the settings: first the main one, then the others by tokens and name.
+
+    The main setting tests the most published relations, with the most runs.
+    """
     settings = [
         Setting(place, f"{setting_name(report.runs[0].config)} ({place})", report)
         for place, report in tables.items()
     ]
     settings.sort(key=lambda each: (_tokens(each.report), each.name))
-    first = max(settings, key=lambda each: len(each.report.runs), default=None)
+    first = max(settings, key=lambda each: _weight(each.report), default=None)
     return sorted(settings, key=lambda each: each is not first)
+
+
+def _weight(report: Report) -> tuple[int, int]:
+    return len(report.relations), len(report.runs)
 
 
 def _tokens(report: Report) -> int:
@@ -91,18 +98,32 @@ def answers(report: Report) -> Table:
 
 
 def answer(report: Report) -> str:
-    """Describe the difference of the best tested row from the reference, and its test."""
+    """Describe the outcomes of the published relations; without any, the best row's difference.
+
+    The published relations are the primary family of every protocol.
+    """
+    if len(report.relations) > 1:
+        return _outcomes(report)
     reference = report.reference.name
-    lines: dict[str, Any] = dict(zip(report.rows, frame(report).to_dict("records"), strict=True))
-    for label, judged in report.against.items():
-        line = lines[label]
+    for label, judged in report.decided.items():
         return (
-            f"{line['name']} {_PHRASES[judged.verdict]} {reference}: its loss minus {reference}’s "
-            f"is {judged.delta:+.4f} {report.unit} (95 % interval {interval_of()(line)}; p, "
-            f"adjusted by Holm over all differences in the table: {p_of(line)}; "
+            f"{report.rows[label].name} {_PHRASES[judged.verdict]} {reference}: its loss minus "
+            f"{reference}’s is {judged.delta:+.4f} {report.unit} (95 % interval {judged.low:+.4f} "
+            f"to {judged.high:+.4f}; p {spell_p(judged.p_adjusted, sign=True)}, adjusted by Holm; "
             f"{judged.num_seeds} seeds)."
         )
     return f"No difference from {reference} has been tested yet."
+
+
+def _outcomes(report: Report) -> str:
+    """Name the published relations by outcome."""
+    named: dict[str, list[str]] = {}
+    for relation in report.relations:
+        pair = relation.judged
+        a, b = (report.rows[label].name.removesuffix("-RoPE") for label in (pair.a, pair.b))
+        named.setdefault(relation.outcome, []).append(f"{a} {relation.published} {b}")
+    counts = [f"{len(found)} {outcome} ({', '.join(found)})" for outcome, found in named.items()]
+    return f"Of {len(report.relations)} published relations: {'; '.join(counts)}."
 
 
 # -- all settings ----------------------------------------------------------------------------------
@@ -119,7 +140,7 @@ def at_a_glance(settings: Sequence[Setting]) -> Table:
         for label, row in report.rows.items():
             delta = row.ours.delta
             if delta is not None and label != REFERENCE and parts(label):
-                judged = report.against.get(label)
+                judged = report.decided.get(label)
                 word = WORDS[judged.verdict] if judged else ""
                 line[row.name] = Cell(f"{delta:+.4f} {word}".rstrip(), key=f"{delta:.7g}")
         lines.append(line)

@@ -1,5 +1,6 @@
 """Judged pairs of rows, as frames: all pairs for pairs.csv, and the published relations."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -62,9 +63,7 @@ def relations_frame(report: Report) -> pd.DataFrame:
                 "delta_ci_high": pair.high,
                 "delta_ci_low_alone": own.judged.low,
                 "delta_ci_high_alone": own.judged.high,
-                "p_holm": pair.p_adjusted,
-                "p_equivalent": pair.p_equivalent,
-                "word": pair.verdict,
+                "p": p_of(pair),
                 "wide_low": pair.wide_low,
                 "wide_high": pair.wide_high,
                 "num_seeds": pair.num_seeds,
@@ -83,10 +82,15 @@ def relations_columns(report: Report) -> list[Column]:
         Column("Δ", "delta", "+.4f"),
         Column("95 % interval", "delta_ci_low", "s", interval_of()),
         *(own if report.is_pooled else []),
-        Column("p (Holm)", "p_holm", "s", p_of),
+        Column(f"for all {len(report.relations)} (Bonferroni)", "wide_low", "s", _wide),
+        Column("p (Holm)", "p", "s"),
         Column("seeds", "num_seeds", "d"),
         Column("outcome at this setting", "outcome"),
     ]
+
+
+def _wide(line: Mapping[str, Any]) -> str:
+    return f"{line['wide_low']:+.4f} to {line['wide_high']:+.4f}"
 
 
 def _settling(relation: Relation) -> str:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from scipy import stats
 
-from rope_exp.evidence.comparable import OWN_RATE, differing_surroundings, mixed_blocks, spelled
+from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
 from rope_exp.evidence.contrasts import kendall_tau
 from rope_exp.evidence.published import Published
 from rope_exp.evidence.runs import Run
-from rope_exp.evidence.significance import MARGIN
+from rope_exp.evidence.significance import MARGIN, Judged
 from rope_exp.report.content import Line, Report, by_own_deviation
 from rope_exp.report.probed import drift_notes, shift_notes
 from rope_exp.report.spelling import span
@@ -92,8 +93,14 @@ def _tau(report: Report, published: Published) -> str:
     tau, count = kendall_tau(ranks, published.losses)
     if count < 3:
         return ""
-    value = "undefined" if tau is None else f"{tau:.3f}"
-    return f" Kendall's tau-b against the published losses is {value} (n = {count})."
+    if tau is None:
+        return " Kendall's tau-b against the published losses is undefined."
+    both = [label for label in ranks if label in published.losses]
+    test = stats.kendalltau(
+        [ranks[each] for each in both], [published.losses[each] for each in both]
+    )
+    p = spell_p(test.pvalue, sign=True)
+    return f" Kendall's tau-b against the published losses is {tau:.3f} (n = {count}, p {p})."
 
 
 def notes(report: Report) -> list[str]:
@@ -101,8 +108,8 @@ def notes(report: Report) -> list[str]:
     said = []
     if "," in report.groups and report.pairs:
         said.append(
-            "Rows come from several groups. For the rows of one group, the table of that group "
-            "decides: here more pairs are tested together, with the noise of all rows."
+            "Runs come from several groups. For those of one group, the table of that group "
+            "decides: here more runs or pairs are tested together."
         )
     if report.published:
         theirs = report.published
@@ -120,7 +127,6 @@ def notes(report: Report) -> list[str]:
         said.append(f"{report.reference.name} has no finished run here, so there is no Δ{other}.")
 
     said += _test_notes(report)
-    said += _rate_notes(report)
     said += drift_notes(report) + shift_notes(report)
 
     for row in report.rows.values():
@@ -217,16 +223,14 @@ def _test_notes(report: Report) -> list[str]:
             "adjusted interval (Bonferroni) follows. The p of an equivalent row is from the "
             "equivalence test."
         )
+    decided = [label for label in report.decided if report.decided[label] != report.against[label]]
+    if decided:
+        names = ", ".join(report.rows[label].name for label in decided)
+        said.append(
+            f"{names}: p and verdict are of the {len(report.relations)} published relations, the "
+            "primary family."
+        )
     return said + _alone(report)
-
-
-def _rate_notes(report: Report) -> list[str]:
-    """List the learning rate of each row if these differ."""
-    rates = {row.name: spelled(row.runs[0].config, OWN_RATE) for row in report.rows.values()}
-    if OWN_RATE in report.keys or len(set(rates.values())) < 2:
-        return []
-    listed = ", ".join(f"{name} {rate}" for name, rate in rates.items())
-    return [f"Learning rates differ between rows: {listed}."]
 
 
 def _alone(report: Report) -> list[str]:
@@ -249,8 +253,8 @@ def _alone(report: Report) -> list[str]:
         said += " The published relations have the same outcomes."
 
     marked = set(changed.values())
-    for label, own in alone.against.items():
-        if own.verdict != report.against[label].verdict:
+    for label, own in alone.decided.items():
+        if own.verdict != report.decided[label].verdict:
             marked.add(own.verdict)
     if not marked:
         return [said]
@@ -269,18 +273,17 @@ def interval_of(suffix: str = "") -> Callable[[Mapping[str, Any]], str]:
         if pd.isna(low):
             return ""
         said = f"{low:+.4f} to {high:+.4f}"
-        if suffix == "" and low * high > 0 and line["word"] == "open":
+        if suffix == "" and low * high > 0 and line.get("word") == "open":
             said += f" (adjusted: {line['wide_low']:+.4f} to {line['wide_high']:+.4f})"
         return said
 
     return text
 
 
-def p_of(line: Mapping[str, Any]) -> str:
-    """Return a column's text: the adjusted p-value of the test that gave the verdict."""
-    if pd.isna(line["p_holm"]):
-        return ""
-    return spell_p(line["p_equivalent" if line["word"] == "equivalent" else "p_holm"])
+def p_of(judged: Judged) -> str:
+    """Return the adjusted p-value of the test that gave the verdict, as text."""
+    is_equivalent = judged.verdict == "equivalent"
+    return spell_p(judged.p_equivalent if is_equivalent else judged.p_adjusted)
 
 
 def spell_p(p: float, *, sign: bool = False) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from rope_exp.evidence.comparable import ROW, spelled
+from rope_exp.evidence.comparable import OWN_RATE, ROW, has_own_rates, spelled
 from rope_exp.evidence.runs import bits_per_byte, perplexity
 from rope_exp.evidence.significance import Judged, Verdict
 from rope_exp.model.count import kept
@@ -67,6 +67,7 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
     config = run.config
     cached, state = kept(config.attn, config.model, config.pe)
     judged = report.against.get(row.label)
+    decided = report.decided.get(row.label)
     own = report.alone.against.get(row.label)
     return {
         "group": run.group,
@@ -79,7 +80,7 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
         "delta_ci_low": judged and judged.low,
         "delta_ci_high": judged and judged.high,
         "p_holm": judged and judged.p_adjusted,
-        "verdict": _word(judged, row),
+        "verdict": _word(decided, row),
         "published_loss": row.theirs.loss_mean,
         "published_delta": row.theirs.delta,
         **_among_all_pairs(report, row.label),
@@ -94,13 +95,15 @@ def _line(report: Report, row: Line) -> dict[str, Any]:
         "delta_ci_low_alone": own and own.low,
         "delta_ci_high_alone": own and own.high,
         "p_holm_alone": own and own.p_adjusted,
-        "verdict_alone": own and _word(own, row),
+        "verdict_alone": own and _word(report.alone.decided[row.label], row),
         **_of_text(row),
         # For readers.
-        "word": judged and judged.verdict,
+        "learning_rate": spelled(config, OWN_RATE),
+        "word": decided and decided.verdict,
+        "p": decided and p_of(decided),
         "mark": " ‡" if has_other_seeds(report, row) else "",
-        "wide_low": judged and judged.wide_low,
-        "wide_high": judged and judged.wide_high,
+        "wide_low": decided and decided.wide_low,
+        "wide_high": decided and decided.wide_high,
         "name": row.name,
         "rotates": " ".join(config.pe.rotate),
         "attention": config.attn.kind,
@@ -159,6 +162,8 @@ def columns(report: Report) -> list[Column]:
             Column("parameters", "params", ",d"),
             Column("cached per token and layer", "cached", text=_cached),
         ]
+    if has_own_rates(report.rows, report.keys):
+        found.append(Column("learning rate", "learning_rate"))
     found += [Column("seeds", "num_seeds", "d"), Column("loss (mean)", "loss_mean", ".4f", _loss)]
     if any(_of_text(row)[LAST_OF_CSV] for row in report.rows.values()):
         found.append(Column("perplexity", "perplexity", ".2f"))
@@ -168,7 +173,7 @@ def columns(report: Report) -> list[Column]:
         found.append(Column("95 % interval", "delta_ci_low", text=interval_of()))
         if report.is_pooled:
             found.append(Column(OWN, "delta_ci_low_alone", text=interval_of("_alone")))
-        found.append(Column("p (Holm)", "p_holm", text=p_of))
+        found.append(Column("p (Holm)", "p"))
         found.append(Column("verdict", "verdict", text=_verdict))
     if report.published:
         found.append(Column("published loss", "published_loss", ".3f"))
@@ -233,6 +238,24 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         _bullets(assumptions(report)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def markdown_of_seeds(report: Report) -> str:
+    """Return all_seeds.md of a table with further seeds: exploratory, so rows have no verdict."""
+    shown = [column for column in columns(report) if column.key not in ("p", "verdict")]
+    parts = [
+        f"**{caption(report)}**",
+        "Exploratory: the campaign's own seeds decide in [its table](table.md). This table adds "
+        "other campaigns' seeds of the same configurations, except those that chose a rate.",
+        markdown_of(shown, frame(report)),
+    ]
+    if report.relations:
+        parts += [
+            "Published relations with further seeds (Δ: the second variant's loss minus the "
+            "first's; p by Holm over all published relations):",
+            markdown_of(relations_columns(report), relations_frame(report)),
+        ]
+    return "\n\n".join([*parts, *_notes(report)]) + "\n"
 
 
 def _notes(report: Report) -> list[str]:

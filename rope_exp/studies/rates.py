@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from rope_exp.config.campaign_file import SEEDS
@@ -35,8 +36,12 @@ from rope_exp.report.charts.rows import COLOR, DASH, looks_of, markers, with_loo
 from rope_exp.report.charts.style import explanation
 from rope_exp.report.charts.svg import INK, svg_of
 from rope_exp.report.content import Report, build
-from rope_exp.report.spelling import markdown_table, seeds, span
+from rope_exp.report.spelling import markdown_table, span
 from rope_exp.system.console import log
+
+# In nats. The runs of 26M tokens that ended low gain 0.19 to 0.23, all others of rates_26m at most
+# 0.16 (docs/protocol-2.md, section 6).
+FAR_GAIN = 0.18
 
 _WIDTH = 520
 _HEIGHT = 300
@@ -173,6 +178,10 @@ class Tried:
         mean = self.means[label]
         return float(mean.index.to_numpy(dtype=float)[mean.argmin()])
 
+    def at(self, label: str, rate: float) -> list[Run]:
+        """Return a variant's runs at a learning rate."""
+        return [run for run in self.runs if _label(run) == label and run.config.optim.lr == rate]
+
     def differences(self, a: str, b: str) -> pd.DataFrame:
         """Return the loss of b minus the loss of a, by seed: at the common and at the best rates.
 
@@ -188,6 +197,23 @@ class Tried:
             of_a = self.tables[a].get(rate_a, missing)
             found[column] = self.tables[b].get(rate_b, missing) - of_a
         return pd.DataFrame(found, dtype=float)
+
+
+def reads_far(run: Run) -> bool:
+    """Return whether a run uses distant text as only runs that copy do.
+
+    Its loss is lower at positions 128 to 256 than at 8 to 32, by at least `FAR_GAIN`.
+    """
+    if "positions" not in run.probes:
+        return False
+    edges = np.array(run.probes["positions"]["edges"])
+    loss_B = np.array(run.probes["positions"]["loss"])
+    near_B = (edges[:-1] >= 8) & (edges[1:] <= 32)
+    far_B = (edges[:-1] >= 128) & (edges[1:] <= 256)
+    if not far_B.any():
+        return False
+    near, far = (np.average(loss_B[bins], weights=np.diff(edges)[bins]) for bins in (near_B, far_B))
+    return bool(near - far >= FAR_GAIN)
 
 
 def losses_by_rate(runs: Sequence[Run]) -> dict[str, pd.DataFrame]:
@@ -220,10 +246,17 @@ def markdown(tried: Tried) -> str:
     at_common = [run for run in tried.runs if run.config.optim.lr == tried.common]
     report = build(at_common, telling(at_common))
     parts = [
-        "**Loss of each variant by learning rate.** Means are adjusted for missing seeds, by a "
-        "least-squares fit of loss = seed + learning rate.",
-        markdown_table(_by_rate(tried), ".4f"),
+        f"**Each variant by learning rate.** The loss at {tried.common:g} is a mean over seeds. At "
+        "other rates: the loss minus that one within a seed, averaged (number of seeds in "
+        "parentheses). Best: the lowest mean, adjusted for missing seeds by a least-squares fit of "
+        "loss = seed + learning rate.",
+        markdown_table(_by_rate(tried)),
     ]
+    if any(map(reads_far, tried.runs)):
+        parts.append(
+            f"\\* includes a run whose loss falls by at least {FAR_GAIN} nats from positions 8 to "
+            "32 to positions 128 to 256. Such runs end low, and probably copy."
+        )
     differences = _differences(tried, report.reference.label)
     if len(differences):
         parts += [
@@ -247,14 +280,23 @@ def markdown(tried: Tried) -> str:
 def _by_rate(tried: Tried) -> pd.DataFrame:
     """Return a line for each variant, best first."""
     rates = sorted({rate for mean in tried.means.values() for rate in mean.index})
+    others = [rate for rate in rates if rate != tried.common]
+    missing = pd.Series(dtype=float)
     lines = []
     for label in sorted(tried.means, key=lambda label: tried.means[label].min()):
-        mean = tried.means[label]
+        table = tried.tables[label]
+        common = table.get(tried.common, missing).dropna()
+        cells = {f"loss at {tried.common:g}": f"{common.mean():.4f}" if len(common) else None}
+        cells |= {f"{rate:g}": _spell(table.get(rate, missing) - common) for rate in others}
+        for rate, heading in zip([tried.common, *others], cells, strict=True):
+            if cells[heading] and any(map(reads_far, tried.at(label, rate))):
+                cells[heading] = f"{cells[heading]} \\*"
+
         best = tried.best(label)
-        at_end = " (at the end of the range)" if best in (mean.index[0], mean.index[-1]) else ""
-        told = {"variant": tried.names[label], "seeds": span(tried.tables[label].count())}
-        of_rates = {f"{rate:g}": mean.get(rate) for rate in rates}
-        lines.append({**told, **of_rates, "best": f"{best:g}{at_end}"})
+        ends = (min(tried.means[label].index), max(tried.means[label].index))
+        at_end = " (at the end of the range)" if best in ends else ""
+        told = {"variant": tried.names[label], "seeds": span(table.count())}
+        lines.append({**told, **cells, "best": f"{best:g}{at_end}"})
     return pd.DataFrame(lines)
 
 
@@ -307,28 +349,27 @@ def _spell(differences: "pd.Series[float]") -> str | None:
 
 
 def figure(tried: Tried) -> alt.LayerChart:
-    """Draw mean losses against the learning rate, with each variant's best and the common one."""
+    """Draw losses against the learning rate, with each variant's best and the common one."""
     table = points(tried)
-    means = table[table["seed"].isna()]
+    drawn = table[table["is_line"]]
     rates = sorted(set(table["rate"]))
     x = alt.X("rate:Q", title="learning rate (peak)")
     x = x.scale(type="log", padding=15, nice=False).axis(values=rates, format="~g")
     low, high = table["loss"].min(), table["loss"].max()
     domain = (low - 0.05 * (high - low), high + 0.05 * (high - low))
     unit = tried.runs[0].config.data.unit
-    y = alt.Y("loss:Q", title=f"mean validation loss ({unit})").axis(tickCount=6, grid=True)
+    y = alt.Y("loss:Q", title=f"validation loss ({unit})").axis(tickCount=6, grid=True)
     y = y.scale(domain=list(domain), nice=False)
 
-    base = with_looks(means).encode(x=x, y=y)
+    base = with_looks(drawn).encode(x=x, y=y)
     lines = base.mark_line(strokeWidth=1.5).encode(
         color=COLOR, strokeDash=DASH, detail=alt.Detail("label:N")
     )
-    # Single runs are pale dots where a mean covers several.
-    dots = with_looks(table[table["is_several"]]).mark_circle(size=12, opacity=0.5)
-    ring = alt.Chart(means[means["is_best"]]).mark_point(size=190, stroke=INK, strokeWidth=1)
+    dots = with_looks(table[~table["is_line"]]).mark_circle(size=12, opacity=0.5)
+    ring = alt.Chart(drawn[drawn["is_best"]]).mark_point(size=190, stroke=INK, strokeWidth=1)
     common = alt.Chart().encode(x=alt.XDatum(tried.common, type="quantitative"))
     said = common.mark_text(text=f"common: {tried.common:g}", style="quiet")
-    ends = means.groupby("label", sort=False, as_index=False).last()
+    ends = drawn.groupby("label", sort=False, as_index=False).last()
     return alt.layer(
         common.mark_rule(style="quiet", strokeDash=[4, 3]),
         said.encode(y=alt.YValue(-8)),
@@ -345,31 +386,28 @@ def figure(tried: Tried) -> alt.LayerChart:
 
 
 def points(tried: Tried) -> pd.DataFrame:
-    """Return means and single losses: label, name, rate, loss, seed, is_best and is_several.
+    """Return all losses: label, name, rate, loss, seed, is_best and is_line.
 
-    A mean has no seed. `is_best` tells a variant's lowest mean, `is_several` single losses of a
-    variant with several seeds.
+    `is_best` marks a variant's best learning rate, `is_line` the seed with most learning rates.
     """
     found: list[tuple[Any, ...]] = []
-    for label, mean in tried.means.items():
-        table = tried.tables[label]
+    for label, table in tried.tables.items():
         best = tried.best(label)
-        for rate, loss in mean.items():
-            found.append((label, tried.names[label], rate, loss, None, rate == best, False))
+        longest = table.count(axis="columns").idxmax()
         for rate, losses in table.items():
             for seed, loss in losses.dropna().items():
-                several = len(table) > 1
-                found.append((label, tried.names[label], rate, loss, seed, False, several))
-    columns = ["label", "name", "rate", "loss", "seed", "is_best", "is_several"]
+                marks = (rate == best, seed == longest)
+                found.append((label, tried.names[label], rate, loss, seed, *marks))
+    columns = ["label", "name", "rate", "loss", "seed", "is_best", "is_line"]
     return pd.DataFrame(found, columns=columns)
 
 
 def _sentences(tried: Tried) -> Iterator[str]:
-    counts = [count for table in tried.tables.values() for count in table.count()]
-    groups = sorted({run.group for run in tried.runs})
+    drawn = [run for run in tried.runs if run.config.seed in tried.tables[_label(run)].index]
+    groups = sorted({run.group for run in drawn})
     yield (
-        f"Group{'s' * (len(groups) > 1)} {', '.join(groups)}. Lines: means ({seeds(counts)}, "
-        "adjusted for missing ones); pale dots: single runs; ring: a variant's best learning rate."
+        f"Group{'s' * (len(groups) > 1)} {', '.join(groups)}. Lines: each variant's seed with most "
+        "learning rates; pale dots: other seeds; ring: a variant's best learning rate, over all."
     )
     if lost := tried.num_diverged:
         yield f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown."

@@ -146,7 +146,7 @@ def _cell(report: Report, label: str) -> str | None:
     delta = _delta(report, label)
     if delta is None:
         return None
-    judged = report.against.get(label)
+    judged = report.decided.get(label)
     if judged is None:
         return f"{delta:+.3f} (1)"
     star = "*" if judged.p_adjusted < ALPHA else ""
@@ -170,7 +170,7 @@ def _long(place: str, report: Report) -> Iterator[dict[str, Any]]:
             "delta_ci_low": judged and judged.low,
             "delta_ci_high": judged and judged.high,
             "p_holm": judged and judged.p_adjusted,
-            "verdict": WORDS[judged.verdict] if judged else "untested",
+            "verdict": WORDS[report.decided[label].verdict] if judged else "untested",
         }
 
 

@@ -223,14 +223,13 @@ def test_a_paired_campaign_pools_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_rows_of_a_campaign_may_have_rates_of_their_own(tmp_path: Path) -> None:
-    """The rows share one table, with the published relations and a note of the rates."""
+    """The rows share one table, with the published relations and a column of the rates."""
     make_records(tmp_path / "records", "ours", rows=OWN_RATES, seeds=(0, 1, 2))
     write_campaigns(tmp_path / "records", "ours", tmp_path)
     text = (tmp_path / "ours/table.md").read_text(encoding="utf-8")
     assert "QK-RoPE ≈ QKVO-RoPE" in text
-    rates = next(line for line in text.splitlines() if "Learning rates differ between rows" in line)
-    assert "QK-RoPE 0.001" in rates
-    assert "NoPE 0.004" in rates
+    assert "| QK-RoPE | q k | 0.001 |" in text
+    assert "| NoPE | — | 0.004 |" in text
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -126,7 +126,7 @@ def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path, report: Command) -
     assert "+0.1000" in done.stdout
     written = {str(path.relative_to(out)) for path in out.rglob("*.*")}
     assert written == {*TABLES, *FIGURES, "rates.md", "figures/rates.svg"}
-    assert "| QK-RoPE | 1 | 3.6000 | 3.5000 | 0.01" in (out / "rates.md").read_text()
+    assert "| QK-RoPE | 1 | 3.5000 | +0.1000 (1) | 0.01" in (out / "rates.md").read_text()
 
 
 def test_a_group_is_chosen_by_name(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def tables() -> dict[str, Report]:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory, tables: dict[str, Report]) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_bytes(page(tables))
+    path.write_bytes(page(tables, []))
     return path
 
 
@@ -178,7 +178,7 @@ def test_the_pointer_shows_what_a_mark_says(opened: Browser, tables: dict[str, R
 def test_names_are_text_wherever_they_stand(browser: Browser, tmp_path: Path) -> None:
     """The names of a row, a corpus and runs are markup, and none of it becomes an element."""
     path = tmp_path / "hostile.html"
-    path.write_bytes(page(make_hostile()))
+    path.write_bytes(page(make_hostile(), []))
     browser.open(path)
     assert browser.evaluate("document.title") == "Where in attention should a rotation go?"
     assert browser.count("img") == 0
@@ -247,7 +247,7 @@ def test_the_page_fits_its_window(browser: Browser, path: Path, width: int) -> N
 
 def test_a_page_without_settings_says_so(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "empty.html"
-    path.write_bytes(page({}))
+    path.write_bytes(page({}, []))
     browser.open(path)
     assert "No campaign has records" in browser.text(".empty")
     assert browser.count("select, table") == 0
@@ -261,7 +261,7 @@ def test_what_diverged_or_is_unfinished_is_said(browser: Browser, tmp_path: Path
     runs[5] = replace(runs[5], result={**runs[5].result, **lost})
     runs[9:] = [replace(run, result={}, metrics=[]) for run in runs[9:]]
     path = tmp_path / "lost.html"
-    path.write_bytes(page({"nine": build(runs, ["pe"])}))
+    path.write_bytes(page({"nine": build(runs, ["pe"])}, runs))
     browser.open(path)
     assert "(1 diverged)" in browser.text(f"{FIRST} table")
     assert "(1 diverged)" in browser.text(f"{FIRST} figure svg")

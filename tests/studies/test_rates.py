@@ -55,15 +55,16 @@ def text(tmp_path: Path) -> str:
 
 
 def test_each_variant_has_its_best_rate(text: str) -> None:
-    """QK-RoPE's seed 1 is 0.38 above seed 0 by least squares. A best rate at an end is marked."""
-    assert line_of(text, "variant", 1)[2:] == ["0.001", "0.003", "0.01", "best"]
-    assert line_of(text, "QK-RoPE", 1)[1:] == ["1 to 2", "3.7900", "3.7000", "3.8800", "0.003"]
+    """Differences are within a seed. A best rate at an end of the range is marked."""
+    assert line_of(text, "variant", 1)[2:] == ["loss at 0.003", "0.001", "0.01", "best"]
+    cells = ["1 to 2", "3.7000", "+0.1000 (1)", "+0.1800 (2)", "0.003"]
+    assert line_of(text, "QK-RoPE", 1)[1:] == cells
     assert line_of(text, "QKVO-RoPE", 1)[-1] == "0.001 (at the end of the range)"
     assert text.index("K-RoPE") < text.index("QKVO-RoPE") < text.index("| QK-RoPE")
 
 
 def test_a_seed_of_one_rate_tells_nothing_of_rates(text: str) -> None:
-    assert line_of(text, "K-RoPE", 1)[1:5] == ["1", "3.8000", "3.5500", "3.3000"]
+    assert line_of(text, "K-RoPE", 1)[1:5] == ["1", "3.5500", "+0.2500 (1)", "-0.2500 (1)"]
 
 
 def test_differences_stand_at_the_common_and_the_best_rate(text: str) -> None:
@@ -86,7 +87,7 @@ def test_without_the_common_rate_there_is_no_difference(tmp_path: Path) -> None:
     del losses["k_rope", 0.003]
     losses |= {("qk_rope", 0.01): [3.70], ("qkvo_rope", 0.01): [3.75]}
     text = write(tmp_path, losses)
-    assert line_of(text, "K-RoPE", 1)[2:5] == ["3.8000", "—", "3.3000"]
+    assert line_of(text, "K-RoPE", 1)[2:5] == ["—", "—", "—"]
     assert line_of(text, "K-RoPE", 3)[1:] == ["—", "-0.2000 (1)"]
     assert "> K-RoPE" not in text
 
@@ -208,15 +209,15 @@ def test_a_missing_seed_takes_the_others_difference() -> None:
     assert adjusted_means(table).to_dict() == pytest.approx({0.001: 2.7, 0.003: 2.6})
 
 
-def means_of(tried: Tried, label: str) -> dict[float, float]:
-    """Return a row's drawn means by learning rate."""
+def line_drawn(tried: Tried, label: str) -> dict[float, float]:
+    """Return a row's drawn line, its losses by learning rate."""
     table = points(tried)
-    means = table[(table["label"] == label) & table["seed"].isna()]
-    return means.set_index("rate")["loss"].round(9).to_dict()
+    drawn = table[(table["label"] == label) & table["is_line"]]
+    return drawn.set_index("rate")["loss"].round(9).to_dict()
 
 
-def test_rates_draw_means_the_best_and_the_common(tmp_path: Path) -> None:
-    """Means use only seed 0, which has several rates; the caption counts the diverged run."""
+def test_rates_draw_a_seed_the_best_and_the_common(tmp_path: Path) -> None:
+    """Only seed 0 has several rates. The caption counts the diverged run."""
     losses = {
         ("qk_rope", 0.001): [3.6],
         ("qk_rope", 0.003): [3.5, 3.9],
@@ -233,13 +234,25 @@ def test_rates_draw_means_the_best_and_the_common(tmp_path: Path) -> None:
     make_run(tmp_path, pe="vo_rope", loss=None, steps=100, result=lost, **words)
 
     tried = Tried.of(all_runs(tmp_path))
-    assert means_of(tried, "qk_rope") == {0.001: 3.6, 0.003: 3.5, 0.01: 3.7}
-    assert means_of(tried, "vo_rope") == {0.001: 3.55, 0.003: 3.65}
+    assert line_drawn(tried, "qk_rope") == {0.001: 3.6, 0.003: 3.5, 0.01: 3.7}
+    assert line_drawn(tried, "vo_rope") == {0.001: 3.55, 0.003: 3.65}
     table = points(tried)
     best = table[table["is_best"]].set_index("label")
     assert best["rate"].to_dict() == {"vo_rope": 0.001, "qk_rope": 0.003}
     assert tried.common == 0.003
     assert "1 diverged and is not shown" in explanation(figure(tried))
+
+
+@pytest.mark.parametrize(("near", "is_marked"), [(3.71, False), (3.73, True)])
+def test_a_run_that_reads_far_is_marked(tmp_path: Path, near: float, is_marked: bool) -> None:
+    """Its loss falls by at least 0.18 nats to 3.54 at positions 128 to 256."""
+    make_records(tmp_path, "lr", rows=["qk_rope"], seeds=[0], factors={"optim.lr": [0.001, 0.003]})
+    probed = {"edges": [0, 8, 32, 128, 256], "loss": [5.0, near, 3.6, 3.54]}
+    runs = read_records(tmp_path, "lr")
+    runs[1] = replace(runs[1], probes={"positions": probed})
+    text = markdown(Tried.of(runs))
+    assert ("\\* |" in text) == is_marked
+    assert ("probably copy" in text) == is_marked
 
 
 def test_named_rows_that_differ_in_more_stand_in_one_table(tmp_path: Path) -> None:
@@ -258,9 +271,8 @@ def test_named_rows_that_differ_in_more_stand_in_one_table(tmp_path: Path) -> No
 
     [sweep] = find_sweeps(read_records(tmp_path, "frontier"), [])
     tried = Tried.of(sweep)
-    assert means_of(tried, "row=sink") == {0.003: 3.897, 0.006: 3.894}
+    assert line_drawn(tried, "row=sink") == {0.003: 3.897, 0.006: 3.894}
     for number, name in enumerate(rows):
         cells = line_of(markdown(tried), name, 1)
-        expected = [f"{4 - 0.1 * number - rate:.4f}" for rate in (0.003, 0.006)]
-        assert cells[:4] == [name, "1", *expected]
+        assert cells[:4] == [name, "1", f"{4 - 0.1 * number - 0.003:.4f}", "-0.0030 (1)"]
     assert line_of(markdown(tried), "sink", 3) == ["sink", "-0.1000 (1)", "-0.1000 (1)"]

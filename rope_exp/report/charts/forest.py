@@ -16,9 +16,8 @@ _WIDTH = 310
 # The columns of words beside the chart: header, and distance from the chart's right edge.
 _COLUMNS = {
     "difference": ("Δ [95 % interval]", 14),
-    "verdict": ("verdict", 172),
-    "seeds": ("seeds", 262),
-    "published": ("published", 304),
+    "seeds": ("seeds", 172),
+    "published": ("published", 214),
 }
 
 
@@ -62,20 +61,16 @@ def forest(report: Report) -> alt.LayerChart | None:
 def _bars(report: Report) -> Iterator[tuple[str, str, float, float]]:
     """Yield the intervals of each row, thin before thick."""
     for label, judged in report.against.items():
-        own = report.alone.against[label]
         yield label, "family", judged.wide_low, judged.wide_high
-        yield label, "paired", own.low, own.high
-        if report.is_pooled:
-            yield label, "pooled", judged.low, judged.high
+        yield label, "alone", judged.low, judged.high
 
 
 def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Chart]:
-    """Draw intervals, the pooled one pale below the row, with an arrow where one is cut off."""
+    """Draw intervals, with an arrow where one is cut off."""
     low, high = domain
     styles: dict[str, dict[str, Any]] = {
         "family": {"strokeWidth": 1, "opacity": 1},
-        "paired": {"strokeWidth": 4, "opacity": 1},
-        "pooled": {"strokeWidth": 4, "opacity": 0.45, "yOffset": 7},
+        "alone": {"strokeWidth": 4, "opacity": 1},
     }
     for kind, style in styles.items():
         bars = base.transform_filter(f"datum.kind == '{kind}'")
@@ -83,7 +78,7 @@ def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Cha
 
     arrows = {"low": ("triangle-left", f"< {low}"), "high": ("triangle-right", f"> {high}")}
     for end, (shape, is_outside) in arrows.items():
-        outside = base.transform_filter(f"datum.kind != 'pooled' && datum.{end} {is_outside}")
+        outside = base.transform_filter(f"datum.{end} {is_outside}")
         yield outside.mark_point(shape=shape, filled=True, size=45, opacity=1).encode(
             x=alt.X(f"{end}:Q")
         )
@@ -91,11 +86,11 @@ def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Cha
 
 def _columns(base: alt.Chart, table: pd.DataFrame) -> Iterator[alt.Chart]:
     """Write columns of words beside the chart, and leave out an empty one."""
-    # Space for the number of diverged seeds behind a verdict.
-    more = 6 * max(0, int(table["verdict"].str.len().max()) - 12)
+    # Space for the number of diverged seeds.
+    more = 6 * max(0, int(table["seeds"].str.len().max()) - 5)
     for field, (header, offset) in _COLUMNS.items():
         if table[field].any():
-            x = alt.XValue(_WIDTH + offset + (more if field in ("seeds", "published") else 0))
+            x = alt.XValue(_WIDTH + offset + (more if field == "published" else 0))
             yield base.mark_text(align="left").encode(x=x, text=alt.Text(f"{field}:N"))
             head = alt.Chart().mark_text(text=header, align="left", style="quiet")
             yield head.encode(x=x, y=alt.YValue(-10))
@@ -104,12 +99,10 @@ def _columns(base: alt.Chart, table: pd.DataFrame) -> Iterator[alt.Chart]:
 def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str]:
     yield f"Group {report.groups}. Grey band: margin of {MARGIN:g} {report.margin_unit}."
     if report.against:
+        test = "pooled" if report.is_pooled else "paired"
         yield (
-            "Thick: 95 % interval of the paired t test; "
-            f"{'pale, below: of the pooled t test; ' if report.is_pooled else ''}"
-            f"thin: interval that holds for all {len(report.against)} differences (Bonferroni). "
-            "Equivalent: the test shows that the difference is within the margin. "
-            "Verdicts are adjusted by Holm over the same differences."
+            f"Thick: 95 % interval of the {test} t test; thin: interval that holds for all "
+            f"{len(report.against)} differences (Bonferroni). The table has the verdicts."
         )
     else:
         yield "No row shares two seeds with the reference, so nothing can be tested."

@@ -23,7 +23,7 @@ TOLD = [
 def in_words(report: Report, row: Line) -> dict[str, Any]:
     """Return a row's differences, and the words about them.
 
-    The interval in `difference` is the paired one; `half` is half of the table's own.
+    Intervals are the table's own: in full in `difference`, and half of its width in `half`.
     """
     delta = row.ours.delta
     words: dict[str, Any] = {
@@ -34,13 +34,12 @@ def in_words(report: Report, row: Line) -> dict[str, Any]:
         "number": signed(delta),
         "difference": signed(delta),
         "half": "",
-        "seeds": str(row.ours.num_seeds),
+        "seeds": row.verdict or f"{row.ours.num_seeds} {row.mark}".rstrip(),
         "published": signed(row.theirs.delta, digits=3),
     }
     word = "no shared seed" if delta is None else "untested"
-    if judged := report.against.get(row.label):
-        own = report.alone.against[row.label]
-        words["difference"] += f" [{signed(own.low)}, {signed(own.high)}]"
+    if judged := report.decided.get(row.label):
+        words["difference"] += f" [{signed(judged.low)}, {signed(judged.high)}]"
         words["half"] = f"± {judged.high - judged.delta:.4f} "
         word = WORDS[judged.verdict]
     elif row.label == report.reference.label:

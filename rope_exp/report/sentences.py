@@ -121,11 +121,7 @@ def notes(report: Report) -> list[str]:
         )
     if report.source and not report.published:
         said.append(f"Published claim about such rows, without numbers: {report.source.source}.")
-    if not report.reference.losses:
-        # The reference of a campaign's tables cannot be changed.
-        other = "" if any(run.row for run in report.runs) else "; --reference selects another row"
-        said.append(f"{report.reference.name} has no finished run here, so there is no Δ{other}.")
-
+    said += reference_notes(report)
     said += _test_notes(report)
     said += drift_notes(report) + shift_notes(report)
 
@@ -142,6 +138,15 @@ def notes(report: Report) -> list[str]:
         if not any(key in differing for differing in mixed.values()):
             said.append(f"Seeds differ in {key}: {', '.join(values)}.")
     return said + left_out_notes(report)
+
+
+def reference_notes(report: Report) -> list[str]:
+    """Say that there are no differences if the reference has no finished run."""
+    if report.reference.losses:
+        return []
+    # The reference of a campaign's tables cannot be changed.
+    other = "" if any(run.row for run in report.runs) else "; --reference selects another row"
+    return [f"{report.reference.name} has no finished run here, so there is no Δ{other}."]
 
 
 def left_out_notes(report: Report) -> list[str]:
@@ -226,10 +231,7 @@ def _test_notes(report: Report) -> list[str]:
     decided = [label for label in report.decided if report.decided[label] != report.against[label]]
     if decided:
         names = ", ".join(report.rows[label].name for label in decided)
-        said.append(
-            f"{names}: p and verdict are of the {len(report.relations)} published relations, the "
-            "primary family."
-        )
+        said.append(f"{names}: p and verdict are of the published relations, the primary family.")
     return said + _alone(report)
 
 

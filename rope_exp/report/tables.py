@@ -41,6 +41,15 @@ WORDS: Mapping[Verdict, str] = {
 }
 # The columns of a frame after table.csv's last one are for readers only.
 LAST_OF_CSV = "bits_per_byte"
+_NOT_ON_TERMINALS = (
+    "rotates",
+    "perplexity",
+    LAST_OF_CSV,
+    "p",
+    "published_loss",
+    "rank",
+    "published_rank",
+)
 _COUNTS = (
     "num_seeds",
     "seeds_needed_low",
@@ -283,8 +292,8 @@ def tex_table(report: Report) -> str:
 
 
 def plain_table(report: Report) -> str:
-    """Return aligned columns for a terminal."""
-    shown = columns(report)
+    """Return aligned columns for a terminal, without those that its width has no room for."""
+    shown = [column for column in columns(report) if column.key not in _NOT_ON_TERMINALS]
     lines = cells(shown, frame(report))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])

@@ -122,7 +122,8 @@ def _outcomes(report: Report) -> str:
         pair = relation.judged
         a, b = (report.rows[label].name.removesuffix("-RoPE") for label in (pair.a, pair.b))
         named.setdefault(relation.outcome, []).append(f"{a} {relation.published} {b}")
-    counts = [f"{len(found)} {outcome} ({', '.join(found)})" for outcome, found in named.items()]
+    # Confirmed, contradicted, open.
+    counts = [f"{len(named[each])} {each} ({', '.join(named[each])})" for each in sorted(named)]
     return f"Of {len(report.relations)} published relations: {'; '.join(counts)}."
 
 

@@ -16,8 +16,8 @@ _WIDTH = 310
 # The columns of words beside the chart: header, and distance from the chart's right edge.
 _COLUMNS = {
     "difference": ("Δ [95 % interval]", 14),
-    "seeds": ("seeds", 172),
-    "published": ("published", 214),
+    "seeds": ("seeds", 195),
+    "published": ("published", 240),
 }
 
 

@@ -54,7 +54,12 @@ def open_dataset(data: DataConfig) -> Corpus:
 
 
 def files_fingerprint(data: DataConfig) -> str:
-    """Return a digest of each file's name, size and time; contents are not read.
+    """Return a digest of `list_files`; contents are not read."""
+    return json_sha256(list_files(data))
+
+
+def list_files(data: DataConfig) -> list[tuple[str, int, int]]:
+    """Return the name, size and time of each file, in nanoseconds.
 
     Raises:
         ConfigError: data.path does not exist, or cannot be read.
@@ -65,8 +70,8 @@ def files_fingerprint(data: DataConfig) -> str:
         for path in _files(root):
             state = path.stat()
             name = path.name if path == root else str(path.relative_to(root))
-            states.append([name, state.st_size, state.st_mtime_ns])
-        return json_sha256(states)
+            states.append((name, state.st_size, state.st_mtime_ns))
+        return states
 
 
 @functools.cache

@@ -1,52 +1,183 @@
-"""Tests of scripts/gpu.py: its parts, its time limits, and repeated commands."""
+"""Tests of scripts/gpu.py: its parts and time limits, and a rehearsal on a machine that lacks much.
 
+The rehearsal packs here, and unpacks and trains in an empty folder, with a Python that has only
+torch, accelerate, tokenizers, safetensors, PyYAML and rich.
+"""
+
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import time
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import gpu
+import gpu_pack
 import pytest
-from support.campaigns import records_of
+from support.campaigns import PYTHONPATH, SHORT, records_of, write_campaign
 from support.configs import REPOSITORY
 
 from rope_exp.config.campaign_file import read_campaign
-from rope_exp.system.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
+from rope_exp.system.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError
+from rope_exp.system.files import read_json
 
 SCRIPT = str(REPOSITORY / "scripts/gpu.py")
+# The machine for which gpu_pack packs has these, and what they require.
+THERE = ("torch", "accelerate", "tokenizers", "safetensors", "PyYAML", "rich")
 
 
-def run(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    given = ["--campaigns", "mine", "--only", "mine", "--config-dir", str(home)]
-    command = [sys.executable, SCRIPT, "--out", "out", *given, *words]
-    return subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
+def run(
+    home: Path, *words: str, python: str = sys.executable, part: str = "mine"
+) -> "subprocess.CompletedProcess[str]":
+    command = [python, SCRIPT, part, "--out", "out", "--config-dir", str(home), *words]
+    environment = os.environ | {"ROPE_EXP_DEVICE": "cpu", "PYTHONPATH": PYTHONPATH}
+    return subprocess.run(
+        command, cwd=home, env=environment, capture_output=True, text=True, check=False
+    )
 
 
-@pytest.mark.torture
-def test_a_campaign_leaves_its_records_packed(home: Path) -> None:
-    """Repeating the command succeeds, and adds no record."""
-    for _ in range(2):
-        done = run(home, "--minutes", "5")
-        assert (done.returncode, done.stdout) == (0, "")
-        assert "mine: exit code 0, in out/mine.log" in done.stderr
-    assert len(records_of(home)) == 2
-    with tarfile.open(home / "out/mine.tar") as packed:
-        assert sum(name.endswith(".json") for name in packed.getnames()) == 2
+def bare_python(folder: Path) -> str:
+    """Make an environment with the packages of THERE alone, and return its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    [site] = folder.glob("lib/python*/site-packages")
+    names = [*THERE]
+    for name in names:
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue  # required on another platform
+        for required in found.requires or ():
+            if "extra ==" not in required:
+                names.append(re.split(r"[^\w.-]", required)[0])
+        names[:] = dict.fromkeys(names)
+        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(found.locate_file(top))))
+    return str(folder / "bin/python")
+
+
+def test_a_machine_that_lacks_much_trains_from_a_pack(home: Path, tmp_path: Path) -> None:
+    """The record there has the digest of the data here, though no text has travelled."""
+    write_campaign(home, fixed=[*SHORT], rows={"vo": ["pe=vo_rope"]})
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packed = run(home, "--pack", "pack", "--python", python)
+    assert packed.returncode == 0, packed.stderr
+    [digest] = re.findall("data_sha256 ([0-9a-f]{64})", packed.stderr)
+
+    there = tmp_path / "there"
+    there.mkdir()
+    for name in ("pack", "campaign"):
+        shutil.move(home / name, there / name)
+    bare = bare_python(tmp_path / "bare")
+    lacks = "import hydra, pydantic"
+    assert subprocess.run([bare, "-c", lacks], capture_output=True, check=False).returncode
+
+    trained = run(there, "--unpack", "pack", "--seconds", "200", python=bare)
+    assert trained.returncode == 0, trained.stderr + (there / "out/mine.log").read_text()
+    [record] = records_of(there)
+    assert read_json(record)["result"]["data_sha256"] == digest
+    with tarfile.open(there / "out/mine.tar") as archive:
+        assert archive.getnames() == [f"mine/{record.name}"]
+
+    tune = [bare, str(REPOSITORY / "scripts/gpu_tune.py"), "--help"]
+    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{there}/pack/site"}
+    subprocess.run(tune, env=environment, capture_output=True, check=True)
+
+    again = run(there, "--unpack", "pack", python=bare)
+    assert again.returncode == 0
+    assert "mine: done before, in " in again.stderr
+
+
+def test_tokens_arrive_unchanged_in_several_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_pack, "PIECE_BYTES", 1000)
+    source = tmp_path / "source"
+    source.mkdir()
+    contents = {"train.bin": os.urandom(12_345), "validation.bin": b"ab" * 1000, "meta.json": b"{}"}
+    for name, content in contents.items():
+        (source / name).write_bytes(content)
+
+    gpu_pack._compress(source, tmp_path / "packed")
+    assert len([*(tmp_path / "packed").glob("train.bin.*")]) == 13
+    gpu_pack._decompress(tmp_path / "packed", tmp_path / "target")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "target").iterdir()} == contents
+
+
+def test_a_pack_that_is_too_large_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_pack, "MOST_MIB", 1e-3)
+    monkeypatch.setattr(gpu_pack, "_fetch_wheels", lambda folder, python: None)
+    with pytest.raises(ConfigError, match=r"of at most 0\.001; choose less text"):
+        gpu_pack.pack(Path("pack"), ["mine"], home, "3.12")
+
+
+def test_an_unfinished_pack_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no pack\.json, which --pack writes last"):
+        gpu_pack.unpack(tmp_path)
+
+
+def test_files_that_are_there_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    gpu_pack._stand_in(str(tmp_path / "text"), [("new.txt", 3, 5)])
+    assert [*(tmp_path / "text").iterdir()] == []
 
 
 def test_what_has_no_time_left_is_not_begun(home: Path) -> None:
-    done = run(home, "--minutes", "0.5")
-    assert done.returncode == 0
-    assert "mine: not started, 30 s left" in done.stderr
+    done = run(home, "--seconds", "30")
+    assert done.returncode == EXIT_STOPPED
+    assert re.search("mine: not started, (19|20) s left", done.stderr)
     assert not (home / "out/mine.log").exists()
 
 
-def test_a_part_that_there_is_not_is_refused(home: Path) -> None:
-    done = run(home, "--only", "bnech")
-    assert done.returncode == EXIT_USAGE
-    assert "--only=bnech: is not one of tests, bench, bench_1b, mine" in done.stderr
-    assert not (home / "out").exists()
+def test_failed_tests_end_the_command(tmp_path: Path) -> None:
+    """A part that failed is run again by the same command; one that succeeded is not."""
+    failing = gpu.Part("tests", ["-c", "raise SystemExit(1)"], 60.0)
+    other = gpu.Part("tune", ["-c", "print('measured')"], 60.0)
+    assert gpu.run_all([failing, other], 100.0, tmp_path) == EXIT_FAILED
+    assert not (tmp_path / "tune.log").exists()
+
+    passing = gpu.Part("tests", ["-c", ""], 60.0)
+    for _ in range(2):
+        assert gpu.run_all([passing, other], 100.0, tmp_path) == 0
+    assert (tmp_path / "tune.log").read_text() == "measured\n"
+    assert {
+        name: part["exit_code"] for name, part in read_json(tmp_path / "parts.json").items()
+    } == {
+        "tests": 0,
+        "tune": 0,
+    }
+
+
+def install(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a program first on the path."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_mps_ends_with_the_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option it reads its commands from standard input."""
+    monkeypatch.delenv("ROPE_EXP_DEVICE", raising=False)
+    told = tmp_path / "told"
+    script = f'[ "$1" = -d ] && echo start >> {told} || cat >> {told}'
+    install(tmp_path, "nvidia-cuda-mps-control", script, monkeypatch)
+    with gpu.mps():
+        assert told.read_text() == "start\n"
+    assert told.read_text() == "start\nquit\n"
+
+
+def test_results_lie_under_the_short_name_of_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROPE_EXP_DEVICE", raising=False)
+    install(tmp_path, "nvidia-smi", "exit 1", monkeypatch)
+    with pytest.raises(ConfigError, match="this machine shows no GPU"):
+        gpu.card()
+    install(tmp_path, "nvidia-smi", "echo NVIDIA H100 80GB HBM3", monkeypatch)
+    assert gpu.card() == "H100"
 
 
 # This code starts a child process, prints its pid, and waits.
@@ -58,12 +189,10 @@ time.sleep(60)
 """
 
 
-def test_a_part_that_takes_too_long_ends_with_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_takes_too_long_ends_with_its_own(tmp_path: Path) -> None:
     """A surviving child would hold the GPU's memory while the next part is timed."""
-    monkeypatch.setattr(gpu, "GRACE_S", 2.0)
-    assert gpu.run(gpu.Part("slow", ["-c", FAMILY], 1.0), 6.0, tmp_path) == EXIT_STOPPED
+    part = gpu.Part("slow", ["-c", FAMILY], 4.0)
+    assert gpu.run(part, 4.0, tmp_path) == EXIT_STOPPED
     assert is_gone(int((tmp_path / "slow.log").read_text()))
 
 
@@ -83,14 +212,14 @@ def is_gone(pid: int) -> bool:
 
 def test_a_part_that_is_killed_is_no_success(tmp_path: Path) -> None:
     words = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-    assert gpu.run(gpu.Part("killed", words, 1.0), 60.0, tmp_path) == EXIT_FAILED
+    assert gpu.run(gpu.Part("killed", words, 60.0), 60.0, tmp_path) == EXIT_FAILED
 
 
-@pytest.mark.parametrize("name", [part.name for part in gpu.parts(gpu.CAMPAIGNS, [], Path())])
+@pytest.mark.parametrize("name", ["tests", "tune", "nine_10m"])
 def test_every_part_is_a_command_that_there_is(name: str) -> None:
     """A part's command prints its help, or collects the tests; a campaign's file can be read."""
-    [part] = gpu.chosen(gpu.parts(gpu.CAMPAIGNS, [], Path()), [name])
-    if part.is_campaign:
+    [part] = gpu.parts([name], [], Path())
+    if part.seconds is None:
         assert read_campaign(name, None).cells
     look = "--collect-only" if name == "tests" else "--help"
     words = [sys.executable, *part.words, look]

@@ -106,7 +106,9 @@ def _missing(error: MissingConfigException) -> ConfigError:
     elif options:
         allowed += f"; choose one of {', '.join(options)}"
     if group.startswith("hydra/"):
-        allowed = "this plugin of Hydra is not installed (SLURM's: pip install '.[slurm]')"
+        allowed = (
+            "this plugin of Hydra is not installed (SLURM's: `pip install hydra-submitit-launcher`)"
+        )
     return ConfigError(group or "config", choice, allowed)
 
 

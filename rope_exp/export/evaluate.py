@@ -1,4 +1,4 @@
-"""Evaluation of a run's or an exported model by lm-evaluation-harness (pip install '.[eval]').
+"""Evaluation of a run's or an exported model by lm-evaluation-harness (pip install lm-eval).
 
 The model is loaded here and handed over, so no other copy of it can be evaluated; afterwards the
 hash of its weights is compared with that of the file.
@@ -47,7 +47,7 @@ def evaluate(
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError:
-        allowed = "needs lm-evaluation-harness: pip install 'rope_exp[eval]'"
+        allowed = "needs lm-evaluation-harness: `pip install lm-eval`"
         raise ConfigError("evaluate", ..., allowed) from None
 
     class Harness(HFLM):

@@ -160,8 +160,6 @@ class RopeExpAttention(LlamaAttention):
         super().__init__(config, layer_idx)
         self.sites = frozenset(config.rotate[layer_idx])
         self.is_causal = config.is_causal
-        # Flash and flex kernels take no numbers to be added to the scores.
-        self.is_plain = config.is_causal and not has_bias(config)
         self.own = placed(config, layer_idx)
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
@@ -190,7 +188,7 @@ class RopeExpAttention(LlamaAttention):
 
         of_tokens: dict[str, Tensor] = {}
         if self.own is not None and self.own.overrides("scores"):
-            of_tokens = self.own.of_tokens(hidden_states, position_embeddings.position_BT)
+            of_tokens = self.own.of_tokens(wide(hidden_states), position_embeddings.position_BT)
         features = k_BGTK.shape[-1]
         k_BGTK = packed(k_BGTK, of_tokens)
         num_before = 0
@@ -214,11 +212,6 @@ class RopeExpAttention(LlamaAttention):
             )
 
         kernel = self.config._attn_implementation
-        if kernel not in ("eager", "sdpa") and not self.is_plain:
-            raise ValueError(
-                f"attn_implementation={kernel!r} takes no bias, window or bidirectional mask: use "
-                "'sdpa' or 'eager'"
-            )
         is_eager = kernel == "eager"
         attend = eager_attention_forward if is_eager else ALL_ATTENTION_FUNCTIONS[kernel]
         heads = (q_BHTK, k_BGTK, v_BGTK)
@@ -244,7 +237,7 @@ class RopeExpAttention(LlamaAttention):
     def _own_turned(self, site: str, x_BHTK: Tensor, positions: Positions) -> Tensor:
         if self.own is None:
             return x_BHTK
-        turned = self.own.turn(site, x_BHTK.transpose(1, 2), positions.position_BT)
+        turned = self.own.turn(site, wide(x_BHTK).transpose(1, 2), positions.position_BT)
         return turned.transpose(1, 2).to(x_BHTK.dtype)
 
     def _scores(
@@ -273,7 +266,14 @@ def placed(config: RopeExpConfig, layer: int | None) -> Any:
         "num_positions",
     )
     sizes = {key: getattr(config, key) for key in keys}
-    return OWN.placed(layer, causal=config.is_causal, **sizes)
+    made = OWN.placed(layer, causal=config.is_causal, **sizes)
+    # A model may be made in bfloat16, which holds no odd position past 256.
+    return None if made is None else made.float()
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in float32 at least, as a user's class has its parameters."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def packed(k_BGTK: Tensor, of_tokens: dict[str, Tensor]) -> Tensor:
@@ -411,8 +411,8 @@ class RopeExpPreTrainedModel(LlamaPreTrainedModel):
     """Loading, saving and initial weights."""
 
     config_class = RopeExpConfig
-    # Positions of more than 256 have no bfloat16.
-    _keep_in_fp32_modules_strict: ClassVar = ["rotary_emb"]
+    # Positions of more than 256 have no bfloat16. These are patterns: `own` is in `down_proj`, too.
+    _keep_in_fp32_modules_strict: ClassVar = ["rotary_emb", r"\.own\."]
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -446,6 +446,8 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
         self.score_bias = ScoreBias(config)
         self.own = placed(config, None)
         self.has_own = OWN is not None
+        # Flash and flex kernels take no numbers to be added to the scores.
+        self.is_plain = config.is_causal and not has_bias(config)
         self.rotary_emb = Rotary(config, self.score_bias if has_bias(config) else None)
         self.post_init()
 
@@ -462,6 +464,12 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
     ) -> BaseModelOutputWithPast:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        kernel = self.config._attn_implementation
+        if kernel not in ("eager", "sdpa") and not self.is_plain:
+            raise ValueError(
+                f"attn_implementation={kernel!r} takes no bias, window or bidirectional mask: use "
+                "'sdpa' or 'eager'"
+            )
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
 
@@ -482,7 +490,7 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
             old_BE = (position_BT[:, :1] - before_E).clamp(min=start)
             kwargs["key_positions"] = torch.cat([old_BE, position_BT], dim=-1)
             if self.own is not None:
-                added = self.own.embed(inputs_embeds, position_BT)
+                added = self.own.embed(wide(inputs_embeds), position_BT)
                 inputs_embeds = added.to(inputs_embeds.dtype)
 
         if not self.config.is_causal:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -274,7 +275,11 @@ def on_meta(architecture: Architecture) -> Decoder:
 
 def llama_matrices(architecture: Architecture) -> dict[str, torch.Size]:
     """Return the shapes of LLaMA's matrices, as transformers names them, at these sizes."""
-    llama = Architecture(architecture.model, PeConfig(rotate=()), architecture.vocab_size)
+    model = architecture.model
+    # A kind with its own sizes takes any hidden_size, even one too small for LLaMA's heads.
+    if model.features_per_head < 2:
+        model = replace(model, head_dim=2)
+    llama = Architecture(model, PeConfig(rotate=()), architecture.vocab_size)
     named = on_meta(llama).named_parameters()
     return {name: matrix.shape for name, matrix in named if matrix.ndim == 2}
 

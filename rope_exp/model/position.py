@@ -6,7 +6,7 @@ it overrides. See docs/own-position.md. This file is copied beside exported weig
 Shapes: B batch, T position, E keys (the last T are the queries' own), H query heads, K features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
@@ -48,6 +48,16 @@ class Position(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes = sizes
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Do to each tensor what `fn` does, but keep float32 where `fn` would make it narrower."""
+
+        def kept(x: Tensor) -> Tensor:
+            made = fn(x)
+            is_narrower = made.is_floating_point() and made.itemsize < x.itemsize == 4
+            return x.to(made.device) if is_narrower else made
+
+        return super()._apply(kept, recurse)  # type: ignore[no-untyped-call]
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
         """Return the embeddings with something added; positions are [T] or [B, T]."""

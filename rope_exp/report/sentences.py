@@ -94,7 +94,7 @@ def _tau(report: Report, published: Published) -> str:
     if count < 3:
         return ""
     if tau is None:
-        return " Kendall's tau-b against the published losses is undefined."
+        return f" Kendall's tau-b against the published losses is undefined (n = {count})."
     both = [label for label in ranks if label in published.losses]
     test = stats.kendalltau(
         [ranks[each] for each in both], [published.losses[each] for each in both]

@@ -56,6 +56,18 @@ def row(folder: str, name: str) -> RunConfig:
     return run_config([f"+row/{folder}={name}"])
 
 
+@pytest.mark.parametrize("hidden_size", [16, 32, 64])
+@pytest.mark.parametrize("name", ["mla", "mla_vo", "shared_s1", "shared_s3", "deepseek_v4"])
+def test_a_kind_with_its_own_sizes_takes_any_width(name: str, hidden_size: int) -> None:
+    """LLaMA's heads would have 0, 1 or 2 features; what a plan accepts has initial weights."""
+    narrow = f"model.hidden_size={hidden_size} model.num_hidden_layers=1"
+    heads = "model.num_attention_heads=32 model.num_key_value_heads=32"
+    config = run_config([f"attn={name}", "pe=qk_rope", *narrow.split(), *heads.split()])
+    decoder = Decoder(config.architecture(vocab_size=17))
+    decoder.initialise(0)
+    assert decoder.model.layers[0].self_attn.o_proj.weight.any()
+
+
 @pytest.mark.parametrize("name", MINI)
 def test_a_small_row_has_its_parameters_and_its_cache(name: str) -> None:
     config = row("sequel_mini", name)

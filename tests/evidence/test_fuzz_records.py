@@ -64,7 +64,7 @@ def judge(runs: Sequence[Run]) -> None:
     markdown(report, [])
     for write in (csv_table, summary, answers_csv, probes_csv, extension_csv):
         write(report)
-    page({"english": report})
+    page({"english": report}, runs)
     cost.files(["english"], {"english": runs}, {})
 
 

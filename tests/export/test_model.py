@@ -1,5 +1,6 @@
 """Tests of exported models against our decoder, in each way that transformers uses a model."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from support.refused import refused
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig, LatentConfig
 from rope_exp.config.state_kinds import LinearConfig
+from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported
 from rope_exp.model.decoder import Decoder
 
@@ -254,6 +256,57 @@ def test_learned_frequencies_stay_in_float32() -> None:
     assert made.lm_head.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("name", ["Polar", "Forget", "Pull", "Number"])
+@pytest.mark.parametrize("is_loaded", [True, False])
+@torch.no_grad()
+def test_a_class_of_ones_own_acts_in_float32(name: str, is_loaded: bool, tmp_path: Path) -> None:
+    """In bfloat16, matrices round; angles at position 257 and sums of 300 gates must not.
+
+    Our decoder in float64, with the same rounded matrices, is the reference.
+    """
+    decoder = decoder_of({}, {"rotate": (), "own": name})
+    for key, parameter in decoder.named_parameters():
+        if key.endswith(".own.bias"):
+            parameter.fill_(0.0)
+        if ".own." not in key:
+            parameter.copy_(parameter.bfloat16())
+    made = exported(decoder)
+    if is_loaded:
+        made.save_pretrained(tmp_path)
+        made = type(made).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    else:
+        made.to(torch.bfloat16)
+
+    ids_BT = tokens(1, 300)
+    exact = decoder.double()(ids_BT)
+    found = made(ids_BT).logits
+    assert found.dtype == made.model.layers[0].mlp.down_proj.weight.dtype == torch.bfloat16
+    assert float((found - exact)[:, 200:].norm() / exact[:, 200:].norm()) < 0.02
+
+
+@torch.no_grad()
+def test_a_buffer_that_is_not_saved_is_made_in_float32(tmp_path: Path) -> None:
+    source = """
+import torch
+from rope_exp import Position
+
+
+class Table(Position):
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.register_buffer("angle_T", 0.3 * torch.arange(300.0), persistent=False)
+
+    def turn(self, site, x_BTHK, position_T):
+        return x_BTHK * self.angle_T[position_T].cos()[..., None, None]
+"""
+    decoder = Decoder(Architecture(make_sizes(), with_text(make_pe(), "mine.Table", source), VOCAB))
+    decoder.initialise(0)
+    exported(decoder).save_pretrained(tmp_path)
+    made = RopeExpForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    own = made.model.layers[0].self_attn.own
+    assert torch.equal(own.angle_T, 0.3 * torch.arange(300.0))
+
+
 # -- refused ---------------------------------------------------------------------------------------
 
 
@@ -289,15 +342,23 @@ def test_a_position_past_the_learned_ones_is_named() -> None:
         made(tokens(1, 49))
 
 
-@pytest.mark.parametrize("sizes", [{}, {"window": 5}], ids=str)
-def test_a_kernel_that_takes_no_bias_is_refused(sizes: dict[str, Any]) -> None:
-    made = exported(decoder_of(sizes, {} if sizes else {"bias": "alibi"}))
-    made.config._attn_implementation = "flex_attention"
-    mask_BT = torch.ones(1, LENGTH, dtype=torch.long)
-    with pytest.raises(ValueError, match="flex_attention"):
-        made.model.layers[0].self_attn(
-            torch.zeros(1, LENGTH, 32), made.model.rotary_emb(None, mask_BT)
-        )
+@pytest.mark.parametrize(
+    ("sizes", "pe", "causal"),
+    [
+        ({}, {"bias": "alibi"}, True),
+        ({"window": 5}, {}, True),
+        ({}, {"own": "Forget"}, True),
+        ({}, {}, False),
+    ],
+    ids=str,
+)
+def test_a_kernel_that_takes_no_bias_is_refused(
+    sizes: dict[str, Any], pe: dict[str, Any], causal: bool
+) -> None:
+    made = exported(decoder_of(sizes, pe, causal=causal))
+    made.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="attn_implementation='flex_attention' takes no bias"):
+        made(tokens(1, LENGTH))
 
 
 @pytest.mark.parametrize(

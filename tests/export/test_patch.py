@@ -9,6 +9,8 @@ from support.refused import refused
 from transformers import (
     BitNetConfig,
     BitNetForCausalLM,
+    FlexOlmoConfig,
+    FlexOlmoForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GlmConfig,
@@ -17,6 +19,10 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoConfig,
     OlmoForCausalLM,
     Qwen3Config,
@@ -105,6 +111,49 @@ def test_layers_that_rotate_nothing_stay_so() -> None:
     model.load_state_dict(weights(decoder))
     patch(model.eval(), "vo")
     assert difference(model, decoder) < 1e-5
+
+
+@pytest.mark.parametrize("pad_id", [0, 1, None])
+def test_a_padding_token_does_not_hide_the_measure(pad_id: int | None) -> None:
+    """Its embedding is zero, so alone it gives no attention at all: 0/0 is no small number."""
+    sizes = SIZES | {"pad_token_id": pad_id, "bos_token_id": None, "eos_token_id": None}
+    patch(LlamaForCausalLM(LlamaConfig(**sizes)), "vo")
+    with refused("BitNetForCausalLM", "does more to v and o"):
+        patch(loud(BitNetForCausalLM(BitNetConfig(**sizes))), "vo")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (OlmoForCausalLM, OlmoConfig),
+        (Olmo2ForCausalLM, Olmo2Config),
+        (Olmo3ForCausalLM, Olmo3Config),
+        (FlexOlmoForCausalLM, FlexOlmoConfig),
+    ],
+)
+@torch.no_grad()
+def test_float32_tables_leave_the_models_dtype(model: Any, config: Any, dtype: torch.dtype) -> None:
+    """OLMo's tables are float32 in any model; with q and k alone it gives its own logits."""
+    sizes = SIZES | {"bos_token_id": None, "eos_token_id": None}
+    torch.manual_seed(0)
+    made = model(config(**sizes)).to(dtype).eval()
+    ids_BT = tokens(2, LENGTH)
+    own = made(ids_BT).logits
+    undo = patch(made, "qk")
+    torch.testing.assert_close(made(ids_BT).logits, own)
+    undo()
+    patch(made, "qkvo")
+    assert made(ids_BT).logits.dtype == dtype
+
+
+@torch.no_grad()
+def test_a_deep_model_in_bfloat16_is_measured_by_layer() -> None:
+    """Rounding grows with depth: the logits of two correct forms differ by several percent."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        deep = LlamaConfig(**SIZES | {"num_hidden_layers": 48, "hidden_size": 64})
+        patch(LlamaForCausalLM(deep).bfloat16(), "vo")
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -79,6 +80,20 @@ def test_a_clock_that_is_set_ends_no_rank(monkeypatch: pytest.MonkeyPatch, job: 
     monkeypatch.setattr(ranks.time, "time", itertools.count(time.time(), 3600).__next__)
     run_shells(job, "exit 75", "sleep 0.5; exit 75")
     assert (job.exit_code, job.was_killed) == (75, False)
+
+
+@pytest.mark.parametrize("own", [None, "ACTIVE"])
+def test_threads_that_wait_do_not_spin(
+    monkeypatch: pytest.MonkeyPatch, job: Job, own: str | None
+) -> None:
+    """torch's own OpenMP says how often it looks before it sleeps; a user's value stays."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if own is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    environment = ranks._environment(job, 1) | {"OMP_DISPLAY_ENV": "VERBOSE"}
+    command = [sys.executable, "-c", "import torch"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ("GOMP_SPINCOUNT = '0'" in shown.stderr) == (own is None)
 
 
 def start_shell(job: Job, script: str) -> None:

@@ -49,6 +49,13 @@ def complex_reference(x: np.ndarray, position: int, base: float) -> np.ndarray:
     return np.concatenate([z.real, z.imag], axis=-1)
 
 
+@pytest.mark.parametrize(("base", "error"), [(1e4, 4e-7), (1e30, 3e-6)])
+def test_float32_frequencies_are_as_close_as_the_docs_say(base: float, error: float) -> None:
+    for dim in range(2, 258, 2):
+        exact_F = base ** (-2.0 * np.arange(dim // 2) / dim)
+        np.testing.assert_allclose(frequencies(dim, base).double().numpy(), exact_F, rtol=error)
+
+
 @given(SEEDS, DIMS, POSITIONS, st.floats(2, 1e6))
 def test_rotation_is_multiplication_by_e_to_the_i_m_theta(
     seed: int, dim: int, position: int, base: float

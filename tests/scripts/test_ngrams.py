@@ -123,7 +123,7 @@ def test_a_line_has_the_tables_and_the_runs_best_first(
     text = (tmp_path / "ngrams.md").read_text()
     titles, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
     records = read_records(tmp_path / "records", "english")
-    runs = {(run.row, run.config.seed): f"{run.loss:.3f}" for run in records}
+    runs = {(run.row, run.config.seed): f"{run.loss:.4f}" for run in records}
     table = [line.strip("| ").split(" | ") for line in (titles, *lines)]
     assert [[*line[:3], *line[-2:]] for line in table] == [
         ["campaign", "tokens", "seed", "QK-RoPE", "NoPE"],

@@ -12,11 +12,14 @@ READER = """
 import json, sys
 sys.modules["rope_exp"] = None
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 folder, again, text = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 batch = tokenizer([text, text[5:]], return_tensors="pt", padding=True)
+for trust in (True, False):
+    auto = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+    assert auto([text, text[5:]], padding=True)["input_ids"] == batch["input_ids"].tolist()
 with torch.no_grad():
     logits = model(**batch).logits
 said = model.generate(**batch, max_new_tokens=8, do_sample=False)

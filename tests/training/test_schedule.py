@@ -40,6 +40,12 @@ def test_wsd_is_flat_and_then_falls_in_a_straight_line() -> None:
     assert learning_rate(100, 100, WSD) == 0.0
 
 
+@pytest.mark.parametrize(("num_steps", "decay"), [(100, 0.0), (1, 0.0), (1, 0.2)])
+def test_wsd_without_a_step_of_decay_ends_at_its_peak(num_steps: int, decay: float) -> None:
+    schedule = WsdConfig(warmup_fraction=0.0, final_fraction=0.0, decay_fraction=decay)
+    assert learning_rate(num_steps, num_steps, schedule) == PEAK
+
+
 @given(
     st.integers(1, 1000),
     st.floats(0, 0.5),

@@ -48,14 +48,15 @@ async function draw(figure) {
 
 /** Show the setting that the address names, or the first. */
 async function show() {
-  const address = decodeURIComponent(location.hash);
-  const shown = settings.find((setting) => `#${setting.id}` === address) ?? settings[0];
+  // The address is encoded, so ids are, too: an address that somebody typed may not decode.
+  const isShown = ({ id }) => [`#${id}`, `#${encodeURI(id)}`].includes(location.hash);
+  const shown = settings.find(isShown) ?? settings[0];
   for (const setting of settings) setting.hidden = setting !== shown;
   if (shown) {
     menu.value = shown.id;
     for (const figure of shown.querySelectorAll("figure")) await draw(figure);
   }
-  document.body.dataset.drawn = address || "#";
+  document.body.dataset.drawn = location.hash || "#";
 }
 
 menu?.addEventListener("change", () => {

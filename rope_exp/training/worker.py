@@ -217,9 +217,12 @@ def describe_start(config: RunConfig, num_tokens: int | None) -> str:
     if num_tokens is not None:
         what = f"{train.num_tokens / num_tokens:.3g} epochs"
     how = "compiled" if train.compile else "not compiled"
+    facts = f"{what} in {train.precision}, {how}"
     pays = pays_to_compile(config, config.launch.device)
+    if not pays:
+        return facts
     return (
-        f"{what} in {train.precision}, {how} (to compile pays back from "
+        f"{facts} (to compile pays back from "
         f"{pays:.0e} operations on; this run takes {operations(config):.1e})"
     )
 

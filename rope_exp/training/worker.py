@@ -128,14 +128,14 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     trainer = Trainer(config, folder, data, parallel, stop)
 
     if is_main:
-        env = environment(
-            config,
-            parallel,
-            read_env(folder),
-            params=trainer.num_parameters,
-            certificate=checked,
-            corpus=data.corpus,
-        )
+        facts = {
+            "params": trainer.num_parameters,
+            "certificate": checked,
+            "corpus": data.corpus,
+        }
+        if launch.device == "cuda":
+            facts["attention"] = trainer.attention_backends()
+        env = environment(config, parallel, read_env(folder), **facts)
         write_json(folder / ENV, env)
         write_atomically(folder / "tokenizer.json", data.tokenizer_json)
         if trainer.step:

@@ -147,6 +147,11 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
                 f"{config.name}: MFU is null: the dense bf16 peak of this GPU is neither listed "
                 "nor given as train.peak_tflops"
             )
+        if launch.device == "cuda" and trainer.train_step.graphs is None:
+            log(
+                f"{config.name}: steps are launched kernel by kernel, not as a graph: "
+                f"{parallel.world_size} processes average their gradients"
+            )
 
     gc.collect()
     gc.freeze()

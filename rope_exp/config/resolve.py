@@ -28,9 +28,9 @@ from rope_exp.system.machine import (
 
 # Floating-point operations of a run from which compiling pays back, by device. The CPU's is
 # measured (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
-# The GPU's is an estimate: half a minute to compile, and a quarter of the peak in eager mode
-# against nearly half when compiled.
-PAYS_TO_COMPILE = {"cpu": 5e12, "cuda": 1e16}
+# A GPU always compiles: by estimate that pays back from 1e14 operations at nano and 4e15 at 125m,
+# and a run worth a GPU takes more.
+PAYS_TO_COMPILE = {"cpu": 5e12, "cuda": 0.0}
 
 PROCESS_BYTES = 150 * 2**20  # of a process that has imported torch and holds no model yet
 HOPELESS = 1.5  # the memory estimate is rough: refuse only if it exceeds the machine by this factor
@@ -46,13 +46,18 @@ def operations(config: RunConfig) -> int:
 
 
 def pays_to_compile(config: RunConfig, device: str) -> float:
-    """Return the operations from which compiling pays back: each length has its own graphs."""
+    """Return the operations from which compiling pays back: each length has its own graphs.
+
+    0: every run is compiled.
+    """
     lengths = {stage.seq_len for stage in config.train.staged}
     return PAYS_TO_COMPILE[device] * len(lengths)
 
 
 def _pays_to_compile(config: RunConfig, device: str) -> bool:
     pays = pays_to_compile(config, device)
+    if not pays:
+        return True
     at_most = operations_at_most(config, config.known_vocab_size or MIN_VOCAB_SIZE)
     return at_most >= pays and operations(config) >= pays
 

@@ -49,9 +49,13 @@ class Sinusoids(Position):
     def __init__(self, sizes: Sizes, scale: float) -> None:
         super().__init__(sizes)
         self.scale = scale
+        # Made on the CPU, as those of rotations are, and moved to the device once.
+        theta_F = sinusoid_frequencies(sizes.hidden_size).to(torch.get_default_device())
+        self.register_buffer("theta_F", theta_F, persistent=False)
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
-        return x_BTD + self.scale * sinusoids(position_T, x_BTD.shape[-1], x_BTD.dtype)
+        theta_F = self.get_buffer("theta_F")
+        return x_BTD + self.scale * sines_and_cosines(angles(theta_F, position_T), x_BTD.dtype)
 
 
 class LearnedRows(Position):
@@ -62,15 +66,17 @@ class LearnedRows(Position):
         self.weight = nn.Parameter(torch.empty(sizes.num_positions, sizes.hidden_size))
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
-        """Return x plus the rows; raise ConfigError if a position has none."""
+        """Return x plus the rows of positions that `check` allows."""
         if position_T.is_floating_point():
             raise ConfigError("pe.input", "learned", "has no rows for positions between whole ones")
-        first, last = int(position_T.min()), int(position_T.max())
+        return x_BTD + self.weight[position_T]
+
+    def check(self, first: int, last: int) -> None:
+        """Raise ConfigError if a position from `first` to `last` has no row."""
         if first < 0 or last >= len(self.weight):
             known = len(self.weight) - 1
             allowed = f"has learned positions 0 to {known}; asked for were {first} to {last}"
             raise ConfigError("pe.input", "learned", allowed)
-        return x_BTD + self.weight[position_T]
 
 
 class Alibi(Position):
@@ -168,6 +174,15 @@ def sinusoids(position_T: Tensor, dim: int, dtype: torch.dtype = torch.float32) 
     Raises:
         ValueError: `dim` is odd or below 2.
     """
-    theta_F = frequencies(dim, SINUSOID_BASE, torch.float64).to(position_T.device)
-    angle_TF = angles(theta_F, position_T)
+    theta_F = sinusoid_frequencies(dim).to(position_T.device)
+    return sines_and_cosines(angles(theta_F, position_T), dtype)
+
+
+def sinusoid_frequencies(dim: int) -> Tensor:
+    """Return theta_F of the sinusoids in radians a position, in float64, on the CPU."""
+    return frequencies(dim, SINUSOID_BASE, torch.float64)
+
+
+def sines_and_cosines(angle_TF: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return [..., 2F]: the sines of all angles, then their cosines."""
     return torch.cat([angle_TF.sin(), angle_TF.cos()], dim=-1).to(dtype)

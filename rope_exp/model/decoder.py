@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.sections import INIT_STD
 from rope_exp.config.variants import PeConfig
-from rope_exp.model.biases import make_bias, make_input
+from rope_exp.model.biases import LearnedRows, make_bias, make_input
 from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.layers import Block
 from rope_exp.model.loss import at_places, chunk_gradients, summed_cross_entropy, summed_squares
@@ -93,6 +93,14 @@ class Trunk(nn.Module):
             num_keys = cache.length
         if positions_BT is not None:
             position_T = positions_BT
+
+        if isinstance(self.added_positions, LearnedRows):
+            first, last = 0, num_new - 1
+            # Reading a tensor waits for a GPU, so only positions that are given are read.
+            if cache is not None or positions_BT is not None:
+                first, last = int(position_T.min()), int(position_T.max())
+            start = self.rotary_emb.start
+            self.added_positions.check(start + first, start + last)
 
         x_BTD = self.embed_tokens(ids_BT)
         x_BTD = self.added_positions.embed(x_BTD, self.rotary_emb.start + position_T)

@@ -84,13 +84,15 @@ def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = Fa
 
     cos_T1F = cos_TF.unsqueeze(-2)
     sin_T1F = sin_TF.unsqueeze(-2)
-    if inverse:
-        sin_T1F = -sin_T1F
 
     # The gradient of one split is one concatenation; slices would sum padded tensors.
     x1, x2, rest = torch.split(x_BTHK, [num_pairs, num_pairs, num_left], dim=-1)
     x1 = x1.to(cos_TF.dtype)
     x2 = x2.to(cos_TF.dtype)
 
-    rotated = [x1 * cos_T1F - x2 * sin_T1F, x2 * cos_T1F + x1 * sin_T1F]
+    # No table of -sin is made: to subtract a product is to add its negative, to the last bit.
+    if inverse:
+        rotated = [x1 * cos_T1F + x2 * sin_T1F, x2 * cos_T1F - x1 * sin_T1F]
+    else:
+        rotated = [x1 * cos_T1F - x2 * sin_T1F, x2 * cos_T1F + x1 * sin_T1F]
     return torch.cat([*(part.to(x_BTHK.dtype) for part in rotated), rest], dim=-1)

@@ -1,13 +1,16 @@
 """The training loop: step, log a row, evaluate, save.
 
-On a GPU, a step's outcome is read one step late, so that the host never waits for the device; on a
-CPU, at once. Before each micro-batch of training and evaluation, the ranks agree on whether any
-was asked to stop. Then all save the same step and leave.
+On a GPU, a step's outcome is read one step late, so that the host waits for the device only before
+it evaluates or saves; on a CPU, at once. Before each micro-batch of training and evaluation, or
+before a step that is one graph, the ranks agree on whether any was asked to stop. Then all save the
+same step and leave.
 """
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
@@ -16,7 +19,9 @@ from rope_exp.data.generated import DataSet
 from rope_exp.data.sources import held_out_rows
 from rope_exp.evaluation.answers import make_questions
 from rope_exp.evaluation.held_out import held_out_loss
+from rope_exp.evaluation.inputs import on_device
 from rope_exp.evaluation.values import Probes
+from rope_exp.model.attention.kernel import ChosenBackends
 from rope_exp.model.decoder import Decoder
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
@@ -133,6 +138,18 @@ class Trainer:
                 sum_over_ranks=self.parallel.sum,
             )
 
+    def attention_backends(self) -> list[str]:
+        """Return the backends that torch chooses for attention over one row of the run's length.
+
+        There is none for kinds without a softmax, and for those that compute it without torch's
+        kernel, as on a CPU.
+        """
+        row = on_device(self.held_out_rows.rows(slice(0, 1)), self.parallel.device)
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, self.parallel.autocast(), ChosenBackends() as chosen:
+            row.features(self.decoder)
+        return sorted(chosen.names)
+
     def _ask_probes(self) -> str:
         """Write probes.json on rank 0, and return the run's status."""
         answers: Probes | None = {}
@@ -191,7 +208,9 @@ class Trainer:
     def _outcomes(self) -> Iterator[Outcome]:
         """Make steps until the end or a stop, and yield the outcome of each.
 
-        If anything is due at a step, no later step has started when its outcome is yielded.
+        If anything but a row is due at a step, no later step has started when its outcome is
+        yielded: evaluations and checkpoints are of its weights, and where a stage ends, the time of
+        the next step is not measured.
         """
         if self.start["unrecorded"] is not None:
             yield Outcome(self.step, *self.start["unrecorded"], 0, self.start["order_sha256"])
@@ -204,7 +223,8 @@ class Trainer:
             self.step += 1
             unread.append(started)
 
-            num_left = 1 if self.reads_late and not _due(self.config.train, self.step) else 0
+            reads_late = self.reads_late and _due(self.config.train, self.step) <= {"row"}
+            num_left = 1 if reads_late else 0
             while len(unread) > num_left:
                 yield unread.pop(0).read()
 

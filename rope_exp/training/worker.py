@@ -128,14 +128,14 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     trainer = Trainer(config, folder, data, parallel, stop)
 
     if is_main:
-        env = environment(
-            config,
-            parallel,
-            read_env(folder),
-            params=trainer.num_parameters,
-            certificate=checked,
-            corpus=data.corpus,
-        )
+        facts = {
+            "params": trainer.num_parameters,
+            "certificate": checked,
+            "corpus": data.corpus,
+        }
+        if launch.device == "cuda":
+            facts["attention"] = trainer.attention_backends()
+        env = environment(config, parallel, read_env(folder), **facts)
         write_json(folder / ENV, env)
         write_atomically(folder / "tokenizer.json", data.tokenizer_json)
         if trainer.step:
@@ -146,6 +146,11 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
             log(
                 f"{config.name}: MFU is null: the dense bf16 peak of this GPU is neither listed "
                 "nor given as train.peak_tflops"
+            )
+        if launch.device == "cuda" and trainer.train_step.graphs is None:
+            log(
+                f"{config.name}: steps are launched kernel by kernel, not as a graph: "
+                f"{parallel.world_size} processes average their gradients"
             )
 
     gc.collect()
@@ -217,9 +222,12 @@ def describe_start(config: RunConfig, num_tokens: int | None) -> str:
     if num_tokens is not None:
         what = f"{train.num_tokens / num_tokens:.3g} epochs"
     how = "compiled" if train.compile else "not compiled"
+    facts = f"{what} in {train.precision}, {how}"
     pays = pays_to_compile(config, config.launch.device)
+    if not pays:
+        return facts
     return (
-        f"{what} in {train.precision}, {how} (to compile pays back from "
+        f"{facts} (to compile pays back from "
         f"{pays:.0e} operations on; this run takes {operations(config):.1e})"
     )
 

@@ -92,6 +92,13 @@ def test_only_runs_that_pay_it_back_are_compiled(
     assert settled("train.num_steps=10000").train.compile is False
 
 
+def test_a_gpu_compiles_every_run(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
+    assert settled("train.num_steps=20").train.compile is True
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    assert settled("train.num_steps=20").train.compile is False
+
+
 def test_a_run_that_no_gpu_here_can_hold_is_refused(two_gpus: None) -> None:
     """The error states the memory needed and the memory available."""
     heads = ("model.num_attention_heads=512", "model.num_key_value_heads=512")

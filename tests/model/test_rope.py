@@ -124,6 +124,23 @@ def test_pairs_are_half_split_as_in_llama() -> None:
     assert {i for i in range(6) if turned[0, 0, 0, i].abs() > 1e-12} == {1, 4}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_inverse_has_the_bits_of_negated_sines(dtype: torch.dtype) -> None:
+    """Its gradients, too: a table of learned frequencies has one."""
+    cos, sin = tables_at(7, 8, dtype=torch.float32)
+    found = []
+    for negates in (False, True):
+        x = vector(1, 8).to(dtype).requires_grad_()
+        table = sin.clone().requires_grad_()
+        y = rotate(x, cos, -table) if negates else rotate(x, cos, table, inverse=True)
+        y.square().sum().backward()
+        found.append((y, x.grad, table.grad))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours is not None
+        assert theirs is not None
+        assert torch.equal(ours, theirs)
+
+
 def test_layouts_agree_after_permuting_features() -> None:
     x = vector(3, 8)
     permutation = [0, 2, 4, 6, 1, 3, 5, 7]  # interleaved pair f = (2f, 2f + 1) becomes (f, f + 4)

@@ -13,6 +13,7 @@ from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
 from rope_exp.run.folder import write_config
 from rope_exp.run.metrics import read_metrics
+from rope_exp.training.graph import WARMUP_STEPS, StepGraphs
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.trainer import Trainer
 
@@ -20,7 +21,7 @@ Make = Callable[..., Trainer]
 
 
 def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
-    """Return a single-rank trainer on the CPU, which a test can stop through `stop.requested`.
+    """Return a single-rank trainer in float32, which a test can stop through `stop.requested`.
 
     Args:
         changes: replace fields of the prepared data, such as data_sha256.
@@ -30,8 +31,24 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
     write_config(folder, config)
     prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
     stop: Any = SimpleNamespace(requested=False)
-    parallel = Parallel("cpu", "fp32", 1)
+    parallel = Parallel(config.launch.device, "fp32", 1)
     return Trainer(config, folder, replace(prepared, **changes), parallel, stop)
+
+
+class Uncaptured(StepGraphs):
+    """Makes steps from the tensors of a graph, by the same function, without capturing it."""
+
+    def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+        for _ in range(WARMUP_STEPS):
+            launch()
+        return launch
+
+
+def uncaptured(trainer: Trainer, kind: type[StepGraphs] = Uncaptured) -> Trainer:
+    """Return the trainer, which now makes its steps from tensors that stay in place."""
+    step = trainer.train_step
+    step.graphs = kind(step.update, step.optimizer, step.decoder, step.first_bad_step)
+    return trainer
 
 
 def stop_in_step(trainer: Trainer, step: int) -> None:

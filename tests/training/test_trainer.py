@@ -5,9 +5,12 @@ import math
 import pytest
 import torch
 from support.trainers import Make, losses, same, snapshot
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from rope_exp.model.attention import kernel
 from rope_exp.run import checkpoint
 from rope_exp.system.files import read_json
+from rope_exp.training.step import Outcome, Started
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 5])
@@ -121,6 +124,48 @@ def test_a_stop_in_an_evaluation_saves_and_its_row_follows(
     assert last.train() == "finished"
     assert losses(whole) == losses(last)
     assert same(snapshot(whole), snapshot(last))
+
+
+@pytest.mark.parametrize(
+    ("words", "most", "names"),
+    [
+        (["pe=qkvo_rope"], 0, ["flash"]),
+        (["attn=mla", "pe=qk_rope"], 0, ["flash"]),
+        (["pe=qkvo_rope"], 2048, []),
+        (["attn=retention"], 0, []),
+    ],
+)
+def test_the_backend_that_torch_chose_is_named(
+    make: Make, monkeypatch: pytest.MonkeyPatch, words: list[str], most: int, names: list[str]
+) -> None:
+    """At lengths up to `most`, a CPU computes attention without torch's kernel."""
+    monkeypatch.setattr(kernel, "MAX_WRITTEN_OUT", most)
+    trainer = make("run", *words)
+    before = snapshot(trainer)
+    assert trainer.attention_backends() == names
+    assert same(before, snapshot(trainer))
+
+    with sdpa_kernel(SDPBackend.MATH):
+        assert trainer.attention_backends() == (["math"] if names else [])
+
+
+@pytest.mark.parametrize("reads_late", [False, True])
+def test_a_row_is_read_while_the_next_step_runs(
+    make: Make, monkeypatch: pytest.MonkeyPatch, reads_late: bool
+) -> None:
+    """Late reading waits where the weights of a step are needed: at evaluations, saves, the end."""
+    trainer = make("run", "train.log_every=1", "train.eval_every=3", "train.save_every=2")
+    trainer.reads_late = reads_late
+    newest: list[int] = []
+    read = Started.read
+
+    def watched(started: Started) -> Outcome:
+        newest.append(trainer.step - started.step)
+        return read(started)
+
+    monkeypatch.setattr(Started, "read", watched)
+    assert trainer.train() == "finished"
+    assert newest == ([1, 0, 0, 0, 1, 0] if reads_late else [0] * 6)
 
 
 def test_leftovers_of_interrupted_saves_are_cleared(make: Make) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.gpus import show_gpus
 
 from rope_exp.config.compose import run_config
 from rope_exp.config.resolve import resolve
+from rope_exp.system import machine
 from rope_exp.system.errors import (
     CheckpointError,
     ConfigError,
@@ -90,6 +92,14 @@ def test_a_run_says_how_it_trains(overrides: list[str], how: str) -> None:
         f"0.5 epochs in fp32, {how} (to compile pays back from 5e+12 operations on; "
         "this run takes 5.9e+11)"
     )
+
+
+def test_a_run_on_a_gpu_is_compiled_at_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 1)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
+    config = resolve(run_config(["train.num_steps=20"]))
+    num_tokens = config.train.num_tokens * 2
+    assert describe_start(config, num_tokens) == "0.5 epochs in bf16, compiled"
 
 
 def fails(error: Exception) -> Callable[[], int]:

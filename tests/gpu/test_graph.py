@@ -1,0 +1,180 @@
+"""Tests of steps captured as CUDA graphs, against the same steps launched kernel by kernel.
+
+They are skipped without a GPU. ROPE_EXP_DEVICE=cpu makes the steps without a capture, to test the
+tests.
+"""
+
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.configs import NINE
+from support.trainers import build_trainer, same, snapshot, uncaptured
+
+from rope_exp.config.run import RunConfig
+from rope_exp.training.optim import optimizer_tensors
+from rope_exp.training.trainer import Trainer
+
+DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda" if torch.cuda.is_available() else "")
+pytestmark = [
+    pytest.mark.skipif(not DEVICE, reason="there is no GPU"),
+    # A warning of torch's about its own features must not cost a measurement on a rare machine.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+RUNS: list[tuple[str, ...]] = [
+    *((f"pe={pe}",) for pe in NINE),
+    *((f"pe={pe}",) for pe in ("alibi", "t5", "sinusoidal", "learned", "fox", "fox_vo", "pope")),
+    *((f"attn={attn}",) for attn in ("linear", "retention", "mla", "shared_s1", "shared_s3")),
+    ("attn=decay", "pe=vo_rope"),
+    ("attn=mla_vo", "pe=qkvo_rope"),
+    ("attn=shared_s2", "pe=qkvo_rope"),
+    ("attn=deepseek_v4", "pe=qkvo_rope"),
+    ("pe=qkvo_rope", "pe.trainable=true", "pe.trainable_scope=head"),
+    ("pe=qkvo_rope", "optim=muon"),
+    ("train.objective=mlm",),
+    ("data.random_start=9",),
+    ("data.reset_positions=true", "data.document_mask=true"),
+    ("model.tie_word_embeddings=true", "train.micro_batch_size=1"),
+    ("train.stages=[[8,2],[16,4]]",),
+]
+
+Build = Callable[..., Trainer]
+
+
+@pytest.fixture
+def build(tiny: Callable[..., RunConfig], tmp_path: Path) -> Build:
+    """Return `build`: `build("name", "pe=vo_rope")` is a trainer on the device."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    # The graphs of other tests must not be freed during a capture.
+    gc.collect()
+
+    def make(name: str, *words: str, captured: bool = True) -> Trainer:
+        config = tiny(f"launch.device={DEVICE}", "train.micro_batch_size=2", *words)
+        if config.train.compile == "auto":
+            config = replace(config, train=replace(config.train, compile=False))
+        trainer = build_trainer(config, tmp_path / name)
+        if DEVICE == "cpu" and captured:
+            uncaptured(trainer)
+        if not captured:
+            trainer.train_step.graphs = None
+        return trainer
+
+    return make
+
+
+def train(trainer: Trainer, first: int = 1, last: int = 6) -> list[tuple[float, float]]:
+    """Make some steps, and return the loss and the gradient norm of each."""
+    found = []
+    for step in range(first, last + 1):
+        started = trainer.train_step(step)
+        assert started is not None
+        outcome = started.read()
+        assert outcome.first_bad_step == 0
+        found.append((outcome.loss, outcome.grad_norm))
+    return found
+
+
+def num_graphs(trainer: Trainer) -> int:
+    """Return the number of graphs that make a trainer's steps."""
+    graphs = trainer.train_step.graphs
+    return 0 if graphs is None else len(graphs._graphs)
+
+
+def assert_close(
+    ours: list[tuple[float, float]], theirs: list[tuple[float, float]], *, rel: float = 1e-3
+) -> None:
+    """Assert that the outcomes of the same steps agree up to rounding."""
+    for found, expected in zip(ours, theirs, strict=True):
+        assert found == pytest.approx(expected, rel=rel)
+
+
+def assert_alike(graph: Trainer, kernels: Trainer) -> None:
+    """Assert that six steps of both agree up to rounding, and that one was captured."""
+    assert_close(train(graph), train(kernels))
+    assert num_graphs(graph) == len(graph.config.train.staged)
+
+
+@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+def test_a_graph_computes_what_its_kernels_do(build: Build, words: tuple[str, ...]) -> None:
+    assert_alike(build("graph", *words), build("kernels", *words, captured=False))
+
+
+def test_a_compiled_step_is_captured(build: Build) -> None:
+    words = ("pe=qkvo_rope", "train.compile=true")
+    assert_alike(build("graph", *words), build("kernels", *words, captured=False))
+
+
+def test_capturing_changes_nothing(build: Build) -> None:
+    """Three steps before a capture, and the capture itself, update no weight and no moment."""
+    trainer = build("run", "pe=qkvo_rope", "pe.trainable=true", "train.stages=[[8,2],[16,4]]")
+    step = trainer.train_step
+    before = snapshot(trainer)
+    graphs: Any = step.graphs
+    graphs._recorded(step._get_batch(1)[0])
+    assert same(before, snapshot(trainer))
+    moments = optimizer_tensors(step.optimizer, trainer.decoder)
+    assert moments
+    assert not any(moment.any() for moment in moments.values())
+    assert int(step.first_bad_step) == 0
+
+
+def test_evaluations_and_loads_between_replays(build: Build) -> None:
+    """An evaluation changes no later step, and a graph goes on from a loaded checkpoint."""
+    whole, broken = build("whole", "pe=qkvo_rope"), build("broken", "pe=qkvo_rope")
+    losses = train(whole)
+    train(broken, last=4)
+    assert broken.evaluate() is not None
+    broken.checkpoints.save(broken.start | {"step": 4, "order_sha256": "0" * 64}, keep=1)  # type: ignore[arg-type]
+    train(broken, first=5)
+    assert broken.checkpoints.load()["step"] == 4
+    assert_close(train(broken, first=5), losses[4:], rel=1e-5)
+
+
+def test_a_bad_step_is_skipped_in_a_graph(build: Build) -> None:
+    trainer = build("run")
+    train(trainer, last=2)
+    weight = trainer.decoder.lm_head.weight
+    with torch.no_grad():
+        weight[0, 0] = torch.nan
+    before = snapshot(trainer)
+    bad, later = trainer.train_step(3), trainer.train_step(4)
+    assert bad is not None
+    assert later is not None
+    assert [outcome.first_bad_step for outcome in (bad.read(), later.read())] == [3, 3]
+    for name, tensor in snapshot(trainer).items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU waits for nothing")
+def test_a_step_that_reads_a_tensor_is_launched_by_kernels(
+    build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels, reading = build("kernels", captured=False), build("reading")
+    hook = reading.decoder.register_forward_hook(lambda module, given, nats: float(nats) and None)
+    ours = train(reading)
+    hook.remove()
+    assert num_graphs(reading) == 0
+    assert "steps are launched kernel by kernel" in capsys.readouterr().err
+    assert_close(ours, train(kernels), rel=1e-4)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU waits for everything")
+def test_the_host_never_waits_in_a_step(build: Build) -> None:
+    trainer = build("run", "pe=qkvo_rope")
+    train(trainer, last=2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.train_step(3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_backend_of_attention_is_named(build: Build) -> None:
+    trainer = build("run")
+    assert len(trainer.attention_backends()) == (DEVICE != "cpu")

@@ -1,0 +1,54 @@
+"""Tests that torch's compiler takes every decoder whole: no part of it needs Python in between."""
+
+import pytest
+import torch
+from support.configs import REPOSITORY, composed
+from support.models import tokens
+
+from rope_exp.model.attention import kernel
+from rope_exp.model.decoder import Decoder
+
+# Raised by torch's compiler.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+SMALL = ("model.hidden_size=32", "model.intermediate_size=48", "model.num_hidden_layers=2")
+VOCAB = 64
+
+
+def choices(folder: str) -> list[str]:
+    """Return the names of a folder of configs."""
+    return sorted(path.stem for path in (REPOSITORY / "configs" / folder).glob("*.yaml"))
+
+
+def breaks(*words: str) -> list[str]:
+    """Return why a decoder with a loss is several graphs; [] if it is one."""
+    decoder = Decoder(composed(*SMALL, *words).architecture(VOCAB))
+    decoder.initialise(0)
+    ids_BT = tokens(2, 24)
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(decoder)(ids_BT, ids_BT)
+    assert found.graph_count == 1 + len(found.break_reasons)
+    return [f"{reason.reason}: {reason.user_stack}" for reason in found.break_reasons]
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use torch's attention at every length, as a GPU does."""
+    monkeypatch.setattr(kernel, "MAX_WRITTEN_OUT", 0)
+
+
+@pytest.mark.parametrize("pe", choices("pe"))
+def test_every_position_is_one_graph(pe: str) -> None:
+    """The nine are among them."""
+    assert breaks(f"pe={pe}") == []
+
+
+@pytest.mark.parametrize("attn", choices("attn"))
+def test_every_kind_of_attention_is_one_graph(attn: str) -> None:
+    sites = composed(f"attn={attn}", "pe=nope").attn.sites()
+    assert breaks(f"attn={attn}", f"pe.rotate=[{','.join(sites)}]") == []
+
+
+@pytest.mark.parametrize("scope", ["model", "layer", "head"])
+def test_learned_frequencies_are_one_graph(scope: str) -> None:
+    assert breaks("pe=qkvo_rope", "pe.trainable=true", f"pe.trainable_scope={scope}") == []

@@ -1,0 +1,196 @@
+"""Tests of steps made from tensors that stay in place, as a CUDA graph needs them.
+
+These run on a CPU without a capture, which tests/gpu tests.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.trainers import Make, Uncaptured, same, snapshot, uncaptured
+
+from rope_exp.training.optim import crossings, optimizer_tensors
+from rope_exp.training.schedule import learning_rate
+from rope_exp.training.trainer import Trainer
+
+RUNS: list[tuple[str, ...]] = [
+    ("pe=qkvo_rope", "train.micro_batch_size=1"),
+    ("pe=qkvo_rope", "pe.trainable=true", "pe.trainable_lr=9", "train.micro_batch_size=2"),
+    ("pe=vo_rope", "optim=muon"),
+    ("pe=qk_rope", "train.objective=mlm"),
+    ("pe=learned", "data.random_start=9"),
+    ("attn=mla_vo", "pe=qkvo_rope", "model.tie_word_embeddings=true"),
+    ("pe=t5", "train.stages=[[8,2],[16,4]]"),
+]
+
+
+def state(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return a copy of the weights and of the optimizer's tensors."""
+    moments = optimizer_tensors(trainer.train_step.optimizer, trainer.decoder)
+    return snapshot(trainer) | {name: moment.clone() for name, moment in moments.items()}
+
+
+def outcomes(trainer: Trainer) -> list[tuple[float, float]]:
+    """Make six steps, and return the loss and the gradient norm of each."""
+    found = []
+    for step in range(1, 7):
+        started = trainer.train_step(step)
+        assert started is not None
+        outcome = started.read()
+        found.append((outcome.loss, outcome.grad_norm))
+    return found
+
+
+@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+def test_steps_agree_with_those_launched_one_by_one(make: Make, words: tuple[str, ...]) -> None:
+    """They differ by the rounding of a learning rate in float32, which Muon's bfloat16 enlarges."""
+    plain, static = make("plain", *words), uncaptured(make("static", *words))
+    for ours, theirs in zip(outcomes(static), outcomes(plain), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    atol = 5e-5 if "optim=muon" in words else 2e-6
+    expected = state(plain)
+    assert expected.keys() == state(static).keys()
+    for name, tensor in state(static).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=atol, msg=name)
+
+
+def test_crossings_are_counted_in_place(make: Make) -> None:
+    words = ("pe=qkvo_rope", "pe.trainable=true", "pe.trainable_lr=300")
+    plain, static = make("plain", *words), uncaptured(make("static", *words))
+    outcomes(plain)
+    outcomes(static)
+    counts = [
+        {pair: int(count.sum()) for pair, count in crossings(optimizer, decoder).items()}
+        for optimizer, decoder in (
+            (plain.train_step.optimizer, plain.decoder),
+            (static.train_step.optimizer, static.decoder),
+        )
+    ]
+    assert counts[0] == counts[1]
+    assert min(counts[0].values()) > 0
+
+
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_the_steps_before_a_capture_change_nothing(make: Make, optim: str) -> None:
+    """At the first of two lengths they also create the optimizer's state, which stays 0."""
+    seen: list[dict[str, torch.Tensor]] = []
+    first_bad_steps: list[int] = []
+
+    class Watched(Uncaptured):
+        def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+            before = state(trainer)
+            replay = super()._captured(launch)
+            after = state(trainer)
+            seen.append(after)
+            assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+            assert not any(after[name].any() for name in after.keys() - before.keys())
+            return replay
+
+    words = ("pe=vo_rope", "pe.trainable=true", f"optim={optim}", "train.stages=[[8,2],[16,4]]")
+    trainer = uncaptured(make("run", *words), Watched)
+    for step in range(1, 7):
+        trainer.train_step(step)
+        first_bad_steps.append(int(trainer.train_step.first_bad_step))
+    assert len(seen) == 2
+    assert first_bad_steps == [0] * 6
+
+
+def test_what_a_graph_uses_stays_in_place(make: Make) -> None:
+    """Its numbers are those of the step that was made last."""
+    trainer = uncaptured(make("run", "pe=qkvo_rope", "pe.trainable=true", "pe.trainable_lr=3"))
+    step = trainer.train_step
+    parameters = list(trainer.decoder.parameters())
+
+    def places() -> list[int]:
+        tensors = [parameter.grad for parameter in parameters]
+        tensors += [group["lr"] for group in step.optimizer.param_groups]
+        tensors += [*optimizer_tensors(step.optimizer, trainer.decoder).values(), *parameters]
+        return [tensor.data_ptr() for tensor in tensors if tensor is not None]
+
+    step(1)
+    before = places()
+    for number in range(2, 6):
+        step(number)
+        assert places() == before
+        rate = learning_rate(number, trainer.config)
+        rates = [float(group["lr"]) for group in step.optimizer.param_groups]
+        assert rates == pytest.approx([rate, rate, 3 * rate])
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_after_a_bad_step_no_step_changes_a_weight(make: Make, poison: float) -> None:
+    trainer = uncaptured(make("run"))
+    step = trainer.train_step
+    step(1)
+    before = state(trainer)
+    hook = trainer.decoder.lm_head.weight.register_hook(lambda gradient: gradient * poison)
+    bad = step(2)
+    hook.remove()
+    later = step(3)
+    assert bad is not None
+    assert later is not None
+    assert same(before, state(trainer))
+    assert [outcome.first_bad_step for outcome in (bad.read(), later.read())] == [2, 2]
+    assert math.isfinite(later.read().grad_norm)
+
+
+def test_a_stop_before_a_step_leaves_no_trace(make: Make) -> None:
+    whole, stopped = uncaptured(make("whole")), uncaptured(make("stopped"))
+    stopped.stop.requested = True
+    assert stopped.train_step(1) is None
+    stopped.stop.requested = False
+    stopped.train_step(1)
+    stopped.stop.requested = True
+    assert stopped.train_step(2) is None
+    stopped.stop.requested = False
+    assert stopped.train_step.order_sha256 != ""
+    for step in (1, 2):
+        whole.train_step(step)
+    stopped.train_step(2)
+    assert same(state(whole), state(stopped))
+    assert whole.train_step.order_sha256 == stopped.train_step.order_sha256
+
+
+def test_a_checkpoint_is_loaded_into_the_same_tensors(make: Make) -> None:
+    """A graph goes on from it, though loading drops the parameters' gradients."""
+    trainer = uncaptured(make("run"))
+    assert trainer.train() == "finished"
+    trained = state(trainer)
+    assert trainer.checkpoints.load()["step"] == 6
+    assert same(trained, state(trainer))
+    assert all(parameter.grad is None for parameter in trainer.decoder.parameters())
+
+    again = uncaptured(make("again"))
+    assert again.train() == "finished"
+    for step in (5, 6):
+        trainer.train_step(step)
+        again.train_step(step)
+    assert same(state(again), state(trainer))
+
+
+def test_a_step_that_cannot_be_captured_is_launched_by_kernels(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run goes on as if nothing had been tried, and its log gives the reason once."""
+
+    class Failing(Uncaptured):
+        def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+            launch()
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    plain, failing = make("plain"), uncaptured(make("failing"), Failing)
+    assert outcomes(failing) == outcomes(plain)
+    assert same(state(plain), state(failing))
+    assert failing.train_step.graphs is None
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"{failing.config.name}: steps are launched kernel by kernel, not as a graph: "
+        "called a synchronizing CUDA operation"
+    ]
+
+
+def test_a_cpu_makes_no_graph(make: Make) -> None:
+    step: Any = make("run").train_step
+    assert step.graphs is None

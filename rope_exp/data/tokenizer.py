@@ -143,6 +143,9 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     tokenizer.post_processor = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if isinstance(tokenizer.model, models.BPE):
+        # Dropout draws other tokens each time, and data_sha256 with them.
+        tokenizer.model.dropout = None
 
     for id_, token in tokenizer.get_added_tokens_decoder().items():
         if token.special and id_ in tokenizer.encode(token.content, add_special_tokens=False).ids:

@@ -75,7 +75,6 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
     table = pd.DataFrame(losses, dtype=float).sort_index()
     differences = table.sub(table.get(reference, np.nan), axis="index")
 
-    # The fields of `Contrast`, in their order.
     contrasts = pd.DataFrame(
         {
             "num_seeds": table.count(),
@@ -89,7 +88,7 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
     )
     ordered = contrasts.sort_values(["rank", "loss_mean"])
     values = ordered.astype(object).where(ordered.notna(), None)
-    return {label: Contrast(*row) for label, *row in values.itertuples(name=None)}
+    return {label: Contrast(**row) for label, row in values.to_dict("index").items()}
 
 
 def adjusted_means(table: pd.DataFrame) -> pd.Series:

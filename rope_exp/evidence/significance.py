@@ -118,7 +118,6 @@ def judge(
     if not found:
         return []
 
-    # The fields of `Judged`, in their order.
     frame = pd.DataFrame(found, columns=["a", "b", "num_seeds", "delta", "error", "df"])
     delta, error_P, df_P = (frame[key].to_numpy() for key in ("delta", "error", "df"))
     # If differences are equal to the last digit in every seed, the standard error is 0.
@@ -138,7 +137,7 @@ def judge(
         p_equivalent=equivalent,
         verdict=np.select(cases, ["equivalent", "open", "better"], "worse"),
     )
-    judged = [Judged(*line) for line in frame.itertuples(index=False)]
+    judged = [Judged(**line) for line in frame.to_dict("records")]
     for place, pair in enumerate(judged):
         if pair.verdict == "open":
             fewest, most = _seeds_needed(pair, len(judged))

@@ -11,6 +11,7 @@ from support.refused import refused
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig, LatentConfig
 from rope_exp.config.state_kinds import LinearConfig
+from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported
 from rope_exp.model.decoder import Decoder
 
@@ -281,6 +282,13 @@ def test_a_class_that_adds_nothing_in_some_layers() -> None:
     decoder = Decoder(Architecture(make_sizes(), made, VOCAB)).eval()
     decoder.initialise(0)
     assert_same(decoder, exported(decoder))
+
+
+def test_a_class_of_ones_own_is_in_its_own_model_alone() -> None:
+    """A model that is made later in the process, from a config without one, has none."""
+    plain = exported(decoder_of({}, {"rotate": ("v", "o")}), "always").config
+    assert exported(decoder_of({}, {"own": "Pull"})).model.has_own
+    assert not RopeExpForCausalLM(plain).model.has_own
 
 
 def test_a_position_past_the_learned_ones_is_named() -> None:

@@ -281,7 +281,10 @@ def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 def describe_done(folder: Path) -> str:
     """Return the message that is shown instead of running a run that is done."""
     result = describe(read_json(folder / RESULT))
-    return f"{folder} is done: {result}; run.fresh=true runs it anew"
+    return (
+        f"{folder} is done: {result}; run.fresh=true runs it anew, and a run of another run.dir "
+        f"trains its weights further with run.init_from={folder}"
+    )
 
 
 def describe(result: Mapping[str, Any]) -> str:

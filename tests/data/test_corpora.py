@@ -393,6 +393,12 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
         prepare(data_config(path=tmp_path / "nowhere"), BPE)
 
 
+def test_a_corpus_that_is_not_distributed_is_said_to_be_so() -> None:
+    """Data=english names such a folder."""
+    with refused("data.path=corpora/none: there is no such file", "docs/recipes.md says what to"):
+        open_dataset(data_config(path="corpora/none"))
+
+
 TABLE_DATA = data_config(path="x")
 
 

@@ -83,9 +83,7 @@ def test_a_pipe_or_a_folder_is_refused_by_name(
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_other_files_of_a_run_are_regular_too(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
+def test_other_files_of_a_run_are_regular_too(tmp_path: Path, make: Callable[[Path], None]) -> None:
     readers: dict[str, Callable[[Path], Any]] = {
         "config.yaml": read_config,
         "env.json": read_env,

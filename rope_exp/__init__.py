@@ -37,6 +37,10 @@ _NAMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     for module, names in _NAMES.items():
         if name in names:

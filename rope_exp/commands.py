@@ -73,6 +73,9 @@ def report(words: list[str]) -> int:
     )
     asked = parser.parse_args(words)
     out = asked.out or DEFAULT_OUTPUT.parent
+    for place in (out, *out.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError("--out", str(out), f"{place} is a file; name a folder")
 
     if asked.campaign is not None:
         for flag in ("runs", "group", "reference", "factors"):
@@ -120,6 +123,8 @@ def campaign(words: list[str]) -> int:
     parser.add_argument(
         "words",
         nargs="*",
+        # Otherwise argparse would name it as missing, too.
+        default=[],
         metavar="launch=slurm",
         help="submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
         "launch.runs_per_gpu, and do not wait for them",

@@ -58,6 +58,7 @@ def test_one_door_has_every_command(tmp_path: Path) -> None:
     assert_refused(run("trian"), "command=trian: must be one of train, campaign, sweep, report")
     assert_refused(run("report"), "results/runs")
     assert "usage: rope-exp campaign" in run("campaign", "--help").stdout
+    assert_refused(run("campaign"), "usage: the following arguments are required: NAME; see")
     assert_refused(run("campaign", "nosuch"), "campaign=nosuch: there is no such campaign")
     assert_refused(run("mirror", "nosuch"), "nosuch")
 
@@ -79,7 +80,38 @@ def test_mistakes_exit_with_2(tmp_path: Path) -> None:
         refused = command(word, cwd=tmp_path)
         assert_refused(refused, "campaign: is no key of a run; `rope-exp campaign NAME`")
     assert_refused(command("-m", "pe=glob(zz*)", cwd=tmp_path), "the sweep is empty")
+    no_slurm = command("launch=slurm", cwd=tmp_path, PATH=str(tmp_path))
+    assert_refused(no_slurm, "launch=slurm: there is no SLURM here (no srun); launch=slurm_local")
     assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "my" / "pe" / "kv_half.yaml", "rotate: [k, v]\n")
+    assert_refused(
+        command("pe=kv_half", cwd=tmp_path),
+        "pe=kv_half: there is no such choice without --config-dir my, which holds my/pe/kv_half",
+    )
+
+
+def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = 'rmdir "$PWD" && exec "$0" "$@"'
+    for words in (["train.py"], ["scripts/report.py"]):
+        done = subprocess.run(
+            ["sh", "-c", script, sys.executable, *(str(REPOSITORY / word) for word in words)],
+            cwd=tmp_path / "gone",
+            capture_output=True,
+            text=True,
+        )
+        assert_refused(done, "working folder: was deleted; change to another one")
+        (tmp_path / "gone").mkdir()
+
+
+def test_a_word_that_the_locale_cannot_read_is_named(tmp_path: Path) -> None:
+    done = command("run.dir='ü'", cwd=tmp_path, LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+    assert_refused(done, "word=", "is no text in this locale; set PYTHONUTF8=1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_notebook_completes_what_is_public() -> None:
+    assert dir(rope_exp) == sorted(rope_exp.__all__)
 
 
 def test_a_flag_may_stand_between_overrides(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from glob import escape
+from pathlib import Path
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -101,7 +103,11 @@ def _missing(error: MissingConfigException) -> ConfigError:
     options = [str(option) for option in error.options or ()]
 
     allowed = "there is no such choice"
-    if near := get_close_matches(choice, options, n=1):
+    # A choice of one's own lies in a folder that the command has not named.
+    own = sorted(Path().glob(f"*/{escape(f'{group}/{choice}.yaml')}"))
+    if own:
+        allowed += f" without --config-dir {own[0].parts[0]}, which holds {own[0]}"
+    elif near := get_close_matches(choice, options, n=1):
         allowed += f"; did you mean {near[0]}?"
     elif options:
         allowed += f"; choose one of {', '.join(options)}"

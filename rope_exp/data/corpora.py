@@ -1,26 +1,44 @@
-"""Corpora from files, folders and datasets of the hub, read by `datasets`.
+"""Corpora from files, folders and datasets of the hub, read as text.
 
-Only its readers for Parquet, JSON, CSV and text are used; none runs a dataset's code. Local Parquet
-files are read by pyarrow, whose memory grows less (docs/decisions/020).
+`datasets` finds the files of each split, and opens them wherever they are; none of a dataset's code
+is run. We read the files ourselves, row by row, because its readers guess the type of a column: a
+text that looks like a date or a missing value would be changed or lost (docs/decisions/020).
 """
 
 import functools
+import io
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
 from rope_exp.config.sections import DataConfig
 from rope_exp.data.documents import TRAIN, VALIDATION, Corpus
 from rope_exp.system.errors import ConfigError, DataError, first_line, show
 from rope_exp.system.files import json_sha256
 
-READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".txt": "text"}
+READERS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".json": "json",
+    ".jsonl": "json",
+    ".csv": "csv",
+    ".txt": "text",
+}
+# Files that `save_to_disk` of datasets writes beside its .arrow files.
+OF_ARROW = ("dataset_dict.json", "dataset_info.json", "state.json")
+# Other suffixes of packed files, which may hold text.
+PACKED = (".7z", ".bz2", ".lz4", ".tar", ".tgz", ".xz", ".zip")
 # Documents can be long, so only a few are read at once.
 ROWS = 64
+CHARS = 10 << 20
+SPACES = re.compile(r"\s*")
+# A mark of the byte order at the start of a file is not text.
+ENCODING = "utf-8-sig"
 
 
 def open_dataset(data: DataConfig) -> Corpus:
@@ -31,31 +49,30 @@ def open_dataset(data: DataConfig) -> Corpus:
         DataError: the hub did not answer.
     """
     with explaining(data):
-        builder = _local_builder(data) if data.kind == "files" else _hub_builder(data)
-        reader = type(builder).__module__.rpartition(".")[2]
-        if reader not in READERS.values():
-            raise path_error(data, f"is for the reader {reader}; there are {_names()}")
-        if reader == "text" and data.sample_by is not None:
-            builder.config.sample_by = data.sample_by
-
-        streams = _choose_sides(data, builder.as_streaming_dataset())
-        read = functools.partial(_rows, data=data)
         if data.kind == "hub":
+            builder = _hub_builder(data)
+            sides = _choose_sides(data, builder.config.data_files)
             facts = {"path": data.path, "subset": data.subset, "revision": data.revision}
-            return Corpus(data, streams, read, facts=facts)
+            return Corpus(data, sides, _reading(data, builder), facts=facts)
 
-        files = _choose_sides(data, builder.config.data_files)
-        paths = map(Path, itertools.chain.from_iterable(files.values()))
+        root = _root(data)
+        _check_names(data, root)
+        builder = _card_builder(data, root)
+        splits = _local_splits(data, root) if builder is None else builder.config.data_files
+        sides = _choose_sides(data, splits)
+        paths = map(Path, itertools.chain.from_iterable(sides.values()))
         num_bytes = sum(path.stat().st_size for path in paths)
-        if reader == "parquet":
-            streams = files
-            read = functools.partial(_parquet_texts, data=data)
-        return Corpus(data, streams, read, num_bytes, {"path": data.path})
+        return Corpus(data, sides, _reading(data, builder), num_bytes, {"path": data.path})
 
 
 def files_fingerprint(data: DataConfig) -> str:
     """Return a digest of `list_files`; contents are not read."""
-    return json_sha256(list_files(data))
+    files = list_files(data)
+    states: list[Any] = list(files)
+    if any(_reader(Path(name)) in ("csv", "json") for name, _, _ in files):
+        # Version 0.2.0 changed some texts of these formats: what it prepared is not used.
+        states.append("as text")
+    return json_sha256(states)
 
 
 def list_files(data: DataConfig) -> list[tuple[str, int, int]]:
@@ -100,8 +117,7 @@ def explaining(data: DataConfig, path: str | None = None) -> Iterator[None]:
     except (ConfigError, MemoryError):
         raise
     except Exception as error:
-        # datasets reads the first row of a JSON file, which an empty file lacks.
-        said = "it is empty" if isinstance(error, StopIteration) else first_line(error)
+        said = first_line(error)
         if data.kind == "files" or _is_mistake(error):
             raise path_error(data, f"cannot be read: {said}", path) from None
         hint = "the same command tries again"
@@ -126,9 +142,21 @@ def _is_mistake(error: Exception) -> bool:
 def _root(data: DataConfig) -> Path:
     path = Path(str(data.path)).expanduser().absolute()
     if not path.exists():
-        raise path_error(data, "there is no such file or folder")
+        hint = "; nothing in corpora/ is distributed: docs/recipes.md says what to put there"
+        is_there = str(data.path).startswith("corpora/")
+        raise path_error(data, f"there is no such file or folder{hint if is_there else ''}")
     # datasets resolves links to a folder when it names the folder's files.
     return path.resolve() if path.is_dir() else path
+
+
+def _check_names(data: DataConfig, root: Path) -> None:
+    """Refuse names that `datasets` takes for patterns, and links that it does not follow."""
+    if re.search(r"[*?\[\]]", str(root)):
+        raise path_error(data, "may not hold any of * ? [ ], which mean patterns")
+    for path in root.rglob("*"):
+        if path.is_symlink() and path.is_dir():
+            reason = "is a link to a folder, which would be left out; link its files"
+            raise path_error(data, reason, str(path))
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -139,24 +167,48 @@ def _files(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _local_builder(data: DataConfig) -> Any:
-    """Let datasets find the reader and the splits of a file or folder."""
-    root = _root(data)
-    if re.search(r"[*?\[\]]", str(root)):
-        raise path_error(data, "may not hold any of * ? [ ], which mean patterns")
-
-    load = load_datasets().load_dataset_builder
-    if root.is_dir():
-        builder = load(str(root), data.subset)
-        _refuse_left_out(data, root, builder.config.data_files)
-        return builder
+def _local_splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
+    """Return the readable files of a file or folder by split, as their names tell."""
     if data.subset is not None:
-        allowed = "is for a folder with a dataset card, or the hub; data.path is a file"
+        allowed = "is for a folder with a dataset card, or the hub; data.path has none"
         raise ConfigError("data.subset", data.subset, allowed)
-    reader = _reader(root)
-    if reader is None:
-        raise path_error(data, f"is no file that ends in {_names()}")
-    return load(reader, data_files={TRAIN: str(root)})
+    if root.is_file():
+        if _reader(root) is None:
+            raise path_error(data, f"is no file that ends in {_names()}")
+        return {TRAIN: [str(root)]}
+
+    load_datasets()
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    files = {str(path): _reader(path) for path in _files(root)}
+    if "arrow" in files.values():
+        files = {path: files[path] for path in files if Path(path).name not in OF_ARROW}
+    if not any(files.values()):
+        raise path_error(data, f"holds no file that ends in {_names()}")
+
+    listed = DataFilesDict.from_patterns(get_data_patterns(str(root)), base_path=str(root))
+    known = set(itertools.chain.from_iterable(listed.values()))
+    for path in files:
+        if files[path] and path not in known:
+            # If some names contain a split, datasets leaves out all others.
+            names = ", ".join(map(str, listed))
+            reason = f"would be left out beside the files of {names}"
+            raise path_error(data, f"{reason}; move it, or name it for a split", path)
+        if path.lower().endswith(PACKED):
+            raise path_error(data, "is packed; unpack it, or pack its files as .gz or .zst", path)
+
+    splits = {str(split): [path for path in listed[split] if files.get(path)] for split in listed}
+    return {split: paths for split, paths in splits.items() if paths}
+
+
+def _card_builder(data: DataConfig, root: Path) -> Any:
+    """Let datasets find the files of a folder whose README.md lists them; None without one."""
+    from huggingface_hub import metadata_load
+
+    card = root / "README.md"
+    if not card.is_file() or "configs" not in (metadata_load(card) or {}):
+        return None
+    return load_datasets().load_dataset_builder(str(root), data.subset)
 
 
 def _hub_builder(data: DataConfig) -> Any:
@@ -185,8 +237,6 @@ def load_datasets() -> Any:
             "zstd", lambda file, **_: pyarrow.CompressedInputStream(file, "zstd"), "zst"
         )
 
-    # Otherwise the first batch would import torch.
-    datasets.config.TORCH_AVAILABLE = False
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets
@@ -204,24 +254,6 @@ def _names() -> str:
     return f"{', '.join(READERS)} (or .gz or .zst after it)"
 
 
-def _refuse_left_out(data: DataConfig, root: Path, splits: Mapping[Any, Iterable[str]]) -> None:
-    """Refuse a folder that datasets would silently read only in part.
-
-    datasets reads only the most common format and, if some file names contain a split, only those
-    files. A README.md may list the intended files, so a folder with one is accepted as it is.
-    """
-    for path in root.rglob("*"):
-        if path.is_symlink() and path.is_dir():
-            reason = "is a link to a folder, which would be left out; link its files"
-            raise path_error(data, reason, str(path))
-    listed = {path for paths in splits.values() for path in paths}
-    left = [path for path in _files(root) if _reader(path) and str(path) not in listed]
-    if left and not (root / "README.md").exists():
-        names = ", ".join(map(str, splits))
-        reason = f"would be left out beside the files of {names}; move it, or name it for a split"
-        raise path_error(data, reason, str(left[0]))
-
-
 def _choose_sides(data: DataConfig, splits: Mapping[Any, Any]) -> dict[str, Any]:
     """Choose the splits to train and to validate on; others, such as test, are never read."""
     if TRAIN not in splits:
@@ -234,41 +266,160 @@ def _choose_sides(data: DataConfig, splits: Mapping[Any, Any]) -> dict[str, Any]
     return sides
 
 
-def _rows(stream: Any, data: DataConfig) -> Iterator[str]:
-    """Yield the texts of a `datasets` stream."""
-    with explaining(data):
-        # A column of mixed types is declared "Json" and arrives as strings of JSON.
-        kind = (stream.features or {}).get(data.text_column)
-        if "Json" in str(kind):
-            raise _no_text(data, kind)
-        for table in stream.with_format("arrow").iter(batch_size=ROWS):
-            yield from _texts(table, data)
+# -- readers ---------------------------------------------------------------------------------------
 
 
-def _parquet_texts(paths: Iterable[str], data: DataConfig) -> Iterator[str]:
-    """Yield the texts of local Parquet files."""
+def _reading(data: DataConfig, builder: Any) -> Any:
+    """Return the function that yields the texts of some files.
+
+    Args:
+        builder: of a dataset with a card, which names one reader for all files and may set its
+            options; None: each file's name tells its reader.
+    """
+    if builder is None:
+        return functools.partial(_read, data=data)
+    reader = type(builder).__module__.rpartition(".")[2]
+    if reader not in READERS.values():
+        raise path_error(data, f"is for the reader {reader}; there are {_names()}")
+    return functools.partial(_read, data=data, reader=reader, options=builder.config)
+
+
+def _read(
+    paths: Iterable[str], data: DataConfig, reader: str | None = None, options: Any = None
+) -> Iterator[str]:
+    """Yield the texts of files here or on the hub."""
+    read = {
+        "parquet": _parquet_texts,
+        "arrow": _arrow_texts,
+        "json": _json_texts,
+        "csv": _csv_texts,
+        "text": _plain_texts,
+    }
+    for path in paths:
+        with explaining(data, path if data.kind == "files" else None):
+            for file in _open(path):
+                texts = read[reader or str(_reader(Path(path)))](file, data, options)
+                yield from filter(None, texts)
+
+
+def _open(path: str) -> Iterator[Any]:
+    """Yield the binary files at a path or URL: itself unpacked, or each member of an archive."""
+    from datasets.utils.file_utils import xopen
+
+    manager = load_datasets().StreamingDownloadManager()
+    for url in manager.iter_files(manager.extract(path)):
+        with xopen(url, "rb") as file:
+            yield file
+
+
+def _parquet_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[str | None]:
     from pyarrow.parquet import ParquetFile
 
-    for path in paths:
-        with explaining(data, path), ParquetFile(path) as file:
-            _check_column(data, file.schema_arrow.names)
-            for batch in file.iter_batches(ROWS, columns=[data.text_column]):
-                yield from _texts(batch, data)
+    with ParquetFile(file) as table:
+        _check_column(data, table.schema_arrow.names)
+        for batch in table.iter_batches(ROWS, columns=[data.text_column]):
+            yield from _texts(batch, data)
 
 
-def _texts(table: Any, data: DataConfig) -> Iterator[str]:
-    """Yield the text column of an Arrow table, without empty rows."""
-    import pyarrow
+def _arrow_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[str | None]:
+    from pyarrow import ipc
+
+    for batch in ipc.open_stream(file):
+        yield from _texts(batch, data)
+
+
+def _csv_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str]:
+    import pandas as pd
+
+    # Every cell is text: pandas would read NA and null as missing values, and digits as numbers.
+    as_text = {"dtype": str, "na_filter": False, "chunksize": ROWS}
+    with pd.read_csv(file, **(options.pd_read_csv_kwargs if options else {}) | as_text) as tables:
+        for table in tables:
+            _check_column(data, list(table.columns))
+            if not isinstance(table.index, pd.RangeIndex):
+                # pandas would take the first cell of each row for the row's name.
+                raise ValueError("rows have more cells than the header; quote a text with commas")
+            yield from table[data.text_column]
+
+
+def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[str | None]:
+    """Yield the texts of JSON objects: one a line, one after another, or in an array."""
+    column = data.text_column
+    names: list[Any] = []
+    is_found = False
+    with io.TextIOWrapper(file, ENCODING) as lines:
+        for row in _json_rows(lines):
+            # An array may also hold the texts themselves.
+            values = row if isinstance(row, dict) else {column: row}
+            names = names or list(values)
+            is_found = is_found or column in values
+            text = values.get(column)
+            if not isinstance(text, str | None):
+                raise _no_text(data, type(text).__name__)
+            # JSON can hold half of a surrogate pair, which is no text.
+            (text or "").encode()
+            yield text
+    if names and not is_found:
+        _check_column(data, names)
+
+
+def _json_rows(lines: io.TextIOWrapper) -> Iterator[Any]:
+    """Yield the values of a file of JSON."""
+    filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    _, first = next(filled, (0, ""))
+    try:
+        row = json.loads(first)
+    except ValueError:
+        row = None
+    if isinstance(row, dict):
+        yield row
+        for number, line in filled:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
+            yield row
+        return
+
+    # An array, or values that are not on lines of their own, are read whole.
+    text = (first + lines.read()).strip()
+    end = 0
+    while end < len(text):
+        value, end = json.JSONDecoder().raw_decode(text, end)
+        yield from value if isinstance(value, list) else [value]
+        end = SPACES.match(text, end).end()  # type: ignore[union-attr]
+
+
+def _plain_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str]:
+    """Yield the lines, the paragraphs or all of a plain text."""
+    sample_by = data.sample_by or options.sample_by
+    with io.TextIOWrapper(file, ENCODING) as text:
+        if sample_by == "line":
+            yield from (line.rstrip("\n") for line in text)
+        elif sample_by == "document":
+            yield text.read()
+        else:
+            rest = ""
+            while chunk := text.read(CHARS):
+                *whole, rest = (rest + chunk).split("\n\n")
+                yield from whole
+            yield rest
+
+
+def _texts(table: Any, data: DataConfig) -> list[str | None]:
+    """Return the text column of an Arrow table."""
+    from pyarrow import types
 
     _check_column(data, table.schema.names)
     column = table.column(data.text_column)
     kind = column.type
-    if pyarrow.types.is_dictionary(kind):
+    if types.is_dictionary(kind):
         # pandas' categories store texts as numbers.
         kind = kind.value_type
-    if kind not in (pyarrow.string(), pyarrow.large_string(), pyarrow.null()):
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    if not (is_text or types.is_null(kind)):
         raise _no_text(data, column.type)
-    yield from filter(None, column.to_pylist())
+    return list(column.to_pylist())
 
 
 def _check_column(data: DataConfig, names: list[str]) -> None:

@@ -273,7 +273,8 @@ def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
     """Refuse a corpus without text, or without a document on one of the sides."""
     total = sum(num_documents.values())
     if total == 0:
-        raise ConfigError("data.text_column", data.text_column, "the corpus holds no text")
+        hint = f"of a table, the column data.text_column={data.text_column} is read"
+        raise ConfigError("data.path", data.path, f"holds no text; {hint}")
 
     for side in SIDES:
         if num_documents[side] == 0:

@@ -16,7 +16,7 @@ from rope_exp.config.sections import TokenizerConfig, is_commit
 from rope_exp.data.corpora import newest_commit
 from rope_exp.data.documents import pieces
 from rope_exp.system.errors import ConfigError, DataError, first_line
-from rope_exp.system.files import files_sha256
+from rope_exp.system.files import check_regular, files_sha256
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -51,6 +51,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         DataError: it is no tokenizer.
     """
     try:
+        check_regular(Path(path))
         tokenizer = Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -143,6 +144,9 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     tokenizer.post_processor = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if isinstance(tokenizer.model, models.BPE):
+        # Dropout draws other tokens each time, and data_sha256 with them.
+        tokenizer.model.dropout = None
 
     for id_, token in tokenizer.get_added_tokens_decoder().items():
         if token.special and id_ in tokenizer.encode(token.content, add_special_tokens=False).ids:

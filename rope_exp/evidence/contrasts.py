@@ -7,6 +7,7 @@ means are never subtracted. Plain float64, seeds in order.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,7 +76,6 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
     table = pd.DataFrame(losses, dtype=float).sort_index()
     differences = table.sub(table.get(reference, np.nan), axis="index")
 
-    # The fields of `Contrast`, in their order.
     contrasts = pd.DataFrame(
         {
             "num_seeds": table.count(),
@@ -89,7 +89,8 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
     )
     ordered = contrasts.sort_values(["rank", "loss_mean"])
     values = ordered.astype(object).where(ordered.notna(), None)
-    return {label: Contrast(*row) for label, *row in values.itertuples(name=None)}
+    lines: Any = values.to_dict("index")
+    return {label: Contrast(**line) for label, line in lines.items()}
 
 
 def adjusted_means(table: pd.DataFrame) -> pd.Series:

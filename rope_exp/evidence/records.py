@@ -222,9 +222,10 @@ def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[
 def _check_commit(run: Run) -> None:
     """Refuse a run if any of its starts used code that its commit does not contain."""
     git = run.env.get("git") or {}
-    # Starts before the last one are known only by their marks, as provenance spells them.
-    earlier = [mark for mark in run.env.get("marks", ()) if mark.startswith("went on with git ")]
-    if git.get("dirty") or any("+" in mark for mark in earlier):
+    states = [git, *run.env.get("earlier_git", ())]
+    # Version 0.2.0 recorded the code of earlier starts only in the words of its marks.
+    marks = [mark for mark in run.env.get("marks", ()) if mark.startswith("went on with git ")]
+    if any(state and state["dirty"] for state in states) or any("+" in mark for mark in marks):
         raise ReportError(
             f"{run.folder} was trained with code that was changed since {git.get('commit')!s:.10}: "
             "remove it and commit, and the campaign reruns this cell"

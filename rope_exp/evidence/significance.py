@@ -13,7 +13,7 @@ standard error is s sqrt(2/n), with s^2 the residual variance of the layout, poo
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -134,7 +134,6 @@ def judge(
     if not found:
         return []
 
-    # The fields of `Judged`, in their order.
     frame = pd.DataFrame(found, columns=["a", "b", "num_seeds", "delta", "error", "df"])
     delta, error_P, df_P = (frame[key].to_numpy() for key in ("delta", "error", "df"))
     # If differences are equal to the last digit in every seed, the standard error is 0.
@@ -154,7 +153,8 @@ def judge(
         p_equivalent=equivalent,
         verdict=np.select(cases, ["equivalent", "open", "better"], "worse"),
     )
-    judged = [Judged(*line) for line in frame.itertuples(index=False)]
+    lines: Any = frame.to_dict("records")
+    judged = [Judged(**line) for line in lines]
     for place, pair in enumerate(judged):
         if pair.verdict == "open":
             fewest, most = _seeds_needed(pair, len(judged))

@@ -4,6 +4,7 @@ A model that transformers has already is exported as that: RoPE on q and k is Ll
 DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come with their own code.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -65,22 +66,38 @@ def export(
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
     run = opened(run_dir, code, step)
-    disable_progress_bar()
-    out.mkdir(parents=True, exist_ok=True)
-    run.model.save_pretrained(out)
-    run.tokenizer.save_pretrained(out)
-    write_own(out, run.config.pe)
-    # transformers gives weights to their owner alone.
-    for path in out.glob("*.safetensors"):
-        path.chmod(0o644)
     name = type(run.model).__name__
     digest = weights_sha256(run.weights)
-    said = card(run_dir, run.config, run.step, name, place or out.name, digest)
-    (out / "README.md").write_text(said, encoding="utf-8")
-    if results := eval_results(run.config, run.step, read_result(run_dir) or {}):
-        (out / ".eval_results").mkdir()
-        (out / ".eval_results" / "rope_exp.yaml").write_text(results, encoding="utf-8")
+    about = card(run_dir, run.config, run.step, name, place or out.name, digest)
+    results = eval_results(run.config, run.step, read_result(run_dir) or {})
+
+    # Written beside and renamed: after a kill, the same command finds no half of an export.
+    out = out.resolve()
+    new = out.with_name(f".{out.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        _write(new, run, about, results)
+        # Only an existing, empty folder is in the way.
+        new.replace(out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
     return name
+
+
+def _write(folder: Path, run: "Opened", about: str, results: str | None) -> None:
+    """Write all files of an export into a folder."""
+    disable_progress_bar()
+    run.model.save_pretrained(folder)
+    run.tokenizer.save_pretrained(folder)
+    write_own(folder, run.config.pe)
+    # transformers gives weights to their owner alone.
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)
+    (folder / "README.md").write_text(about, encoding="utf-8")
+    if results:
+        (folder / ".eval_results").mkdir()
+        (folder / ".eval_results" / "rope_exp.yaml").write_text(results, encoding="utf-8")
 
 
 class Opened(NamedTuple):
@@ -127,9 +144,13 @@ def exported(
         if pe.code is not None:
             # Before a model is made: some files have no copy.
             own_file(pe)
-        modeling_rope_exp.OWN = None if pe.code is None else class_of(pe)
         config = RopeExpConfig(**keys, **_positions(architecture))
-        made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+        # Our code reads the class from its module as a model is made, and at no other time.
+        modeling_rope_exp.OWN = None if pe.code is None else class_of(pe)
+        try:
+            made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+        finally:
+            modeling_rope_exp.OWN = None
     made.load_state_dict(weights(decoder))
     return made.eval()
 

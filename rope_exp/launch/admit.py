@@ -223,10 +223,12 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
     if differing:
         is_edited = before.pe.code_sha256 != job.config.pe.code_sha256
         name = "give the changed file a pe.name of its own, " if is_edited else ""
+        longer = f" (run.init_from={folder} there trains the weights further)"
+        is_longer = before.train.num_steps < job.config.train.num_steps
         raise _folder_error(
             job,
             f"belongs to another config ({'; '.join(differing)}); {name}choose another run.dir "
-            "or run.group, or move it aside with run.fresh=true",
+            f"or run.group{longer if is_longer else ''}, or move it aside with run.fresh=true",
         )
 
     result = read_result(folder)

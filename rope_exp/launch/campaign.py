@@ -3,8 +3,10 @@
 A cell with a record is done, on every machine. A stopped run resumes from its checkpoints.
 """
 
+import math
 import platform
 import tarfile
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,6 +40,7 @@ from rope_exp.system.signals import interrupt, on_signal
 DONE = ("finished", "diverged")
 # Statuses of runs that this command has not begun.
 NOT_BEGUN = ("waiting", "elsewhere")
+LOOK_SECONDS = 2.0  # between two looks for records from other machines
 # Keys of `launch` about the jobs of a cluster.
 OF_JOBS = ("launch.cells_per_job", "launch.runs_per_gpu")
 
@@ -78,9 +81,18 @@ def run_campaign(
         job.title = cell.name
         make_folder(job)
 
+    looked = -math.inf
+
     def keep_records() -> None:
+        nonlocal looked
+        arrived: set[str] = set()
+        if time.monotonic() - looked > LOOK_SECONDS:
+            # Before the cells: what arrives meanwhile is seen the next time.
+            arrived = {path.stem for path in progress.folder.glob("*.json")}
+            looked = time.monotonic()
         for job, cell in zip(jobs, cells, strict=True):
-            if _record(progress, cell, job):
+            came = job.status in NOT_BEGUN and cell.name in arrived
+            if (came or job.status in DONE) and _record(progress, cell, job):
                 _archive(progress, archive, again=True)
                 _keep_weights(progress, [cell], weights, again=True)
 
@@ -166,7 +178,7 @@ def _check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:
 
 
 def _record(progress: Progress, cell: Cell, job: Job) -> bool:
-    """Write a cell's record if its run is done; if that fails, the run has failed.
+    """Write the record of a cell that is done; if that fails, the run has failed.
 
     A record that arrived from another machine meanwhile is kept.
 
@@ -174,8 +186,7 @@ def _record(progress: Progress, cell: Cell, job: Job) -> bool:
         True if there was a record to write or to read.
     """
     path = progress.path(cell)
-    came = job.status in NOT_BEGUN and path.exists()
-    if cell.name in progress.done or not (job.status in DONE or came):
+    if cell.name in progress.done:
         return False
 
     try:

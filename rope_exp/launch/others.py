@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from itertools import compress
+from shutil import which
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -10,7 +11,7 @@ from hydra.plugins.launcher import Launcher
 
 from rope_exp.launch.task import exit_codes
 from rope_exp.system.console import log
-from rope_exp.system.errors import EXIT_FAILED, first_line
+from rope_exp.system.errors import EXIT_FAILED, ConfigError, first_line
 
 
 class Telling(Launcher):
@@ -48,6 +49,10 @@ def telling(instantiate: Callable[..., Launcher]) -> Callable[..., Launcher]:
 
     def made(*args: Any, **kwargs: Any) -> Launcher:
         launcher = instantiate(*args, **kwargs)
+        # Before Hydra writes anything about the sweep.
+        if type(launcher).__name__ == "SlurmLauncher" and which("srun") is None:
+            allowed = "there is no SLURM here (no srun); launch=slurm_local rehearses it"
+            raise ConfigError("launch", "slurm", allowed)
         is_ours = type(launcher).__module__ == "hydra_plugins.rope_exp_launcher"
         return launcher if is_ours else Telling(launcher)
 

@@ -45,6 +45,11 @@ class Progress:
             if self.path(cell).exists():
                 self.read(cell)
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the campaign's records."""
+        return self.records / self.campaign.name
+
     def path(self, cell: Cell) -> Path:
         """Return the path of a cell's record."""
         return record_path(self.records, self.campaign.name, cell.name)
@@ -78,11 +83,11 @@ class Progress:
     def notes(self) -> list[str]:
         """Return notes on records that belong to no cell, and on cells that diverged."""
         names = {cell.name for cell in self.campaign.cells}
-        folder = self.records / self.campaign.name
-        strangers = [path.name for path in sorted(folder.glob("*.json")) if path.stem not in names]
+        found = sorted(self.folder.glob("*.json"))
+        strangers = [path.name for path in found if path.stem not in names]
         diverged = [name for name, run in self.done.items() if run.status == "diverged"]
         notes = {
-            f"{folder} holds what is of no cell of the campaign, and reports read it all the "
+            f"{self.folder} holds what is of no cell of the campaign, and reports read it all the "
             "same": strangers,
             f"{self.campaign.name}: diverged, and so done": diverged,
         }

@@ -7,7 +7,7 @@ from typing import Any
 
 from rope_exp.launch.job import Job
 from rope_exp.run.metrics import newest_values
-from rope_exp.system.console import Bars, describe_row, log, time_left
+from rope_exp.system.console import Bars, Estimate, describe_row, log
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 30.0  # between plain lines about all running jobs
@@ -22,9 +22,8 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = jobs
         self._num_steps = sum(job.config.train.num_steps for job in jobs)
-        self._steps_before: int | None = None
-        self._started = time.monotonic()
-        self._last_line = self._started
+        self._estimate: Estimate | None = None
+        self._last_line = time.monotonic()
         self._refreshed = 0.0
 
         # By job: the newest value of each column, and the status that was shown last.
@@ -73,10 +72,9 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
             if self._bars.disable and has_changed:
                 log(f"{job.name}: {words}")
 
-        if self._steps_before is None:
-            self._steps_before = done
-        before = self._steps_before
-        left = time_left(now - self._started, done - before, self._num_steps - before)
+        if self._estimate is None:
+            self._estimate = Estimate(now, done)
+        left = self._estimate.left(now, done, self._num_steps)
         num_ended = sum(job.status in ENDED for job in self._jobs)
         words = f"{num_ended} of {len(self._jobs)} runs ended, {left}"
         self._bars.update(self._sweep, completed=done, words=words)

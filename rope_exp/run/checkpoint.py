@@ -27,6 +27,7 @@ from rope_exp.run.folder import step_folder as step_folder
 from rope_exp.system.console import log
 from rope_exp.system.errors import CheckpointError, RecordError, first_line
 from rope_exp.system.files import (
+    check_regular,
     explaining_full_disk,
     make_folders,
     read_json,
@@ -141,6 +142,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _sha256(path: Path) -> str:
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -14,6 +14,7 @@ import yaml
 from pydantic import ConfigDict, Field, FiniteFloat, with_config
 from typing_extensions import TypedDict
 
+from rope_exp.config.probes import Answers
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
     Count,
@@ -25,7 +26,13 @@ from rope_exp.config.schema import (
     convert,
 )
 from rope_exp.system.errors import ConfigError, RecordError
-from rope_exp.system.files import json_sha256, read_json, readable, write_atomically
+from rope_exp.system.files import (
+    check_regular,
+    json_sha256,
+    read_json,
+    readable,
+    write_atomically,
+)
 
 CONFIG = "config.yaml"
 ENV = "env.json"
@@ -121,8 +128,11 @@ class Env(TypedDict):
     torch: NotRequired[str]
     num_threads: NotRequired[Count]
     world_size: NotRequired[Count]
+    versions: NotRequired[dict[str, str]]
     corpus: NotRequired[_Corpus]
     git: NotRequired[_Git | None]
+    # The code of earlier starts, where it was other code; missing in files of version 0.2.0.
+    earlier_git: NotRequired[list[_Git | None]]
     # Missing if the run drew its weights.
     init_from: NotRequired[OriginFacts]
 
@@ -151,6 +161,7 @@ def read_config(folder: Path) -> RunConfig:
         RecordError: it is missing, or is not a config of this version's format.
     """
     path = folder / CONFIG
+    check_regular(path)
     with readable(path, yaml.YAMLError):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
 
@@ -211,11 +222,12 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers with another digest than the result's, if it has one.
+    """Refuse answers of other types, or with another digest than the result's, if it has one.
 
     Raises:
         RecordError: the content of `path` was changed since the run wrote it.
     """
+    checked(f"{path} probes", answers, Answers)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         found = json_sha256(answers)
@@ -269,7 +281,10 @@ def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 def describe_done(folder: Path) -> str:
     """Return the message that is shown instead of running a run that is done."""
     result = describe(read_json(folder / RESULT))
-    return f"{folder} is done: {result}; run.fresh=true runs it anew"
+    return (
+        f"{folder} is done: {result}; run.fresh=true runs it anew, and a run of another run.dir "
+        f"trains its weights further with run.init_from={folder}"
+    )
 
 
 def describe(result: Mapping[str, Any]) -> str:

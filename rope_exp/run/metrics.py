@@ -17,7 +17,13 @@ from typing_extensions import TypedDict
 from rope_exp.config.schema import Count
 from rope_exp.run.folder import checked
 from rope_exp.system.errors import RecordError
-from rope_exp.system.files import explaining_full_disk, parse_json, readable, write_atomically
+from rope_exp.system.files import (
+    check_regular,
+    explaining_full_disk,
+    parse_json,
+    readable,
+    write_atomically,
+)
 
 METRICS = "metrics.jsonl"
 NEWEST_BYTES = 4096  # enough for several rows
@@ -39,6 +45,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             row before. The message names file and line.
     """
     path = folder / METRICS
+    check_regular(path)
     with readable(path):
         # A run that starts over removes the old file, perhaps just now.
         try:
@@ -61,7 +68,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def newest_values(folder: Path) -> dict[str, Any]:
     """Return the newest value of each column in the last rows; {} if no row can be read."""
     values: dict[str, Any] = {}
-    with suppress(OSError, RecordError), (folder / METRICS).open("rb") as file:
+    path = folder / METRICS
+    # Opening a pipe would wait for a writer.
+    if not path.is_file():
+        return values
+    with suppress(OSError, RecordError), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - NEWEST_BYTES, 0))
         # The first line may lack its beginning, and the last its end.

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,8 @@ from rich.console import Console
 
 BAR_SECONDS = 0.2  # between two updates of a bar
 LINE_SECONDS = 10.0  # between plain lines
+RECENT_SECONDS = 60.0  # an estimate of the time left is by the speed since then
+VARIES = 1.5  # ratio of that speed and the mean from which an estimate says so
 # The columns of a run's metrics that are shown, with their formats.
 COLUMNS = {
     "train/loss": ", loss {:.4f}",
@@ -69,6 +72,41 @@ def time_left(seconds: float, done: int, total: int) -> str:
     return f"{left} left"
 
 
+class Estimate:
+    """An estimate of the time that a task still takes, by its speed of the last minute.
+
+    The mean since the beginning would go on telling of an hour in which the machine was busy.
+    """
+
+    def __init__(self, now: float, done: int) -> None:
+        """Begin at a time of the monotonic clock, when `done` was done already."""
+        self._first = (now, done)
+        # Each time at which more was done: those of the last minute, and one before.
+        self._points = deque([self._first])
+
+    def skip(self, seconds: float) -> None:
+        """Leave out a pause that has just ended."""
+        self._first = (self._first[0] + seconds, self._first[1])
+        self._points = deque((time + seconds, done) for time, done in self._points)
+
+    def left(self, now: float, done: int, total: int) -> str:
+        """Return the time left in words; they say so if the speed is not the mean."""
+        if done != self._points[-1][1]:
+            self._points.append((now, done))
+        while len(self._points) > 2 and self._points[1][0] <= now - RECENT_SECONDS:
+            self._points.popleft()
+
+        then, before = self._points[0]
+        newest, _ = self._points[-1]
+        words = time_left(newest - then, done - before, total - before)
+        began, first = self._first
+        # In steps times seconds, which may be zero.
+        recent, mean = (done - before) * (newest - began), (done - first) * (newest - then)
+        if 0 < VARIES * min(recent, mean) < max(recent, mean):
+            words += " at the last minute's speed, which varies"
+        return words
+
+
 def describe_row(row: Mapping[str, Any]) -> str:
     """Return the numbers of a row of metrics that are shown, each after a comma."""
     words = ""
@@ -118,10 +156,9 @@ class Progress(Bars):
         super().__init__(shown=shown)
         self._name = name
         self._total = total
-        self._first = done
         self._shown = shown
-        self._began = time.monotonic()
-        self._last_shown = self._began
+        self._last_shown = time.monotonic()
+        self._estimate = Estimate(self._last_shown, done)
         self._stepped = 0.0
         self._validation = ""
         self._bar = self.add_task(name, total=total, completed=done, words="")
@@ -140,8 +177,7 @@ class Progress(Bars):
         """
         now = time.monotonic()
         if not self._stepped:
-            self._began = now
-            self._first = step
+            self._estimate = Estimate(now, step)
         self._stepped = now
         if not self.disable:
             self.show(step, f"step {step}/{self._total}, loss {loss:.3f}{self._validation}")
@@ -154,7 +190,7 @@ class Progress(Bars):
         is_evaluated = "val/loss" in row
         if is_evaluated:
             if self._stepped and not self._validation:
-                self._began += time.monotonic() - self._stepped
+                self._estimate.skip(time.monotonic() - self._stepped)
             self._validation = COLUMNS["val/loss"].format(row["val/loss"])
 
         words = f"step {row['step']}/{self._total}{describe_row(row)}"
@@ -167,8 +203,7 @@ class Progress(Bars):
         """Show the progress, unless something was shown a moment ago."""
         now = time.monotonic()
         if self._total:
-            seconds = now - self._began
-            words += f", {time_left(seconds, done - self._first, self._total - self._first)}"
+            words += f", {self._estimate.left(now, done, self._total)}"
         self.update(self._bar, completed=done, words=words)
 
         pause = LINE_SECONDS if self.disable else BAR_SECONDS

@@ -1,6 +1,6 @@
 """Atomic and durable writes, locks that end with their processes, free disk space, and JSON.
 
-No torch, and nothing of the project.
+No torch, and nothing of the project but its errors.
 """
 
 import errno
@@ -167,12 +167,23 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
+def check_regular(path: Path) -> None:
+    """Refuse a folder, a pipe or a device in place of a file: reading it might never end.
+
+    Raises:
+        RecordError: naming it. A missing file is left to its reader.
+    """
+    if path.exists() and not path.is_file():
+        raise RecordError(f"{path} is no regular file")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
         RecordError: the file is missing, is no JSON, or holds no object.
     """
+    check_regular(path)
     with readable(path):
         content = path.read_bytes()
     return parse_json(path, content)

@@ -150,7 +150,8 @@ def environment(
 
     Args:
         old: env.json of the run's previous start, {} at the first. Changes since then are noted
-            in `marks`; the origin of the initial weights is kept.
+            in `marks`, and the code of earlier starts in `earlier_git`; the origin of the
+            initial weights is kept.
     """
     here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
     changed = [
@@ -160,10 +161,14 @@ def environment(
     ]
     if config.init_weights is not None:
         facts["init_from"] = old.get("init_from") or find_origin(str(config.run.init_from)).facts
+    earlier_git = list(old.get("earlier_git", []))
+    if "git" in old and old["git"] != here["git"]:
+        earlier_git.append(old["git"])
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {
         **here,
         "marks": [*old.get("marks", []), *changed],
+        "earlier_git": earlier_git,
         "started": [*old.get("started", []), now],
         "deterministic": config.train.deterministic,
         "accelerate": parallel.facts(),

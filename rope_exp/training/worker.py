@@ -135,11 +135,14 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         }
         if launch.device == "cuda":
             facts["attention"] = trainer.attention_backends()
-        env = environment(config, parallel, read_env(folder), **facts)
+        old = read_env(folder)
+        env = environment(config, parallel, old, **facts)
         write_json(folder / ENV, env)
         write_atomically(folder / "tokenizer.json", data.tokenizer_json)
         if trainer.step:
             log(f"{config.name}: resumes from step {trainer.step}")
+        for mark in env["marks"][len(old.get("marks", ())) :]:
+            log(f"{config.name}: {mark}")
         log(f"{config.name}: {describe_run(config, trainer.num_parameters)}, in {folder}")
         log(f"{config.name}: {describe_start(config, data.num_train_tokens)}")
         if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:

@@ -1,6 +1,7 @@
 """Tests of the hashes that identify runs, which must never change."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from support.configs import NINE
@@ -17,7 +18,11 @@ from rope_exp.config.schema import (
     numeric_values,
     setting,
 )
+from rope_exp.config.sections import DataConfig
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
+from rope_exp.config.variants import PeConfig
+from rope_exp.data.prepare import OF_TOKENS
+from rope_exp.evidence.comparable import _OWN_PARAMETERS
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.system.files import json_sha256
 
@@ -129,6 +134,47 @@ MUON_SHA256 = "cff3586e2f638063"
 
 # The initial weights of all nine variants at the default size, unchanged since the first table.
 INIT_SHA256 = "974a1ad689b595d8052f2b532ed25f5543828304e29755ad3a3f36e2959d55ab"
+
+
+# Numeric keys that change no token: the fingerprint of the corpus covers its path.
+NOT_OF_TOKENS = {
+    "path",
+    "seed",
+    "reset_positions",
+    "document_mask",
+    "random_start",
+    "order",
+    "period",
+}
+# Numeric keys of a variant that give it no parameters by themselves.
+NO_PARAMETERS = {
+    "name",
+    "rotate",
+    "base",
+    "fraction",
+    "start",
+    "precision",
+    "base_vo",
+    "fraction_vo",
+    "layers",
+    "layers_vo",
+    "trainable_lr",
+    "input_scale",
+    "code",
+}
+
+
+def test_a_new_key_is_entered_in_every_list() -> None:
+    """A key that is forgotten in OF_TOKENS would serve stale tokens in silence."""
+
+    def numeric(section: Any) -> set[str]:
+        return {field.name for field in dataclasses.fields(section) if field.metadata["numeric"]}
+
+    assert numeric(DataConfig) == {*OF_TOKENS} | NOT_OF_TOKENS
+    assert {*OF_TOKENS} & NOT_OF_TOKENS == set()
+    own = {key.removeprefix("pe.") for key in _OWN_PARAMETERS}
+    assert numeric(PeConfig) == own | NO_PARAMETERS
+    assert own & NO_PARAMETERS == set()
 
 
 def test_defaults_are_what_they_were() -> None:

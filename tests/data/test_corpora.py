@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -163,6 +164,70 @@ def test_csv_is_read(tmp_path: Path) -> None:
     assert texts_of(tmp_path / "a.csv") == ["two\nlines", "b"]
 
 
+def test_cells_of_csv_are_text_as_it_is_written(tmp_path: Path) -> None:
+    """No cell is a missing value or a number, with or without quotes, in any chunk of rows."""
+    texts = ["null", "NA", "None", "nan", "N/A", "NULL", "n/a", "1.50", "007", "2020-01-01", "True"]
+    numbers = [str(number) for number in range(20_000)]
+    for quote in ("", '"'):
+        rows = [f"{quote}{text}{quote}\n" for text in [*texts, *numbers]]
+        (tmp_path / "a.csv").write_text("text\n" + "".join(rows))
+        assert texts_of(tmp_path / "a.csv") == [*texts, *numbers]
+    (tmp_path / "a.csv").write_text("n,text,m\n1,,x\n2\n3,NA\n")
+    assert texts_of(tmp_path / "a.csv") == ["NA"]
+
+
+def test_json_keeps_texts_that_look_like_dates(tmp_path: Path) -> None:
+    """In every shard, and whatever other columns hold; a shard may hold null alone."""
+    dates = ["2020-01-01", "2020-01-01T10:00:00Z", "2020-01-01 00:00:00"]
+    shards: tuple[list[Any], ...] = (
+        [{"text": None}],
+        [{"text": date} for date in dates],
+        [{"text": "a", "n": 1}, {"text": "b", "n": "x"}],
+        [{"m": {"n": [1]}, "text": "c"}],
+    )
+    for number, rows in enumerate(shards):
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (tmp_path / f"{number}.jsonl").write_text("".join(lines))
+    assert texts_of(tmp_path) == [*dates, "a", "b", "c"]
+    assert texts_of(tmp_path / "1.jsonl") == dates
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str) -> None:
+    content = {"a.txt": "a", "a.jsonl": '{"text": "a"}', "a.csv": "text\na\n"}[name]
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
+    assert texts_of(tmp_path / name, sample_by="document") == ["a"]
+
+
+def test_a_folder_may_mix_formats(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT").write_text("a")
+    (tmp_path / "b.csv").write_text("text\nb\n")
+    (tmp_path / "C.JSONL").write_text('{"text": "c"}\n')
+    (tmp_path / "d.json").write_text('["d"]')
+    write_parquet(tmp_path / "e.parquet", ["e"])
+    (tmp_path / "LICENSE").write_text("no text of the corpus")
+    assert sorted(texts_of(tmp_path, sample_by="document")) == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view()])
+def test_every_type_of_text_is_text(tmp_path: Path, kind: pa.DataType) -> None:
+    pq.write_table(pa.table({"text": pa.array(TEXTS, kind)}), tmp_path / "a.parquet")
+    assert texts_of(tmp_path / "a.parquet") == TEXTS
+
+
+def test_a_dataset_saved_to_disk_is_read(tmp_path: Path) -> None:
+    """Alone, and with splits; the JSON files beside it are not text."""
+    whole = datasets.Dataset.from_dict({"text": TEXTS})
+    whole.save_to_disk(tmp_path / "whole")
+    assert texts_of(tmp_path / "whole") == TEXTS
+
+    splits = {side: datasets.Dataset.from_dict({"text": SPLITS[side]}) for side in SPLITS}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "splits")
+    prepared = prepare(data_config(path=tmp_path / "splits"), BYTES)
+    assert documents_of(prepared, "train") == TEXTS
+    assert documents_of(prepared, "validation") == ["held out"]
+
+
 def test_zstd_needs_no_further_package(tmp_path: Path) -> None:
     content = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
     (tmp_path / "a.jsonl.zst").write_bytes(pa.compress(content, codec="zstd", asbytes=True))
@@ -191,26 +256,29 @@ def parquet_bytes(values: list[Any]) -> bytes:
     return bytes(sink.getvalue())
 
 
+NO_TEXT = ("data.path=", "holds no text; of a table, the column data.text_column=text is read")
 GOOD = parquet_bytes(TEXTS)
 BROKEN = GOOD[:200] + bytes(400) + GOOD[600:]  # an intact footer after broken pages
 BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ...]]] = {
     "no usable file": (
         {"a.doc": b"a"},
         {},
-        ("data.path=", "data files"),
+        ("data.path=", "holds no file that ends in .parquet, .arrow, .json, .jsonl, .csv, .txt"),
     ),
-    "an empty folder": ({}, {}, ("data.path=", "doesn't contain any data files")),
-    "two kinds": (
-        {"a.txt": b"a", "b.parquet": GOOD},
+    "an empty folder": ({}, {}, ("data.path=", "holds no file that ends in .parquet")),
+    "an archive beside texts": ({"a.txt": b"a", "b.zip": b"PK"}, {}, ("b.zip: is packed; unpack",)),
+    "an empty text": ({"a.txt": b""}, {}, NO_TEXT),
+    "an empty JSON": ({"a.jsonl": b""}, {}, NO_TEXT),
+    "an empty table": ({"a.parquet": parquet_bytes([])}, {}, NO_TEXT),
+    "a comma without quotes": (
+        {"a.csv": b"text\na, b\nc, d\n"},
         {},
-        ("a.txt: would be left out beside the files of train",),
+        ("a.csv: cannot be read: rows have more cells than the header",),
     ),
-    "an empty text": ({"a.txt": b""}, {}, ("data.text_column=text: the corpus holds no text",)),
-    "an empty JSON": ({"a.jsonl": b""}, {}, ("data.path=", "cannot be read: it is empty")),
-    "an empty table": (
-        {"a.parquet": parquet_bytes([])},
+    "half a surrogate pair": (
+        {"a.jsonl": b'{"text": "\\ud83d"}\n'},
         {},
-        ("data.text_column=text: the corpus holds no text",),
+        ("a.jsonl: cannot be read: 'utf-8' codec can't encode", "surrogates not allowed"),
     ),
     "another column": (
         {"a.parquet": GOOD},
@@ -231,33 +299,29 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
     "mixed values": (
         {"a.jsonl": b'{"text": "a"}\n{"text": 1}\n'},
         {},
-        ("data.text_column=text: holds Json(decode=True), not text",),
+        ("data.text_column=text: holds int, not text",),
     ),
     "rows that are none": (
         {"a.json": b"[1, 2]"},
         {},
-        ("data.text_column=text: holds int64, not text",),
+        ("data.text_column=text: holds int, not text",),
     ),
-    "no values": (
-        {"a.parquet": parquet_bytes([None, "", None])},
-        {},
-        ("data.text_column=text: the corpus holds no text",),
-    ),
+    "no values": ({"a.parquet": parquet_bytes([None, "", None])}, {}, NO_TEXT),
     "latin-1": ({"a.txt": b"fine", "b.txt": b"caf\xe9"}, {}, ("cannot be read: 'utf-8' codec",)),
     "broken JSON": (
         {"a.jsonl": b'{"text": "a"}\n' * 9, "b.jsonl": b'{"text": \n'},
         {},
-        ("cannot be read: JSON parse error: Invalid value. in row 0",),
+        ("b.jsonl: cannot be read: Expecting value: line 1 column 9",),
     ),
     "broken JSON later": (
         {"a.jsonl": b'{"text": "a"}\n\n' * 9 + b'{"text": "b" 3}\n'},
         {},
-        ("cannot be read: JSON parse error: Missing a comma", "in row 9"),
+        ("a.jsonl: cannot be read: line 19, column 14: Expecting ',' delimiter",),
     ),
     "broken JSON of one value": (
         {"a.json": b'[{"text": "a"},\n{"text": "b" 3}]\n'},
         {},
-        ("cannot be read: Unexpected character",),
+        ("a.json: cannot be read: Expecting ',' delimiter: line 2 column 14",),
     ),
     "no Parquet": (
         {"a.parquet": GOOD, "b.parquet": b"PAR1 no"},
@@ -289,7 +353,7 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], Mapping[str, Any], tuple[str, ..
         {"validation_split": "train"},
         ("data.validation_split=train",),
     ),
-    "pictures": ({"a.png": b"a"}, {}, ("data.path=", "is for the reader imagefolder")),
+    "pictures": ({"a.png": b"a"}, {}, ("data.path=", "holds no file that ends in .parquet")),
     "one document": (
         {"a.txt": b"one text"},
         {},
@@ -329,12 +393,13 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
         prepare(data_config(path=tmp_path / "nowhere"), BPE)
 
 
+def test_a_corpus_that_is_not_distributed_is_said_to_be_so() -> None:
+    """Data=english names such a folder."""
+    with refused("data.path=corpora/none: there is no such file", "docs/recipes.md says what to"):
+        open_dataset(data_config(path="corpora/none"))
+
+
 TABLE_DATA = data_config(path="x")
-
-
-def test_rows_without_text_are_left_out() -> None:
-    table = pa.table({"text": ["a", None, "", "b"]})
-    assert list(_texts(table, TABLE_DATA)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("values", [[1, 2], [["a"]], [b"a"]])
@@ -359,19 +424,18 @@ def test_a_subset_is_that_of_the_card(tmp_path: Path) -> None:
     assert texts_of(tmp_path, sample_by="document", subset="two") == ["second"]
     with refused("data.subset=two: is for a folder with a dataset card"):
         texts_of(tmp_path / "a.txt", subset="two")
+    (tmp_path / "README.md").write_text("Two texts.\n")
+    assert texts_of(tmp_path, sample_by="document") == ["first", "second"]
 
 
 def test_what_datasets_would_leave_out_is_named(tmp_path: Path) -> None:
-    """Links to folders, and names in capitals; a name's last suffix tells its format."""
+    """A name's last suffix tells its format, in capitals, too; links to folders are refused."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/a.txt").write_text("a")
     (tmp_path / "mine/B.TXT").write_text("b")
-    with refused("B.TXT: would be left out"):
-        texts_of(tmp_path / "mine")
-    (tmp_path / "mine/B.TXT").rename(tmp_path / "C.TXT")
-    assert texts_of(tmp_path / "C.TXT", sample_by="document") == ["b"]
     (tmp_path / "mine/d.json.txt").write_text("d")
-    assert sorted(texts_of(tmp_path / "mine", sample_by="document")) == ["a", "d"]
+    assert texts_of(tmp_path / "mine/B.TXT", sample_by="document") == ["b"]
+    assert sorted(texts_of(tmp_path / "mine", sample_by="document")) == ["a", "b", "d"]
     (tmp_path / "mine/more").symlink_to(tmp_path)
     with refused("more: is a link to a folder"):
         texts_of(tmp_path / "mine")

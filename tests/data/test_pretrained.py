@@ -51,6 +51,18 @@ def test_a_pretrained_tokenizer_keeps_its_ids(bpe: Tokenizer, tmp_path: Path) ->
     assert ids == bpe.encode(text).ids
 
 
+def test_a_pretrained_tokenizer_encodes_without_dropout(bpe: Tokenizer, tmp_path: Path) -> None:
+    """A text has the same tokens each time, and the stored file asks for no dropout, either."""
+    values = json.loads(bpe.to_str())
+    values["model"]["dropout"] = 0.3
+    random = Tokenizer.from_str(json.dumps(values))
+    folder = save_as_transformers_does(random, tmp_path / "random", eos_token=END_OF_TEXT)
+    tokenizer, _ = build(folder)
+    text = " ".join(TEXTS)
+    assert tokenizer.encode(text).ids == bpe.encode(text).ids
+    assert json.loads(tokenizer.to_str())["model"]["dropout"] is None
+
+
 def test_a_pretrained_tokenizer_needs_an_end_of_text(bpe: Tokenizer, tmp_path: Path) -> None:
     folder = save_as_transformers_does(bpe, tmp_path / "endless")
     with refused("tokenizer.path=", "endless: has no end-of-text token", by=ConfigError):

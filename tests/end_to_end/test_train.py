@@ -107,6 +107,10 @@ def test_a_finished_run_is_not_run_again(whole: tuple[Path, list[str]]) -> None:
     done = train(*command, f"run.dir={folder}", cwd=folder.parent)
     assert done.returncode == 0
     assert "is done" in done.stdout
+    assert f"with run.init_from={folder}" in done.stdout
+    longer = train(*command, f"run.dir={folder}", "train.num_steps=999", cwd=folder.parent)
+    assert longer.returncode == 2
+    assert f"(run.init_from={folder} there trains the weights further)" in longer.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 

@@ -134,11 +134,14 @@ def test_a_record_holds_no_path_of_a_cache(recorded: Path, tmp_path: Path) -> No
 DIRTY = {"git": {"commit": "0123456789abcdef", "dirty": True}}
 RESUMED = {
     "git": {"commit": "0123456789abcdef", "dirty": False},
-    "marks": ["went on with git 0123456789 after 0123456789+"],
+    "marks": ["its words are not read"],
+    "earlier_git": [None, {"commit": "0123456789abcdef", "dirty": True}],
 }
+# As version 0.2.0 wrote it.
+OLD = {"git": RESUMED["git"], "marks": ["went on with git 0123456789 after 0123456789+"]}
 
 
-@pytest.mark.parametrize("env", [DIRTY, RESUMED], ids=["at the end", "at an earlier start"])
+@pytest.mark.parametrize("env", [DIRTY, RESUMED, OLD], ids=["at the end", "earlier", "old"])
 def test_code_of_no_commit_leaves_no_record(
     recorded: Path, tmp_path: Path, env: dict[str, Any]
 ) -> None:
@@ -150,7 +153,11 @@ def test_code_of_no_commit_leaves_no_record(
         write_record(path, "mine", cell_of(recorded), folder)
     assert not path.exists()
 
-    clean = {"git": RESUMED["git"], "marks": ["went on with git 0123456789 after 9876543210"]}
+    clean = {
+        "git": RESUMED["git"],
+        "marks": ["went on with git 0123456789 after 9876543210"],
+        "earlier_git": [{"commit": "9876543210abcdef", "dirty": False}],
+    }
     write_json(folder / "env.json", read_json(folder / "env.json") | clean)
     write_record(path, "mine", cell_of(recorded), folder)
     assert read_record(path).env["git"] == RESUMED["git"]

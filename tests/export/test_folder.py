@@ -1,5 +1,6 @@
 """Tests of the folder that `rope-exp export` writes: its model, its card and its upload."""
 
+import errno
 import math
 import shutil
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from rope_exp.commands import export
 from rope_exp.data.generated import open_data
 from rope_exp.data.sources import held_out_rows
 from rope_exp.data.tokenizer import byte_tokenizer
+from rope_exp.export import write
 from rope_exp.export.card import eval_results
 from rope_exp.export.write import exported, tokenizer_of
 from rope_exp.model.decoder import weights_sha256
@@ -150,6 +152,30 @@ def test_a_folder_that_holds_something_is_refused(
         export([str(whole[0]), str(whole[0] / "out")])
     with refused("RUN_FOLDER=", "no run", by=ConfigError):
         export([str(tmp_path), str(tmp_path / "out")])
+
+
+def test_an_export_that_was_stopped_can_be_made_again(
+    whole: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error leaves nothing, a kill a hidden folder that the next export removes."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as broken:
+        broken.setattr(write, "write_own", fail)
+        with pytest.raises(OSError, match="No space left"):
+            export([str(whole[0]), str(out)])
+    assert list(tmp_path.iterdir()) == []
+
+    (tmp_path / ".out.new").mkdir()
+    (tmp_path / ".out.new" / "config.json").write_text("half")
+    # An empty folder is as good as none.
+    out.mkdir()
+    assert export([str(whole[0]), str(out)]) == 0
+    assert list(tmp_path.iterdir()) == [out]
+    assert (out / "config.json").exists()
 
 
 def test_a_vocabulary_with_holes_has_no_mask_for_transformers() -> None:

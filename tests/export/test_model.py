@@ -336,6 +336,13 @@ def test_a_class_that_adds_nothing_in_some_layers() -> None:
     assert_same(decoder, exported(decoder))
 
 
+def test_a_class_of_ones_own_is_in_its_own_model_alone() -> None:
+    """A model that is made later in the process, from a config without one, has none."""
+    plain = exported(decoder_of({}, {"rotate": ("v", "o")}), "always").config
+    assert exported(decoder_of({}, {"own": "Pull"})).model.has_own
+    assert not RopeExpForCausalLM(plain).model.has_own
+
+
 def test_a_position_past_the_learned_ones_is_named() -> None:
     made = exported(decoder_of({}, {"input": "learned"}))
     with pytest.raises(ValueError, match="learned 48 positions"):

@@ -182,7 +182,9 @@ def test_four_ranks_one_killed_to_two_is_the_same_run(trial: Trial) -> None:
     process = trial.start(FOUR, rows=25)
     os.kill(trial.ranks()[2], signal.SIGKILL)
     assert_ended_by_sigkill(trial, process, rank=2, ranks=4)
-    assert trial.train(TWO).returncode == 0
+    resumed = trial.train(TWO)
+    assert resumed.returncode == 0
+    assert "went on with world_size 2 after 4" in resumed.stderr
     assert_same_up_to_rounding(trial, "went on with world_size 2 after 4")
 
 

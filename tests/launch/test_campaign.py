@@ -7,6 +7,7 @@ import re
 import shutil
 import statistics
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,6 +135,26 @@ def test_a_record_that_comes_meanwhile_stays(
     assert run_campaign(mine) == 0
     assert {path.name: path.read_bytes() for path in records_of(home)} == theirs
     assert all(run.result["wall_s"] > 1000 for run in mine.done.values())
+
+
+def test_waiting_cells_are_looked_at_together_and_seldom(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A campaign of a thousand cells polls its runs ten times a second."""
+    mine = progress(home)
+    looks = []
+
+    def poll(jobs: Any, on_poll: Callable[[], None], deadline: Any) -> int:
+        monkeypatch.setattr(Progress, "path", lambda *_: pytest.fail("looked at one cell"))
+        monkeypatch.setattr(Progress, "folder", property(lambda _: looks.append(1) or home))
+        for _ in range(100):
+            on_poll()
+        return 75
+
+    monkeypatch.setattr(campaigns, "run_all", poll)
+    monkeypatch.setattr(campaigns, "LOOK_SECONDS", 1e6)
+    assert run_campaign(mine) == 75
+    assert looks == []
 
 
 def test_a_record_that_comes_unreadable_is_named(

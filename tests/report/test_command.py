@@ -98,16 +98,13 @@ def test_no_records_at_all_exit_2(tmp_path: Path, report: Command) -> None:
     assert not out.exists()
 
 
-def test_a_folder_that_cannot_be_written_exits_1(
-    tmp_path: Path, report: Callable[..., Done]
-) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, report: Command) -> None:
     make_run(tmp_path / "runs")
-    out = tmp_path / "out"
-    out.write_text("a file stands here")
-    done = report("--runs", tmp_path / "runs", "--out", out)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    (tmp_path / "file").write_text("a file stands here")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = report("--runs", tmp_path / "runs", "--out", out)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr == f"error: --out={out}: {tmp_path}/file is a file; name a folder\n"
 
 
 def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path, report: Command) -> None:

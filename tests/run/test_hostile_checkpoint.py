@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 from support.checkpoints import FILES, save, seal
 from support.refused import refused
 
+from rope_exp.data.tokenizer import load_tokenizer
 from rope_exp.run import checkpoint
+from rope_exp.run.folder import read_config, read_env, read_result
+from rope_exp.run.metrics import last_step, read_metrics
 from rope_exp.system.errors import CheckpointError
 
 
@@ -58,6 +62,40 @@ def test_tensors_that_lie_are_refused_by_name(tmp_path: Path, name: str, kind: s
     seal(path.parent)
     with refused(name):
         checkpoint.load(tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_a_folder_is_refused_by_name(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    """The checkpoint before it is loaded; a pipe is not opened, which might never end."""
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    path = tmp_path / "step_00000002" / name
+    path.unlink()
+    make(path)
+    with refused(f"{path} is no regular file", by=CheckpointError):
+        checkpoint.load(tmp_path, 2)
+    newest = checkpoint.load_newest(tmp_path)
+    assert newest is not None
+    assert newest.step == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_other_files_of_a_run_are_regular_too(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    readers: dict[str, Callable[[Path], Any]] = {
+        "config.yaml": read_config,
+        "env.json": read_env,
+        "result.json": read_result,
+        "metrics.jsonl": read_metrics,
+        "tokenizer.json": lambda folder: load_tokenizer(folder / "tokenizer.json"),
+    }
+    for name, read in readers.items():
+        make(tmp_path / name)
+        with refused(f"{tmp_path / name} is no regular file"):
+            read(tmp_path)
+    assert last_step(tmp_path) == 0
 
 
 @pytest.mark.parametrize("name", FILES)

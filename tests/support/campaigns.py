@@ -115,8 +115,8 @@ def without_clock(path: Path) -> dict[str, Any]:
     del record["sha256"]
     for key in OF_CLOCKS:
         del record["result"][key]
-    for key in ("started", "marks"):
-        del record["env"][key]
+    for key in ("started", "marks", "earlier_git"):
+        record["env"].pop(key, None)
     return record
 
 

@@ -21,10 +21,19 @@ def test_what_changed_since_the_last_start_is_noted(
     assert (first["params"], first["world_size"], len(first["started"])) == (7, 1, 1)
 
     facts["torch"] = "2.10"
+    facts["git"] = {"commit": "0" * 40, "dirty": False}
     second = record.environment(trainer.config, trainer.parallel, first)
     third = record.environment(trainer.config, trainer.parallel, second)
-    assert third["marks"] == second["marks"] == ["went on with torch 2.10 after 2.9"]
+    assert (
+        third["marks"]
+        == second["marks"]
+        == [
+            "went on with torch 2.10 after 2.9",
+            "went on with git 0000000000 after None",
+        ]
+    )
     assert len(third["started"]) == 3
+    assert third["earlier_git"] == [None]
 
 
 def test_a_run_that_other_work_slows_says_so_once(

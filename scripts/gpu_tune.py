@@ -23,6 +23,7 @@ from statistics import quantiles
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -140,8 +141,14 @@ class Step:
 
         if uses_graph:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._launch()
+            # To collect compiled kernels during a capture would unload them, which is illegal then.
+            gc.collect()
+            gc.disable()
+            try:
+                with torch.cuda.graph(graph):
+                    self._launch()
+            finally:
+                gc.enable()
             self.take = graph.replay
         if self.device == "cuda":
             torch.cuda.set_sync_debug_mode("error")
@@ -233,8 +240,10 @@ def tune(settings: list[Setting], options: argparse.Namespace) -> int:
         gc.collect()
         if options.device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
-            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+            # After a failed capture, torch's allocator may refuse this.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.empty_cache()
     return EXIT_FAILED if all("error" in row for row in rows) else EXIT_DONE
 
 
@@ -284,6 +293,8 @@ def main() -> int:
         rows = SETTINGS[model]
         listed.append([Setting(model, *row, overrides=options.overrides) for row in rows])
     options.out.mkdir(parents=True, exist_ok=True)
+    # Its key does not tell attention backends apart: one would be measured as the other.
+    functorch.enable_autograd_cache = False
     if options.what == "race":
         return race(replace(listed[0][0], launch="compiled"), options)
     # The first setting of every model, then the second, so that each model has a result.

@@ -5,6 +5,7 @@ kernels on recorded addresses, so whatever a step reads or writes stays in place
 gradients, inputs, and the numbers that differ from step to step. Only `_captured` needs a GPU.
 """
 
+import gc
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -58,6 +59,7 @@ class StepGraphs:
 
         self._graphs: dict[tuple[torch.Size | None, ...], tuple[Inputs, Callable[[], None]]] = {}
         self._first_graph: torch.cuda.CUDAGraph | None = None
+        self._side: torch.cuda.Stream | None = None
 
     def __call__(
         self, inputs: Inputs, step: int, num_targets: int, rates: Sequence[float]
@@ -69,7 +71,8 @@ class StepGraphs:
             num_targets: in all inputs.
             rates: the learning rate of each of the optimizer's groups.
         Raises:
-            CaptureError: at the first step of a shape; nothing was updated.
+            CaptureError: at the first step of a shape, before a capture; nothing was updated.
+            RuntimeError: the capture failed, which may leave torch's allocator unusable.
         """
         # A number is an argument of the kernel that writes it, so the host waits for none.
         self._step.fill_(step)
@@ -112,16 +115,15 @@ class StepGraphs:
         self.first_bad_step.fill_(1)
         try:
             return static, self._captured(launch)
-        except RuntimeError as error:
-            raise CaptureError(first_line(error)) from error
         finally:
             self.first_bad_step.copy_(first_bad_step)
 
     def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Return a function that repeats `launch` as a graph."""
-        # Off the default stream, as capturing is: autograd adds up gradients on the stream on which
-        # it first met a parameter.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # Off the default stream, as capturing is, and on the stream of the captures: autograd adds
+        # up gradients on the stream on which it first met a parameter.
+        self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         mode = torch.cuda.get_sync_debug_mode()
         try:
@@ -134,6 +136,8 @@ class StepGraphs:
                     warnings.simplefilter("ignore")  # that the mode does not detect every wait
                     torch.cuda.set_sync_debug_mode("error")
                 launch()
+        except RuntimeError as error:
+            raise CaptureError(first_line(error)) from error
         finally:
             torch.cuda.set_sync_debug_mode(mode)
             # After an error, too: what was launched must not see another first bad step.
@@ -146,10 +150,19 @@ class StepGraphs:
         groups = self.optimizer.param_groups
         for group in groups:
             group["capturable"] = True
+        # To collect compiled kernels during a capture would unload them, which is illegal then.
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
         try:
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=side):
                 launch()
+        except RuntimeError as error:
+            advice = "ROPE_EXP_GRAPHS=0 trains without CUDA graphs"
+            raise RuntimeError(f"capturing a step failed: {first_line(error)}; {advice}") from error
         finally:
+            if was_enabled:
+                gc.enable()
             # Otherwise AdamW warns about the next steps before a capture.
             for group in groups:
                 group["capturable"] = False

@@ -7,9 +7,11 @@ The step never waits for the device: its outcome (loss, gradient norm, first bad
 later, from `Started`. An update with a non-finite loss or gradient is skipped on the device, as is
 every update after it, so reading late cannot let a bad update through.
 
-One process on a GPU makes a step as one CUDA graph (rope_exp.training.graph).
+One process on a GPU makes a step as one CUDA graph (rope_exp.training.graph), unless the
+environment says ROPE_EXP_GRAPHS=0.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -94,7 +96,8 @@ class TrainingStep:
         self.optimizer = build_optimizer(self.decoder, self.config.optim)
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=self.parallel.device)
         self.graphs: StepGraphs | None = None
-        if self.parallel.device.type == "cuda" and self.parallel.world_size == 1:
+        can_capture = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
+        if self.parallel.device.type == "cuda" and can_capture:
             self.graphs = StepGraphs(self.update, self.optimizer, self.decoder, self.first_bad_step)
 
     def __call__(self, step: int) -> Started | None:

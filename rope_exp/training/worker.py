@@ -151,10 +151,9 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
                 "nor given as train.peak_tflops"
             )
         if launch.device == "cuda" and trainer.train_step.graphs is None:
-            log(
-                f"{config.name}: steps are launched kernel by kernel, not as a graph: "
-                f"{parallel.world_size} processes average their gradients"
-            )
+            is_one = parallel.world_size == 1
+            why = "ROPE_EXP_GRAPHS=0" if is_one else "several processes average their gradients"
+            log(f"{config.name}: steps are launched kernel by kernel, not as a graph: {why}")
 
     gc.collect()
     gc.freeze()

@@ -178,7 +178,7 @@ def test_a_step_that_cannot_be_captured_is_launched_by_kernels(
     class Failing(Uncaptured):
         def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
             launch()
-            raise RuntimeError("called a synchronizing CUDA operation")
+            raise CaptureError("called a synchronizing CUDA operation")
 
     plain, failing = make("plain"), uncaptured(make("failing"), Failing)
     assert outcomes(failing) == outcomes(plain)

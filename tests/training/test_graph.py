@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.trainers import Make, Uncaptured, same, snapshot, uncaptured
 
+from rope_exp.training.graph import CaptureError
 from rope_exp.training.optim import crossings, optimizer_tensors
 from rope_exp.training.schedule import learning_rate
 from rope_exp.training.trainer import Trainer

@@ -145,9 +145,10 @@ def _environment(job: Job, num_ranks: int) -> dict[str, str]:
 
     num_threads = num_cores() // (num_ranks * int(launch.max_parallel))
     environment.setdefault("OMP_NUM_THREADS", str(max(num_threads, 1)))
-    # By default, threads that wait for a parallel region spin. Beside other work they take the
-    # cores from the threads that they wait for: a run is then seven to twelve times slower.
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # By default, threads that wait for a parallel region spin for long. Beside other work they take
+    # the cores from the threads that they wait for (docs/performance.md).
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", "1000")
     if launch.device == "cpu":
         environment["ACCELERATE_USE_CPU"] = "true"
     if job.leases:

@@ -275,7 +275,8 @@ def test_the_paper_counts_the_settings() -> None:
     """The paper counts the bf16 settings with both variants where the first has less loss."""
     paper = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
     settings = pd.read_csv(REPOSITORY / "results" / "settings" / "settings.csv")
-    left_out = settings["setting"].str.contains("mlm|cores|sequel|precision")
+    # The third test is not counted before it is complete.
+    left_out = settings["setting"].str.contains("mlm|cores|sequel|precision|lead_26m|open_26m")
     settings = settings[(settings["unit"] == "nats per token") & ~left_out]
     deltas = settings.pivot(index="setting", columns="pe", values="delta").assign(qk_rope=0.0)
     deltas.columns = [name.removesuffix("_rope").upper() for name in deltas.columns]

@@ -22,7 +22,7 @@ from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.style import spec_of
 from rope_exp.report.charts.svg import CONFIG
 from rope_exp.report.content import Report
-from rope_exp.report.page_settings import answer, answers, at_a_glance, named, page_table
+from rope_exp.report.page_settings import answer, answers, at_a_glance, menu, named, page_table
 from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.sentences import caption, notes, summary
 from rope_exp.report.tables import columns, frame
@@ -30,7 +30,7 @@ from rope_exp.report.tables import columns, frame
 # Functions that the template calls.
 _CHARTS = (curves, forest, grid, spec_of)
 _WORDS = (answer, answers, assumptions, caption, notes, summary)
-_TABLES = (columns, frame, page_table, relations_columns, relations_frame)
+_TABLES = (columns, frame, menu, page_table, relations_columns, relations_frame)
 PARTS: dict[str, Callable[..., Any]] = {
     part.__name__: part for part in (*_CHARTS, *_WORDS, *_TABLES)
 }

@@ -4,6 +4,8 @@ A setting is one table of a campaign: its rows share corpus, size, tokens and ev
 does not distinguish them.
 """
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -78,6 +80,23 @@ def named(tables: Mapping[str, Report]) -> list[Setting]:
     settings.sort(key=lambda each: (_tokens(each.report), each.name))
     first = max(settings, key=lambda each: _weight(each.report), default=None)
     return sorted(settings, key=lambda each: each is not first)
+
+
+def menu(settings: Sequence[Setting]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the menu: for each corpus, budget and warmup, the place and the text of its settings.
+
+    A text has the campaign and its factors, without the sections of their keys.
+    """
+    found = []
+    titled = itertools.groupby(settings, lambda each: setting_name(each.report.runs[0].config))
+    for title, members in titled:
+        texts = [(each.place, _text_of(each.place)) for each in members]
+        found.append((title, texts))
+    return found
+
+
+def _text_of(place: str) -> str:
+    return re.sub(r"[a-z]+\.(?=\w+=)", "", place).replace("/", ", ")
 
 
 def _weight(report: Report) -> tuple[int, int]:

@@ -154,7 +154,11 @@ def test_settings_are_named_and_ordered(text: str, tables: dict[str, Report]) ->
         "text, 4.1M tokens, warmup 200 (tokens/train.num_steps=1000)",
         "text, 8.2M tokens, warmup 400 (tokens/train.num_steps=2000)",
     ]
-    assert re.findall(r"<option[^>]*>(.*?)</option>", text) == names
+    # The menu has a group for each corpus, budget and warmup.
+    groups = [name.partition(" (")[0] for name in names]
+    assert re.findall(r'<optgroup label="(.*?)">', text) == groups
+    options = ["nine", "tokens, num_steps=1000", "tokens, num_steps=2000"]
+    assert re.findall(r"<option[^>]*>(.*?)</option>", text) == options
 
 
 def test_the_answer_says_no_more_than_the_test(text: str, tables: dict[str, Report]) -> None:

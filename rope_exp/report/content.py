@@ -84,6 +84,11 @@ class Report:
         return {(pair.a, pair.b): pair for pair in judged}
 
     @property
+    def num_relations(self) -> int:
+        """The size of the family of published relations, also of those not shown."""
+        return len(_relations(self.rows, self.noise, self.source))
+
+    @property
     def is_pooled(self) -> bool:
         """True if the intervals also use the noise of other pairs."""
         return self.noise is not None and self.noise.method == "pooled" and len(self.pairs) > 1

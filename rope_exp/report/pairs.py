@@ -75,15 +75,16 @@ def relations_frame(report: Report) -> pd.DataFrame:
 
 def relations_columns(report: Report) -> list[Column]:
     """Return the columns of `relations_frame` for readers."""
+    size = report.num_relations
     own = [Column(OWN, "delta_ci_low_alone", "s", interval_of("_alone"))]
-    family = [Column(f"for all {len(report.relations)} (Bonferroni)", "wide_low", "s", _wide)]
+    family = [Column(f"for all {size} (Bonferroni)", "wide_low", "s", _wide)]
     return [
         Column("published", "published"),
         Column("ours", "ours"),
         Column("Δ", "delta", "+.4f"),
         Column("95 % interval", "delta_ci_low", "s", interval_of()),
         *(own if report.is_pooled else []),
-        *(family if len(report.relations) > 1 else []),
+        *(family if size > 1 else []),
         Column("p (Holm)", "p", "s"),
         Column("seeds", "num_seeds", "d"),
         Column("outcome at this setting", "outcome"),

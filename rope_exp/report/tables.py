@@ -254,8 +254,8 @@ def markdown_of_seeds(report: Report) -> str:
     shown = [column for column in columns(report) if column.key not in ("p", "verdict")]
     parts = [
         f"**{caption(report)}**",
-        "Exploratory: the campaign's own seeds decide in [its table](table.md). This table adds "
-        "other campaigns' seeds of the same configurations, except those that chose a rate.",
+        "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
+        "configurations to those of [the campaign's own](table.md).",
         markdown_of(shown, frame(report)),
     ]
     if report.relations:

@@ -270,7 +270,8 @@ def markdown(tried: Tried) -> str:
     if len(relations):
         parts += [
             "**Published relations: the second variant's loss minus the first's, over the seeds "
-            "with both differences.** If the sign changes at each variant's best learning rate, "
+            "that have both variants at the common rate and at their best.** If the "
+            "sign changes at each variant's best learning rate, "
             "the relation is open, whatever its verdict at the common one.",
             markdown_table(relations),
         ]

@@ -12,9 +12,11 @@ from support.refused import refused
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig, LatentConfig
 from rope_exp.config.state_kinds import LinearConfig
+from rope_exp.export import modeling_rope_exp
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported
 from rope_exp.model.decoder import Decoder
+from rope_exp.model.own import class_of
 
 LENGTH = 24
 PE: list[dict[str, Any]] = [
@@ -273,7 +275,7 @@ def test_a_class_of_ones_own_acts_in_float32(name: str, is_loaded: bool, tmp_pat
     made = exported(decoder)
     if is_loaded:
         made.save_pretrained(tmp_path)
-        made = type(made).from_pretrained(tmp_path, dtype=torch.bfloat16)
+        made = loaded(made, decoder, tmp_path)
     else:
         made.to(torch.bfloat16)
 
@@ -282,6 +284,13 @@ def test_a_class_of_ones_own_acts_in_float32(name: str, is_loaded: bool, tmp_pat
     found = made(ids_BT).logits
     assert found.dtype == made.model.layers[0].mlp.down_proj.weight.dtype == torch.bfloat16
     assert float((found - exact)[:, 200:].norm() / exact[:, 200:].norm()) < 0.02
+
+
+def loaded(made: Any, decoder: Decoder, folder: Path) -> Any:
+    """Load a model in bfloat16 as an export's own file does, which holds the user's class."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_rope_exp, "OWN", class_of(decoder.architecture.pe))
+        return type(made).from_pretrained(folder, dtype=torch.bfloat16)
 
 
 @torch.no_grad()
@@ -301,8 +310,9 @@ class Table(Position):
 """
     decoder = Decoder(Architecture(make_sizes(), with_text(make_pe(), "mine.Table", source), VOCAB))
     decoder.initialise(0)
-    exported(decoder).save_pretrained(tmp_path)
-    made = RopeExpForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    made = exported(decoder)
+    made.save_pretrained(tmp_path)
+    made = loaded(made, decoder, tmp_path)
     own = made.model.layers[0].self_attn.own
     assert torch.equal(own.angle_T, 0.3 * torch.arange(300.0))
 

@@ -15,6 +15,7 @@ from rope_exp.run.folder import write_config
 from rope_exp.run.metrics import read_metrics
 from rope_exp.training.graph import WARMUP_STEPS, StepGraphs
 from rope_exp.training.parallel import Parallel
+from rope_exp.training.step import Outcome
 from rope_exp.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
@@ -49,6 +50,18 @@ def uncaptured(trainer: Trainer, kind: type[StepGraphs] = Uncaptured) -> Trainer
     step = trainer.train_step
     step.graphs = kind(step.update, step.optimizer, step.decoder, step.first_bad_step)
     return trainer
+
+
+def take_bad_step(trainer: Trainer, poison: float) -> list[Outcome]:
+    """Make step 2 with a gradient that is not finite, then step 3, and return their outcomes."""
+    weight = trainer.decoder.lm_head.weight
+    hook = weight.register_hook(lambda gradient: gradient * poison)
+    bad = trainer.train_step(2)
+    hook.remove()
+    later = trainer.train_step(3)
+    assert bad is not None
+    assert later is not None
+    return [bad.read(), later.read()]
 
 
 def stop_in_step(trainer: Trainer, step: int) -> None:

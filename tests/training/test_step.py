@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.trainers import Make, same, snapshot
+from support.trainers import Make, same, snapshot, take_bad_step
 
 from rope_exp.data.sources import training_batch
 from rope_exp.training.schedule import learning_rate
@@ -93,14 +93,8 @@ def test_after_a_bad_step_no_update_changes_a_weight(make: Make, poison: float) 
     step(1)
     before, order = snapshot(trainer), step.order_sha256
 
-    weight = trainer.decoder.lm_head.weight
-    hook = weight.register_hook(lambda gradient: gradient * poison)
-    bad = step(2)
-    hook.remove()
-    later = step(3)
-    assert bad is not None
-    assert later is not None
+    bad, later = take_bad_step(trainer, poison)
     assert same(before, snapshot(trainer))
-    assert [outcome.first_bad_step for outcome in (bad.read(), later.read())] == [2, 2]
-    assert bad.read().order_before == order
-    assert math.isfinite(later.read().grad_norm)
+    assert [outcome.first_bad_step for outcome in (bad, later)] == [2, 2]
+    assert bad.order_before == order
+    assert math.isfinite(later.grad_norm)

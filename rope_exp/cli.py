@@ -149,9 +149,9 @@ def train(words: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rope_exp.config.compose import CONFIGS, HYDRA_VERSION, check_folder
-    from rope_exp.config.mistakes import explain
     from rope_exp.launch.task import exit_codes, run_job
+    from rope_exp.plan.compose import CONFIGS, HYDRA_VERSION, check_folder
+    from rope_exp.plan.mistakes import explain
 
     # Runs check every folder that Hydra reads; checking --config-dir here covers --cfg, too.
     parser = argparse.ArgumentParser(add_help=False)

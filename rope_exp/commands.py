@@ -106,14 +106,14 @@ def campaign(words: list[str]) -> int:
     done on every machine.
     """
     started = time.monotonic()
-    from rope_exp.config.campaign import load_campaign
-    from rope_exp.config.campaign_file import campaign_files
     from rope_exp.evidence.records import DEFAULT_RECORDS
     from rope_exp.launch.as_rank import is_rank
     from rope_exp.launch.campaign import run_campaign, submit_campaign
     from rope_exp.launch.cluster import FOLDER as CLUSTER
     from rope_exp.launch.progress import Progress
     from rope_exp.launch.queue import Queue
+    from rope_exp.plan.campaign import load_campaign
+    from rope_exp.plan.campaign_file import campaign_files
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     names = ", ".join(campaign_files())
@@ -192,8 +192,8 @@ def campaign(words: list[str]) -> int:
 
 def sweep(words: list[str]) -> int:
     """Submit the runs of a sweep to a cluster that have no result, and do not wait for them."""
-    from rope_exp.config.compose import compose_jobs
     from rope_exp.launch.cluster import list_sweep, submit_sweep
+    from rope_exp.plan.compose import compose_jobs
 
     parser = Parser("sweep", "Submit the runs of a sweep to a cluster, and do not wait for them.")
     parser.add_argument(
@@ -209,10 +209,10 @@ def sweep(words: list[str]) -> int:
 
 def plan(words: list[str]) -> int:
     """Print the cost of a config before it runs, here or on GPUs of one kind."""
-    from rope_exp.config.cards import CARDS, card_lines
-    from rope_exp.config.plan import cost_lines, sweep_lines
-    from rope_exp.config.resolve import resolve
     from rope_exp.data.prepare import num_prepared_tokens
+    from rope_exp.plan.cards import CARDS, card_lines
+    from rope_exp.plan.plan import cost_lines, sweep_lines
+    from rope_exp.plan.resolve import resolve
     from rope_exp.run.folder import read_result
     from rope_exp.run.origin import with_origin
 
@@ -274,7 +274,7 @@ def _configs(
     parser: Parser, words: list[str], *, sweeps: bool = False
 ) -> tuple[argparse.Namespace, list[RunConfig]]:
     """Return the options and the configs of a command that takes the overrides of `train`."""
-    from rope_exp.config.compose import compose_jobs
+    from rope_exp.plan.compose import compose_jobs
 
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"

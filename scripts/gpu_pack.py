@@ -63,10 +63,10 @@ def pack(folder: Path, campaigns: Sequence[str], config_dir: Path | None, python
         ConfigError: a campaign or corpus cannot be read, a package cannot be fetched, or the folder
             would be too large.
     """
-    from rope_exp.config.campaign import load_campaign
     from rope_exp.config.run import DEFAULT_OUTPUT
     from rope_exp.data.corpora import list_files
     from rope_exp.data.prepare import prepare
+    from rope_exp.plan.campaign import load_campaign
 
     shutil.rmtree(folder, ignore_errors=True)
     _fetch_wheels(folder / WHEELS, python)

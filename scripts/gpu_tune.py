@@ -27,10 +27,10 @@ import torch._functorch.config as functorch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rope_exp.config.compose import run_config
-from rope_exp.config.costs import flops_per_token, peak_flops_per_s
-from rope_exp.config.plan import vocabulary
 from rope_exp.model.decoder import Decoder
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.costs import flops_per_token, peak_flops_per_s
+from rope_exp.plan.plan import vocabulary
 from rope_exp.run.provenance import machine_facts
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line

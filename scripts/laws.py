@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from rope_exp.config.compose import CONFIGS, run_config
 from rope_exp.config.variants import SUBSETS, subset_name
 from rope_exp.model.laws import certificate
+from rope_exp.plan.compose import CONFIGS, run_config
 from rope_exp.report.spelling import markdown_lines
 from rope_exp.system.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, ConfigError, LawError
 from rope_exp.system.files import write_atomically

@@ -20,13 +20,13 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
-from rope_exp.config.campaign import load_campaign
 from rope_exp.evidence.comparable import comparable
 from rope_exp.evidence.contrasts import Losses, compare, kendall_tau
 from rope_exp.evidence.layout import measure
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.records import canonical, check_digest, digest, read_records
 from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.plan.campaign import load_campaign
 from rope_exp.report.spelling import markdown_table
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_DONE, EXIT_USAGE, ConfigError, DataError, RecordError

@@ -23,6 +23,7 @@ FLOORS = {
     "run": 3,
     "model": 3,
     "data": 3,
+    "plan": 4,
     "evaluation": 5,
     "evidence": 5,
     "training": 6,
@@ -32,11 +33,11 @@ FLOORS = {
     "studies": 7,
 }
 LIGHT = (
-    "config.campaign",
-    "config.compose",
-    "config.costs",
-    "config.mistakes",
-    "config.resolve",
+    "plan.campaign",
+    "plan.compose",
+    "plan.costs",
+    "plan.mistakes",
+    "plan.resolve",
     "run.folder",
     "run.tracker",
     "data.prepare",
@@ -47,16 +48,12 @@ LIGHT = (
     "launch.task",
     "launch.view",
 )
-# Costs are counted by building the decoder, and only on request (decision 022).
-COUNT = "rope_exp.model.count"
 
 
 def imported(path: Path) -> set[str]:
     """Return the rope_exp packages that a file imports at any depth, also for type checking."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == COUNT:
-            continue
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rope_exp":
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -109,7 +106,7 @@ def test_what_the_dispatcher_imports_loads_no_torch(name: str) -> None:
 def loaded_by(script: str) -> str:
     """Return which of torch and its compiler a script loads in a process of its own."""
     lines = [
-        "import sys; from rope_exp.config.compose import run_config",
+        "import sys; from rope_exp.plan.compose import run_config",
         script,
         "print({'torch', 'torch._dynamo'} & set(sys.modules))",
     ]
@@ -122,7 +119,7 @@ def loaded_by(script: str) -> str:
 
 def test_to_count_a_model_loads_no_compiler() -> None:
     """Importing the compiler would add a second to every start."""
-    script = "from rope_exp.config.resolve import operations; operations(run_config([]))"
+    script = "from rope_exp.plan.resolve import operations; operations(run_config([]))"
     assert loaded_by(script) == "{'torch'}"
 
 

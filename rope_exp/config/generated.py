@@ -1,30 +1,32 @@
 """Checks that a run's settings fit its data, generated or text, before anything runs."""
 
-from typing import TYPE_CHECKING
-
+from rope_exp.config.sections import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from rope_exp.config.tasks import TASK_PROBES
+from rope_exp.config.variants import PeConfig
 from rope_exp.system.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rope_exp.config.run import RunConfig
 
-
-def check_generated(config: "RunConfig") -> None:
+def check_generated(
+    data: DataConfig,
+    tokenizer: TokenizerConfig,
+    train: TrainConfig,
+    model: ModelConfig,
+    pe: PeConfig,
+) -> None:
     """Refuse a run that does not fit its data set.
 
     Raises:
         ConfigError: naming the key.
     """
-    task = config.data.task
+    task = data.task
     if task is None:
-        _check_text(config)
+        _check_text(tokenizer, train)
         return
 
-    name = f"data={config.data.kind}"
-    train = config.train
-    if config.tokenizer.kind != "task":
+    name = f"data={data.kind}"
+    if tokenizer.kind != "task":
         allowed = f"{name} has tokens of its own: leave out tokenizer=..."
-        raise ConfigError("tokenizer.kind", config.tokenizer.kind, allowed)
+        raise ConfigError("tokenizer.kind", tokenizer.kind, allowed)
     if train.objective != task.objective:
         allowed = f"must be {task.objective} for {name}"
         raise ConfigError("train.objective", train.objective, allowed)
@@ -38,13 +40,12 @@ def check_generated(config: "RunConfig") -> None:
         allowed = f"{name} can be asked for {task.probe} alone"
         raise ConfigError("train.probes", list(train.probes), allowed)
     if task.num_outputs is not None:
-        _check_regression(config, name)
+        _check_regression(model, pe, name)
 
 
-def _check_text(config: "RunConfig") -> None:
+def _check_text(tokenizer: TokenizerConfig, train: TrainConfig) -> None:
     """Refuse settings that only generated data support, for text."""
-    train = config.train
-    if config.tokenizer.kind == "task":
+    if tokenizer.kind == "task":
         allowed = "is of generated data, such as data=addition, which choose it themselves"
         raise ConfigError("tokenizer.kind", "task", allowed)
     if train.objective == "regression":
@@ -54,10 +55,8 @@ def _check_text(config: "RunConfig") -> None:
         raise ConfigError("train.probes", list(train.probes), allowed)
 
 
-def _check_regression(config: "RunConfig", name: str) -> None:
+def _check_regression(model: ModelConfig, pe: PeConfig, name: str) -> None:
     """Refuse settings that cannot use real-valued times or predict real numbers."""
-    model = config.model
-    pe = config.pe
     if model.tie_word_embeddings:
         allowed = f"{name} predicts no tokens, whose embeddings could be shared; leave false"
         raise ConfigError("model.tie_word_embeddings", True, allowed)

@@ -75,14 +75,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self.attn.check(self.model, self.pe)
-        if self.model.match_params is not None:
-            if self.pe.code is not None:
-                # Counting would run its code, and a config is also read from somebody's record.
-                allowed = "cannot be met with pe.code; set model.intermediate_size"
-                raise ConfigError("model.match_params", self.model.match_params, allowed)
-            self._match_params()
-
-        check_generated(self)
+        check_generated(self.data, self.tokenizer, self.train, self.model, self.pe)
         check_objective(self.train, self.model, self.attn)
         check_probes(self.train, self.model, self.attn, self.pe, self.data)
         num_layers = self.model.num_hidden_layers
@@ -129,20 +122,6 @@ class RunConfig:
                     getattr(self.pe, key),
                     f"leaves no pair to rotate in heads of {rotary_dim} features",
                 )
-
-    def _match_params(self) -> None:
-        """Set the MLP's width, before names and hashes depend on it."""
-        vocab_size = self.known_vocab_size
-        if vocab_size is None:
-            raise ConfigError(
-                "model.match_params",
-                self.model.match_params,
-                "needs a vocabulary whose size is known: a pretrained tokenizer's is not",
-            )
-        # Imported late: torch takes a second to import.
-        from rope_exp.model.count import matched
-
-        object.__setattr__(self, "model", matched(self.architecture(vocab_size)))
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":

@@ -289,7 +289,7 @@ class TrainConfig(Budget):
     deterministic: bool | Literal["auto"] = numeric("auto")
     # Probes of the finished model (evaluation/probes.py), written to probes.json.
     probes: Probes = setting(())
-    # Dense bf16 peak of a GPU missing from config/costs.py; 0: record no MFU.
+    # Dense bf16 peak of a GPU missing from plan/costs.py; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from rope_exp.config.campaign_file import ORDER
 from rope_exp.config.kind import Kind
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence.runs import ReportError, Run, Status
+from rope_exp.plan.campaign_file import ORDER
 from rope_exp.run import provenance
 from rope_exp.system.errors import show
 

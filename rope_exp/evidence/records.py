@@ -14,8 +14,6 @@ from typing import Any, NotRequired
 from pydantic import FiniteFloat
 from typing_extensions import TypedDict
 
-from rope_exp.config.campaign import Cell, cell_name
-from rope_exp.config.campaign_file import Test
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Count, Name, Sha256
 from rope_exp.evidence.runs import (
@@ -26,6 +24,8 @@ from rope_exp.evidence.runs import (
     read_run,
     with_nan,
 )
+from rope_exp.plan.campaign import Cell, cell_name
+from rope_exp.plan.campaign_file import Test
 from rope_exp.run.folder import PROBES, Env, check_probes, check_result, checked
 from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import make_folders, read_json, readable, write_atomically

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from pydantic import FiniteFloat
 from typing_extensions import TypedDict
 
-from rope_exp.config.campaign_file import Test
 from rope_exp.config.run import RunConfig
+from rope_exp.plan.campaign_file import Test
 from rope_exp.run.folder import (
     CONFIG,
     ENV,

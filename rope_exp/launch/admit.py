@@ -11,9 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rope_exp.config.costs import checkpoint_bytes, checkpoint_bytes_at_most
 from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.config.sections import ModelConfig, TrainConfig
 from rope_exp.config.variants import PeConfig
@@ -22,6 +20,8 @@ from rope_exp.data.prepare import pin_revision
 from rope_exp.data.tokenizer import pin_tokenizer
 from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
+from rope_exp.plan.costs import checkpoint_bytes, checkpoint_bytes_at_most
+from rope_exp.plan.resolve import check_memory, resolve
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
 from rope_exp.run.origin import with_origin

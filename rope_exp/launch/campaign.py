@@ -13,8 +13,6 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
-from rope_exp.config.campaign import Campaign, Cell, load_campaign
-from rope_exp.config.compose import compose_jobs
 from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.comparable import differing_surroundings
 from rope_exp.evidence.records import write_record
@@ -24,6 +22,8 @@ from rope_exp.launch.job import Job
 from rope_exp.launch.progress import Progress
 from rope_exp.launch.queue import Queue
 from rope_exp.launch.sweep import run_all
+from rope_exp.plan.campaign import Campaign, Cell, load_campaign
+from rope_exp.plan.compose import compose_jobs
 from rope_exp.run.provenance import git_state
 from rope_exp.system.console import log
 from rope_exp.system.errors import (

@@ -17,12 +17,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rope_exp.config.compose import Jobs, titles
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.admit import check_folder, check_together, pinned_config
 from rope_exp.launch.job import Job
 from rope_exp.launch.queue import Queue
 from rope_exp.launch.sweep import dispatch
+from rope_exp.plan.compose import Jobs, titles
 from rope_exp.system.errors import (
     EXIT_DIVERGED,
     EXIT_DONE,

@@ -8,11 +8,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.campaign import Campaign, Cell
-from rope_exp.config.resolve import operations, runs_at_a_time
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence.records import read_record, record_path
 from rope_exp.evidence.runs import Run
+from rope_exp.plan.campaign import Campaign, Cell
+from rope_exp.plan.resolve import operations, runs_at_a_time
 from rope_exp.run.metrics import last_step
 from rope_exp.system.errors import ConfigError, RecordError
 

@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
 from rope_exp.launch import ranks
 from rope_exp.launch.admit import acquire, acquire_or_refuse, admit, make_folder, resolved
@@ -19,6 +18,7 @@ from rope_exp.launch.job import Job
 from rope_exp.launch.leases import lease_gpus
 from rope_exp.launch.ranks import POLL_SECONDS, SignalRelay
 from rope_exp.launch.view import SweepView
+from rope_exp.plan.costs import checkpoint_bytes
 from rope_exp.run.folder import LOG, describe_done
 from rope_exp.system.console import keep_log, log
 from rope_exp.system.errors import (

@@ -15,11 +15,11 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rope_exp.config.choices import choices
-from rope_exp.config.compose import check_folders, titles, to_run_config, without_hydra
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.as_rank import is_rank, run_as_rank
 from rope_exp.launch.job import Job
+from rope_exp.plan.choices import choices
+from rope_exp.plan.compose import check_folders, titles, to_run_config, without_hydra
 from rope_exp.system.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, ConfigError, explained
 from rope_exp.system.signals import interrupt, on_signal
 

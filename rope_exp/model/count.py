@@ -10,6 +10,7 @@ import torch
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.decoder import on_meta
@@ -55,6 +56,26 @@ def kept(attn: AttnConfig, model: ModelConfig, pe: PeConfig) -> tuple[int, int] 
 def adds_scores(pe: PeConfig) -> bool:
     """Return whether the class that pe.code names adds something to the scores."""
     return class_of(pe).overrides("scores")
+
+
+def with_matched(config: RunConfig) -> RunConfig:
+    """Return a config whose MLP has the width that model.match_params asks for, if it asks.
+
+    Raises:
+        ConfigError: the width cannot be told, or no width comes within a thousandth.
+    """
+    wanted = config.model.match_params
+    if wanted is None:
+        return config
+    if config.pe.code is not None:
+        # Counting would run its code.
+        allowed = "cannot be met with pe.code; set model.intermediate_size"
+        raise ConfigError("model.match_params", wanted, allowed)
+    vocab_size = config.known_vocab_size
+    if vocab_size is None:
+        allowed = "needs a vocabulary whose size is known: a pretrained tokenizer's is not"
+        raise ConfigError("model.match_params", wanted, allowed)
+    return replace(config, model=matched(config.architecture(vocab_size)))
 
 
 def matched(architecture: Architecture) -> ModelConfig:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rope_exp.config.costs import TOKENS_OF_A_CHUNK
 from rope_exp.model.attention.kernel import wide
+from rope_exp.model.limits import TOKENS_OF_A_CHUNK
 
 # In place of a target: nothing is predicted here.
 NOTHING = -1

@@ -9,11 +9,11 @@ from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 
-from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import check_blocks, has_blocks, level_name, telling
 from rope_exp.evidence.frames import load_table
 from rope_exp.evidence.records import read_records, recorded_campaigns
 from rope_exp.evidence.runs import ReportError, Run, find_groups, read_runs
+from rope_exp.plan.campaign_file import SEEDS
 from rope_exp.report.answers import answers_csv
 from rope_exp.report.content import Report, build
 from rope_exp.report.gather import all_seeds, beside, of_report

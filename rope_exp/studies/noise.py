@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import OWN_RATE, check_seeds
 from rope_exp.evidence.contrasts import Array
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.plan.campaign_file import SEEDS
 from rope_exp.report.content import Report
 from rope_exp.report.spelling import NOTHING, markdown_table
 from rope_exp.system.errors import show

@@ -15,7 +15,6 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence.comparable import (
     OF_ROW,
     OWN_RATE,
@@ -31,6 +30,7 @@ from rope_exp.evidence.comparable import (
 )
 from rope_exp.evidence.contrasts import adjusted_means
 from rope_exp.evidence.runs import ReportError, Run
+from rope_exp.plan.campaign_file import SEEDS
 from rope_exp.report.charts.labels import end_names
 from rope_exp.report.charts.rows import COLOR, DASH, looks_of, markers, with_looks
 from rope_exp.report.charts.style import explanation

@@ -9,13 +9,13 @@ from urllib.parse import quote
 import altair as alt
 import pandas as pd
 
-from rope_exp.config.campaign_file import SEEDS
 from rope_exp.evidence import published
 from rope_exp.evidence.comparable import spelled
 from rope_exp.evidence.contrasts import compare
 from rope_exp.evidence.layout import ALPHA
 from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN
+from rope_exp.plan.campaign_file import SEEDS
 from rope_exp.report.charts.style import SIGNED, explanation, limits, zero_and_margin
 from rope_exp.report.charts.svg import INK, svg_of
 from rope_exp.report.content import Report

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from rope_exp.config.costs import peak_flops_per_s as listed_peak_flops_per_s
+from rope_exp.plan.costs import peak_flops_per_s as listed_peak_flops_per_s
 from rope_exp.system.console import log
 
 WARMUP_STEPS = 10  # excluded from a run's speed: compilation, first memory accesses
@@ -29,7 +29,7 @@ class Throughput:
     operation.
 
     Attributes:
-        flops_per_token: the numerator of MFU (rope_exp.config.costs), by sequence length.
+        flops_per_token: the numerator of MFU (rope_exp.plan.costs), by sequence length.
         peak_flops_per_s: of all ranks' devices together; None: MFU is None. It becomes None once
             it proves wrong.
     """

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from rope_exp.config.costs import flops_per_token
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data.generated import DataSet
@@ -23,6 +22,7 @@ from rope_exp.evaluation.inputs import on_device
 from rope_exp.evaluation.values import Probes
 from rope_exp.model.attention.kernel import ChosenBackends
 from rope_exp.model.decoder import Decoder
+from rope_exp.plan.costs import flops_per_token
 from rope_exp.run.folder import PROBES
 from rope_exp.system.files import write_json
 from rope_exp.system.signals import StopSignal

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from rope_exp.config.resolve import operations, pays_to_compile
 from rope_exp.config.run import RunConfig
+from rope_exp.plan.resolve import operations, pays_to_compile
 from rope_exp.run.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.system.console import ignoring_output_errors, keep, keep_log, log
 from rope_exp.system.errors import (

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from rope_exp.config import costs
-from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data import prepare as preparation
 from rope_exp.data.tokenizer import END_OF_TEXT, load_tokenizer
 from rope_exp.model.count import num_parameters
+from rope_exp.plan import costs
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import resolve
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from benchmarks import ours
 from benchmarks.device import floor
 from benchmarks.race import race
 from benchmarks.setting import Bench
-from rope_exp.config.costs import peak_flops_per_s
+from rope_exp.plan.costs import peak_flops_per_s
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
 

@@ -10,11 +10,11 @@ import pytest
 from support.campaigns import FIXED, ROWS, load, names, write_campaign
 from support.refused import refused
 
-from rope_exp.config import campaign
-from rope_exp.config.campaign import cell_name, load_campaign
-from rope_exp.config.campaign_file import Entry, campaign_files, read_campaign
-from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import operations
+from rope_exp.plan import campaign
+from rope_exp.plan.campaign import cell_name, load_campaign
+from rope_exp.plan.campaign_file import Entry, campaign_files, read_campaign
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import operations
 from rope_exp.system.errors import ConfigError
 
 RUNS = Path("results/runs")

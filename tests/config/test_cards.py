@@ -8,10 +8,10 @@ from support.command import assert_refused, command
 from support.configs import REPOSITORY
 from support.refused import refused
 
-from rope_exp.config.cards import CARDS, card_lines
-from rope_exp.config.compose import compose_jobs
-from rope_exp.config.costs import PEAK_TFLOPS
 from rope_exp.config.run import RunConfig
+from rope_exp.plan.cards import CARDS, card_lines
+from rope_exp.plan.compose import compose_jobs
+from rope_exp.plan.costs import PEAK_TFLOPS
 
 SEQUEL = ("model=sequel", "data=c4")
 TOKENS = 16_000 * 256 * 4096

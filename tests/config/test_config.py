@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support.configs import NINE, composed
 from support.refused import refused
 
-from rope_exp.config.campaign_file import read_campaign
-from rope_exp.config.compose import CONFIGS, compose_jobs, run_config
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.config.variants import SITES
+from rope_exp.plan.campaign_file import read_campaign
+from rope_exp.plan.compose import CONFIGS, compose_jobs, run_config
 from rope_exp.system.errors import ConfigError
 
 GROUPS = ("pe", "model", "data", "tokenizer", "optim", "schedule", "train", "tracker", "launch")

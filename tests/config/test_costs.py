@@ -15,8 +15,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.compose import run_config
-from rope_exp.config.costs import (
+from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
+from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import LaunchConfig, ModelConfig, TrainConfig
+from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
+from rope_exp.model.count import num_parameters
+from rope_exp.model.decoder import Decoder
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.costs import (
     CHUNK,
     attention_flops_per_token,
     checkpoint_bytes,
@@ -29,12 +35,6 @@ from rope_exp.config.costs import (
     run_flops,
     state_bytes,
 )
-from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
-from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import LaunchConfig, ModelConfig, TrainConfig
-from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
-from rope_exp.model.count import num_parameters
-from rope_exp.model.decoder import Decoder
 
 
 @pytest.mark.parametrize("size", ["nano", "10m", "30m", "60m", "125m", "350m", "1b", "sequel"])

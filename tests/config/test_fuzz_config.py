@@ -14,10 +14,10 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from support.configs import NINE
 
-from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import check_memory, resolve
 from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.trainer import Trainer

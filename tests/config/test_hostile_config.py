@@ -11,12 +11,12 @@ from support.command import assert_refused, command
 from support.gpus import show_gpus
 from support.refused import refused
 
-from rope_exp.config import resolve as resolve_module
-from rope_exp.config.compose import CONFIGS, run_config
-from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.admit import acquire, admit
 from rope_exp.model.laws import certificate
+from rope_exp.plan import resolve as resolve_module
+from rope_exp.plan.compose import CONFIGS, run_config
+from rope_exp.plan.resolve import check_memory, resolve
 from rope_exp.run.folder import read_config
 from rope_exp.system.errors import ConfigError
 

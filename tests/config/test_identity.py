@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from support.configs import NINE
 
-from rope_exp.config.compose import run_config
 from rope_exp.config.kinds import LatentConfig, SharedConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, WsdConfig
 from rope_exp.config.run import RunConfig
@@ -24,6 +23,7 @@ from rope_exp.config.variants import PeConfig
 from rope_exp.data.prepare import OF_TOKENS
 from rope_exp.evidence.comparable import _OWN_PARAMETERS
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.plan.compose import run_config
 from rope_exp.system.files import json_sha256
 
 # A released default never changes: hashes leave out defaults, so they would not show it.

@@ -9,16 +9,16 @@ from support.refused import refused
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rope_exp.config import plan
-from rope_exp.config.campaign_file import CampaignFile, Entry, read_campaign
-from rope_exp.config.compose import compose_jobs, run_config
-from rope_exp.config.costs import checkpoint_bytes, flops_per_token, memory_bytes
 from rope_exp.config.objective import num_predicted
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
 from rope_exp.model.count import num_parameters
 from rope_exp.model.decoder import Decoder
+from rope_exp.plan import plan
+from rope_exp.plan.campaign_file import CampaignFile, Entry, read_campaign
+from rope_exp.plan.compose import compose_jobs, run_config
+from rope_exp.plan.costs import checkpoint_bytes, flops_per_token, memory_bytes
+from rope_exp.plan.resolve import resolve
 
 MLM = "train.objective=mlm"
 

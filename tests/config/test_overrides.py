@@ -3,7 +3,7 @@
 import pytest
 from support.refused import refused
 
-from rope_exp.config.compose import compose_jobs, run_config
+from rope_exp.plan.compose import compose_jobs, run_config
 from rope_exp.system.errors import ConfigError
 
 CHOICES = [

@@ -6,9 +6,9 @@ import pytest
 from support.gpus import show_gpus
 from support.refused import refused
 
-from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import check_memory, resolve
 from rope_exp.config.run import RunConfig
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import check_memory, resolve
 from rope_exp.system import machine
 
 

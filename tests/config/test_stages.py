@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refused import refused
 
-from rope_exp.config import plan
-from rope_exp.config.compose import compose_jobs, run_config
-from rope_exp.config.costs import flops_per_token, memory_bytes, run_flops
-from rope_exp.config.resolve import check_memory, operations, resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
+from rope_exp.plan import plan
+from rope_exp.plan.compose import compose_jobs, run_config
+from rope_exp.plan.costs import flops_per_token, memory_bytes, run_flops
+from rope_exp.plan.resolve import check_memory, operations, resolve
 
 # 6,144 tokens a step.
 SIZES = {"global_batch_size": 12, "seq_len": 512}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.configs import REPOSITORY
 
-from rope_exp.config.compose import run_config
 from rope_exp.data.prepare import prepare
+from rope_exp.plan.compose import run_config
 from rope_exp.run.metrics import read_metrics
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from support.corpora import BYTES, data_config
 
-from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import DataConfig
 from rope_exp.config.tasks import TASKS
@@ -19,6 +18,7 @@ from rope_exp.data.tasks.addition import Addition
 from rope_exp.data.tasks.rows import spell
 from rope_exp.data.tasks.spikes import QUERY_S, Spikes
 from rope_exp.data.tokenizer import Tokenizer, load_tokenizer
+from rope_exp.plan.compose import run_config
 
 KINDS = tuple(TASKS)
 each_kind = pytest.mark.parametrize("kind", KINDS)

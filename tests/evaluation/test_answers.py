@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.data.generated import Generated, open_data
 from rope_exp.data.sources import held_out_rows
@@ -19,6 +18,7 @@ from rope_exp.evaluation.answers import TaskQuestions, make_questions
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.inputs import on_device
 from rope_exp.model.decoder import Decoder
+from rope_exp.plan.compose import run_config
 
 CPU = torch.device("cpu")
 SIZES = (

@@ -15,7 +15,6 @@ from support.records import ENV
 from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
-from rope_exp.config.campaign import Cell
 from rope_exp.evidence.records import (
     canonical,
     digest,
@@ -25,6 +24,7 @@ from rope_exp.evidence.records import (
     write_record,
 )
 from rope_exp.evidence.runs import read_run
+from rope_exp.plan.campaign import Cell
 from rope_exp.run.folder import read_config, write_config
 from rope_exp.system.errors import RecordError
 from rope_exp.system.files import read_json, write_json

@@ -81,7 +81,7 @@ import sys, time
 def wait(*_):
     print("there", flush=True)
     time.sleep(60)
-import rope_exp.config.campaign, rope_exp.launch.campaign
+import rope_exp.plan.campaign, rope_exp.launch.campaign
 rope_exp.{module}.campaign.{name} = wait
 """
 

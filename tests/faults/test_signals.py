@@ -176,8 +176,8 @@ def test_a_launcher_that_raises_leaves_a_checkpoint(trial: Trial) -> None:
     """submitit's SIGUSR2 handler raises in the dispatcher's waiting loop to requeue a job."""
     script = f"""
 import signal, sys
-from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import resolve
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import resolve
 from rope_exp.launch.sweep import dispatch
 signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(9))
 config = resolve(run_config({trial.words!r}))

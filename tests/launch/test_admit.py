@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from support.refused import refused
 
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch import admit as admit_module
 from rope_exp.launch import sweep
 from rope_exp.launch.admit import acquire, acquire_or_refuse, admit, resolved
 from rope_exp.launch.job import Job
+from rope_exp.plan.resolve import resolve
 from rope_exp.system.errors import EXIT_STOPPED
 from rope_exp.system.files import write_json
 

@@ -30,8 +30,6 @@ from support.refused import refused
 
 from rope_exp import commands, load_run
 from rope_exp.commands import campaign as command
-from rope_exp.config import resolve
-from rope_exp.config.campaign import load_campaign
 from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.records import canonical, digest, read_record, recorded_campaigns
 from rope_exp.launch import campaign as campaigns
@@ -40,6 +38,8 @@ from rope_exp.launch.admit import admit
 from rope_exp.launch.campaign import _keep_weights, run_campaign
 from rope_exp.launch.progress import Progress
 from rope_exp.model.decoder import Decoder, weights
+from rope_exp.plan import resolve
+from rope_exp.plan.campaign import load_campaign
 from rope_exp.run import checkpoint, provenance
 from rope_exp.run.kept import keep
 from rope_exp.system.errors import ConfigError, RecordError

@@ -14,12 +14,12 @@ from support.refused import refused
 from support.slurm import until
 
 from rope_exp.commands import sweep
-from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import resolve
 from rope_exp.data import prepare as prepare_module
 from rope_exp.launch.admit import admit
 from rope_exp.launch.cluster import Cluster
 from rope_exp.launch.queue import Queue
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import resolve
 from rope_exp.run.folder import read_result, write_config
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.gpus import show_gpus
 
-from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.leases import close, lease_gpus
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import resolve
 
 
 @pytest.fixture(autouse=True)

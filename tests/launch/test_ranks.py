@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.launch import ranks
 from rope_exp.launch.job import Job
+from rope_exp.plan.resolve import resolve
 
 
 @pytest.fixture

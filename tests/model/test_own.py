@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import SOFTMAX
-from rope_exp.config.own import with_source
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.count import kept
@@ -26,6 +25,7 @@ from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate
 from rope_exp.model.own import explained_by
 from rope_exp.model.rope import angles, frequencies
+from rope_exp.plan.own import with_source
 from rope_exp.system.errors import ConfigError
 
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"

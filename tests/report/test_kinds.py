@@ -10,9 +10,9 @@ from support.records import make_records
 from support.refused import refused
 from support.reports import make_run, table_rows
 
-from rope_exp.config.campaign_file import read_campaign
 from rope_exp.evidence.published import SEQUEL
 from rope_exp.evidence.records import read_records
+from rope_exp.plan.campaign_file import read_campaign
 from rope_exp.report.charts.cached import Point, front
 from rope_exp.report.command import write, write_campaigns
 from rope_exp.report.content import build

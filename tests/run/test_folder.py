@@ -9,7 +9,7 @@ import yaml
 from support.refused import refused
 from support.results import DIVERGED, FINISHED
 
-from rope_exp.config.compose import run_config
+from rope_exp.plan.compose import run_config
 from rope_exp.run.folder import read_config, read_env, read_result, write_config
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import write_json

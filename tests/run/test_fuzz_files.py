@@ -15,10 +15,10 @@ from support.configs import TINY
 from support.runs import train
 
 from rope_exp import load_run
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
 from rope_exp.evidence.runs import read_runs
+from rope_exp.plan.resolve import resolve
 from rope_exp.report.content import build
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import read_env, read_result

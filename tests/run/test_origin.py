@@ -10,9 +10,9 @@ from support.refused import refused
 from support.reports import make_run, sha256_of
 
 from rope_exp.commands import plan
-from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import resolve
 from rope_exp.run.folder import MANIFEST, MODEL, OPTIMIZER, STATE, step_folder, write_config
 from rope_exp.run.origin import find_origin, with_origin
 from rope_exp.system.errors import ConfigError

@@ -20,7 +20,7 @@ import pytest
 from support.campaigns import PYTHONPATH, SHORT, records_of, write_campaign
 from support.configs import REPOSITORY
 
-from rope_exp.config.campaign_file import read_campaign
+from rope_exp.plan.campaign_file import read_campaign
 from rope_exp.system.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError
 from rope_exp.system.files import read_json
 

@@ -7,9 +7,9 @@ import laws
 import pytest
 from support.configs import REPOSITORY
 
-from rope_exp.config.compose import CONFIGS, run_config
 from rope_exp.config.variants import SUBSETS, subset_name
 from rope_exp.model.laws import TOLERANCE, certificate, expected_class
+from rope_exp.plan.compose import CONFIGS, run_config
 
 LAW_OF = {subset_name(sites): expected_class(sites) for sites in SUBSETS}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from rope_exp.config.campaign import Campaign, load_campaign
 from rope_exp.launch.progress import Progress
+from rope_exp.plan.campaign import Campaign, load_campaign
 from rope_exp.system.files import read_json
 from support.configs import REPOSITORY, TINY
 

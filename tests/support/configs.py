@@ -3,9 +3,9 @@
 from functools import cache
 from pathlib import Path
 
-from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.evidence.published import TABLE
+from rope_exp.plan.compose import run_config
 from rope_exp.system.processes import ROOT as REPOSITORY
 
 # The published variants in the order of configs/experiment/nine.yaml: by number of rotated sites.

@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config.compose import run_config
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.evidence.runs import Run
+from rope_exp.plan.compose import run_config
 from rope_exp.report.content import Report, build
 from support.configs import NINE
 from support.records import ENV, nine_losses

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from rope_exp.config.campaign import Cell, cell_name
-from rope_exp.config.campaign_file import Test
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PAIRS
 from rope_exp.evidence.published import TABLE
 from rope_exp.evidence.records import record_path, write_record
 from rope_exp.model.count import num_parameters
+from rope_exp.plan.campaign import Cell, cell_name
+from rope_exp.plan.campaign_file import Test
 from rope_exp.run.folder import read_config
 from rope_exp.system.files import write_json
 from support.reports import config_of, make_run, sha256_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
+from rope_exp.plan.resolve import resolve
 from rope_exp.run.folder import write_config
 from rope_exp.run.metrics import read_metrics
 from rope_exp.training.graph import WARMUP_STEPS, StepGraphs

@@ -5,9 +5,9 @@ import torch
 from support.trainers import Make, losses, same, snapshot, stop_in_step
 
 from rope_exp import load_run
-from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.data.tokenizer import byte_tokenizer
 from rope_exp.evaluation.generate import Sampling, generate
+from rope_exp.plan.costs import checkpoint_bytes
 from rope_exp.system.files import read_json
 
 KINDS = {

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rope_exp.config.compose import run_config
 from rope_exp.config.learning import MuonConfig, OptimConfig
 from rope_exp.model.decoder import Decoder
+from rope_exp.plan.compose import run_config
 from rope_exp.training.optim import (
     build_optimizer,
     crossings,

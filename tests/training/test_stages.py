@@ -9,10 +9,10 @@ from support.trainers import Make, losses, same, snapshot
 from torch import Tensor
 
 from rope_exp import load_run
-from rope_exp.config.costs import checkpoint_bytes
 from rope_exp.data.sources import training_batch
 from rope_exp.data.tokenizer import byte_tokenizer
 from rope_exp.evaluation.generate import Sampling, generate
+from rope_exp.plan.costs import checkpoint_bytes
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
 from rope_exp.training.trainer import Trainer

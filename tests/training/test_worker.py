@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.gpus import show_gpus
 
-from rope_exp.config.compose import run_config
-from rope_exp.config.resolve import resolve
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import resolve
 from rope_exp.system import machine
 from rope_exp.system.errors import (
     CheckpointError,

@@ -20,8 +20,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
-from rope_exp.config.costs import MAX_WRITTEN_OUT
 from rope_exp.model.attention.masks import mask_of, meets, of_one_document
+from rope_exp.model.limits import MAX_WRITTEN_OUT
 
 MIN_BLOCK = 128  # queries
 MAX_FLASH = 256  # features of a head

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.config.costs import CHUNK
 from rope_exp.model.attention.kernel import wide
+from rope_exp.model.limits import CHUNK
 
 # Queries and keys, [B, T, H, K] each.
 Scores = tuple[Tensor, Tensor] | None

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from rope_exp.config.costs import CHUNK
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.recurrence import Scores, chunked, parallel
 from rope_exp.model.cache import LayerCache
+from rope_exp.model.limits import CHUNK
 from rope_exp.model.positions import Positions
 
 # Terms of the sums over the past, by the name of their state: queries and keys, and values.

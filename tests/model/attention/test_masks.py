@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rope_exp.config.costs import MAX_WRITTEN_OUT
 from rope_exp.model.attention import kernel
 from rope_exp.model.attention.kernel import MIN_BLOCK, attention
+from rope_exp.plan.costs import MAX_WRITTEN_OUT
 
 HEADS = 4
 GROUPS = 2

@@ -17,11 +17,9 @@ from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, num_numbers, 
 from support.refused import refused
 from torch import Tensor
 
-from rope_exp.config import plan, schema
+from rope_exp.config import schema
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.compose import run_config
 from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import SECTION, numeric
 from rope_exp.config.sections import ModelConfig
@@ -32,6 +30,9 @@ from rope_exp.model.attention.state import StateAttention, Sums
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate, expected_class
 from rope_exp.model.positions import Positions
+from rope_exp.plan import plan
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import resolve
 
 
 @dataclass(frozen=True, config=SECTION)

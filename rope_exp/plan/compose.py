@@ -25,10 +25,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
-from rope_exp.config.mistakes import CAMPAIGNS, explain
-from rope_exp.config.own import with_source
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import alternatives, defaults_of
+from rope_exp.plan.mistakes import CAMPAIGNS, explain
+from rope_exp.plan.own import with_source
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.processes import PACKAGE, ROOT
 
@@ -85,7 +85,13 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         raise explain(error) from error
     if CAMPAIGNS in plain:
         raise ConfigError(CAMPAIGNS, ..., "is no key of a run; `rope-exp campaign NAME` runs one")
-    return with_source(RunConfig.from_dict(plain), [CONFIGS, *_own_folders(hydra or tree.hydra)])
+    config = RunConfig.from_dict(plain)
+    if config.model.match_params is not None:
+        # Imported late: torch takes a second to import.
+        from rope_exp.model.count import with_matched
+
+        config = with_matched(config)
+    return with_source(config, [CONFIGS, *_own_folders(hydra or tree.hydra)])
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:

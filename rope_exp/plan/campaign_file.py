@@ -27,9 +27,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from rope_exp.config.compose import CONFIGS, split
-from rope_exp.config.mistakes import CAMPAIGNS
 from rope_exp.config.schema import Name
+from rope_exp.plan.compose import CONFIGS, split
+from rope_exp.plan.mistakes import CAMPAIGNS
 from rope_exp.system.errors import ConfigError, first_line
 
 # The test of differences. Records repeat it, so that tables are made from records alone.

@@ -8,14 +8,14 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from rope_exp.config.costs import (
+from rope_exp.config.run import RunConfig
+from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig, TrainConfig
+from rope_exp.plan.costs import (
     memory_bytes,
     operations_at_most,
     parameters_at_most,
     run_flops,
 )
-from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig, TrainConfig
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.machine import (
     cpu_has_bf16,

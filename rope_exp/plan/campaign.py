@@ -15,13 +15,13 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from rope_exp.config.campaign_file import ORDER, SEEDS, CampaignFile, Entry, Test, read_campaign
-from rope_exp.config.compose import Jobs, compose_jobs
-from rope_exp.config.mistakes import CAMPAIGNS, explain
-from rope_exp.config.resolve import operations
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Seed, convert
 from rope_exp.config.sections import PlaceConfig, is_commit
+from rope_exp.plan.campaign_file import ORDER, SEEDS, CampaignFile, Entry, Test, read_campaign
+from rope_exp.plan.compose import Jobs, compose_jobs
+from rope_exp.plan.mistakes import CAMPAIGNS, explain
+from rope_exp.plan.resolve import operations
 from rope_exp.system.errors import ConfigError, show
 
 # Keys that a campaign must fix: the machine's choice could change a number, or a cell's cores.

@@ -11,14 +11,14 @@ from functools import cache
 
 import numpy as np
 
-from rope_exp.config.costs import (
+from rope_exp.config.run import RunConfig
+from rope_exp.plan.costs import (
     PEAK_TFLOPS,
     attention_flops_per_token,
     checkpoint_bytes,
     memory_bytes,
     run_flops,
 )
-from rope_exp.config.run import RunConfig
 from rope_exp.system.errors import ConfigError
 
 ASSUMED_MFU = 0.4

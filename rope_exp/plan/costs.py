@@ -12,6 +12,7 @@ from rope_exp.config.learning import MuonConfig
 from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
 from rope_exp.config.stages import Stage
+from rope_exp.model.limits import CHUNK, MAX_WRITTEN_OUT, TOKENS_OF_A_CHUNK
 
 # Float32 weights, their gradient and two moments. Every process holds all of them.
 BYTES_A_PARAMETER = 16
@@ -45,15 +46,6 @@ PEAK_TFLOPS = {
 }
 # Suffixes of other cards with the same number: a laptop's RTX 4090 has half of the peak.
 ANOTHER_CARD = r"(?! (Ti|SUPER|D|Laptop|Max-Q)\b)"
-
-# Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
-# tenth of the time of its products.
-TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
-# Longest sequence with explicit attention weights, on a CPU: their memory grows with the square
-# of the length.
-MAX_WRITTEN_OUT = 2048
-# Tokens between two states held in training, for kinds with a state.
-CHUNK = 64
 
 
 def peak_flops_per_s(device_name: str) -> float | None:

@@ -7,10 +7,10 @@ attention is causal, and nothing is recomputed.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rope_exp.config.costs import BYTES_A_PARAMETER, PEAK_TFLOPS, memory_bytes, run_flops
-from rope_exp.config.plan import GIB, LEAST_ESTIMATED, vocabulary
-from rope_exp.config.resolve import resolve
 from rope_exp.config.run import RunConfig
+from rope_exp.plan.costs import BYTES_A_PARAMETER, PEAK_TFLOPS, memory_bytes, run_flops
+from rope_exp.plan.plan import GIB, LEAST_ESTIMATED, vocabulary
+from rope_exp.plan.resolve import resolve
 from rope_exp.system.errors import ConfigError
 
 HEADER = ("run", "parameters", "tokens", "FLOPs", "GiB per GPU", "GPU-hours", "cost")

@@ -1,0 +1,1 @@
+"""What is asked for: composition by Hydra, campaigns, and what a config costs on a machine."""

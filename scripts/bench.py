@@ -172,10 +172,6 @@ def _beginning(config: RunConfig) -> tuple[DataSet, Decoder]:
 ARMS: dict[str, Callable[[RunConfig, Gate], None]] = {"rope_exp": ours, "Trainer": trainer}
 
 
-def _take(arm: str, config: RunConfig, asking: Connection) -> None:
-    ARMS[arm](config, Gate(asking, config.launch.device))
-
-
 def times(config: RunConfig, rounds: int, steps: int) -> tuple[dict[str, float], dict[str, Any]]:
     """Let both take steps in turn.
 
@@ -192,19 +188,19 @@ def times(config: RunConfig, rounds: int, steps: int) -> tuple[dict[str, float],
         for arm in ARMS:
             asked[arm], asking = spawn.Pipe()
             stack.enter_context(contextlib.closing(asked[arm]))
-            process = spawn.Process(target=_take, args=(arm, config, asking), daemon=True)
+            gate = Gate(asking, config.launch.device)
+            process = spawn.Process(target=ARMS[arm], args=(config, gate), daemon=True)
             process.start()
             stack.callback(process.join)
             stack.callback(process.terminate)
             asking.close()
 
-        def take(arm: str, count: int) -> tuple[float, float]:
+        def take(arm: str, count: int) -> Any:
             try:
                 asked[arm].send(count)
-                seconds, loss = asked[arm].recv()
+                return asked[arm].recv()
             except (EOFError, OSError):
                 raise RuntimeError(f"{arm} failed") from None
-            return seconds, loss
 
         for arm in ARMS:
             _, first_loss[arm] = take(arm, 1)
@@ -238,11 +234,10 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.partition(",")[0]
     first_loss, step_s = times(config, asked.rounds, asked.steps)
 
-    for arm, seconds in step_s.items():
-        median = statistics.median(seconds)
+    for arm, loss in first_loss.items():
+        median = statistics.median(step_s[arm])
         rate = config.train.tokens_per_step / median
-        print(f"{arm}: {1e3 * median:.1f} ms a step, {rate:,.0f} tokens/s, ", end="")
-        print(f"first loss {first_loss[arm]:.4f}")
+        print(f"{arm}: {1e3 * median:.1f} ms a step, {rate:,.0f} tokens/s, first loss {loss:.4f}")
     ratios = [b / a for a, b in zip(step_s["rope_exp"], step_s["Trainer"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     print(f"Trainer: {middle:.2f} times as slow (quartiles {low:.2f}, {high:.2f})")

@@ -120,7 +120,7 @@ def trainer(config: RunConfig, gate: Gate) -> None:
             output_dir=folder,
             use_cpu=not on_gpu,
             bf16=train.precision == "bf16",
-            torch_compile=train.compile,
+            torch_compile=bool(train.compile),
             # torch_compile would switch it on otherwise.
             tf32=False if on_gpu else None,
             per_device_train_batch_size=rows_at_once,
@@ -232,6 +232,8 @@ def main(words: Sequence[str] | None = None) -> int:
     # The Trainer would use all GPUs, with a batch for each.
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.partition(",")[0]
+    # As for a run: without it, a busy machine would slow either down tenfold and more.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     first_loss, step_s = times(config, asked.rounds, asked.steps)
 
     for arm, loss in first_loss.items():

@@ -32,7 +32,6 @@ table: setup ## train the nine on the stdlib corpus; table and figures in result
 
 report: setup ## every campaign's tables and figures again, from its records; results/report.html
 	$(BIN)/python scripts/report.py --campaign all
-	$(BIN)/python scripts/outside.py compare
 
 test: setup-dev ## every test but the long faults
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -55,12 +54,7 @@ format: setup-dev ## rewrite the source in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.venv-litgpt/ready: constraints.txt
-	test -x .venv-litgpt/bin/python || $(PYTHON) -m venv .venv-litgpt
-	.venv-litgpt/bin/pip install --quiet $$(grep '^torch==' constraints.txt) litgpt==0.5.13
-	@touch $@
-
-bench: setup-dev .venv-litgpt/ready ## speed beside transformers and litgpt; preparation beside plain tokenizers
+bench: setup-dev ## time a training step beside that of transformers' Trainer
 	$(BIN)/python scripts/bench.py $(BENCH)
 
 lock: setup-dev ## write constraints.txt from what .venv holds
@@ -72,4 +66,4 @@ floors: setup ## resolve the oldest versions that pyproject.toml allows, all tog
 	$(BIN)/pip install --quiet --dry-run --ignore-installed --requirement .venv/floors.txt
 
 clean: ## remove .venv and caches; results/ stays
-	rm -rf .venv .venv-litgpt .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

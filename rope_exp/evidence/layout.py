@@ -78,7 +78,7 @@ def unequal_noise(table_SV: Array, variance: float, df: int) -> float | None:
     return float(holm(np.array(p)).min()) if len(p) > 1 else None
 
 
-def deviating(own: Array, own_df: int | Array, variance: Array, df: int) -> Array:
+def deviating(own: Array, own_df: int, variance: Array, df: int) -> Array:
     """Return the two-sided p-value that a pair's variance is twice the layout's, by F.
 
     A pair's differences use `own_df` of the layout's degrees, and own_df * own / 2 of its sum of
@@ -88,13 +88,7 @@ def deviating(own: Array, own_df: int | Array, variance: Array, df: int) -> Arra
     rest = df * variance - own_df * own / 2
     rest_variance = np.maximum(rest, np.finfo(float).tiny) / (df - own_df)
     ratio = own / 2 / rest_variance
-    return two_sided_f(ratio, own_df, df - own_df)
-
-
-def two_sided_f(ratio: Array, df: int | Array, other_df: int | Array) -> Array:
-    """Return the two-sided p-value of equal variances, given the ratio of independent estimates."""
-    below = stats.f.cdf(ratio, df, other_df)
-    above = stats.f.sf(ratio, df, other_df)
+    below, above = (f(ratio, own_df, df - own_df) for f in (stats.f.cdf, stats.f.sf))
     return np.asarray(2 * np.minimum(below, above))
 
 

@@ -21,7 +21,6 @@ from rope_exp.report.page import PARTS, page
 from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown
-from rope_exp.studies import cost
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import json_sha256, read_json
 
@@ -80,7 +79,6 @@ def judge(runs: Sequence[Run]) -> None:
         write(report)
     of_report(report)
     page({runs[0].group: report}, runs)
-    cost.files([runs[0].group], {runs[0].group: runs}, {})
 
 
 @pytest.fixture

@@ -66,62 +66,6 @@ def test_each_level_of_a_factor_has_a_table(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_gains_stand_beside_those_of_the_primary_campaign(tmp_path: Path) -> None:
-    """Gains are compared with those of `english`, which has no such file itself."""
-
-    def lower(row: str, seed: int) -> float:
-        return nine_losses(row, seed) - (0.25 if row == "vo_rope" else 0.0)
-
-    rows = ("nope", "qk_rope", "vo_rope")
-    found = tmp_path / "records"
-    make_records(found, "english", rows=rows, seeds=(0, 1))
-    make_records(found, "mlm", rows=rows, seeds=(0, 1), loss=lower)
-    for name in ("english", "mlm"):
-        write_campaigns(found, name, tmp_path)
-
-    with (tmp_path / "mlm/changes.csv").open() as file:
-        changes = {
-            (line["pe"], line["over"]): float(line["change"]) for line in csv.DictReader(file)
-        }
-    assert changes == {
-        ("vo_rope", "nope"): pytest.approx(0.25),
-        ("qk_rope", "nope"): pytest.approx(0.0),
-        ("vo_rope", "qk_rope"): pytest.approx(0.25),
-        ("nope", "qk_rope"): pytest.approx(0.0),
-    }
-    assert not (tmp_path / "english/changes.csv").exists()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_gains_stand_beside_those_of_an_equal_budget(tmp_path: Path) -> None:
-    """The base has the same tokens and warmup; if none has both, it is the primary campaign."""
-
-    def lower(row: str, seed: int) -> float:
-        return nine_losses(row, seed) - (0.25 if row == "vo_rope" else 0.0)
-
-    found = tmp_path / "records"
-    short, long = (
-        {row: [f"pe={row}", f"schedule.warmup_fraction={share}"] for row in ("nope", "vo_rope")}
-        for share in (0.05, 0.2)
-    )
-    make_records(found, "english", rows=short, seeds=(0, 1))
-    make_records(found, "warmup", rows=long, seeds=(0, 1), loss=lower)
-    make_records(found, "cores", rows=long, seeds=(0, 1), loss=lower)
-    make_records(found, "lr", rows=short, seeds=(0, 1), loss=lower)
-    more = {"train.num_steps": [1000]}
-    make_records(found, "tokens", rows=short, seeds=(0, 1), loss=lower, factors=more)
-    make_records(found, "mlm", rows=short, seeds=(0, 1), loss=lower, factors=more)
-    changes = {}
-    for name in ("warmup", "cores", "lr", "tokens", "mlm"):
-        write_campaigns(found, name, tmp_path)
-        [path] = (tmp_path / name).rglob("changes.csv")
-        with path.open() as file:
-            [line] = csv.DictReader(file)
-        changes[name] = round(float(line["change"]), 6)
-    assert changes == {"warmup": 0.25, "cores": 0.0, "lr": 0.25, "tokens": 0.25, "mlm": 0.0}
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_files_of_an_earlier_report_are_named(tmp_path: Path) -> None:
     """Files that these records no longer produce are named; all others are ignored."""
     make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0,))

@@ -276,7 +276,7 @@ def test_all_campaigns_make_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert write_campaigns(records, "mini", out) == []
 
     made = write_campaigns(records, None, out)
-    assert made == [str(out / "cost.md"), str(out / "report.html")]
+    assert made == [str(out / "report.html")]
     text = (out / "report.html").read_text(encoding="utf-8")
     assert 'href="mini/table.csv"' in text
     assert 'href="records/other/vo_rope-s0.json"' in text

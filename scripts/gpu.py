@@ -6,7 +6,8 @@
 Parts run in this order, each in a process of its own: the quick tests of tests/gpu (75 s); the
 settings of scripts/gpu_tune.py (240 s); steps of QK and QKVO against NoPE's at 125m (60 s); then
 campaigns, several runs at a time under MPS, in the time that is left. Failed tests end the command.
-Logs and results go to --out, records to results/records. A repeated command resumes: it leaves out the parts that succeeded.
+Logs and results go to --out, records to results/records. A repeated command resumes: it leaves out
+the parts that succeeded.
 
 A machine without a network gets what it lacks from a folder, packed here and unpacked there:
 

@@ -73,10 +73,8 @@ class Progress:
     @property
     def left(self) -> list[Cell]:
         """The cells that this command is to run, without a record, in the order of their runs."""
-        asked = self.campaign.cells
-        if self.only is not None:
-            asked = [cell for cell in asked if cell.name in self.only]
-        return [cell for cell in asked if cell.name not in self.done]
+        left = [cell for cell in self.campaign.cells if cell.name not in self.done]
+        return [cell for cell in left if self.only is None or cell.name in self.only]
 
     def notes(self) -> list[str]:
         """Return notes on records that belong to no cell, and on cells that diverged."""

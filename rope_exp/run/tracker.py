@@ -218,17 +218,13 @@ def _end(run: Any, folder: Path, status: str) -> None:
 
 def _run_id(config: RunConfig, folder: Path) -> str:
     """Return the run's id at its tracker, drawn once and kept in its folder."""
-    path = _id_file(config, folder)
+    path = folder / f"{config.tracker.name}_id"
     # A power cut may have left an empty file.
     found = path.read_text(encoding="ascii") if path.exists() else ""
     if not found:
         found = secrets.token_hex(8)
         write_atomically(path, found)
     return found
-
-
-def _id_file(config: RunConfig, folder: Path) -> Path:
-    return folder / f"{config.tracker.name}_id"
 
 
 def _name(config: RunConfig) -> str:

@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             files = (content for files in served for content in files.values())
             self.file(next(content for content in files if sha1(content) == found[1]))
         elif found := re.fullmatch(
-            r"/api/((?:datasets|models|spaces)/[^/]+/[^/]+)(?:/([\w-]+)/(\w+)(?:/(.*))?)?", path
+            r"/api/((?:datasets|models)/[^/]+/[^/]+)(?:/([\w-]+)/(\w+)(?:/(.*))?)?", path
         ):
             files_ = self.repository(found[1], found[3])
             if files_ is not None:

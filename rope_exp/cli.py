@@ -4,7 +4,7 @@
 in its package; this module dispatches it and turns its errors into one sentence and an exit code:
 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the same command
 resumes). Unless it is a rank, this process imports torch only to count a model, to generate text,
-to export a model or keep its weights, or to read a pretrained tokenizer.
+to export a model, or to read a pretrained tokenizer.
 """
 
 # Import nothing slow here: signals reach `leave` only after these imports.
@@ -23,13 +23,10 @@ HELP = """Where in attention should a rotation go?
   rope-exp campaign NAME             run what is left of a campaign of many runs
   rope-exp sweep ... launch=slurm    submit the runs of a sweep to a cluster
   rope-exp report --group NAME       the table of the runs that are done
-  rope-exp plan model=1b             what a config costs before it runs; --gpu h100: on one GPU
+  rope-exp plan model=1b             what a config costs before it runs
   rope-exp prepare data=files ...    prepare a corpus ahead of training
-  rope-exp mirror RUN_FOLDER ...     send runs to their tracker again, from their files
   rope-exp generate RUN_FOLDER TEXT  text from a run's model
   rope-exp export RUN_FOLDER OUT     a run's model for transformers
-  rope-exp evaluate FOLDER --tasks T a run's or an exported model by lm-evaluation-harness
-  rope-exp publish NAME ... --repo R a campaign's records, curves and page on the hub
   rope-exp check-records FOLDER      whether somebody's records are whole and comparable
 
 `rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.
@@ -42,11 +39,8 @@ OTHERS = (
     "report",
     "plan",
     "prepare",
-    "mirror",
     "generate",
     "export",
-    "evaluate",
-    "publish",
     "check-records",
 )
 

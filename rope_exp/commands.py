@@ -1,12 +1,9 @@
 """The commands other than `train`: each parses its arguments, calls its package, and prints."""
 
 import argparse
-import os
-import shlex
 import statistics
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from rope_exp.config.run import DEFAULT_OUTPUT, RunConfig
@@ -14,11 +11,8 @@ from rope_exp.system.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     ConfigError,
-    DataError,
     RecordError,
-    first_line,
 )
-from rope_exp.system.files import try_lock, write_json
 from rope_exp.system.signals import interrupt, on_signal
 
 CONFIG_DIR: dict[str, Any] = {"type": Path, "help": "a further folder of groups and their choices"}
@@ -144,15 +138,6 @@ def campaign(words: list[str]) -> int:
     parser.add_argument(
         "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
     )
-    parser.add_argument(
-        "--archive", type=Path, metavar="FOLDER", help="pack the records into FOLDER/NAME.tar, too"
-    )
-    parser.add_argument(
-        "--keep-weights",
-        type=Path,
-        metavar="FOLDER",
-        help="keep each run's last weights in FOLDER/NAME/CELL, in half precision",
-    )
     parser.add_argument("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)
     if asked.hours is not None and not 0 < asked.hours < 1e6:
@@ -176,18 +161,17 @@ def campaign(words: list[str]) -> int:
         print("\n".join(progress.lines()))
         return 0
     if asked.words:
-        here = {"--hours": asked.hours, "--archive": asked.archive, "--on-gpus": asked.on_gpus}
+        here = {"--hours": asked.hours, "--on-gpus": asked.on_gpus}
         for option, value in here.items():
             if value is not None:
                 raise ConfigError(option, value, "is for a campaign that runs here")
-        weights = asked.keep_weights
-        print(submit_campaign(progress, asked.words, asked.config_dir, queue, weights))
+        print(submit_campaign(progress, asked.words, asked.config_dir, queue))
         return 0
 
     # Until the runs start, a signal unwinds the preparation of data.
     on_signal(interrupt)
     deadline = None if asked.hours is None else started + 3600 * asked.hours
-    return run_campaign(progress, deadline, asked.archive, asked.keep_weights)
+    return run_campaign(progress, deadline)
 
 
 def sweep(words: list[str]) -> int:
@@ -208,32 +192,15 @@ def sweep(words: list[str]) -> int:
 
 
 def plan(words: list[str]) -> int:
-    """Print the cost of a config before it runs, here or on GPUs of one kind."""
+    """Print the cost of a config, or a sweep of them, before it runs."""
     from rope_exp.data.prepare import num_prepared_tokens
-    from rope_exp.plan.cards import CARDS, card_lines
     from rope_exp.plan.plan import cost_lines, sweep_lines
     from rope_exp.plan.resolve import resolve
     from rope_exp.run.folder import read_result
     from rope_exp.run.origin import with_origin
 
     parser = Parser("plan", "Print what a config, or a sweep of them, costs before it runs.")
-    parser.add_argument(
-        "--gpu",
-        help="a table for this GPU, with hours as a range by the MFU that others measured: "
-        + ", ".join(CARDS),
-    )
-    parser.add_argument(
-        "--price", type=float, help="of one such GPU for an hour; the table gets the cost, too"
-    )
-    asked, configs = _configs(parser, words, sweeps=True)
-    if asked.price is not None and not (asked.gpu and 0 < asked.price < 1e6):
-        allowed = "must be a number above 0 and below 1,000,000, beside --gpu"
-        raise ConfigError("--price", asked.price, allowed)
-    if asked.gpu is not None:
-        print("\n".join(card_lines(configs, asked.gpu, asked.price)))
-        return 0
-
-    configs = [resolve(with_origin(config)) for config in configs]
+    configs = [resolve(with_origin(config)) for config in _configs(parser, words, sweeps=True)]
     config = configs[0]
     folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
     rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
@@ -253,7 +220,7 @@ def prepare(words: list[str]) -> int:
 
     about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
     # A sweep's first run stands for all.
-    config = _configs(Parser("prepare", about), words)[1][0]
+    config = _configs(Parser("prepare", about), words)[0]
     found = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     if isinstance(found, Generated):
         print(f"data={config.data.name} is generated as it is read: there is nothing to prepare")
@@ -270,10 +237,8 @@ def prepare(words: list[str]) -> int:
     return 0
 
 
-def _configs(
-    parser: Parser, words: list[str], *, sweeps: bool = False
-) -> tuple[argparse.Namespace, list[RunConfig]]:
-    """Return the options and the configs of a command that takes the overrides of `train`."""
+def _configs(parser: Parser, words: list[str], *, sweeps: bool = False) -> list[RunConfig]:
+    """Return the configs of a command that takes the overrides of `train`."""
     from rope_exp.plan.compose import compose_jobs
 
     parser.add_argument(
@@ -286,7 +251,7 @@ def _configs(
         )
     asked = parser.parse_intermixed_args(words)
     multirun = sweeps and asked.multirun
-    return asked, compose_jobs(asked.overrides, asked.config_dir, multirun=multirun).configs
+    return compose_jobs(asked.overrides, asked.config_dir, multirun=multirun).configs
 
 
 def _check_is_run(folder: Path) -> None:
@@ -295,35 +260,6 @@ def _check_is_run(folder: Path) -> None:
 
     if not (folder / CONFIG).exists():
         raise ConfigError("RUN_FOLDER", str(folder), "there is no run in this folder")
-
-
-def mirror(words: list[str]) -> int:
-    """Send runs to their tracker again, from their files, each as a new run.
-
-    The config's tracker keys and wandb's environment variables choose the destination. A run that
-    is started again later resumes the new one.
-    """
-    from rope_exp.run.folder import LOCK, read_config
-    from rope_exp.run.tracker import rebuild
-
-    parser = Parser("mirror", "Send runs to their tracker again, from their files.")
-    parser.add_argument("folders", metavar="RUN_FOLDER", type=Path, nargs="+")
-    for folder in parser.parse_args(words).folders:
-        # Check before locking, which creates a file.
-        _check_is_run(folder)
-        read_config(folder)
-        lock = try_lock(folder / LOCK)
-        if lock is None:
-            raise ConfigError("RUN_FOLDER", str(folder), "is being run; wait for its end")
-        try:
-            print(f"{folder}: mirrored as {rebuild(folder)}")
-        except (ConfigError, RecordError):
-            raise
-        except Exception as error:
-            raise DataError(f"{folder}: {first_line(error)}") from error
-        finally:
-            os.close(lock)
-    return 0
 
 
 def generate(words: list[str]) -> int:
@@ -380,93 +316,15 @@ def export(words: list[str]) -> int:
         help="auto: transformers' own class if it has one for this model; always: our code",
     )
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to the hub, too")
     asked = parser.parse_args(words)
     _check_is_run(asked.folder)
 
     # Imported late, because transformers takes seconds to import.
     from rope_exp.export.card import loading
-    from rope_exp.export.hub import check_name, push
     from rope_exp.export.write import export as write
 
-    if asked.push is not None:
-        check_name("--push", asked.push)
-    name = write(asked.folder, asked.out, asked.code, asked.step, asked.push)
+    name = write(asked.folder, asked.out, asked.code, asked.step)
     print(f"{asked.out}: {name}; in Python: {loading(name, str(asked.out))}")
-    if asked.push is not None:
-        again = f"hf upload {asked.push} {asked.out}"
-        print(push(asked.out, asked.push, flag="--push", again=again))
-    return 0
-
-
-def evaluate(words: list[str]) -> int:
-    """Evaluate a run's or an exported model by lm-evaluation-harness, and print its table."""
-    parser = Parser("evaluate", "Evaluate a run's or an exported model by lm-evaluation-harness.")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="of a run, or of an export")
-    parser.add_argument("--tasks", required=True, help="names, separated by commas")
-    parser.add_argument("--include", type=Path, help="a folder of further tasks, as YAML files")
-    parser.add_argument("--limit", type=int, help="so many examples of each task; all otherwise")
-    parser.add_argument("--batch-size", type=int, default=8, help="(%(default)s)")
-    parser.add_argument("--out", type=Path, help="a JSON file for the results")
-    asked = parser.parse_args(words)
-
-    for flag, value in (("--limit", asked.limit), ("--batch-size", asked.batch_size)):
-        if value is not None and value < 1:
-            raise ConfigError(flag, value, "must be at least 1")
-
-    from rope_exp.export.evaluate import evaluate as by_harness
-    from rope_exp.export.evaluate import table
-
-    found = by_harness(
-        asked.folder,
-        asked.tasks.split(","),
-        asked.include,
-        limit=asked.limit,
-        batch_size=asked.batch_size,
-    )
-    print(table(found))
-    if asked.out is not None:
-        write_json(asked.out, {key: found[key] for key in ("results", "weights_sha256", "model")})
-    return 0
-
-
-def publish(words: list[str]) -> int:
-    """Write campaigns' records and curves as a data set with their page, or upload both."""
-    from rope_exp.evidence.records import DEFAULT_RECORDS
-
-    parser = Parser("publish", "Publish campaigns' records, curves and page on the hub.")
-    parser.add_argument("campaigns", metavar="CAMPAIGN", nargs="+")
-    parser.add_argument(
-        "--repo", metavar="OWNER/NAME", required=True, help="of the data set and of the Space"
-    )
-    parser.add_argument(
-        "--to", type=Path, metavar="FOLDER", help="write a new folder, and upload nothing"
-    )
-    parser.add_argument(
-        "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
-    )
-    asked = parser.parse_args(words)
-
-    from rope_exp.export.hub import check_name, push
-
-    check_name("--repo", asked.repo)
-
-    # Imported late, because figures take seconds to import.
-    from rope_exp.export.publish import SPACE
-    from rope_exp.export.publish import publish as write
-
-    if asked.to is not None:
-        write(asked.campaigns, asked.records, asked.to, asked.repo)
-        print("\n".join(str(path) for path in sorted(asked.to.rglob("*")) if path.is_file()))
-        return 0
-
-    with TemporaryDirectory() as folder:
-        out = Path(folder)
-        write(asked.campaigns, asked.records, out, asked.repo)
-        told = {"flag": "--repo", "again": f"rope-exp publish {shlex.join(words)}"}
-        print(push(out, asked.repo, "dataset", ignored=f"{SPACE}/*", **told))
-        if (out / SPACE).exists():
-            print(push(out / SPACE, asked.repo, "space", **told))
     return 0
 
 

@@ -6,7 +6,8 @@
 Parts run in this order, each in a process of its own: the quick tests of tests/gpu (75 s); the
 settings of scripts/gpu_tune.py (240 s); steps of QK and QKVO against NoPE's at 125m (60 s); then
 campaigns, several runs at a time under MPS, in the time that is left. Failed tests end the command.
-Logs and results go to --out. A repeated command resumes: it leaves out the parts that succeeded.
+Logs and results go to --out, records to results/records. A repeated command resumes: it leaves out
+the parts that succeeded.
 
 A machine without a network gets what it lacks from a folder, packed here and unpacked there:
 
@@ -69,7 +70,7 @@ def parts(names: Sequence[str], further: Sequence[str], out: Path) -> list[Part]
     # The tests left out train for a minute, and are stopped and resumed.
     quick = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not broken_off"]
     tune = [str(ROOT / "scripts/gpu_tune.py"), "--device", device(), "--out", str(out)]
-    campaign = ["-m", "rope_exp", "campaign", "--archive", str(out), *further]
+    campaign = ["-m", "rope_exp", "campaign", *further]
     fixed = {
         "tests": Part("tests", [*quick, str(ROOT / "tests/gpu")], 75.0),
         "tune": Part("tune", [*tune, "--seconds", "220"], 240.0),

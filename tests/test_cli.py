@@ -35,7 +35,7 @@ def test_help_is_the_projects_own(tmp_path: Path) -> None:
     assert names == ["nano", "sequel_mini", "10m", "30m", "60m", "125m", "350m", "sequel", "1b"]
 
 
-@pytest.mark.parametrize("script", ["plan", "prepare", "scripts/report.py", "mirror"])
+@pytest.mark.parametrize("script", ["plan", "prepare", "scripts/report.py"])
 def test_every_command_helps_and_refuses_what_it_cannot_read(tmp_path: Path, script: str) -> None:
     done = command("--help", script=script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,6 @@ def test_one_door_has_every_command(tmp_path: Path) -> None:
     assert "usage: rope-exp campaign" in run("campaign", "--help").stdout
     assert_refused(run("campaign"), "usage: the following arguments are required: NAME; see")
     assert_refused(run("campaign", "nosuch"), "campaign=nosuch: there is no such campaign")
-    assert_refused(run("mirror", "nosuch"), "nosuch")
 
 
 def test_mistakes_exit_with_2(tmp_path: Path) -> None:

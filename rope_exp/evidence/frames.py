@@ -72,11 +72,7 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
-    return runs_frame(list(_runs(Path(where))))
-
-
-def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the frame of `load_runs` for these runs."""
+    runs = list(_runs(Path(where)))
     told = _told_apart(runs)
     lines = pd.DataFrame([_line(run) | keys for run, keys in zip(runs, told, strict=True)])
     return lines.set_index("where", drop=False).rename_axis(index=None)
@@ -89,13 +85,8 @@ def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
 
     Args, Raises: as `load_runs`.
     """
-    return metrics_frame(list(_runs(Path(where))))
-
-
-def metrics_frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the frame of `load_metrics` for these runs."""
     frames = []
-    for run, told in _named(runs):
+    for run, told in _named(list(_runs(Path(where)))):
         frame = pd.DataFrame(run.metrics)
         for key, value in told.items():
             frame[key] = [value] * len(frame)

@@ -94,7 +94,7 @@ def card(
     Args:
         step: of the checkpoint.
         name: the class of the model.
-        place: the folder or repository from which it is loaded.
+        place: the folder from which it is loaded.
         weights_sha256: of the exported weights.
     """
     result = read_result(run_dir) or {}

@@ -45,19 +45,12 @@ Code = Literal["auto", "always"]
 MASK = "<|mask|>"
 
 
-def export(
-    run_dir: Path,
-    out: Path,
-    code: Code = "auto",
-    step: int | None = None,
-    place: str | None = None,
-) -> str:
+def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = None) -> str:
     """Write a run's model, tokenizer and card into a new folder; return the class of the model.
 
     Args:
         code: auto: a class of transformers where one is the same model; always: our own code.
         step: of the checkpoint; None: the newest.
-        place: from which the card loads the model; None: `out`.
     Raises:
         ConfigError: transformers has no place for this kind of model, or `out` is not empty.
         RecordError, CheckpointError: the folder is not a run, or has no such checkpoint.
@@ -68,7 +61,7 @@ def export(
     run = opened(run_dir, code, step)
     name = type(run.model).__name__
     digest = weights_sha256(run.weights)
-    about = card(run_dir, run.config, run.step, name, place or out.name, digest)
+    about = card(run_dir, run.config, run.step, name, out.name, digest)
     results = eval_results(run.config, run.step, read_result(run_dir) or {})
 
     # Written beside and renamed: after a kill, the same command finds no half of an export.

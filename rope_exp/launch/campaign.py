@@ -5,12 +5,10 @@ A cell with a record is done, on every machine. A stopped run resumes from its c
 
 import math
 import platform
-import tarfile
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 
 from rope_exp.config.run import DEFAULT_OUTPUT
@@ -26,14 +24,7 @@ from rope_exp.plan.campaign import Campaign, Cell, load_campaign
 from rope_exp.plan.compose import compose_jobs
 from rope_exp.run.provenance import git_state
 from rope_exp.system.console import log
-from rope_exp.system.errors import (
-    EXIT_DONE,
-    CheckpointError,
-    ConfigError,
-    RecordError,
-    first_line,
-)
-from rope_exp.system.files import is_full, make_folders, write_atomically
+from rope_exp.system.errors import EXIT_DONE, ConfigError, RecordError
 from rope_exp.system.signals import interrupt, on_signal
 
 # Statuses of runs with a result, and therefore a record.
@@ -45,20 +36,12 @@ LOOK_SECONDS = 2.0  # between two looks for records from other machines
 OF_JOBS = ("launch.cells_per_job", "launch.runs_per_gpu")
 
 
-def run_campaign(
-    progress: Progress,
-    deadline: float | None = None,
-    archive: Path | None = None,
-    weights: Path | None = None,
-) -> int:
+def run_campaign(progress: Progress, deadline: float | None = None) -> int:
     """Run the cells that have no record, and write one for each as it ends.
 
     Args:
         deadline: by the monotonic clock; then runs are asked to stop, with checkpoints. None: run
             until all are done.
-        archive: a folder for <name>.tar, with all records of the campaign.
-        weights: a folder for <name>/<cell>, with the last weights of each finished run that is
-            here.
     Returns:
         The exit code: 0 every cell has a record, 75 stopped, 1 some cell failed.
     Raises:
@@ -67,9 +50,6 @@ def run_campaign(
     """
     campaign = progress.campaign
     cells = progress.left
-    # This also tests early that the archive can be written.
-    _archive(progress, archive)
-    _keep_weights(progress, progress.asked, weights)
     for line in (*progress.notes(), progress.summary()):
         log(line)
     if not cells:
@@ -92,9 +72,8 @@ def run_campaign(
             looked = time.monotonic()
         for job, cell in zip(jobs, cells, strict=True):
             came = job.status in NOT_BEGUN and cell.name in arrived
-            if (came or job.status in DONE) and _record(progress, cell, job):
-                _archive(progress, archive, again=True)
-                _keep_weights(progress, [cell], weights, again=True)
+            if came or job.status in DONE:
+                _record(progress, cell, job)
 
     # Runs may have been done before, and records may have arrived while data were prepared.
     keep_records()
@@ -109,7 +88,6 @@ def run_cells(
     name: str,
     config_dir: Path | None,
     records: Path,
-    weights: Path | None,
     runs_per_gpu: int,
     cells: Collection[str],
 ) -> int:
@@ -118,22 +96,17 @@ def run_cells(
     campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
     progress = Progress(campaign.with_launch(runs_per_gpu=runs_per_gpu), records)
     progress.only = cells
-    return run_campaign(progress, weights=weights)
+    return run_campaign(progress)
 
 
 def submit_campaign(
-    progress: Progress,
-    words: Sequence[str],
-    config_dir: Path | None,
-    queue: Queue,
-    weights: Path | None = None,
+    progress: Progress, words: Sequence[str], config_dir: Path | None, queue: Queue
 ) -> str:
     """Submit the cells without a record to a cluster, and say what was submitted.
 
     Args:
         words: overrides of the launcher.
         queue: of the campaign.
-        weights: see `run_campaign`.
     Raises:
         ConfigError: a word is not about the launcher; see also `Cluster.submit`.
         ChildProcessError: SLURM refuses.
@@ -150,7 +123,7 @@ def submit_campaign(
     _check_here(campaign, progress.left)
     if all(cell.config.launch.device == "cpu" for cell in progress.left):
         cluster = replace(cluster, launcher={**cluster.launcher, "gpus_per_node": None})
-    places = (campaign.name, config_dir, progress.records, weights)
+    places = (campaign.name, config_dir, progress.records)
     run = partial(run_cells, *places, launch.runs_per_gpu)
     return cluster.submit(queue, {cell.name: cell.name for cell in progress.left}, run)
 
@@ -177,17 +150,14 @@ def _check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:
         )
 
 
-def _record(progress: Progress, cell: Cell, job: Job) -> bool:
+def _record(progress: Progress, cell: Cell, job: Job) -> None:
     """Write the record of a cell that is done; if that fails, the run has failed.
 
     A record that arrived from another machine meanwhile is kept.
-
-    Returns:
-        True if there was a record to write or to read.
     """
     path = progress.path(cell)
     if cell.name in progress.done:
-        return False
+        return
 
     try:
         if not path.exists():
@@ -196,76 +166,3 @@ def _record(progress: Progress, cell: Cell, job: Job) -> bool:
         job.exit_code = job.exit_code or EXIT_DONE
     except (ConfigError, RecordError, OSError) as error:
         job.fail(error)
-    return True
-
-
-def _archive(progress: Progress, folder: Path | None, *, again: bool = False) -> None:
-    """Pack the campaign's records into one file; equal records give equal bytes.
-
-    Args:
-        again: only log a failure, because the next record tries again.
-    """
-    if folder is None:
-        return
-
-    name = progress.campaign.name
-    buffer = BytesIO()
-    try:
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for cell in progress.campaign.cells:
-                if cell.name in progress.done:
-                    content = progress.path(cell).read_bytes()
-                    entry = tarfile.TarInfo(f"{name}/{cell.name}.json")
-                    entry.size = len(content)
-                    archive.addfile(entry, BytesIO(content))
-        make_folders(folder)
-        write_atomically(folder / f"{name}.tar", buffer.getvalue())
-    except OSError as error:
-        said = f"cannot hold {name}.tar: {first_line(error)}"
-        if again:
-            log(f"{name}: --archive {said}; the next record tries again")
-        elif is_full(error):
-            raise
-        else:
-            raise ConfigError("--archive", str(folder), said) from None
-
-
-def _keep_weights(
-    progress: Progress, cells: Sequence[Cell], folder: Path | None, *, again: bool = False
-) -> None:
-    """Keep the last weights of those cells that have finished here.
-
-    Args:
-        again: runs are in progress, so an error is only logged.
-    Raises:
-        ConfigError: the folder cannot be made.
-    """
-    if folder is None:
-        return
-
-    # Imported here because it imports torch.
-    from rope_exp.run.kept import keep
-
-    name = progress.campaign.name
-    try:
-        make_folders(folder / name)
-    except OSError as error:
-        allowed = f"cannot keep weights: {first_line(error)}"
-        if again:
-            log(f"--keep-weights={folder}: {allowed}")
-            return
-        raise ConfigError("--keep-weights", str(folder), allowed) from None
-
-    finished = [
-        cell
-        for cell in cells
-        if cell.name in progress.done and progress.done[cell.name].status == "finished"
-    ]
-    num_kept = 0
-    for cell in finished:
-        try:
-            result = progress.done[cell.name].result
-            num_kept += keep(cell.config.folder, folder / name / cell.name, result)
-        except (CheckpointError, RecordError, OSError) as error:
-            log(f"{cell.name}: --keep-weights: {first_line(error)}")
-    log(f"{folder / name} keeps the weights of {num_kept} of {len(finished)} finished runs")

@@ -71,14 +71,10 @@ class Progress:
         self.done[cell.name] = run
 
     @property
-    def asked(self) -> list[Cell]:
-        """The cells that this command is to run."""
-        return [cell for cell in self.campaign.cells if self.only is None or cell.name in self.only]
-
-    @property
     def left(self) -> list[Cell]:
-        """The cells without a record, in the order of their runs."""
-        return [cell for cell in self.asked if cell.name not in self.done]
+        """The cells that this command is to run, without a record, in the order of their runs."""
+        left = [cell for cell in self.campaign.cells if cell.name not in self.done]
+        return [cell for cell in left if self.only is None or cell.name in self.only]
 
     def notes(self) -> list[str]:
         """Return notes on records that belong to no cell, and on cells that diverged."""

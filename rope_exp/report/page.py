@@ -36,13 +36,12 @@ PARTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def page(tables: Mapping[str, Report], runs: Sequence[Run], *, has_files: bool = True) -> bytes:
+def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
     """Return the page of all settings.
 
     Args:
         tables: the report of each setting, by the folder of its files.
         runs: all runs on record. Some are in no table, others in several.
-        has_files: whether these and the records lie beside the page, which then links to them.
     """
     settings = named(tables)
     style = _asset("page.css")
@@ -59,7 +58,6 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run], *, has_files: bool =
         hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
         settings=settings,
         glance=at_a_glance(settings),
-        has_files=has_files,
     )
     return text.encode()
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrackerConfig
-from rope_exp.run.folder import read_config, read_env, read_result
-from rope_exp.run.metrics import read_metrics
+from rope_exp.run.folder import read_env, read_result
+from rope_exp.run.metrics import METRICS, read_metrics
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, EXIT_FAILED, ConfigError, first_line
 from rope_exp.system.files import write_atomically
@@ -80,33 +80,8 @@ class Tracker:
             self.run = None
             log(
                 f"warning: the {self.name} tracker failed ({type(error).__name__}: "
-                f"{first_line(error)}); `rope-exp mirror {self.folder}` sends the curves again"
+                f"{first_line(error)}); the curves are in {self.folder / METRICS}"
             )
-
-
-def rebuild(folder: Path) -> str:
-    """Send a run that is not in progress to its tracker again, from its files, as a new run.
-
-    A run without a tracker goes to wandb. Later starts of the run resume the new one.
-
-    Returns:
-        The new run's id.
-    Raises:
-        ConfigError: the tracker is not installed.
-        RecordError: the run's files cannot be read.
-        Exception: any error of the tracker.
-    """
-    rows = read_metrics(folder)
-    config = read_config(folder)
-    if config.tracker.name == "none":
-        config = config.replace("tracker", name="wandb")
-    check_trackers([config])
-
-    _id_file(config, folder).unlink(missing_ok=True)
-    run = _begin(config, folder)
-    _send(run, rows)
-    _end(run, folder, "stopped")
-    return str(run.id)
 
 
 def check_trackers(configs: Iterable[RunConfig]) -> None:
@@ -243,17 +218,13 @@ def _end(run: Any, folder: Path, status: str) -> None:
 
 def _run_id(config: RunConfig, folder: Path) -> str:
     """Return the run's id at its tracker, drawn once and kept in its folder."""
-    path = _id_file(config, folder)
+    path = folder / f"{config.tracker.name}_id"
     # A power cut may have left an empty file.
     found = path.read_text(encoding="ascii") if path.exists() else ""
     if not found:
         found = secrets.token_hex(8)
         write_atomically(path, found)
     return found
-
-
-def _id_file(config: RunConfig, folder: Path) -> Path:
-    return folder / f"{config.tracker.name}_id"
 
 
 def _name(config: RunConfig) -> str:

@@ -1,9 +1,8 @@
-"""Tests of the folder that `rope-exp export` writes: its model, its card and its upload."""
+"""Tests of the folder that `rope-exp export` writes: its model and its card."""
 
 import errno
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from safetensors.torch import load_file
 from support.configs import composed
 from support.exported import TEXT, read
-from support.hub import Fault, Hub
 from support.refused import refused
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -29,7 +27,7 @@ from rope_exp.export.card import eval_results
 from rope_exp.export.write import exported, tokenizer_of
 from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.folder import read_config, read_result
-from rope_exp.system.errors import ConfigError, DataError
+from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json, write_json
 
 
@@ -186,9 +184,6 @@ def test_a_vocabulary_with_holes_has_no_mask_for_transformers() -> None:
         tokenizer_of(tokenizer, 0, config)
 
 
-# -- the hub ---------------------------------------------------------------------------------------
-
-
 def test_a_loss_on_a_data_set_of_the_hub_is_left_for_it() -> None:
     """The hub's own parser reads the entry; earlier steps and other corpora have none."""
     config = composed("data=fineweb_edu", "seed=3")
@@ -199,43 +194,3 @@ def test_a_loss_on_a_data_set_of_the_hub_is_left_for_it() -> None:
     assert "nats per token, seed 3" in str(entry.notes)
     assert eval_results(config, 50, {"val/loss": 3.25, "steps": 60}) is None
     assert eval_results(composed(), 60, {"val/loss": 3.25, "steps": 60}) is None
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Serve a fake hub at the address where this process looks for the hub."""
-    with Hub({}) as found:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
-        monkeypatch.setenv("HF_TOKEN", "hf_canary")
-        yield found
-
-
-def test_a_pushed_model_is_loaded_from_the_hub(
-    whole: tuple[Path, list[str]], tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert export([str(whole[0]), str(out), "--push", "me/vo"]) == 0
-    assert f"{hub.url}/me/vo/commit/{hub.revision}" in capsys.readouterr().out
-    sent = hub.uploaded["models/me/vo"]
-    assert sent == {path.name: path.read_bytes() for path in out.iterdir()}
-    assert b'from_pretrained("me/vo", trust_remote_code=True)' in sent["README.md"]
-    assert not any(b"hf_canary" in content for content in sent.values())
-    found = read("me/vo", tmp_path, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0")
-    assert found["class"] == "RopeExpForCausalLM"
-
-
-def test_what_the_hub_does_not_take_is_kept(
-    whole: tuple[Path, list[str]], tmp_path: Path, hub: Hub
-) -> None:
-    run, _ = whole
-    out = tmp_path / "out"
-    hub.faults = [Fault(403, "commit")]
-    with refused(
-        "--push=me/vo: the hub did not take the model", f"`hf upload me/vo {out}`", by=DataError
-    ):
-        export([str(run), str(out), "--push", "me/vo"])
-    assert (out / "model.safetensors").exists()
-
-    with refused("--push=me", "OWNER/NAME", by=ConfigError):
-        export([str(run), str(tmp_path / "another"), "--push", "me"])
-    assert not (tmp_path / "another").exists()

@@ -1,20 +1,15 @@
 """Tests of campaigns: cells with a record do not run again, messages, and refusals."""
 
-import errno
-import itertools
 import platform
 import re
 import shutil
 import statistics
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
-import torch
 import yaml
 from support.campaigns import (
     FIXED,
@@ -25,23 +20,20 @@ from support.campaigns import (
     records_of,
     write_campaign,
 )
-from support.configs import RECORDED, composed
+from support.configs import RECORDED
 from support.refused import refused
 
-from rope_exp import commands, load_run
+from rope_exp import commands
 from rope_exp.commands import campaign as command
-from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.records import canonical, digest, read_record, recorded_campaigns
 from rope_exp.launch import campaign as campaigns
 from rope_exp.launch import sweep
 from rope_exp.launch.admit import admit
-from rope_exp.launch.campaign import _keep_weights, run_campaign
+from rope_exp.launch.campaign import run_campaign
 from rope_exp.launch.progress import Progress
-from rope_exp.model.decoder import Decoder, weights
 from rope_exp.plan import resolve
 from rope_exp.plan.campaign import load_campaign
-from rope_exp.run import checkpoint, provenance
-from rope_exp.run.kept import keep
+from rope_exp.run import provenance
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json, write_atomically, write_json
 
@@ -223,7 +215,7 @@ def test_hours_count_from_the_commands_start(clone: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(campaigns, "run_campaign", lambda *words: asked.append(words) or 0)
     monkeypatch.setattr(commands, "on_signal", lambda _: None)
     assert command(["mine", "--config-dir", str(clone), "--hours", "2"]) == 0
-    assert asked[0][1:] == (1000.0 + 7200.0, None, None)
+    assert asked[0][1:] == (1000.0 + 7200.0,)
 
 
 def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,112 +263,14 @@ def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
     assert "no estimate yet of the 2 that are left" in half.summary()
 
 
-def test_an_archive_is_the_same_bytes_for_the_same_records(clone: Path, tmp_path: Path) -> None:
-    """File times do not matter, and the archive holds each record unchanged."""
-    for name in ("one", "two"):
-        assert run_campaign(progress(clone), archive=tmp_path / name) == 0
-        for path in records_of(clone):
-            path.touch()
-    content = (tmp_path / "one/mine.tar").read_bytes()
-    assert content == (tmp_path / "two/mine.tar").read_bytes()
-
-    with tarfile.open(tmp_path / "one/mine.tar") as archive:
-        archive.extractall(tmp_path / "out", filter="data")
-    for path in records_of(clone):
-        assert (tmp_path / "out/mine" / path.name).read_bytes() == path.read_bytes()
-
-
-def test_an_archive_that_fails_is_tried_again(
-    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
-) -> None:
-    """A share that worked at the start and fails for a while does not end the campaign."""
-    shutil.copytree(recorded / RUNS, home / RUNS)
-    calls = itertools.count()
-
-    def failing(path: Path, content: bytes) -> None:
-        if next(calls) == 1:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_atomically(path, content)
-
-    monkeypatch.setattr(campaigns, "write_atomically", failing)
-    assert run_campaign(progress(home), archive=tmp_path / "kept") == 0
-    assert capsys.readouterr().err.count("cannot hold mine.tar") == 1
-    with tarfile.open(tmp_path / "kept/mine.tar") as archive:
-        assert len(archive.getnames()) == 2
-
-
-def test_last_weights_are_kept_in_half_precision(
-    home: Path, recorded: Path, tmp_path: Path
-) -> None:
-    """Each finished run is copied once, as a folder that load_run reads; norms stay exact."""
-    shutil.copytree(recorded / RUNS, home / RUNS)
-    assert run_campaign(progress(home), weights=tmp_path) == 0
-    times = {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))}
-    assert run_campaign(progress(home), weights=tmp_path) == 0
-    assert times == {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))}
-
-    for run in (home / RUNS / "mine").iterdir():
-        kept, whole = (load_run(folder)[0] for folder in (tmp_path / "mine" / run.name, run))
-        for (name, half), tensor in zip(
-            kept.state_dict().items(), whole.state_dict().values(), strict=True
-        ):
-            rounded = tensor.bfloat16().float() if tensor.ndim > 1 else tensor
-            assert torch.equal(half, rounded), name
-        sizes = [
-            sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-            for folder in (tmp_path / "mine" / run.name, run)
-        ]
-        # A checkpoint has 12 bytes per weight, as AdamW keeps two moments; the copy has 2.
-        assert sizes[0] < 0.2 * sizes[1]
-
-
-def test_only_the_run_of_the_record_is_kept(
-    home: Path, recorded: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    """Neither another run in its folder nor an earlier checkpoint is copied."""
-    shutil.copytree(recorded / RUNS, home / RUNS)
-    qk, vo = sorted((home / RUNS / "mine").iterdir())
-    assert run_campaign(progress(home)) == 0
-    write_json(qk / "result.json", read_json(qk / "result.json") | {"wall_s": 1.0})
-    last = max((vo / "checkpoints").iterdir())
-    (last / "model.safetensors").write_bytes(b"")
-    capsys.readouterr()
-    assert run_campaign(progress(home), weights=tmp_path) == 0
-    assert "keeps the weights of 0 of 2 finished runs" in capsys.readouterr().err
-    assert not any((tmp_path / "mine").iterdir())
-
-
-def test_records_archive_and_weights_survive_a_power_cut(
-    home: Path, recorded: Path, synced: list[int]
-) -> None:
+def test_records_survive_a_power_cut(home: Path, recorded: Path, synced: list[int]) -> None:
     """Every new file must be synced, and every folder that holds a new name."""
     shutil.copytree(recorded / RUNS, home / RUNS)
-    kept = home / "kept/here"
-    assert run_campaign(progress(home), archive=kept, weights=kept) == 0
-    for top in (home / RECORDS, kept):
-        made = [top.parent, top, *top.rglob("*")]
-        assert len(made) > 4
-        assert [path for path in made if path.stat().st_ino not in synced] == []
-
-
-@pytest.mark.parametrize("scope", ["model", "head"])
-def test_learned_frequencies_are_kept_whole(scope: str, tmp_path: Path) -> None:
-    config = composed("pe.trainable=raw", f"pe.trainable_scope={scope}")
-    decoder = Decoder(config.architecture(257))
-    decoder.initialise(0)
-    run = tmp_path / "run"
-    checkpoint.save(run / "checkpoints", 6, weights(decoder), {}, {})
-    for name in ("config.yaml", "tokenizer.json", "result.json"):
-        (run / name).write_text("{}")
-    write_json(run / "env.json", {"marks": [], "started": []})
-    result = {"status": "finished", "steps": 6}
-    with mock.patch("rope_exp.run.kept.read_result", {run: result}.get):
-        assert keep(run, tmp_path / "out", result)
-    saved = checkpoint.load_newest(tmp_path / "out" / "checkpoints")
-    assert saved is not None
-    name = "model.rotary_emb.inv_freq"
-    assert torch.equal(saved.model[name], weights(decoder)[name])
-    assert saved.model["model.embed_tokens.weight"].dtype == torch.bfloat16
+    assert run_campaign(progress(home)) == 0
+    top = home / RECORDS
+    made = [top.parent, top, *top.rglob("*")]
+    assert len(made) > 4
+    assert [path for path in made if path.stat().st_ino not in synced] == []
 
 
 # -- refusals ------------------------------------------------------------------------------------
@@ -474,8 +368,6 @@ def test_the_projects_records_are_of_their_cells(name: str) -> None:
         (["mine", "--on-gpus", "2"], "launch.device=cuda: this machine shows no GPU"),
         (["yours"], "campaign=yours: there is no such campaign"),
         (["../mine"], "campaign=../mine: there is no such campaign"),
-        (["mine", "--archive", "corpus/document00.txt"], "cannot hold mine.tar"),
-        (["mine", "--keep-weights", "corpus/document00.txt"], "cannot keep weights"),
     ],
     ids=" ".join,
 )
@@ -510,13 +402,3 @@ def test_a_campaign_may_share_its_name_with_a_folder_of_runs(home: Path) -> None
     with refused("run.dir=results/runs/mine/qk-s0", "holds files that are no run", by=ConfigError):
         run_campaign(progress(home))
     assert other.read_text() == "mine"
-
-
-def test_a_place_for_weights_that_vanishes_ends_no_campaign(
-    home: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    """As for the archive: the runs in progress go on, and their records are written."""
-    (tmp_path / "weights").touch()
-    progress = Progress(load_campaign("mine", home, DEFAULT_OUTPUT), tmp_path)
-    _keep_weights(progress, [], tmp_path / "weights", again=True)
-    assert "weights: cannot keep weights: " in capsys.readouterr().err

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.refused import refused
 from support.results import DIVERGED, FINISHED
-from support.wandb import KEY, WARNING, WandbServer, as_sent, history, rebuild, recorded
+from support.wandb import KEY, WARNING, WandbServer, as_sent, history, recorded
 
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.admit import acquire, admit
@@ -119,19 +119,18 @@ def test_a_run_is_sent_as_it_grows(
     assert said(records)["exit_code"] == 0
 
 
-def test_a_run_is_sent_again_from_its_files(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_run_is_sent_with_its_config_and_its_end(
+    tiny: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = tiny("tracker=wandb", "tracker.mode=offline", "pe=vo_rope", "seed=3")
     folder = tmp_path / "run"
     write_run(folder, config)
-    write_json(folder / "result.json", FINISHED)
-    done = rebuild(folder, home=tmp_path)
-    assert done.returncode == 0, done.stderr
-    identity = (folder / "wandb_id").read_text()
-    assert f"{folder}: mirrored as {identity}\n" in done.stdout
+    with Tracker(config, folder):
+        write_json(folder / "result.json", FINISHED)
 
-    records = recorded(folder)
+    records = written(folder)
     run = first_run(records)
-    assert run.run_id == identity
+    assert run.run_id == (folder / "wandb_id").read_text()
     assert run.display_name == "vo_rope-s3"
     assert run.run_group == config.group
     assert run.job_type == "vo_rope"
@@ -156,14 +155,6 @@ def test_a_run_is_sent_again_from_its_files(tiny: Callable[..., RunConfig], tmp_
         "is_preempting": False,
         "nulls": [],
     }
-
-
-def test_what_is_no_run_is_not_sent(tmp_path: Path) -> None:
-    done = rebuild(tmp_path / "nowhere", home=tmp_path)
-    assert done.returncode == 2
-    folder = tmp_path / "nowhere"
-    assert done.stderr == f"error: RUN_FOLDER={folder}: there is no run in this folder\n"
-    assert not folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -301,7 +292,7 @@ def test_an_init_that_fails_late_is_one_warning(
         broken.row(row(4))
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(f"{WARNING}{type(error).__name__}")
-    assert line.endswith(f"`rope-exp mirror {tmp_path / 'run'}` sends the curves again")
+    assert line.endswith(f"the curves are in {tmp_path / 'run' / 'metrics.jsonl'}")
 
 
 @pytest.mark.parametrize("call", ["log", "finish"])

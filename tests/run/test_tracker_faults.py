@@ -19,7 +19,6 @@ from support.wandb import (
     as_sent,
     assert_one_warning,
     history,
-    rebuild,
     recorded,
 )
 
@@ -31,7 +30,6 @@ def test_a_host_that_cannot_be_reached(untracked: tuple[Path, list[str]], tmp_pa
     unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"}
     stderr = Tracked(tmp_path, command, **unreachable).finish()
     assert_one_warning(stderr, "CommError")
-    assert f"`rope-exp mirror {tmp_path / 'run'}`" in stderr
     assert_same_run(folder, tmp_path / "run")
 
 
@@ -112,7 +110,7 @@ def test_a_key_that_is_revoked_in_the_middle(
 def test_wandbs_own_process_is_gone(
     untracked: tuple[Path, list[str]], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The command in the warning sends the whole history. wandb prints a traceback at exit."""
+    """wandb prints a traceback at exit."""
     folder, command = untracked
     tracked = Tracked(tmp_path, [*command, "tracker.mode=offline"])
     with tracked.held(until=lambda: list((tmp_path / "run").rglob("*.wandb"))) as processes:
@@ -120,11 +118,6 @@ def test_wandbs_own_process_is_gone(
     stderr = tracked.finish(may_trace=True)
     assert_one_warning("".join(line for line in stderr.splitlines(True) if WARNING in line), "")
     assert_same_run(folder, tmp_path / "run")
-
-    shutil.rmtree(tmp_path / "run" / "wandb")
-    done = rebuild(tmp_path / "run", home=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert history(recorded(tmp_path / "run")) == as_sent(read_metrics(tmp_path / "run"))
 
 
 @pytest.mark.torture

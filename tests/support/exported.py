@@ -36,9 +36,9 @@ print(json.dumps({
 TEXT = "Document 3. A text"
 
 
-def read(folder: Path | str, tmp_path: Path, **environment: str) -> dict[str, Any]:
-    """Return the output of `READER` for an exported folder, or for a repository of the hub."""
-    places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"} | environment
+def read(folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """Return the output of `READER` for an exported folder."""
+    places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", READER, str(folder), str(tmp_path / "again"), TEXT],
         env=os.environ | places,

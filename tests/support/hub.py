@@ -1,11 +1,10 @@
 """A fake Hugging Face hub on localhost, with faults on demand.
 
 It answers the requests that `datasets`, `huggingface_hub` and `transformers` make: information on
-a repository and revision, its tree in pages, paths-info, files by HEAD and by range, large files
-through a redirect to another host, and uploads, which carry every file within the commit.
+a repository and revision, its tree in pages, paths-info, files by HEAD and by range, and large
+files through a redirect to another host.
 """
 
-import base64
 import hashlib
 import json
 import re
@@ -41,7 +40,6 @@ class Hub:
 
     Attributes:
         requests: "METHOD path range" of each request so far, in order.
-        uploaded: the files of each created repository, which are served from then on.
         authorizations: the Authorization headers of the requests.
         faults: tried in order at each request, until one occurs.
     """
@@ -50,7 +48,6 @@ class Hub:
 
     def __init__(self, repositories: Mapping[str, Mapping[str, bytes]]) -> None:
         self.repositories = repositories
-        self.uploaded: dict[str, dict[str, bytes]] = {}
         self.requests: list[str] = []
         self.authorizations: set[str | None] = set()
         self.faults: list[Fault] = []
@@ -124,15 +121,11 @@ class _Handler(BaseHTTPRequestHandler):
     def route(self) -> None:
         path = unquote(urlsplit(self.path).path)
         if found := re.fullmatch(r"/files/(\w+)", path):
-            served = [*self.hub.repositories.values(), *self.hub.uploaded.values()]
+            served = self.hub.repositories.values()
             files = (content for files in served for content in files.values())
             self.file(next(content for content in files if sha1(content) == found[1]))
-        elif path == "/api/validate-yaml":
-            self.json({"errors": [], "warnings": []})
-        elif path == "/api/repos/create" or path.endswith(("/preupload/main", "/commit/main")):
-            self.upload(path)
         elif found := re.fullmatch(
-            r"/api/((?:datasets|models|spaces)/[^/]+/[^/]+)(?:/([\w-]+)/(\w+)(?:/(.*))?)?", path
+            r"/api/((?:datasets|models)/[^/]+/[^/]+)(?:/([\w-]+)/(\w+)(?:/(.*))?)?", path
         ):
             files_ = self.repository(found[1], found[3])
             if files_ is not None:
@@ -153,33 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.error(404, None, "Not found")
 
-    def upload(self, path: str) -> None:
-        """Answer the creation of a repository, the preupload of its files, or a commit."""
-        if path == "/api/repos/create":
-            named = json.loads(self.body)
-            name = f"{named['organization']}/{named['name']}"
-            kind = named.get("type", "model")
-            self.hub.uploaded.setdefault(f"{kind}s/{name}", {})
-            self.json({"url": f"{self.hub.url}/{name}"})
-            return
-        found = re.fullmatch(r"/api/(\w+s/[^/]+/[^/]+)/(preupload|commit)/main", path)
-        assert found, path
-        if found[2] == "preupload":
-            files = [file["path"] for file in json.loads(self.body)["files"]]
-            usual = {"uploadMode": "regular", "shouldIgnore": False}
-            self.json({"files": [{"path": file, **usual} for file in files]})
-            return
-        for line in self.body.splitlines():
-            item = json.loads(line)
-            if item["key"] == "file":
-                content = base64.b64decode(item["value"]["content"])
-                self.hub.uploaded[found[1]][item["value"]["path"]] = content
-        oid = self.hub.revision
-        place = f"{self.hub.url}/{found[1].removeprefix('models/')}/commit/{oid}"
-        self.json({"success": True, "commitOid": oid, "commitUrl": place})
-
     def repository(self, name: str, revision: str | None) -> Mapping[str, bytes] | None:
-        files = self.hub.repositories.get(name, self.hub.uploaded.get(name))
+        files = self.hub.repositories.get(name)
         if files is None:
             # Without credentials, the real hub answers 401 for an unknown repository.
             self.error(401, "RepoNotFound", "Repository not found")

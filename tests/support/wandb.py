@@ -239,16 +239,6 @@ def assert_one_warning(stderr: str, *words: str) -> None:
     assert any(word in line for word in words), line
 
 
-def rebuild(folder: Path, home: Path) -> "subprocess.CompletedProcess[str]":
-    """Run `rope-exp mirror`, which sends a run to wandb from its files."""
-    return subprocess.run(
-        [sys.executable, "-m", "rope_exp", "mirror", str(folder)],
-        env=os.environ | {"HOME": str(home), "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-    )
-
-
 def recorded(folder: Path) -> list[Any]:
     """Return all records of the one .wandb file below `folder`: protobuf in LevelDB's log format.
 

@@ -1,4 +1,4 @@
-"""Estimates for one kind of GPU: whether a run fits one, how long it takes and what that costs.
+"""Estimates for one kind of GPU: a run's memory, its time and what that costs.
 
 The shares of the peak (MFU) are those that others measured, counted as `flops_per_token` counts:
 attention is causal, and nothing is recomputed.
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rope_exp.config.run import RunConfig
-from rope_exp.plan.costs import BYTES_A_PARAMETER, PEAK_TFLOPS, memory_bytes, run_flops
+from rope_exp.model.count import num_parameters
+from rope_exp.plan.costs import PEAK_TFLOPS, memory_bytes, run_flops
 from rope_exp.plan.plan import GIB, LEAST_ESTIMATED, vocabulary
 from rope_exp.plan.resolve import resolve
 from rope_exp.system.errors import ConfigError
@@ -56,7 +57,7 @@ def card_lines(configs: Sequence[RunConfig], gpu: str, price: float | None = Non
         gpu: a key of `CARDS`.
         price: of one GPU for an hour, in any currency.
     Raises:
-        ConfigError: there is no such GPU, or a run does not fit one.
+        ConfigError: there is no such GPU.
     """
     if gpu not in CARDS:
         raise ConfigError("--gpu", gpu, f"must be one of {', '.join(CARDS)}")
@@ -68,13 +69,11 @@ def card_lines(configs: Sequence[RunConfig], gpu: str, price: float | None = Non
             raise ConfigError(
                 "train.precision", config.train.precision, "--gpu estimates bf16 only"
             )
-        sizes = memory_bytes(config, vocabulary(config))
-        needed = sum(sizes.values())
-        if needed > 1e9 * card.gigabytes:
-            raise _too_large(config, gpu, needed)
+        vocab_size = vocabulary(config)
         name = f"{config.pe.label} {config.model.name} s{config.seed}"
-        params = sizes["model.name"] // BYTES_A_PARAMETER
-        flops = run_flops(config, vocabulary(config))
+        params = num_parameters(config.architecture(vocab_size))
+        flops = run_flops(config, vocab_size)
+        needed = memory_bytes(config, vocab_size)
         found.append((name, params, config.train.num_tokens, flops, needed))
 
     names, params_of, tokens_of, flops_of, _ = zip(*found, strict=True)
@@ -126,21 +125,3 @@ def _beside_a_gpu(config: RunConfig) -> RunConfig:
     train = replace(config.train, precision=precision)
     found = resolve(replace(config, train=train, launch=replace(config.launch, device="cpu")))
     return replace(found, launch=replace(found.launch, device="cuda"))
-
-
-def _too_large(config: RunConfig, gpu: str, needed: int) -> ConfigError:
-    """Return the error that names the largest micro-batch that fits, or else the model."""
-    available = 1e9 * CARDS[gpu].gigabytes
-    said = (
-        f"needs about {needed / GIB:.1f} GiB per GPU, and {gpu} has {available / GIB:.1f}: every "
-        f"GPU holds all weights, {BYTES_A_PARAMETER} bytes a parameter (FSDP is left out), so "
-        f"it goes up to {available / BYTES_A_PARAMETER / 1e9:.1f}B parameters, less the micro-batch"
-    )
-    train = config.train
-    share = train.global_batch_size // int(config.launch.num_processes)
-    asked = min(train.micro_batch_size or share, share)
-    for rows in [rows for rows in range(asked - 1, 0, -1) if share % rows == 0]:
-        smaller = replace(config, train=replace(train, micro_batch_size=rows))
-        if sum(memory_bytes(smaller, vocabulary(config)).values()) <= available:
-            return ConfigError("train.micro_batch_size", asked, f"{said}; {rows} fits")
-    return ConfigError("model", config.model.name, said)

@@ -2,7 +2,7 @@
 
 Runs are distinguished by their initial weights, not by the path of the origin: `init_weights` is
 the SHA-256 of the weights file in the origin's last checkpoint, taken from its manifest. So runs
-from one origin are one group, and runs from different origins, or from none, are not. No torch.
+from one origin are one group, and runs from different origins, or from none, are not.
 """
 
 from dataclasses import dataclass, replace

@@ -48,27 +48,6 @@ def test_a_sweep_is_the_sum_of_its_runs() -> None:
     assert "cost" not in lines[1]
 
 
-def test_too_large_a_micro_batch_is_refused_with_one_that_fits() -> None:
-    """A micro-batch of four rows halves the activations, so the run takes 37 of 40 GB."""
-    fits = BYTES - 4 * 4096 * 12 * 17 * 2 * 2048
-    assert fits < 40e9 < BYTES
-    said = (
-        "train.micro_batch_size=8: needs about 47.3 GiB per GPU, and a100-40 has 37.3",
-        "; 4 fits",
-    )
-    with refused(*said):
-        card_lines(configs(*SEQUEL), "a100-40")
-    assert card_lines(configs(*SEQUEL, "train.micro_batch_size=4"), "a100-40")
-
-
-def test_too_large_a_model_is_refused_with_the_limit() -> None:
-    """At 16 bytes a parameter, 24 GB hold 1.5B parameters and 141 GB hold 8.8B."""
-    with refused("model=1b: needs about", "FSDP is left out", "goes up to 1.5B parameters"):
-        card_lines(configs("model=1b", "data=c4"), "4090")
-    with refused("model=1b: needs about", "goes up to 8.8B parameters"):
-        card_lines(configs("model=1b", "data=c4", "model.num_hidden_layers=180"), "h200")
-
-
 def test_a_small_model_has_no_hours() -> None:
     lines = card_lines(configs("model=10m,125m"), "h100", 1.0)
     hours = [re.split(" {2,}", line.strip())[-2:] for line in lines[2:-1]]

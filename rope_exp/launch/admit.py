@@ -24,11 +24,11 @@ from rope_exp.model.laws import certificate
 from rope_exp.plan.resolve import resolve
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
-from rope_exp.run.origin import with_origin
 from rope_exp.run.tracker import check_trackers
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import is_full, make_folders, try_lock
+from rope_exp.training.beginning import with_origin
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
 FRESH = ".fresh"

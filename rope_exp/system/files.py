@@ -1,6 +1,6 @@
 """Atomic and durable writes, locks that end with their processes, free disk space, and JSON.
 
-No torch, and nothing of the project but its errors.
+Nothing of the project but its errors.
 """
 
 import errno

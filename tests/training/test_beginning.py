@@ -398,7 +398,7 @@ def test_what_one_of_them_does_not_learn_is_no_matter(tmp_path: Path) -> None:
     assert going_on(folder, "pe=nope").init_weights == WEIGHTS
 
 
-# -- resuming without the origin --------------------------------------------------------------------------------------
+# -- resuming without the origin -------------------------------------------------------------------
 
 
 def test_a_run_that_has_begun_needs_its_origin_no_more(

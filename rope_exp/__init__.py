@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-# By module. Imported lazily: the dispatcher imports this package and must never import torch.
+# By module. Imported lazily: `--help` and completion need no torch.
 _NAMES = {
     "evaluation.load": ("load_run",),
     "evidence.frames": ("load_metrics", "load_probes", "load_runs", "load_table"),

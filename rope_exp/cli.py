@@ -3,8 +3,7 @@
 `train.py` and `scripts/report.py` are entry points to the same commands. Each command's logic is
 in its package; this module dispatches it and turns its errors into one sentence and an exit code:
 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the same command
-resumes). Unless it is a rank, this process imports torch only to count a model, to generate text,
-to export a model, or to read a pretrained tokenizer.
+resumes). `--help` and a mistake in a config import no torch, which takes a second.
 """
 
 # Import nothing slow here: signals reach `leave` only after these imports.
@@ -173,6 +172,11 @@ def train(words: list[str]) -> int:
         if shows_all:
             raise
         raise explain(error, words) from error
+    except RuntimeError as error:
+        if '"srun"' not in str(error):
+            raise
+        allowed = "there is no SLURM here (no srun); launch=slurm_local rehearses it"
+        raise ConfigError("launch", "slurm", allowed) from None
     return max(exit_codes, default=0)
 
 
@@ -193,10 +197,7 @@ def _add_plugin() -> None:
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
-    from rope_exp.launch.others import telling
-
     # Discovery stores the plugins' own configs, so it must precede ours.
     Plugins.instance()
-    Plugins.instantiate_launcher = telling(Plugins.instantiate_launcher)  # type: ignore[method-assign]
     launcher = {"_target_": "hydra_plugins.rope_exp_launcher.RopeExpLauncher"}
     ConfigStore.instance().store("basic", launcher, group="hydra/launcher", provider="rope_exp")

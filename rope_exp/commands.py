@@ -197,7 +197,7 @@ def plan(words: list[str]) -> int:
     from rope_exp.plan.plan import cost_lines, sweep_lines
     from rope_exp.plan.resolve import resolve
     from rope_exp.run.folder import read_result
-    from rope_exp.run.origin import with_origin
+    from rope_exp.training.beginning import with_origin
 
     parser = Parser("plan", "Print what a config, or a sweep of them, costs before it runs.")
     configs = [resolve(with_origin(config)) for config in _configs(parser, words, sweeps=True)]

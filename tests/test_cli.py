@@ -79,9 +79,9 @@ def test_mistakes_exit_with_2(tmp_path: Path) -> None:
         refused = command(word, cwd=tmp_path)
         assert_refused(refused, "campaign: is no key of a run; `rope-exp campaign NAME`")
     assert_refused(command("-m", "pe=glob(zz*)", cwd=tmp_path), "the sweep is empty")
+    assert list(tmp_path.iterdir()) == []
     no_slurm = command("launch=slurm", cwd=tmp_path, PATH=str(tmp_path))
     assert_refused(no_slurm, "launch=slurm: there is no SLURM here (no srun); launch=slurm_local")
-    assert list(tmp_path.iterdir()) == []
     write(tmp_path / "my" / "pe" / "kv_half.yaml", "rotate: [k, v]\n")
     assert_refused(
         command("pe=kv_half", cwd=tmp_path),

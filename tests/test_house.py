@@ -4,12 +4,10 @@ import ast
 import csv
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pandas as pd
-import pytest
 from support.configs import NINE, REPOSITORY
 
 from rope_exp.config.variants import subset_name
@@ -32,22 +30,6 @@ FLOORS = {
     "launch": 7,
     "studies": 7,
 }
-LIGHT = (
-    "plan.campaign",
-    "plan.compose",
-    "plan.costs",
-    "plan.mistakes",
-    "plan.resolve",
-    "run.folder",
-    "run.tracker",
-    "data.prepare",
-    "evidence.records",
-    "launch.admit",
-    "launch.campaign",
-    "launch.sweep",
-    "launch.task",
-    "launch.view",
-)
 
 
 def imported(path: Path) -> set[str]:
@@ -91,42 +73,6 @@ def test_nothing_private_of_hydra_is_imported() -> None:
     for path in [*PACKAGE.rglob("*.py"), *(REPOSITORY / "scripts").rglob("*.py")]:
         assert "import hydra._" not in (text := path.read_text(encoding="utf-8")), path
         assert "from hydra._" not in text, path
-
-
-@pytest.mark.parametrize("name", LIGHT)
-def test_what_the_dispatcher_imports_loads_no_torch(name: str) -> None:
-    heavy = {"torch", "datasets", "transformers", "wandb"}
-    script = f"import sys, rope_exp.{name}; print({heavy} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "set()", done.stderr
-
-
-def loaded_by(script: str) -> str:
-    """Return which of torch and its compiler a script loads in a process of its own."""
-    lines = [
-        "import sys; from rope_exp.plan.compose import run_config",
-        script,
-        "print({'torch', 'torch._dynamo'} & set(sys.modules))",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_to_count_a_model_loads_no_compiler() -> None:
-    """Importing the compiler would add a second to every start."""
-    script = "from rope_exp.plan.resolve import operations; operations(run_config([]))"
-    assert loaded_by(script) == "{'torch'}"
-
-
-def test_a_small_run_is_checked_without_torch() -> None:
-    """Importing torch would add a second to every start."""
-    script = "from rope_exp.launch.admit import resolved; "
-    assert loaded_by(script + "resolved(run_config(['train.num_steps=20']))") == "set()"
 
 
 def test_few_modules_know_a_variant_by_name() -> None:

@@ -31,7 +31,6 @@ from rope_exp.data.meta import (
     Prepared,
     open_prepared,
     read_meta,
-    token_dtype,
     write_meta,
 )
 from rope_exp.data.stdlib import library_files, open_library
@@ -44,7 +43,6 @@ from rope_exp.data.tokenizer import (
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.system.files import (
-    check_space,
     explaining_full_disk,
     files_sha256,
     free_bytes,
@@ -198,12 +196,8 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int)
     shutil.rmtree(temporary, ignore_errors=True)
 
     corpus = open_corpus(data)
-    needed_bytes = _estimate_bytes(corpus, config)
-    what = f"preparing data={data.name}"
-    check_space(cache, needed_bytes, what)
-
-    # The size of a stream is unknown; if the disk fills up, it exceeds the free space.
-    with explaining_full_disk(cache, needed_bytes or free_bytes(cache), what):
+    # The size of the tokens is unknown; if the disk fills up, it exceeds the free space.
+    with explaining_full_disk(cache, free_bytes(cache), f"preparing data={data.name}"):
         try:
             temporary.mkdir()
             _write(temporary, corpus, config, seq_len)
@@ -244,16 +238,6 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
         **counts,
     }
     write_meta(folder, vocab_size(tokenizer), facts)
-
-
-def _estimate_bytes(corpus: Corpus, config: TokenizerConfig) -> int:
-    """Return an upper estimate of the bytes that the tokens take on disk; 0 if it is unknown."""
-    # Conservative: text of all languages has 2.5 to 5 bytes a token.
-    bytes_per_token = 1 if config.kind == "bytes" else 2
-    bounds = (corpus.text_bytes // bytes_per_token, 2 * (corpus.data.max_tokens or 0))
-
-    width = token_dtype(config.known_vocab_size or 2**32).itemsize
-    return width * min(filter(None, bounds), default=0)
 
 
 def _check_held_out(corpus: Corpus) -> None:

@@ -7,7 +7,7 @@ writes the config.
 import functools
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,15 +20,15 @@ from rope_exp.data.prepare import pin_revision
 from rope_exp.data.tokenizer import pin_tokenizer
 from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
-from rope_exp.plan.costs import checkpoint_bytes, checkpoint_bytes_at_most
-from rope_exp.plan.resolve import check_memory, resolve
+from rope_exp.model.laws import certificate
+from rope_exp.plan.resolve import resolve
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
-from rope_exp.run.origin import with_origin
 from rope_exp.run.tracker import check_trackers
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
-from rope_exp.system.files import check_space, free_bytes, is_full, make_folders, try_lock
+from rope_exp.system.files import is_full, make_folders, try_lock
+from rope_exp.training.beginning import with_origin
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
 FRESH = ".fresh"
@@ -57,7 +57,6 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if config.pe.code is not None:
         # A mistake in a class of one's own ends here, before anything is written.
         _measure(config.model, config.pe, config.attn, causal=config.causal)
-    check_memory(config, num_here=1 if world_size else None)
     return config
 
 
@@ -70,8 +69,6 @@ def pinned_config(config: RunConfig) -> RunConfig:
 @functools.cache
 def _measure(model: ModelConfig, pe: PeConfig, attn: AttnConfig, *, causal: bool) -> None:
     """Measure the laws of a variant, once for all seeds of a sweep."""
-    from rope_exp.model.laws import certificate
-
     certificate(model, pe, attn, causal=causal)
 
 
@@ -90,8 +87,8 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
     Returns:
         Their jobs; a run that is done already has its exit code.
     Raises:
-        ConfigError: a run's folder, group or size does not allow it.
-        DataError, DiskError: there is no corpus, or not enough space.
+        ConfigError: a run's folder or group does not allow it.
+        DataError, DiskError: there is no corpus, or no space to prepare it.
     """
     for config in configs:
         if config.launch.cells_per_job > 1:
@@ -116,7 +113,14 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
         _check_group(job, leaving_out=fresh)
 
     check_trackers(job.config for job in jobs if job.exit_code is None)
-    _check_room(job for job in jobs if job.exit_code is None)
+    # Many runs read one corpus.
+    open_once = functools.cache(open_data)
+    for job in jobs:
+        if job.exit_code is None:
+            train = job.config.train
+            data = open_once(job.config.data, job.config.tokenizer, seq_len=train.seq_len)
+            _check_stages(train, data.num_train_tokens)
+            job.vocab_size = data.vocab_size
     return jobs
 
 
@@ -266,33 +270,6 @@ def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
                 "or null",
             )
         return
-
-
-def _check_room(jobs: Iterable[Job]) -> None:
-    """Prepare the runs' data, and refuse runs that do not fit on the disk or in memory."""
-    # Many runs read one corpus.
-    open_once = functools.cache(open_data)
-    saves: list[tuple[Job, int]] = []
-    for job in jobs:
-        config = job.config
-        train = config.train
-        data = open_once(config.data, config.tokenizer, seq_len=train.seq_len)
-        _check_stages(train, data.num_train_tokens)
-        job.vocab_size = data.vocab_size
-        if config.known_vocab_size is None:
-            check_memory(config, job.vocab_size)
-
-        # A new save coexists with the kept ones until they are pruned; every run keeps its own.
-        saved = [] if config.run.fresh else list_steps(job.folder / "checkpoints")
-        saves.append((job, max(2, train.keep_checkpoints + 1 - len(saved))))
-
-    at_most = sum(num * checkpoint_bytes_at_most(job.config, job.vocab_size) for job, num in saves)
-    if all(at_most <= free_bytes(job.folder) for job, _ in saves):
-        return
-    needed_bytes = 0
-    for job, num_saves in saves:
-        needed_bytes += num_saves * checkpoint_bytes(job.config, job.vocab_size)
-        check_space(job.folder, needed_bytes, "the checkpoints' room")
 
 
 def _check_stages(train: TrainConfig, num_tokens: int | None) -> None:

@@ -3,7 +3,7 @@
 It handles a single run and a sweep. Each run leases its GPUs and acquires its folder's lock, which
 its ranks hold, too. A failed run never stops the others. A run that is done is not started again,
 and a rerun resumes where each run stopped. A sweep waits for a run that another dispatcher is
-running. Importing this module loads no torch; counting parameters and launch=inline do load it.
+running.
 """
 
 import contextlib

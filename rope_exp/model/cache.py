@@ -113,14 +113,12 @@ class Cache:
         windows: of each layer; None: it keeps all keys.
     Attributes:
         length: the tokens so far, including padding.
-        origin: subtracted from a token's place to give its position; 0 until renumbered.
     """
 
     def __init__(self, windows: Sequence[int | None], pads_B: Tensor | None = None) -> None:
         self.layers = [LayerCache(window, pads_B) for window in windows]
         self.pads_B = pads_B
         self.length = 0
-        self.origin = 0
 
     def positions(self, num_new: int, device: torch.device) -> Tensor:
         """Return the positions of the next tokens, [T], or [B, T] if rows are padded.
@@ -130,4 +128,4 @@ class Cache:
         place_T = torch.arange(self.length, self.length + num_new, device=device)
         if self.pads_B is not None:
             place_T = (place_T - self.pads_B[:, None]).clamp(min=0)
-        return place_T - self.origin
+        return place_T

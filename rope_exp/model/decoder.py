@@ -121,46 +121,6 @@ class Trunk(nn.Module):
         """The number of learned positions; None: positions are unlimited."""
         return self.added_positions.sizes.num_positions if self.pe.input == "learned" else None
 
-    def renumber(self, cache: Cache, by: int) -> None:
-        """Lower the positions of everything in the cache, so that they need not grow forever.
-
-        This is one uniform shift, which changes no later output.
-
-        Args:
-            by: the number of positions.
-        Raises:
-            ConfigError: this variant depends on positions, not only on their differences.
-        """
-        if self.pe.input != "none":
-            raise ConfigError(
-                "pe.input",
-                self.pe.input,
-                "adds positions themselves to what is kept, so that a cache cannot be renumbered",
-            )
-        q, k, v, o = (site in self.pe.rotate for site in "qkvo")
-        if q != k or v != o:
-            raise ConfigError(
-                "pe.rotate",
-                list(self.pe.rotate),
-                "depends on positions themselves, so that a cache cannot be renumbered; that takes "
-                "both of q and k or neither, and both of v and o or neither",
-            )
-        if self.pe.code is not None:
-            raise ConfigError(
-                "pe.code", self.pe.code, "may keep positions, so that a cache cannot be renumbered"
-            )
-        if self.rotary_emb.in_bf16:
-            raise ConfigError(
-                "pe.precision", "bf16", "rounds positions, so that a cache cannot be renumbered"
-            )
-
-        device = self.embed_tokens.weight.device
-        of_positions = self.rotary_emb(torch.tensor([by - self.rotary_emb.start], device=device))
-        for layer, at, of_layer in zip(self.layers, of_positions, cache.layers, strict=True):
-            assert isinstance(layer, Block)
-            layer.self_attn.shift_back(of_layer, at)
-        cache.origin += by
-
     def last_norm(self, x_BTD: Tensor) -> Tensor:
         """Normalise the last layer's output.
 

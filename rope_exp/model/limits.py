@@ -1,4 +1,4 @@
-"""Limits of the computation that memory estimates share with it. Imports no torch."""
+"""Limits of the computation that memory estimates share with it."""
 
 # Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
 # tenth of the time of its products.

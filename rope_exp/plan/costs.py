@@ -1,10 +1,8 @@
 """Estimates of floating-point operations and memory, and a table of devices' peaks.
 
-Parameters are counted by building a model (model/count.py). That imports torch, so it is imported
-only where it is needed.
+Parameters are counted by building a model (model/count.py).
 """
 
-import dataclasses
 import math
 import re
 
@@ -12,6 +10,7 @@ from rope_exp.config.learning import MuonConfig
 from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
 from rope_exp.config.stages import Stage
+from rope_exp.model.count import adds_scores, layer_weights, num_parameters
 from rope_exp.model.limits import CHUNK, MAX_WRITTEN_OUT, TOKENS_OF_A_CHUNK
 
 # Float32 weights, their gradient and two moments. Every process holds all of them.
@@ -77,8 +76,6 @@ def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = No
         vocab_size: the tokenizer's.
         seq_len: of a stage; None: train.seq_len.
     """
-    from rope_exp.model.count import layer_weights
-
     model = config.model
     seq_len = seq_len or config.train.seq_len
     architecture = config.architecture(vocab_size)
@@ -97,43 +94,6 @@ def run_flops(config: RunConfig, vocab_size: int) -> int:
     )
 
 
-def parameters_at_most(config: RunConfig, vocab_size: int) -> int:
-    """Return a number of parameters that no model of these sizes exceeds, without building one.
-
-    A layer has at most 16 matrices, each of at most its two largest sizes. If even so many fit, an
-    exact count, which takes a second to import torch, is not needed.
-
-    Args:
-        vocab_size: the tokenizer's.
-    """
-    model = config.model
-    architecture = config.architecture(vocab_size)
-    if config.pe.code is not None:
-        # Only the class itself says how many it has.
-        from rope_exp.model.count import num_parameters
-
-        return num_parameters(architecture)
-    sizes = [*dataclasses.asdict(model).values(), *dataclasses.asdict(config.attn).values()]
-    heads = model.num_attention_heads * max(config.attn.widths(model))
-    widest = max(heads, *(size for size in sizes if isinstance(size, int)))
-    rows = 2 * max(architecture.vocab_size, architecture.head_size) + config.num_positions
-    return model.num_hidden_layers * 16 * widest**2 + rows * widest
-
-
-def operations_at_most(config: RunConfig, vocab_size: int) -> int:
-    """Return operations of a whole run that no run of these sizes exceeds."""
-    weights = 6 * parameters_at_most(config, vocab_size)
-    return sum(
-        stage.num_tokens * (weights + attention_flops_per_token(config, stage.seq_len))
-        for stage in config.train.staged
-    )
-
-
-def checkpoint_bytes_at_most(config: RunConfig, vocab_size: int) -> int:
-    """Return a size of a checkpoint that none of these sizes exceeds."""
-    return 16 * parameters_at_most(config, vocab_size) + 2**20
-
-
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     """Return the size of weights and moments in float32, plus a margin for small files.
 
@@ -143,8 +103,6 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     Args:
         vocab_size: the tokenizer's.
     """
-    from rope_exp.model.count import layer_weights, num_parameters
-
     model = config.model
     architecture = config.architecture(vocab_size)
     tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
@@ -154,46 +112,31 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     return 12 * every - 4 * spared + 4 * tied + 2**20
 
 
-def memory_bytes(
-    config: RunConfig, vocab_size: int, num_parameters: int | None = None
-) -> dict[str, int]:
-    """Estimate one process's peak memory in bytes, by the config key that dominates each part.
+def memory_bytes(config: RunConfig, vocab_size: int) -> int:
+    """Estimate one process's peak memory in bytes.
 
     Counts weights, gradients and moments in float32; the micro-batch of the most demanding stage;
     and the head's gradient three times. A bias of the scores grows with the square of the length.
 
     Args:
         vocab_size: the tokenizer's.
-        num_parameters: of the model; None: count them.
     """
     train = config.train
     model = config.model
     architecture = config.architecture(vocab_size)
-    if num_parameters is None:
-        from rope_exp.model.count import num_parameters as count
-
-        num_parameters = count(architecture)
 
     head = 12 * architecture.vocab_size * model.hidden_size
-    of_stages = [
+    batch = max(
         _micro_batch_bytes(config, stage, architecture.vocab_size) for stage in train.staged
-    ]
-    batch = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
-    found = {
-        "model.name": BYTES_A_PARAMETER * num_parameters,
-        batch: max(of_stages) + head,
-    }
+    )
     # Biases, each three times in float32: itself, its added form, its gradient. One serves all
     # layers; those of a class of one's own are of each layer and row.
     num_biases = int(config.pe.bias != "none")
     if config.pe.code is not None:
-        from rope_exp.model.count import adds_scores
-
         rows = max(_sequences_at_once(config, stage) for stage in train.staged)
         num_biases += adds_scores(config.pe) * model.num_hidden_layers * rows
-    if num_biases:
-        found["train.seq_len"] = 12 * model.num_attention_heads * train.longest**2 * num_biases
-    return found
+    biases = 12 * model.num_attention_heads * train.longest**2 * num_biases
+    return BYTES_A_PARAMETER * num_parameters(architecture) + batch + head + biases
 
 
 def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:

@@ -2,7 +2,7 @@
 
 `pe.code=wave.Wave` names a class in wave.py, which lies in a folder of --config-dir. The config
 carries the file's text, so a run's config.yaml and a record hold all that they were made by, and
-its SHA-256 is part of their identity. No torch.
+its SHA-256 is part of their identity.
 """
 
 import ast

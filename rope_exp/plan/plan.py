@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 
 from rope_exp.config.run import RunConfig
+from rope_exp.model.count import kept, num_parameters
 from rope_exp.plan.costs import (
     PEAK_TFLOPS,
     attention_flops_per_token,
@@ -45,8 +46,6 @@ def cost_lines(
     Raises:
         ConfigError: the vocabulary's size is known only to a pretrained tokenizer.
     """
-    from rope_exp.model.count import num_parameters
-
     model = config.model
     attn = config.attn
     train = config.train
@@ -59,7 +58,7 @@ def cost_lines(
         stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
         for stage in train.staged
     )
-    memory = sum(memory_bytes(config, vocab_size).values())
+    memory = memory_bytes(config, vocab_size)
     epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
 
     return [
@@ -89,8 +88,6 @@ def sweep_lines(
     Raises:
         ConfigError: see cost_lines.
     """
-    from rope_exp.model.count import num_parameters
-
     total = sum(run_flops(config, vocabulary(config)) for config in configs)
     tokens = sum(config.train.num_tokens for config in configs)
     params = min(num_parameters(config.architecture(vocabulary(config))) for config in configs)
@@ -168,8 +165,6 @@ def _kept(config: RunConfig) -> str:
     """Describe a layer's cache of earlier tokens in generation, if attention is causal."""
     if not config.causal:
         return ", both ways"
-    from rope_exp.model.count import kept
-
     a_token, at_all = kept(config.attn, config.model, config.pe)
     if a_token is None:
         return f"; what pe.code={config.pe.code} caches is not counted"

@@ -3,37 +3,20 @@
 The dispatcher calls both before it starts any run.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig, TrainConfig
-from rope_exp.plan.costs import (
-    memory_bytes,
-    operations_at_most,
-    parameters_at_most,
-    run_flops,
-)
+from rope_exp.plan.costs import run_flops
 from rope_exp.system.errors import ConfigError
-from rope_exp.system.machine import (
-    cpu_has_bf16,
-    gpu_memory_size,
-    gpus,
-    gpus_have_bf16,
-    has_compiler,
-    memory_size,
-)
+from rope_exp.system.machine import cpu_has_bf16, gpus, gpus_have_bf16, has_compiler
 
 # Floating-point operations of a run from which compiling pays back, by device. The CPU's is
 # measured (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
 # A GPU always compiles: by estimate that pays back from 1e14 operations at nano and 4e15 at 125m,
 # and a run worth a GPU takes more.
 PAYS_TO_COMPILE = {"cpu": 5e12, "cuda": 0.0}
-
-PROCESS_BYTES = 150 * 2**20  # of a process that has imported torch and holds no model yet
-HOPELESS = 1.5  # the memory estimate is rough: refuse only if it exceeds the machine by this factor
 
 
 def operations(config: RunConfig) -> int:
@@ -56,10 +39,7 @@ def pays_to_compile(config: RunConfig, device: str) -> float:
 
 def _pays_to_compile(config: RunConfig, device: str) -> bool:
     pays = pays_to_compile(config, device)
-    if not pays:
-        return True
-    at_most = operations_at_most(config, config.known_vocab_size or MIN_VOCAB_SIZE)
-    return at_most >= pays and operations(config) >= pays
+    return not pays or operations(config) >= pays
 
 
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
@@ -157,60 +137,3 @@ def _check_batch(train: TrainConfig, num_processes: int) -> None:
                 f"a step has {stage.batch_size} sequences of {stage.seq_len}, which must be a "
                 f"multiple of the {num_processes} processes",
             )
-
-
-def check_memory(
-    config: RunConfig, vocab_size: int | None = None, num_here: int | None = None
-) -> None:
-    """Refuse a resolved config that far exceeds this machine's memory, or a GPU's.
-
-    This is separate from `resolve`, because a plan is for other machines, too.
-
-    Args:
-        vocab_size: the tokenizer's; None: from the config, and the smallest for a pretrained
-            tokenizer.
-        num_here: the number of the run's processes on this machine; None: all.
-    """
-    num_here = num_here or int(config.launch.num_processes)
-    vocab_size = vocab_size or config.known_vocab_size or MIN_VOCAB_SIZE
-    at_most = parameters_at_most(config, vocab_size)
-    # Only where this bound does not fit, count exactly, which imports torch.
-    for num_parameters in (at_most, None):
-        found = _too_large(config, num_here, memory_bytes(config, vocab_size, num_parameters))
-        if not found:
-            return
-    sizes, available, where = found[0]
-    key = max(sizes, key=sizes.__getitem__)
-    raise ConfigError(
-        key.removesuffix(".name"),
-        attrgetter(key)(config),
-        f"takes most of the memory that the run needs: about {sum(sizes.values()) / 2**30:,.0f} "
-        f"GiB, and {where} has {available / 2**30:,.0f}",
-    )
-
-
-def _too_large(
-    config: RunConfig, num_here: int, of_model: Mapping[str, int]
-) -> list[tuple[dict[str, int], int, str]]:
-    """Return the bytes needed of each memory that is far too small, by key; its size; its name.
-
-    Args:
-        of_model: the needs of one process, by key.
-    """
-    # Each process reads the whole batch, as 64-bit ids, and lists its windows.
-    read = max(stage.batch_size * (8 * (stage.seq_len + 1) + 64) for stage in config.train.staged)
-    sizes = {
-        "train.global_batch_size": num_here * read,
-        "launch.num_processes": num_here * PROCESS_BYTES,
-    }
-    needs: list[tuple[dict[str, int], int | None, str]] = [(sizes, memory_size(), "this machine")]
-    if config.launch.device == "cpu":
-        for key, size in of_model.items():
-            sizes[key] = sizes.get(key, 0) + num_here * size
-    else:
-        needs.insert(0, (dict(of_model), gpu_memory_size(), "a GPU here"))
-    return [
-        (needed, available, where)
-        for needed, available, where in needs
-        if available is not None and sum(needed.values()) > HOPELESS * available
-    ]

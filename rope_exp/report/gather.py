@@ -1,11 +1,9 @@
 """Collection of all figures of a report, and its table beside another campaign's rows."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import altair as alt
 
 from rope_exp.evidence.comparable import OWN_RATE, alike, check_blocks
 from rope_exp.evidence.published import REFERENCE
@@ -19,23 +17,22 @@ from rope_exp.report.charts.extension import extension
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.probes import probes
-from rope_exp.report.charts.style import spec_of
-from rope_exp.report.charts.svg import svg_of
+from rope_exp.report.charts.style import Draw, drawn
 from rope_exp.report.content import Report, build, by_own_deviation
 
 
 def of_report(report: Report) -> dict[str, bytes]:
     """Return the files of all figures that a report's runs allow."""
-    drawn: dict[str, Callable[[Report], alt.TopLevelMixin | None]] = {
+    draws: dict[str, Draw] = {
         draw.__name__: draw
         for draw in (forest, curves, grid, probes, answers, distance, extension, drift)
     }
     for layer in _shown_layers(report.answers("distance")):
-        drawn[f"kappa-{layer}"] = partial(kappa, layer=layer)
+        draws[f"kappa-{layer}"] = partial(kappa, layer=layer)
     if report.of_rows:
-        drawn["cached"] = cached
-    specs = {name: spec_of(draw, report) for name, draw in drawn.items()}
-    return {f"figures/{name}.svg": svg_of(spec) for name, spec in specs.items() if spec is not None}
+        draws["cached"] = cached
+    found = {name: drawn(draw, report) for name, draw in draws.items()}
+    return {f"figures/{name}.svg": svg for name, svg in found.items() if svg is not None}
 
 
 def _shown_layers(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[int]:

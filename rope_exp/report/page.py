@@ -1,14 +1,13 @@
 """The page results/report.html: one offline file that shows every setting of every campaign.
 
-It contains tables as HTML, figures as Vega-Lite specifications, and the library that draws them,
-and loads nothing else. Its Content-Security-Policy forbids all traffic and allows only the two
-scripts with the listed hashes. The same records give the same bytes.
+It contains tables as HTML and figures as SVG images, and loads nothing else. It has no script:
+settings but the first are closed `<details>`. Its Content-Security-Policy forbids all traffic. The
+same records give the same bytes.
 """
 
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -19,18 +18,24 @@ from rope_exp.report.assumptions import assumptions
 from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
-from rope_exp.report.charts.style import spec_of
-from rope_exp.report.charts.svg import CONFIG
+from rope_exp.report.charts.style import Draw, drawn
 from rope_exp.report.content import Report
-from rope_exp.report.page_settings import answer, answers, at_a_glance, menu, named, page_table
+from rope_exp.report.page_settings import answer, answers, at_a_glance, named, page_table
 from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.sentences import caption, notes, summary
 from rope_exp.report.tables import columns, frame
 
+
+def image(draw: Draw, report: Report) -> str | None:
+    """Return a figure as the address of an image, or None if the report does not allow it."""
+    svg = drawn(draw, report)
+    return None if svg is None else f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+
+
 # Functions that the template calls.
-_CHARTS = (curves, forest, grid, spec_of)
+_CHARTS = (curves, forest, grid, image)
 _WORDS = (answer, answers, assumptions, caption, notes, summary)
-_TABLES = (columns, frame, menu, page_table, relations_columns, relations_frame)
+_TABLES = (columns, frame, page_table, relations_columns, relations_frame)
 PARTS: dict[str, Callable[..., Any]] = {
     part.__name__: part for part in (*_CHARTS, *_WORDS, *_TABLES)
 }
@@ -45,15 +50,9 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
     """
     settings = named(tables)
     style = _asset("page.css")
-    script = _closed(_asset("page.js"))
-    library = chart_library()
-
     text = _template().render(
-        policy=policy([library, script], style),
+        policy=policy(style),
         style=style,
-        library=library,
-        script=script,
-        config=CONFIG,
         num_runs=len(runs),
         hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
         settings=settings,
@@ -62,24 +61,12 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
     return text.encode()
 
 
-def policy(scripts: Sequence[str], style: str) -> str:
-    """Return the policy: allow the scripts and the style with these hashes, and nothing else."""
-    allowed = " ".join(map(_source, scripts))
+def policy(style: str) -> str:
+    """Return the policy: allow this style and images within the page, and nothing else."""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return (
-        f"default-src 'none'; script-src {allowed}; style-src {_source(style)}; "
+        f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; "
         "base-uri 'none'; form-action 'none'"
-    )
-
-
-@cache
-def chart_library() -> str:
-    """Return vega, vega-lite and vega-embed as one script."""
-    # Imported here because it loads a JavaScript engine, which only this page needs.
-    from vl_convert import javascript_bundle
-
-    # An unescaped end tag would close the surrounding element.
-    return _closed(javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace(
-        "</script", "<\\/script"
     )
 
 
@@ -88,20 +75,8 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # `tojson` writes <, >, & and ' as escapes, so it may appear in a script element.
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.globals.update(PARTS)
     return environment.from_string(_asset("page.html.j2"))
-
-
-def _closed(script: str) -> str:
-    """Wrap a script in a function, so its names stay local."""
-    return f'(() => {{\n"use strict";\n{script}\n}})();'
-
-
-def _source(content: str) -> str:
-    digest = hashlib.sha256(content.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _asset(name: str) -> str:

@@ -4,10 +4,8 @@ A setting is one table of a campaign: its rows share corpus, size, tokens and ev
 does not distinguish them.
 """
 
-import itertools
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -30,10 +28,9 @@ _PHRASES: Mapping[Verdict, str] = {
 
 
 class Cell(NamedTuple):
-    """A cell: its text, a key to sort by (None: the text; empty: missing), and a link."""
+    """A cell: its text, and a link."""
 
     text: str
-    key: str | None = None
     link: str = ""
 
 
@@ -47,21 +44,12 @@ class Table(NamedTuple):
 
 def page_table(columns: Sequence[Column], frame: pd.DataFrame) -> Table:
     """Return columns of a frame as a table of the page."""
-    lines = [[_cell(column, line) for column in columns] for line in frame.to_dict("records")]
+    lines = [[Cell(column.spell(line)) for column in columns] for line in frame.to_dict("records")]
     return Table([column.heading for column in columns], sides(columns), lines)
 
 
-def _cell(column: Column, line: Mapping[Any, Any]) -> Cell:
-    text = column.spell(line)
-    value = line[column.key]
-    if pd.isna(value) or value == "":
-        return Cell(text, key="")
-    key = f"{value:.7g}" if isinstance(value, float) else str(value)
-    return Cell(text, key=None if key == text else key)
-
-
 class Setting(NamedTuple):
-    """A setting: the folder of its files, its name in the menu, and its report."""
+    """A setting: the folder of its files, its name, and its report."""
 
     place: str
     name: str
@@ -80,23 +68,6 @@ def named(tables: Mapping[str, Report]) -> list[Setting]:
     settings.sort(key=lambda each: (_tokens(each.report), each.name))
     first = max(settings, key=lambda each: _weight(each.report), default=None)
     return sorted(settings, key=lambda each: each is not first)
-
-
-def menu(settings: Sequence[Setting]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the menu: for each corpus, budget and warmup, the place and the text of its settings.
-
-    A text has the campaign and its factors, without the sections of their keys.
-    """
-    found = []
-    titled = itertools.groupby(settings, lambda each: setting_name(each.report.runs[0].config))
-    for title, members in titled:
-        texts = [(each.place, _text_of(each.place)) for each in members]
-        found.append((title, texts))
-    return found
-
-
-def _text_of(place: str) -> str:
-    return re.sub(r"[a-z]+\.(?=\w+=)", "", place).replace("/", ", ")
 
 
 def _weight(report: Report) -> tuple[int, int]:
@@ -162,10 +133,10 @@ def at_a_glance(settings: Sequence[Setting]) -> Table:
             if delta is not None and label != REFERENCE and parts(label):
                 judged = report.decided.get(label)
                 word = WORDS[judged.verdict] if judged else ""
-                line[row.name] = Cell(f"{delta:+.4f} {word}".rstrip(), key=f"{delta:.7g}")
+                line[row.name] = Cell(f"{delta:+.4f} {word}".rstrip())
         lines.append(line)
 
     headings = list(dict.fromkeys(heading for line in lines for heading in line))
-    missing = Cell(NOTHING, key="")
+    missing = Cell(NOTHING)
     cells = [[line.get(heading, missing) for heading in headings] for line in lines]
     return Table(headings, "<" + ">" * (len(headings) - 1), cells)

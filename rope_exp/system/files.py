@@ -1,6 +1,6 @@
 """Atomic and durable writes, locks that end with their processes, free disk space, and JSON.
 
-No torch, and nothing of the project but its errors.
+Nothing of the project but its errors.
 """
 
 import errno
@@ -15,16 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.system.errors import ConfigError, DiskError, RecordError, first_line
-
-
-def check_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Refuse to start if `folder` has fewer than `needed_bytes` free for `what`.
-
-    Raises:
-        DiskError: there is too little space; the message names the folder and both numbers.
-    """
-    if free_bytes(folder) < needed_bytes:
-        raise disk_full(folder, needed_bytes, what)
 
 
 def free_bytes(folder: Path) -> int:

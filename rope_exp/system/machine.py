@@ -1,4 +1,4 @@
-"""The hardware of this machine (GPUs, cores, memory, compiler), detected without torch."""
+"""The hardware of this machine (GPUs, cores, compiler)."""
 
 import functools
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 from rope_exp.system.processes import output_of
 
 CPU_INFO = Path("/proc/cpuinfo")
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 # -- GPUs --------------------------------------------------------------------------------------
@@ -42,18 +41,9 @@ def gpus_have_bf16() -> bool:
     return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
 
 
-def gpu_memory_size() -> int | None:
-    """Return the bytes of the smallest GPU's memory; None if the driver does not report it."""
-    sizes = [int(size) for (size,) in _nvidia_smi("memory.total") if size.isdecimal()]
-    return min(sizes) * 2**20 if sizes else None
-
-
 @functools.cache
 def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
-    """Return one row per GPU, in the order of the PCI bus; [] if there is no driver.
-
-    Memory is in MiB.
-    """
+    """Return one row per GPU, in the order of the PCI bus; [] if there is no driver."""
     query = f"--query-gpu={','.join(columns)}"
     try:
         listed = output_of("nvidia-smi", query, "--format=csv,noheader,nounits")
@@ -94,13 +84,6 @@ def _cpu_info() -> str:
     if not CPU_INFO.exists():
         return ""
     return CPU_INFO.read_text(encoding="ascii", errors="replace")
-
-
-def memory_size() -> int:
-    """Return the bytes of memory of this machine, or of the container if it has fewer."""
-    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = CGROUP_LIMIT.read_text(encoding="ascii").strip() if CGROUP_LIMIT.exists() else "max"
-    return installed if limit == "max" else min(installed, int(limit))
 
 
 def has_compiler(device: str) -> bool:

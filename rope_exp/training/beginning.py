@@ -1,124 +1,120 @@
-"""Initial weights of a run: drawn from its seed, or copied from a finished run.
+"""Initial weights of a run: drawn from its seed, or those of a finished run (run.init_from).
 
-A parameter that the finished run lacks (a table of positions, learned frequencies, query and key
-norms) keeps its usual initialisation. A parameter that this run lacks is an error, unless it
-encodes positions alone: continuing as another variant means leaving those out.
+Runs are told apart by their initial weights, not by a path: `init_weights` is the SHA-256 of the
+weights file in the other run's last checkpoint. A parameter that the other run lacks keeps its
+usual initialisation. One that this run lacks is an error, unless it encodes positions alone.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from rope_exp.config.run import RunConfig
-from rope_exp.config.variants import PeConfig
 from rope_exp.evaluation.load import load_run
-from rope_exp.model.decoder import (
-    FREQUENCIES,
-    POSITIONS,
-    Decoder,
-    llama_weights,
-    weights,
-    weights_sha256,
-)
+from rope_exp.model.decoder import FREQUENCIES, POSITIONS, Decoder, llama_weights, weights
+from rope_exp.model.decoder import weights_sha256 as sha256
 from rope_exp.model.own import OWN
-from rope_exp.run.folder import list_steps
-from rope_exp.run.origin import find_origin
+from rope_exp.run import folder as files
 from rope_exp.system.console import log
-from rope_exp.system.errors import ConfigError
+from rope_exp.system.errors import ConfigError, RecordError
 
 
-def begin(
-    decoder: Decoder, config: RunConfig, folder: Path, tokenizer_json: str, *, is_main: bool
-) -> dict[str, str]:
-    """Set the initial weights of a decoder that was drawn from its seed.
+class Origin(NamedTuple):
+    """A finished run, its last step, and the SHA-256 of the weights in that checkpoint."""
 
-    Args:
-        folder: the run's folder.
-        tokenizer_json: the tokenizer of the run's data.
-        is_main: whether to log which weights were copied.
-    Returns:
-        init_sha256 of all weights, and shared_init_sha256 of those that every variant has. {} if
-        the run resumes from its own checkpoints, which hold both: its origin may be gone.
-    Raises:
-        ConfigError: the weights or the tokenizer of run.init_from do not fit.
-        RecordError, CheckpointError: the folder of run.init_from is damaged.
+    folder: Path
+    config: RunConfig
+    step: int
+    weights_sha256: str
+
+
+def with_origin(config: RunConfig) -> RunConfig:
+    """Return a config with the hash of the weights of run.init_from, if it names a run.
+
+    Raises ConfigError or RecordError if that is no finished run, or its weights mean something else
+    in this model.
     """
-    if config.init_weights is None:
-        return _hashes(decoder)
-    if list_steps(folder / "checkpoints"):
-        return {}
+    if config.run.init_from is None:
+        return config
+    try:
+        origin = find_origin(config)
+    except (ConfigError, RecordError):
+        # A run with checkpoints of its own resumes from these, and its origin may be gone.
+        is_begun = not config.run.fresh and files.list_steps(config.folder / "checkpoints")
+        before = files.read_config(config.folder) if is_begun else None
+        if before is None or before.run.init_from != config.run.init_from:
+            raise
+        return replace(config, init_weights=before.init_weights)
 
-    path = str(config.run.init_from)
-    origin = find_origin(path)
-    if origin.weights_sha256 != config.init_weights:
-        raise ConfigError(
-            "run.init_from", path, f"has other weights than init_weights={config.init_weights:.12}"
-        )
-    theirs, tokenizer = load_run(origin.folder, origin.step)
-    if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
-        raise ConfigError("run.init_from", path, "has another tokenizer: its tokens mean others")
-
-    found = named_here(weights(theirs), origin.config.pe, config.pe)
-    left, fresh = take_over(weights(decoder), found, path)
-    if is_main:
-        left_out = f"; left out: {', '.join(left)}" if left else ""
-        begun = f"; begun anew: {', '.join(fresh)}" if fresh else ""
-        log(f"{config.name}: begins with step {origin.step} of {path}{left_out}{begun}")
-    return _hashes(decoder)
+    # These determine the meaning of weights, and do not show in their shapes.
+    heads = ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
+    both_learn = set(config.pe.trained_pairs) & set(origin.config.pe.trained_pairs)
+    for key in [f"model.{key}" for key in heads] + ["pe.trainable"] * bool(both_learn):
+        own, other = map(attrgetter(key), (config, origin.config))
+        if own != other:
+            raise ConfigError(key, own, f"must be {other}, as in run.init_from={origin.folder}")
+    return replace(config, init_weights=origin.weights_sha256)
 
 
-def named_here(
-    tensors: Mapping[str, Tensor], theirs: PeConfig, ours: PeConfig
-) -> dict[str, Tensor]:
-    """Return a run's tensors under the names that another variant gives them.
-
-    Learned frequencies belong to a pair of sites, and the first pair that learns takes the first
-    name.
-    """
-    found = dict(tensors)
-    pairs = dict(zip(theirs.trained_pairs, theirs.learned_names, strict=True))
-    of_pairs = {pair: found.pop(FREQUENCIES + name) for pair, name in pairs.items()}
-
-    here = dict(zip(ours.trained_pairs, ours.learned_names, strict=True))
-    for pair, tensor in of_pairs.items():
-        found[FREQUENCIES + here.get(pair, f"{pairs[pair]} of {pair}")] = tensor
-    return found
+def find_origin(config: RunConfig) -> Origin:
+    """Find the finished run that run.init_from names; its weights must be init_weights if set."""
+    folder = Path(str(config.run.init_from)).expanduser()
+    if not (folder / files.CONFIG).exists():
+        raise _unfit(config, "there is no run in this folder")
+    result = files.read_result(folder)
+    if result is None or result["status"] != "finished":
+        raise _unfit(config, "this run is not finished")
+    checkpoint = files.step_folder(folder / "checkpoints", result["steps"])
+    if not checkpoint.exists():
+        raise _unfit(config, f"the checkpoint of its last step, {result['steps']}, is gone")
+    found = files.read_as(checkpoint / files.MANIFEST, files.Manifest)[files.MODEL]["sha256"]
+    if config.init_weights not in (None, found):
+        raise _unfit(config, f"has other weights than init_weights={config.init_weights:.12}")
+    return Origin(folder, files.read_config(folder), result["steps"], found)
 
 
 @torch.no_grad()
-def take_over(
-    own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str
-) -> tuple[list[str], list[str]]:
-    """Copy the tensors that were found into the parameters of the same names.
+def begin(
+    decoder: Decoder, config: RunConfig, folder: Path, tokenizer_json: str, *, is_main: bool
+) -> dict[str, str]:
+    """Set the initial weights of a decoder that was drawn from its seed; return their hashes.
 
-    Args:
-        path: the run in which they were found.
-    Returns:
-        The names of tensors that were left out, and of parameters that found no tensor.
-    Raises:
-        ConfigError: a parameter has another shape, or is missing here though it does not encode
-            positions. The first such is named; nothing was copied.
+    {} if the run resumes from its own checkpoints. Raises ConfigError if run.init_from is unfit.
     """
-    for name in sorted(found):
-        theirs = list(found[name].shape)
-        encodes_positions = name.startswith(POSITIONS) or OWN in name
-        if name not in own and not encodes_positions:
-            allowed = f"has {name} of {theirs}, for which there is no place here"
-            raise ConfigError("run.init_from", path, allowed)
-        if name in own and own[name].shape != found[name].shape:
-            allowed = f"has {name} of {theirs}, and here it is of {list(own[name].shape)}"
-            raise ConfigError("run.init_from", path, allowed)
+    own = weights(decoder)
+    if config.init_weights is not None:
+        if files.list_steps(folder / "checkpoints"):
+            return {}
+        origin = find_origin(config)
+        theirs, tokenizer = load_run(origin.folder, origin.step)
+        if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
+            raise _unfit(config, "has another tokenizer: its tokens mean others")
+        # Learned frequencies are of a pair of sites; the first pair that learns has the first name.
+        here = _learned(config)
+        names = {n: here.get(p, f"{n} of {p}") for p, n in _learned(origin.config).items()}
+        found = {names.get(name, name): each for name, each in weights(theirs).items()}
+        for name, tensor in sorted(found.items()):
+            is_position = name.startswith(POSITIONS) or OWN in name
+            if own[name].shape != tensor.shape if name in own else not is_position:
+                raise _unfit(config, f"has {name} of {list(tensor.shape)}, which does not fit here")
+        for name in found.keys() & own.keys():
+            own[name].copy_(found[name])
+        if is_main:
+            apart = {"left out": found.keys() - own.keys(), "begun anew": own.keys() - found.keys()}
+            said = "".join(f"; {k}: {', '.join(sorted(v))}" for k, v in apart.items() if v)
+            log(f"{config.name}: begins with step {origin.step} of {origin.folder}{said}")
+    return {"init_sha256": sha256(own), "shared_init_sha256": sha256(llama_weights(decoder))}
 
-    for name in found.keys() & own.keys():
-        own[name].copy_(found[name])
-    return sorted(found.keys() - own.keys()), sorted(own.keys() - found.keys())
+
+def _learned(config: RunConfig) -> dict[str, str]:
+    """Return the names of learned frequencies by their pair of sites."""
+    names = [FREQUENCIES + name for name in config.pe.learned_names]
+    return dict(zip(config.pe.trained_pairs, names, strict=True))
 
 
-def _hashes(decoder: Decoder) -> dict[str, str]:
-    return {
-        "init_sha256": weights_sha256(weights(decoder)),
-        "shared_init_sha256": weights_sha256(llama_weights(decoder)),
-    }
+def _unfit(config: RunConfig, reason: str) -> ConfigError:
+    return ConfigError("run.init_from", config.run.init_from, reason)

@@ -8,13 +8,13 @@ from typing import Any
 
 from rope_exp.config.run import RunConfig
 from rope_exp.run import checkpoint
-from rope_exp.run.folder import RESULT, probes_sha256
+from rope_exp.run.folder import RESULT, OriginFacts, probes_sha256
 from rope_exp.run.metrics import MetricsWriter
-from rope_exp.run.origin import find_origin
 from rope_exp.run.provenance import MARKED, machine_facts, spelled
 from rope_exp.run.tracker import Tracker
 from rope_exp.system.console import Progress, log
 from rope_exp.system.files import write_json
+from rope_exp.training.beginning import find_origin
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.resume import Start
 from rope_exp.training.schedule import learning_rate
@@ -160,7 +160,7 @@ def environment(
         if key in old and old[key] != here[key]
     ]
     if config.init_weights is not None:
-        facts["init_from"] = old.get("init_from") or find_origin(str(config.run.init_from)).facts
+        facts["init_from"] = old.get("init_from") or _origin_facts(config)
     earlier_git = list(old.get("earlier_git", []))
     if "git" in old and old["git"] != here["git"]:
         earlier_git.append(old["git"])
@@ -173,4 +173,15 @@ def environment(
         "deterministic": config.train.deterministic,
         "accelerate": parallel.facts(),
         **facts,
+    }
+
+
+def _origin_facts(config: RunConfig) -> OriginFacts:
+    origin = find_origin(config)
+    return {
+        "pe": origin.config.pe.label,
+        "seed": origin.config.seed,
+        "step": origin.step,
+        "config_sha256": origin.config.config_sha256,
+        "weights_sha256": origin.weights_sha256,
     }

@@ -17,7 +17,8 @@ from support.configs import NINE
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
 from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import check_memory, resolve
+from rope_exp.plan.costs import memory_bytes
+from rope_exp.plan.resolve import resolve
 from rope_exp.system.errors import ConfigError, DataError
 from rope_exp.training.parallel import Parallel
 from rope_exp.training.trainer import Trainer
@@ -176,8 +177,15 @@ def assert_one_sentence(error: Exception) -> None:
     assert sentence.isprintable()
 
 
+def needed_bytes(config: RunConfig) -> int:
+    """Return about the memory of one process, which reads the whole batch."""
+    stages = config.train.staged
+    read = max(stage.batch_size * (8 * (stage.seq_len + 1) + 64) for stage in stages)
+    return read + memory_bytes(config, config.known_vocab_size or 257)
+
+
 def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
-    """Return "refused", "of another corpus", or "trained" after a step with a finite loss."""
+    """Return "refused", "too large", "of another corpus", or "trained" after a finite step."""
     given_words = {
         "data": "files",
         "data.path": f"'{corpus}'",
@@ -192,7 +200,8 @@ def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
         config = resolve(
             run_config([f"{key}={value}" for key, value in (given_words | words).items()])
         )
-        check_memory(config)
+        if needed_bytes(config) > 2**30:
+            return "too large"
         assert RunConfig.from_dict(config.to_dict()) == config
         assert RunConfig.from_dict(config.to_dict()).config_sha256 == config.config_sha256
         assert config.folder.name

@@ -2,23 +2,18 @@
 
 import itertools
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command import assert_refused, command
-from support.gpus import show_gpus
 from support.refused import refused
 
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.admit import acquire, admit
 from rope_exp.model.laws import certificate
-from rope_exp.plan import resolve as resolve_module
-from rope_exp.plan.compose import CONFIGS, run_config
-from rope_exp.plan.resolve import check_memory, resolve
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.resolve import resolve
 from rope_exp.run.folder import read_config
-from rope_exp.system.errors import ConfigError
 
 # -- text and numbers ----------------------------------------------------------------------------
 
@@ -67,48 +62,6 @@ def test_a_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 # -- sizes ---------------------------------------------------------------------------------------
-
-ABSURD = [
-    (("train.global_batch_size=1000000000",), "train.global_batch_size=1000000000: "),
-    (
-        ("train.global_batch_size=1000000000", "train.micro_batch_size=1"),
-        "train.global_batch_size=1000000000: ",
-    ),
-    (("train.seq_len=16000000",), "train.global_batch_size=16: "),
-    (("model.hidden_size=1048576",), "model=nano: "),
-    (("model.intermediate_size=1048576", "model.num_hidden_layers=100"), "model=nano: "),
-    (("tokenizer.vocab_size=16777216", "model.hidden_size=16384"), "model=nano: "),
-    (
-        ("launch.num_processes=1000000", "train.global_batch_size=1000000", "train.seq_len=1"),
-        "launch.num_processes=1000000: ",
-    ),
-    (("launch.num_processes=9223372036854775807",), "train.global_batch_size=16: "),
-]
-
-
-@pytest.mark.parametrize(("overrides", "sentence"), ABSURD, ids=[case[0][0] for case in ABSURD])
-def test_what_fits_no_machine_is_refused_at_once(overrides: tuple[str, ...], sentence: str) -> None:
-    """The error states both sizes, or the number of which the batch must be a multiple."""
-    started = time.process_time()
-    with pytest.raises(ConfigError, match=r"GiB, and this machine has|multiple of") as error:
-        check_memory(resolve(run_config(["launch.device=cpu", *overrides])))
-    assert str(error.value).startswith(sentence)
-    assert time.process_time() - started < 5
-
-
-def test_a_run_that_fits_no_machine_prepares_nothing(tmp_path: Path) -> None:
-    done = command("model.hidden_size=1048576", cwd=tmp_path)
-    assert_refused(done, "model=nano", "GiB, and this machine has")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_our_own_sizes_fit_a_card_of_80_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimate that refuses configs must admit every size in configs/model."""
-    show_gpus(monkeypatch, 1)
-    monkeypatch.setattr(resolve_module, "memory_size", lambda: 2**40)
-    for path in (CONFIGS / "model").glob("*.yaml"):
-        check_memory(resolve(run_config([f"model={path.stem}"])))
-
 
 EXTREMES = [
     ("pe.start=16000000",),

@@ -12,7 +12,7 @@ from rope_exp.config.sections import TrainConfig
 from rope_exp.plan import plan
 from rope_exp.plan.compose import compose_jobs, run_config
 from rope_exp.plan.costs import flops_per_token, memory_bytes, run_flops
-from rope_exp.plan.resolve import check_memory, operations, resolve
+from rope_exp.plan.resolve import operations, resolve
 
 # 6,144 tokens a step.
 SIZES = {"global_batch_size": 12, "seq_len": 512}
@@ -181,12 +181,8 @@ def test_memory_is_that_of_the_stage_that_takes_most() -> None:
     plain = resolve(run_config(sizes))
     staged = resolve(run_config([*sizes, "train.stages=[[256,490],[1024,10]]"]))
     wide = resolve(run_config([*sizes, "train.stages=[[256,490],[1024,10,16]]"]))
-    needed = [memory_bytes(each, 2048)["train.global_batch_size"] for each in (plain, staged, wide)]
+    needed = [memory_bytes(each, 2048) for each in (plain, staged, wide)]
     assert needed == sorted(set(needed))
-
-    huge = resolve(run_config([*sizes, f"train.stages=[[256,499],[1024,1,{2**40}]]"]))
-    with refused("takes most of the memory"):
-        check_memory(huge)
 
 
 def test_a_plan_names_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,16 +227,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, path: Path) -> 
     (tmp_path / "file").write_text("")
     with refused("data.cache_dir=", "file: cannot be written", by=ConfigError):
         prepare(data_config(path=path, cache_dir=str(tmp_path / "file")), BYTES)
-
-
-def test_too_little_space_is_seen_before_the_start(
-    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    what = f"{cache}: preparing data=mine needs "
-    with refused(what, " bytes and 1,000 are free", by=DiskError):
-        prepare(data_config(path=path), BYTES)
-    assert left_in(cache) == []
 
 
 def test_space_that_runs_out_on_the_way_is_given_back(

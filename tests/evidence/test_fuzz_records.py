@@ -86,7 +86,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build the figures, but draw none: drawing takes most of the time."""
     for figure in ("forest", "grid", "curves"):
         monkeypatch.setitem(PARTS, figure, lambda report: None)
-    monkeypatch.setattr(gather, "spec_of", lambda draw, report: draw(report) and None)
+    monkeypatch.setattr(gather, "drawn", lambda draw, report: draw(report) and None)
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.torture)])

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -60,10 +59,10 @@ def test_a_sweeper_gets_the_loss_of_every_job(tmp_path: Path, tiny_overrides: li
     assert {path.name for path in tmp_path.iterdir()} == {"more", "results", "runs"}
 
 
-def test_another_packages_launcher_says_ids_and_ends(
+def test_a_diverged_run_ends_no_sweep_of_submitit(
     tmp_path: Path, tiny_overrides: list[str]
 ) -> None:
-    """A run that diverges under submitit does not end the sweep; the command exits with 1.
+    """Another package's launcher gets infinity as the loss of a run that diverged.
 
     Losses are read in default folders, whose name has the hash of the resolved config.
     """
@@ -71,12 +70,7 @@ def test_another_packages_launcher_says_ids_and_ends(
     words += ["train.num_steps=2", "schedule.warmup_fraction=0"]
     words += ["hydra/launcher=submitit_local", "optim.lr=1e38,0.01"]
     done = command("-m", *words, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    told, diverged = done.stderr.splitlines()
-    jobs = {path.name for path in (tmp_path / "results/launcher/.submitit").glob("[0-9]*")}
-    assert told.startswith("submitted as ")
-    assert set(re.findall("[0-9]+", told.partition(";")[0])) == jobs
-    assert diverged == "a job optim.lr=1e+38: diverged"
+    assert done.returncode == 0, done.stderr
     results = [read_json(path) for path in tmp_path.glob("results/runs/*/*/seed0/result.json")]
     assert {result["status"] for result in results} == {"finished", "diverged"}
 

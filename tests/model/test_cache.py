@@ -26,7 +26,6 @@ from rope_exp.model.cache import Cache, LayerCache
 from rope_exp.model.count import kept as kept_of
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.positions import Positions
-from rope_exp.system.errors import ConfigError
 
 # Past the end of a table of 4,096 positions.
 FAR = 4100
@@ -212,28 +211,6 @@ def test_the_room_of_a_long_prompt_is_given_back() -> None:
     assert len(set(places)) < 12
 
 
-@torch.no_grad()
-def test_padding_and_renumbering_go_together() -> None:
-    """A padded row's positions are lower than its places, and may become negative."""
-    for attn in KINDS:
-        sites = tuple(site for site in "qkvo" if site in attn.sites())
-        decoder = decoder_of(attn, sites)
-        ids_BT = tokens(2, LENGTH)
-        cache = decoder.new_cache(pads_B=torch.tensor([0, 7]))
-        fed(decoder, ids_BT[:, :8], [8], cache)
-        decoder.model.renumber(cache, 6)
-        after = fed(decoder, ids_BT[:, 8:], [1, 3], cache)
-        for row, pad in enumerate((0, 7)):
-            alone = decoder(ids_BT[row : row + 1, pad:])[0, 8 - pad :]
-            assert float((after[row] - alone).abs().max()) < TOLERANCE, attn
-
-
-def test_what_rounds_positions_is_not_renumbered() -> None:
-    decoder = decoder_of(KINDS[0], ("q", "k"), precision="bf16")
-    with pytest.raises(ConfigError, match="rounds positions"):
-        decoder.model.renumber(decoder.new_cache(), 1)
-
-
 def test_a_cache_holds_no_gradient() -> None:
     for attn in KINDS:
         decoder = decoder_of(attn, ())
@@ -242,25 +219,3 @@ def test_a_cache_holds_no_gradient() -> None:
         kept = [*cache.layers[0].rows.values(), *cache.layers[0].states.values()]
         assert kept
         assert not any(tensor.requires_grad for tensor in kept)
-
-
-@pytest.mark.parametrize("attn", KINDS, ids=str)
-@torch.no_grad()
-def test_renumbering_is_one_uniform_shift(attn: AttnConfig) -> None:
-    """Later logits equal those at the original positions; absolute variants are refused."""
-    ids_BT = tokens(2, LENGTH)
-    for sites, window in itertools.product(SUBSETS, windows(attn)):
-        if not allowed(attn, sites):
-            continue
-        decoder = decoder_of(attn, sites, window=window, start=3)
-        cache = decoder.new_cache()
-        before = fed(decoder, ids_BT[:, :8], [8], cache)
-        if ("q" in sites) != ("k" in sites) or ("v" in sites) != ("o" in sites):
-            with pytest.raises(ConfigError, match="cannot be renumbered"):
-                decoder.model.renumber(cache, 6)
-            continue
-        decoder.model.renumber(cache, 6)
-        assert cache.positions(1, ids_BT.device).tolist() == [2]
-        after = fed(decoder, ids_BT[:, 8:], [1, 3], cache)
-        ours = torch.cat([before, after], dim=1)
-        assert float((ours - decoder(ids_BT)).abs().max()) < TOLERANCE, (sites, window)

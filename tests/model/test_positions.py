@@ -197,7 +197,7 @@ def test_raw_frequencies_turn_by_their_absolute_value() -> None:
 @pytest.mark.parametrize("scope", SCOPES)
 @torch.no_grad()
 def test_heads_with_frequencies_of_their_own_are_cached_alike(scope: str) -> None:
-    """Each head's cached keys and values are rotated and renumbered by its own frequencies."""
+    """Each head's cached keys and values are rotated by its own frequencies."""
     decoder = make_decoder(*"qkvo", trainable="log", trainable_scope=scope)
     for name, parameter in decoder.named_parameters():
         if "inv_freq" in name:
@@ -206,9 +206,7 @@ def test_heads_with_frequencies_of_their_own_are_cached_alike(scope: str) -> Non
     ids_BT = tokens(2, LENGTH)
     whole = decoder(ids_BT)
     cache = decoder.new_cache()
-    parts = [decoder(part, cache=cache) for part in ids_BT[:, :6].split([4, 1, 1], dim=1)]
-    decoder.model.renumber(cache, 4)
-    parts.append(decoder(ids_BT[:, 6:], cache=cache))
+    parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, LENGTH - 5], dim=1)]
     assert float((torch.cat(parts, dim=1) - whole).abs().max()) < 1e-5
 
 
@@ -343,12 +341,6 @@ def test_real_positions_turn_as_their_angles_say() -> None:
     there = decoder(ids_BT, positions_BT=times_BT)
     assert float((decoder(ids_BT, positions_BT=times_BT + 2.25) - there).abs().max()) < 1e-6
     assert float((decoder(ids_BT) - there).abs().max()) > 1e-2
-
-
-def test_what_adds_positions_is_not_renumbered() -> None:
-    decoder = with_positions(input="sinusoidal")
-    with pytest.raises(ConfigError, match=r"pe.input=sinusoidal.*cannot be renumbered"):
-        decoder.model.renumber(decoder.new_cache(), 1)
 
 
 # -- norms of queries and keys ---------------------------------------------------------------------

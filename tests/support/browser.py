@@ -138,14 +138,13 @@ class Browser:
 
     # -- a reader's actions ------------------------------------------------------------------------
 
-    def open(self, page: Path, fragment: str = "") -> None:
-        """Load a file afresh, and wait until the page has drawn itself."""
-        # Without a blank page in between, the browser does not reload for another fragment.
+    def open(self, page: Path) -> None:
+        """Load a file afresh, and wait until it is complete."""
         self.call("Page.navigate", url="about:blank")
         self.requests.clear()
         self.complaints.clear()
-        self.call("Page.navigate", url=page.as_uri() + fragment)
-        self.wait("document.body && document.body.dataset.drawn")
+        self.call("Page.navigate", url=page.as_uri())
+        self.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression, after awaiting a promise."""
@@ -170,19 +169,6 @@ class Browser:
     def text(self, selector: str) -> str:
         """Return the text of the first element that a selector finds."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
-
-    def choose(self, control: str, value: str) -> None:
-        """Choose an option, and wait until the page shows it."""
-        select_ = f"document.getElementById({json.dumps('choose-' + control)})"
-        self.act(
-            f"{select_}.value = {json.dumps(value)};"
-            f"{select_}.dispatchEvent(new Event('change', {{bubbles: true}}));"
-        )
-
-    def act(self, script: str) -> None:
-        """Run a script that changes the address, and wait until the page has redrawn itself."""
-        self.evaluate(f"delete document.body.dataset.drawn; {script}")
-        self.wait("document.body.dataset.drawn === (location.hash || '#')")
 
     def look(self, width: int) -> None:
         """Set the width of the viewport in pixels."""

@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.configs import REPOSITORY
-from support.refused import refused
 
-from rope_exp.system.errors import DiskError, RecordError
+from rope_exp.system.errors import RecordError
 from rope_exp.system.files import (
-    check_space,
     lock,
     make_folders,
     read_json,
@@ -102,14 +100,6 @@ def test_any_bytes_are_a_json_object_or_refused_by_name(
         assert isinstance(read_json(path), dict)
     except RecordError as error:
         assert str(path) in str(error)
-
-
-def test_too_little_space_is_said_with_folder_and_bytes(tmp_path: Path) -> None:
-    check_space(tmp_path / "deep" / "down", 1, "a byte")
-    what = "deep/down: a lot needs 10,000,000,000,000,000,000 bytes and "
-    with refused(what, " are free", by=DiskError):
-        check_space(tmp_path / "deep" / "down", 10**19, "a lot")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_lives_as_long_as_a_child_that_inherited_it(tmp_path: Path) -> None:

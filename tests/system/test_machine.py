@@ -1,6 +1,4 @@
-"""Tests of the detection of GPUs and memory."""
-
-from pathlib import Path
+"""Tests of the detection of GPUs."""
 
 import pytest
 from support.gpus import show_gpus
@@ -34,16 +32,3 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     show_gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert machine.gpus() == []
-
-
-def test_a_container_has_the_memory_of_its_limit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine, "CGROUP_LIMIT", limit)
-    installed = machine.memory_size()
-
-    limit.write_text("max\n")
-    assert machine.memory_size() == installed
-    limit.write_text(f"{2**28}\n")
-    assert machine.memory_size() == 2**28

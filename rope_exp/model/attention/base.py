@@ -133,27 +133,6 @@ class Attention(nn.Module):
             return at.vo is None
         return "k" not in self.sites and "v" not in self.sites
 
-    def shift_back(self, cache: LayerCache, at: Positions) -> None:
-        """Rotate the cache back by one angle, as if every position were lower by as much.
-
-        Args:
-            at: the one position to subtract.
-        """
-        for name, x_BEGK in cache.rows.items():
-            x_BEGK.copy_(self.shifted(name, x_BEGK, at))
-
-    def shifted(self, site: str, x_BEGK: Tensor, at: Positions) -> Tensor:
-        """Return x, of any positions, rotated back by one angle if the site rotates.
-
-        Cached rows of k and v have the names of their sites.
-        """
-        if site not in self.sites:
-            return x_BEGK
-        cos, sin = at.tables(site)
-        shape = (*cos.shape[:-2], x_BEGK.shape[1], cos.shape[-1])
-        tables = (cos.expand(shape), sin.expand(shape))
-        return turned(x_BEGK, tables, self.rotary_dim, inverse=True)
-
     def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
         """Return x rotated by its position, or back for o, if the site rotates.
 

@@ -61,16 +61,6 @@ class LinearAttention(StateAttention):
             return wide(found[DENOMINATOR])
         return wide(found[NUMERATOR][..., self.head_dim :])
 
-    def shifted_state(self, name: str, state_BHKV: Tensor, at: Positions) -> Tensor:
-        # A separate denominator does not rotate, and the last value of a joint sum is 1.
-        if name == DENOMINATOR:
-            return state_BHKV
-        values, ones = state_BHKV.tensor_split([self.head_dim], dim=3)
-        if not ones.shape[3]:
-            return super().shifted_state(name, state_BHKV, at)
-        both = [super(LinearAttention, self).shifted_state(name, x, at) for x in (values, ones)]
-        return torch.cat(both, dim=3)
-
     def _feature(self, x_BTHK: Tensor) -> Tensor:
         """Return phi(x), or [1; x/|x|] (two of these multiply to 1 + cos), in x's dtype."""
         if self.attn.form == "one_plus_cos":

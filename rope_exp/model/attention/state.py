@@ -64,19 +64,3 @@ class StateAttention(Attention):
     def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
         """Return o_BTHV from the sums, rotated back if O rotates."""
         raise NotImplementedError
-
-    def shift_back(self, cache: LayerCache, at: Positions) -> None:
-        for name, state_BHKV in cache.states.items():
-            cache.states[name] = self.shifted_state(name, state_BHKV, at)
-
-    def shifted_state(self, name: str, state_BHKV: Tensor, at: Positions) -> Tensor:
-        """Return a sum of k_j v_j' with k and v rotated back by one angle, if they rotate."""
-        # A column of K, or a row of V, rotates like a cached key or value of a token.
-        if state_BHKV.shape[2] > 1:
-            columns_BVHK = state_BHKV.permute(0, 3, 1, 2)
-            state_BHKV = self.shifted("k", columns_BVHK, at).permute(0, 2, 3, 1)
-        # A single feature holds ones, which do not rotate.
-        if state_BHKV.shape[3] > 1:
-            rows_BKHV = state_BHKV.transpose(1, 2)
-            state_BHKV = self.shifted("v", rows_BKHV, at).transpose(1, 2)
-        return state_BHKV

@@ -11,8 +11,10 @@ import altair as alt
 from altair.utils.schemapi import debug_mode
 
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.charts.svg import Spec
+from rope_exp.report.charts.svg import svg_of
 from rope_exp.report.content import Report
+
+Draw = Callable[[Report], alt.TopLevelMixin | None]
 
 # An expression for the labels of an axis of differences.
 SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"
@@ -21,15 +23,15 @@ SHADES = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0, 0.85]), re
 
 
 @functools.cache
-def spec_of(draw: Callable[[Report], alt.TopLevelMixin | None], report: Report) -> Spec | None:
-    """Return the Vega-Lite specification of a report's chart, kept for the file and the page.
+def drawn(draw: Draw, report: Report) -> bytes | None:
+    """Return a report's chart as an SVG file, kept for the page.
 
     None if the report does not allow the chart.
     """
     # Checking against the schema takes a fifth of the time, and a wrong chart is not drawn anyway.
     with debug_mode(False):
         chart = draw(report)
-        return None if chart is None else chart.to_dict(validate=False)
+        return None if chart is None else svg_of(chart.to_dict(validate=False))
 
 
 def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:

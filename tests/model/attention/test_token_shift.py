@@ -196,19 +196,6 @@ def test_one_input_a_layer_is_kept() -> None:
     assert not cache.layers[0].states[softmax.NEWEST].requires_grad
 
 
-@torch.no_grad()
-def test_renumbering_leaves_it_as_it_is() -> None:
-    decoder = decoder_of(*"qkvo")
-    ids_BT = tokens(2, LENGTH)
-    cache = decoder.new_cache()
-    before = fed(decoder, ids_BT[:, :8], [8], cache)
-    kept = cache.layers[1].states[softmax.NEWEST].clone()
-    decoder.model.renumber(cache, 6)
-    assert torch.equal(cache.layers[1].states[softmax.NEWEST], kept)
-    ours = torch.cat([before, fed(decoder, ids_BT[:, 8:], [1, 3], cache)], dim=1)
-    assert float((ours - decoder(ids_BT)).abs().max()) < TOLERANCE
-
-
 # -- gradients, compiler, precision ----------------------------------------------------------------
 
 

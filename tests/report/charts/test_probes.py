@@ -11,7 +11,6 @@ from support.records import make_records, nine_losses
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
 from rope_exp.report.charts.probes import points, probes
-from rope_exp.report.charts.style import spec_of
 from rope_exp.report.content import Report, build
 
 
@@ -49,8 +48,9 @@ def test_panels_hold_the_means_over_seeds(runs: list[Run]) -> None:
 
 
 def test_each_probe_is_a_column(runs: list[Run]) -> None:
-    spec = spec_of(probes, build(runs, ["pe"]))
-    assert spec is not None
+    chart = probes(build(runs, ["pe"]))
+    assert chart is not None
+    spec = chart.to_dict()
     assert [column["title"] for column in spec["hconcat"]] == [
         "loss by position, minus QK-RoPE's",
         "loss over whole windows",
@@ -69,8 +69,9 @@ def test_runs_without_some_probes_are_drawn_by_the_others(runs: list[Run]) -> No
     assert len(points(report, "shift"))
     assert points(report, "window").empty
     # There is no column without answers.
-    spec = spec_of(probes, report)
-    assert spec is not None
+    chart = probes(report)
+    assert chart is not None
+    spec = chart.to_dict()
     [column] = spec["hconcat"]
     assert column["title"] == "added loss, shifted start"
     said = " ".join(spec["title"]["text"])
@@ -122,7 +123,8 @@ def test_losses_on_other_windows_are_not_subtracted(runs: list[Run]) -> None:
 def test_a_reference_without_answers_is_not_subtracted(runs: list[Run]) -> None:
     """The titles and sentences then speak of losses alone."""
     bare = [replace(run, probes={}) if run.config.pe.label == "qk_rope" else run for run in runs]
-    spec = spec_of(probes, build(bare, ["pe"]))
-    assert spec is not None
+    chart = probes(build(bare, ["pe"]))
+    assert chart is not None
+    spec = chart.to_dict()
     assert spec["hconcat"][0]["title"] == "loss by position"
     assert "Grey" not in str(spec["title"])

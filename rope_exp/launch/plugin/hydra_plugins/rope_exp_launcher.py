@@ -4,10 +4,8 @@ Hydra searches only the package `hydra_plugins`. Every program with Hydra in thi
 imports this file, so it loads nothing of ours.
 """
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -22,21 +20,8 @@ class RopeExpLauncher(Launcher):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Store the state that `launch` needs; only other launchers use the task function."""
-        loader: Any = hydra_context.config_loader
-        compose = loader.load_sweep_config
-
-        @functools.cache
-        def composed(*words: str) -> DictConfig:
-            tree: DictConfig = compose(config, list(words))
-            return tree
-
-        def compose_once(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-            return composed(*sweep_overrides)
-
-        # A sweeper composes each job to check it, the slowest part here, so the result is cached.
-        loader.load_sweep_config = compose_once
-        self.composed = composed
-        self.sweep_dir = str(config.hydra.sweep.dir)
+        self.loader = hydra_context.config_loader
+        self.config = config
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -46,12 +31,12 @@ class RopeExpLauncher(Launcher):
 
         trees = []
         for number, words in enumerate(job_overrides, initial_job_idx):
-            tree = self.composed(*words)
+            tree = self.loader.load_sweep_config(self.config, list(words))
             with read_write(tree.hydra):
                 tree.hydra.job.num = number
                 tree.hydra.job.id = str(number)
             trees.append(tree)
         returned = launch(trees, job_overrides)
         # A sweeper may write its results there, and expects its launcher to make the folder.
-        Path(self.sweep_dir).mkdir(parents=True, exist_ok=True)
+        Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         return returned

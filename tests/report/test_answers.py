@@ -284,7 +284,7 @@ def test_r2_has_a_table(spikes: Report) -> None:
 
 
 def test_the_page_has_a_table_of_answers(report: Report) -> None:
-    """Cells hold the means of answers.csv in %, with a column per bin, and sort as numbers."""
+    """Cells hold the means of answers.csv in %, with a column per bin."""
     table = answers(report)
     assert table.headings[:4] == ["variant", "seeds", "test", "1"]
     assert table.headings[8:10] == ["6", "longer"]
@@ -295,7 +295,6 @@ def test_the_page_has_a_table_of_answers(report: Report) -> None:
         found = [100 * float(line["right_mean"]) for line in of_csv if line["pe"] == label]
         shown = [cell.text.partition(" ± ")[0] for cell in cells]
         assert shown == [f"{share:.1f}" for share in found]
-        assert [float(cell.key or cell.text) for cell in cells] == pytest.approx(found, abs=1e-4)
 
 
 def test_the_page_has_a_table_of_r2(spikes: Report) -> None:

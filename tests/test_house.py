@@ -313,3 +313,39 @@ def test_the_reliability_page_names_tests_that_are_there() -> None:
             assert any(name.startswith(second) for name in tests[first]), (first, second)
         else:
             assert first in tests or any(name.startswith(first) for name in every), first
+
+
+# The most syntax nodes and lines of each part. Whoever makes one smaller lowers its numbers.
+SIZES = {
+    "rope_exp": (3_338, 640),
+    "rope_exp/config": (12_358, 2_318),
+    "rope_exp/data": (14_649, 2_642),
+    "rope_exp/evaluation": (7_086, 1_194),
+    "rope_exp/evidence": (10_720, 1_797),
+    "rope_exp/export": (9_526, 1_384),
+    "rope_exp/launch": (11_239, 1_954),
+    "rope_exp/model": (20_585, 3_186),
+    "rope_exp/plan": (8_521, 1_451),
+    "rope_exp/report": (28_610, 3_878),
+    "rope_exp/run": (4_796, 999),
+    "rope_exp/studies": (6_011, 723),
+    "rope_exp/system": (4_222, 843),
+    "rope_exp/training": (11_107, 1_916),
+    "scripts": (8_014, 1_156),
+    "tests": (243_731, 32_021),
+}
+
+
+@pytest.mark.parametrize("part", SIZES)
+def test_the_house_does_not_grow(part: str) -> None:
+    pattern = "*.py" if part == "rope_exp" else "**/*.py"
+    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / part).glob(pattern)]
+    nodes = sum(1 for text in texts for _ in ast.walk(ast.parse(text)))
+    lines = sum(text.count("\n") for text in texts)
+    assert nodes <= SIZES[part][0]
+    assert lines <= SIZES[part][1]
+
+
+def test_every_package_has_a_size() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {f"rope_exp/{name}" for name in packages} | {"rope_exp", "scripts", "tests"} == set(SIZES)

@@ -6,6 +6,7 @@ FROM_DELETED_CODE = (
     "*/changes.md",
     "bench/laws.md",
     "cost.md",
+    "lead_26m/simulated.csv",
     "ngrams.md",
     "nine_26m/questions.md",
     "nine_26m/simulated_*.csv",

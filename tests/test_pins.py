@@ -82,6 +82,7 @@ def test_stored_runs_are_reported(tmp_path: Path) -> None:
     lines = write(tmp_path / "runs", "old", tmp_path / "out")
     assert "QKVO-RoPE" in lines[0]
     assert (tmp_path / "out/table.csv").exists()
+    assert "4.4763" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
 
     frame = load_runs(tmp_path / "runs")
     assert frame["val/loss"].to_list() == [pytest.approx(4.4763, abs=1e-4)]

@@ -44,7 +44,7 @@ def write(
         runs: the folder that holds groups of runs.
         group: the group's name; None: the only group. If rows are not variants, this is a pattern
             for several groups, where * matches anything; None: all groups.
-        out: the folder for table.md, table.csv, table.tex and figures/.
+        out: the folder for table.md, table.csv, table.tex, figures/ and report.html.
         reference: the row that others are compared with; None: the default of `build`.
         factors: the factors that distinguish rows: pe, or keys such as optim.lr.
         replace: whether the table of another group may be replaced.
@@ -67,6 +67,7 @@ def write(
     if not replace:
         _check_group(out, report)
     files = _table_files(report)
+    files[PAGE] = page({".": report}, report.runs)
     if factors != ("pe",):
         for study in _studies():
             if hasattr(study, "of_group"):

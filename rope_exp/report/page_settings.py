@@ -56,13 +56,18 @@ class Setting(NamedTuple):
     report: Report
 
 
+def _beside(place: str) -> str:
+    """Return a place in words; the page's own folder, of a group without a campaign, has none."""
+    return "" if place == "." else f" ({place})"
+
+
 def named(tables: Mapping[str, Report]) -> list[Setting]:
     """Return the settings: first the main one, then the others by tokens and name.
 
     The main setting tests the most published relations, with the most runs.
     """
     settings = [
-        Setting(place, f"{setting_name(report.runs[0].config)} ({place})", report)
+        Setting(place, setting_name(report.runs[0].config) + _beside(place), report)
         for place, report in tables.items()
     ]
     settings.sort(key=lambda each: (_tokens(each.report), each.name))

@@ -20,7 +20,6 @@ from support.corpora import (
     PRINT_PEAK,
     TEXTS,
     data_config,
-    last_number,
     start_python,
     write_parquet,
 )
@@ -178,24 +177,6 @@ def test_a_killed_preparation_is_never_read(tmp_path: Path, cache: Path) -> None
     assert left_in(cache) == [prepared.folder.name]
 
 
-@pytest.mark.torture
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_memory_stays_flat_when_the_corpus_grows_tenfold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The text grows by 35 MB. One thread, because the timing of several affects the peak."""
-    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
-    peaks = []
-    for times in (1, 10):
-        texts = [text * 300 for text in TEXTS] * times
-        path = write_parquet(tmp_path / f"{times}.parquet", texts, row_group_size=200)
-        child = start_preparing(path, tmp_path / "log")
-        stdout, stderr = child.communicate()
-        assert child.returncode == 0, stderr
-        peaks.append(last_number(stdout))
-    assert peaks[1] < peaks[0] + 16, f"{peaks} MiB"
-
-
 def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [text * 20 for text in TEXTS])
     command = [sys.executable, "-m", "rope_exp", "prepare", "data=files", "tokenizer=bytes"]
@@ -213,14 +194,6 @@ def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
-def test_prepared_tokens_are_too_short_for_a_longer_run(path: Path) -> None:
-    data = data_config(path=path)
-    prepared = prepare(data, BYTES, seq_len=16)
-    held_out = len(prepared.tokens["validation"])
-    with refused("train.seq_len=5000: ", f"has {held_out} for validation"):
-        prepare(data, BYTES, seq_len=5000)
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,6 @@ from rope_exp.export.write import exported, tokenizer_of
 from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.folder import read_config, read_result
 from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import read_json, write_json
 
 
 def test_a_process_without_rope_exp_reads_it(
@@ -117,16 +115,6 @@ def test_its_card_says_what_the_run_measured(whole: tuple[Path, list[str]], tmp_
     assert "does not depend on where positions begin" in card.text
     assert 'from_pretrained("out", trust_remote_code=True)' in card.text
     assert str(tmp_path) not in card.content
-
-
-def test_a_run_of_an_installed_copy_has_no_commit(
-    whole: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole[0], run)
-    write_json(run / "env.json", read_json(run / "env.json") | {"git": None})
-    export([str(run), str(tmp_path / "out")])
-    assert "commit None" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_an_earlier_checkpoint_has_no_loss_of_the_last(

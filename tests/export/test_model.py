@@ -183,24 +183,6 @@ def test_generate_takes_the_likeliest_by_every_way(
 
 @used
 @torch.no_grad()
-def test_beams_find_what_a_search_without_cache_finds(
-    pe: dict[str, Any], sizes: dict[str, Any]
-) -> None:
-    made = exported(decoder_of(sizes, pe), "always")
-    beams: dict[str, Any] = {
-        "max_new_tokens": 6,
-        "num_beams": 3,
-        "do_sample": False,
-        "pad_token_id": 0,
-    }
-    ids_BT = tokens(2, 9)
-    beams["attention_mask"] = torch.ones_like(ids_BT)
-    with_cache = made.generate(ids_BT, **beams)
-    assert with_cache.tolist() == made.generate(ids_BT, use_cache=False, **beams).tolist()
-
-
-@used
-@torch.no_grad()
 def test_eager_attention_is_sdpa(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
     made = exported(decoder_of(sizes, pe), "always")
     ids_BT = tokens(2, LENGTH)
@@ -237,15 +219,6 @@ def test_a_row_of_any_kind_learns_in_transformers(causal: bool) -> None:
     for name, parameter in made.named_parameters():
         assert parameter.grad is not None, name
         assert float(parameter.grad.abs().sum()) > 0, name
-
-
-@torch.no_grad()
-def test_a_masked_model_gives_what_is_asked() -> None:
-    made = exported(decoder_of({}, {}, causal=False))
-    ids_BT = tokens(2, LENGTH)
-    assert len(made(ids_BT, output_hidden_states=True).hidden_states) == 3
-    [logits] = made(ids_BT, return_dict=False)
-    assert torch.equal(logits, made(ids_BT).logits)
 
 
 def test_learned_frequencies_stay_in_float32() -> None:
@@ -293,30 +266,6 @@ def loaded(made: Any, decoder: Decoder, folder: Path) -> Any:
         return type(made).from_pretrained(folder, dtype=torch.bfloat16)
 
 
-@torch.no_grad()
-def test_a_buffer_that_is_not_saved_is_made_in_float32(tmp_path: Path) -> None:
-    source = """
-import torch
-from rope_exp import Position
-
-
-class Table(Position):
-    def __init__(self, sizes):
-        super().__init__(sizes)
-        self.register_buffer("angle_T", 0.3 * torch.arange(300.0), persistent=False)
-
-    def turn(self, site, x_BTHK, position_T):
-        return x_BTHK * self.angle_T[position_T].cos()[..., None, None]
-"""
-    decoder = Decoder(Architecture(make_sizes(), with_text(make_pe(), "mine.Table", source), VOCAB))
-    decoder.initialise(0)
-    made = exported(decoder)
-    made.save_pretrained(tmp_path)
-    made = loaded(made, decoder, tmp_path)
-    own = made.model.layers[0].self_attn.own
-    assert torch.equal(own.angle_T, 0.3 * torch.arange(300.0))
-
-
 # -- refused ---------------------------------------------------------------------------------------
 
 
@@ -333,17 +282,6 @@ def test_a_model_without_a_class_is_refused(
 ) -> None:
     with refused(key, "cannot be exported to transformers"):
         exported(decoder_of(sizes, pe))
-
-
-@torch.no_grad()
-def test_a_class_that_adds_nothing_in_some_layers() -> None:
-    source = PULL.replace(
-        "        key_BE", "        if self.sizes.layer:\n            return None\n        key_BE", 1
-    )
-    made = with_text(make_pe(), "pull.Pull", f"# \x0c\u2028\n{source}")
-    decoder = Decoder(Architecture(make_sizes(), made, VOCAB)).eval()
-    decoder.initialise(0)
-    assert_same(decoder, exported(decoder))
 
 
 def test_a_class_of_ones_own_is_in_its_own_model_alone() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.configs import composed
 from support.exported import TEXT, read
@@ -22,7 +21,6 @@ from rope_exp.data.generated import open_data
 from rope_exp.data.sources import held_out_rows
 from rope_exp.data.tokenizer import byte_tokenizer
 from rope_exp.export import write
-from rope_exp.export.card import eval_results
 from rope_exp.export.write import exported, tokenizer_of
 from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.folder import read_config, read_result
@@ -170,15 +168,3 @@ def test_a_vocabulary_with_holes_has_no_mask_for_transformers() -> None:
     config = composed("train.objective=mlm", "tokenizer=bytes")
     with refused("tokenizer.path=null: has holes among its ids"):
         tokenizer_of(tokenizer, 0, config)
-
-
-def test_a_loss_on_a_data_set_of_the_hub_is_left_for_it() -> None:
-    """The hub's own parser reads the entry; earlier steps and other corpora have none."""
-    config = composed("data=fineweb_edu", "seed=3")
-    text = eval_results(config, 60, {"val/loss": 3.25, "steps": 60})
-    [entry] = parse_eval_result_entries(yaml.safe_load(text or ""))
-    assert (entry.dataset_id, entry.value) == ("HuggingFaceFW/fineweb-edu", 3.25)
-    assert entry.dataset_revision == config.data.revision
-    assert "nats per token, seed 3" in str(entry.notes)
-    assert eval_results(config, 50, {"val/loss": 3.25, "steps": 60}) is None
-    assert eval_results(composed(), 60, {"val/loss": 3.25, "steps": 60}) is None

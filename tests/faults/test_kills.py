@@ -30,7 +30,7 @@ def test_killed_at_random_moments_it_is_the_same_run(
 ) -> None:
     """A kill falls anywhere: in the start, the preparation, a step, an evaluation or a save."""
     _, command = whole
-    words = [*command, *KINDS[kind], "train.num_steps=400", "train.save_every=7"]
+    words = [*command, *KINDS[kind], "train.num_steps=2000", "train.save_every=7"]
     undisturbed = tmp_path / "undisturbed"
     done = train(*words, f"run.dir={undisturbed}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

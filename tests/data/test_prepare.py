@@ -17,7 +17,6 @@ from support.configs import left_in
 from support.corpora import (
     BPE,
     BYTES,
-    PRINT_PEAK,
     TEXTS,
     data_config,
     start_python,
@@ -141,8 +140,8 @@ assert "torch" not in sys.modules
 
 
 def start_preparing(path: Path, log: Path) -> "subprocess.Popen[str]":
-    """Start a process that prepares the corpus, then prints the digest and its peak memory."""
-    return start_python(CHILD + PRINT_PEAK, str(path), str(log), flags=["-W", "error"])
+    """Start a process that prepares the corpus, then prints the digest."""
+    return start_python(CHILD, str(path), str(log), flags=["-W", "error"])
 
 
 def test_two_processes_prepare_once_and_load_no_torch(tmp_path: Path) -> None:

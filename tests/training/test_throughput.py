@@ -48,8 +48,6 @@ def test_the_step_after_a_pause_is_not_timed(clock: list[float]) -> None:
     assert steps.overall().tokens_per_s == 100.0
 
 
-
-
 def test_mfu_is_operations_over_peak(clock: list[float]) -> None:
     for peak, expected in ((2000.0, 0.25), (None, None)):
         steps = Throughput(FLOPS, peak)

@@ -35,7 +35,6 @@ from rope_exp.model.biases import sinusoid_scale
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.run.folder import read_config
 from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import check_new_folder
 
 Code = Literal["auto", "always"]
 MASK = "<|mask|>"
@@ -51,7 +50,8 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
         ConfigError: transformers has no place for this kind of model, or `out` is not empty.
         RecordError, CheckpointError: the folder is not a run, or has no such checkpoint.
     """
-    check_new_folder("OUT", out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("OUT", str(out), "holds something; name a new folder")
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
     config = read_config(run_dir)

@@ -36,9 +36,8 @@ report: setup ## every campaign's tables and figures again, from its records; re
 test: setup-dev ## every test but the long faults
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-torture: setup-dev ## the long tests, and KILLS=50 random kill -9 compared bit for bit, into results/
+torture: setup-dev ## the long tests, among them KILLS=6 random kill -9 of each kind of run
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m torture
-	PYTHONPATH=tests $(BIN)/python tests/faults/torture.py --kills $(or $(KILLS),50)
 
 cluster: setup-dev ## SLURM, two hosts and power cuts on this machine: needs root (tests/cluster/README.md)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m cluster tests/cluster

@@ -132,12 +132,3 @@ def tiny(tiny_overrides: list[str], tmp_path: Path) -> Callable[..., RunConfig]:
     *words, _ = tiny_overrides
     folder = str(tmp_path / "run")
     return lambda *overrides: composed(*words, *overrides).replace("run", dir=folder)
-
-
-@pytest.fixture(scope="session")
-def real_text() -> Path:
-    """Return the folder of real corpora that ROPE_EXP_TEXT names."""
-    folder = os.environ.get("ROPE_EXP_TEXT")
-    if not folder:
-        pytest.skip("ROPE_EXP_TEXT names no folder of real text")
-    return Path(folder)

@@ -22,17 +22,13 @@ from rope_exp import cli
 
 
 def test_help_is_the_projects_own(tmp_path: Path) -> None:
-    """Help describes each choice, also those in --config-dir, and lists the models by size."""
+    """Help lists the choices of each group, also those in --config-dir."""
     write(tmp_path / "more" / "pe" / "mine.yaml", "# My own. It rotates.\nname: Mine\n")
     done = command("--help", "--config-dir", "more", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for words in ("rope-exp train pe=vo_rope", "rope-exp campaign NAME", "Exit codes: 0 done"):
         assert words in done.stdout
-    assert re.search(r"^  mine +My own$", done.stdout, re.MULTILINE)
-    assert re.search(r"^  vo_rope +rotate: \[v, o\]$", done.stdout, re.MULTILINE)
-    sizes = done.stdout.partition("\nmodel\n")[2].partition("\n\n")[0]
-    names = [line.split()[0] for line in sizes.splitlines()]
-    assert names == ["nano", "sequel_mini", "10m", "30m", "60m", "125m", "350m", "sequel", "1b"]
+    assert re.search(r"^pe: .*\bmine, .*\bvo_rope$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("script", ["plan", "prepare", "scripts/report.py"])

@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
-
 from rope_exp import __version__
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import numeric_values
@@ -127,30 +124,6 @@ def card(
     )
 
 
-def eval_results(config: RunConfig, step: int, result: Mapping[str, Any]) -> str | None:
-    """Return the loss in the hub's format; None without a loss or a data set there.
-
-    The hub shows such results for data sets that are registered as benchmarks.
-    """
-    loss = loss_at(step, result)
-    if loss is None or config.data.kind != "hub" or config.data.path is None:
-        return None
-    entry = EvalResultEntry(
-        dataset_id=config.data.path,
-        task_id="held_out_loss",
-        value=loss,
-        dataset_revision=config.data.revision,
-        notes=f"{config.data.unit}, seed {config.seed}, by rope_exp {__version__}",
-    )
-    return str(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False))
-
-
-def loss_at(step: int, result: Mapping[str, Any]) -> float | None:
-    """Return the held-out loss of a run's model at a step; a result is that of the last step."""
-    loss: float | None = result.get("val/loss") if step == result.get("steps") else None
-    return loss
-
-
 def _certificate(certificate: Mapping[str, Any]) -> str:
     measured = certificate.get("measured")
     if measured is None:
@@ -168,7 +141,8 @@ def _facts(
     weights_sha256: str,
 ) -> dict[str, str]:
     """Return what the card says of the run, by name."""
-    loss = loss_at(step, result)
+    # The result is that of the last step.
+    loss = result.get("val/loss") if step == result.get("steps") else None
     departing = {
         f"{section}.{key}": show(value)
         for section in ("pe", "attn", "model")

@@ -7,10 +7,9 @@ DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come w
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
-from torch import Tensor
 from transformers import (
     DeepseekV3Config,
     LlamaConfig,
@@ -29,17 +28,13 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.data.tokenizer import vocab_size
 from rope_exp.evaluation.load import end_of_text, load_checkpoint
-from rope_exp.export import modeling_rope_exp
-from rope_exp.export.card import card, eval_results
+from rope_exp.export.card import card
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
-from rope_exp.export.own_code import own_file, write_own
 from rope_exp.model.biases import sinusoid_scale
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
-from rope_exp.model.own import class_of
-from rope_exp.run.folder import read_config, read_result
+from rope_exp.run.folder import read_config
 from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import check_new_folder
 
 Code = Literal["auto", "always"]
 MASK = "<|mask|>"
@@ -55,14 +50,16 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
         ConfigError: transformers has no place for this kind of model, or `out` is not empty.
         RecordError, CheckpointError: the folder is not a run, or has no such checkpoint.
     """
-    check_new_folder("OUT", out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("OUT", str(out), "holds something; name a new folder")
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
-    run = opened(run_dir, code, step)
-    name = type(run.model).__name__
-    digest = weights_sha256(run.weights)
-    about = card(run_dir, run.config, run.step, name, out.name, digest)
-    results = eval_results(run.config, run.step, read_result(run_dir) or {})
+    config = read_config(run_dir)
+    decoder, tokenizer, step = load_checkpoint(run_dir, step)
+    end_id = end_of_text(run_dir, decoder)
+    made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
+    name = type(made).__name__
+    about = card(run_dir, config, step, name, out.name, weights_sha256(weights(decoder)))
 
     # Written beside and renamed: after a kill, the same command finds no half of an export.
     out = out.resolve()
@@ -70,50 +67,18 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     try:
-        _write(new, run, about, results)
+        disable_progress_bar()
+        made.save_pretrained(new)
+        tokenizer_of(tokenizer, end_id, config).save_pretrained(new)
+        # transformers gives weights to their owner alone.
+        for path in new.glob("*.safetensors"):
+            path.chmod(0o644)
+        (new / "README.md").write_text(about, encoding="utf-8")
         # Only an existing, empty folder is in the way.
         new.replace(out)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return name
-
-
-def _write(folder: Path, run: "Opened", about: str, results: str | None) -> None:
-    """Write all files of an export into a folder."""
-    disable_progress_bar()
-    run.model.save_pretrained(folder)
-    run.tokenizer.save_pretrained(folder)
-    write_own(folder, run.config.pe)
-    # transformers gives weights to their owner alone.
-    for path in folder.glob("*.safetensors"):
-        path.chmod(0o644)
-    (folder / "README.md").write_text(about, encoding="utf-8")
-    if results:
-        (folder / ".eval_results").mkdir()
-        (folder / ".eval_results" / "rope_exp.yaml").write_text(results, encoding="utf-8")
-
-
-class Opened(NamedTuple):
-    """A run as transformers has it: its model and tokenizer, and what they come from."""
-
-    config: RunConfig
-    step: int
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerFast
-    weights: dict[str, Tensor]
-
-
-def opened(run_dir: Path, code: Code = "auto", step: int | None = None) -> Opened:
-    """Return a run's model and tokenizer for transformers, and the weights of its checkpoint.
-
-    Raises:
-        ConfigError, RecordError, CheckpointError: see `export`.
-    """
-    config = read_config(run_dir)
-    decoder, tokenizer, step = load_checkpoint(run_dir, step)
-    end_id = end_of_text(run_dir, decoder)
-    made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
-    return Opened(config, step, made, tokenizer_of(tokenizer, end_id, config), weights(decoder))
 
 
 def exported(
@@ -133,17 +98,8 @@ def exported(
     made = _native(architecture, keys) if code == "auto" else None
     if made is None:
         check(architecture)
-        pe = architecture.pe
-        if pe.code is not None:
-            # Before a model is made: some files have no copy.
-            own_file(pe)
         config = RopeExpConfig(**keys, **_positions(architecture))
-        # Our code reads the class from its module as a model is made, and at no other time.
-        modeling_rope_exp.OWN = None if pe.code is None else class_of(pe)
-        try:
-            made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
-        finally:
-            modeling_rope_exp.OWN = None
+        made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
     made.load_state_dict(weights(decoder))
     return made.eval()
 
@@ -161,6 +117,7 @@ def check(architecture: Architecture) -> None:
         (kind == "latent", "attn.kind", kind, "has a class only with RoPE on q and k alone"),
         (kind != "softmax", "attn.kind", kind, "has no class"),
         (architecture.num_outputs is not None, "train.objective", "regression", "has no logits"),
+        (architecture.pe.code is not None, "pe.code", architecture.pe.code, "has no class"),
         (model.token_shift, "model.token_shift", True, "keeps an input in its cache"),
         (architecture.attn == SoftmaxConfig(sink=True), "attn.sink", True, "has no class"),
         (

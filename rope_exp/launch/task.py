@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.as_rank import is_rank, run_as_rank
 from rope_exp.launch.job import Job
-from rope_exp.plan.choices import choices
 from rope_exp.plan.compose import check_folders, titles, to_run_config, without_hydra
 from rope_exp.system.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, ConfigError, explained
 from rope_exp.system.signals import interrupt, on_signal
@@ -40,7 +39,6 @@ def _sweep_dir(launcher: str, sweeper: str) -> str:
 
 
 OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, use_cache=True, replace=True)
-OmegaConf.register_new_resolver("choices", choices, replace=True)
 
 
 def run_job(values: DictConfig) -> float | None:

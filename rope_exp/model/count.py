@@ -14,7 +14,6 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.decoder import on_meta
-from rope_exp.model.own import class_of
 from rope_exp.system.errors import ConfigError
 
 # Largest relative deviation from model.match_params at the nearest whole width of the MLP.
@@ -51,11 +50,6 @@ def kept(attn: AttnConfig, model: ModelConfig, pe: PeConfig) -> tuple[int, int] 
         max(sum(row.numel() for row in layer.rows.values()) for layer in cache.layers),
         max(sum(state.numel() for state in layer.states.values()) for layer in cache.layers),
     )
-
-
-def adds_scores(pe: PeConfig) -> bool:
-    """Return whether the class that pe.code names adds something to the scores."""
-    return class_of(pe).overrides("scores")
 
 
 def with_matched(config: RunConfig) -> RunConfig:

@@ -3,15 +3,13 @@
 Parameters are counted by building a model (model/count.py).
 """
 
-import math
 import re
 
 from rope_exp.config.learning import MuonConfig
 from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
-from rope_exp.config.stages import Stage
-from rope_exp.model.count import adds_scores, layer_weights, num_parameters
-from rope_exp.model.limits import CHUNK, MAX_WRITTEN_OUT, TOKENS_OF_A_CHUNK
+from rope_exp.model.count import layer_weights, num_parameters
+from rope_exp.model.limits import TOKENS_OF_A_CHUNK
 
 # Float32 weights, their gradient and two moments. Every process holds all of them.
 BYTES_A_PARAMETER = 16
@@ -113,10 +111,12 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
 
 
 def memory_bytes(config: RunConfig, vocab_size: int) -> int:
-    """Estimate one process's peak memory in bytes.
+    """Estimate one process's peak memory in bytes, roughly.
 
-    Counts weights, gradients and moments in float32; the micro-batch of the most demanding stage;
-    and the head's gradient three times. A bias of the scores grows with the square of the length.
+    Counts weights, gradients and moments in float32; the activations of the largest micro-batch, at
+    34 bytes a feature, token and layer in bf16, twice that in float32; the head's gradient three
+    times; and the logits of one chunk of the loss three times (bf16, float32, gradient). Scores
+    that a bias adds, and the states of kinds that keep one, come on top.
 
     Args:
         vocab_size: the tokenizer's.
@@ -125,68 +125,15 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> int:
     model = config.model
     architecture = config.architecture(vocab_size)
 
+    num_tokens = 0
+    for stage in train.staged:
+        share = stage.batch_size // int(config.launch.num_processes)
+        rows = train.rows_at_once(share, stage.seq_len)
+        num_tokens = max(num_tokens, rows * stage.seq_len)
+
+    width = 2 if train.precision == "bf16" else 4
+    activations = 17 * width * num_tokens * model.num_hidden_layers * model.hidden_size
     head = 12 * architecture.vocab_size * model.hidden_size
-    batch = max(
-        _micro_batch_bytes(config, stage, architecture.vocab_size) for stage in train.staged
-    )
-    # Biases, each three times in float32: itself, its added form, its gradient. One serves all
-    # layers; those of a class of one's own are of each layer and row.
-    num_biases = int(config.pe.bias != "none")
-    if config.pe.code is not None:
-        rows = max(_sequences_at_once(config, stage) for stage in train.staged)
-        num_biases += adds_scores(config.pe) * model.num_hidden_layers * rows
-    biases = 12 * model.num_attention_heads * train.longest**2 * num_biases
-    return BYTES_A_PARAMETER * num_parameters(architecture) + batch + head + biases
-
-
-def _micro_batch_bytes(config: RunConfig, stage: Stage, vocab_size: int) -> int:
-    """Estimate the memory of one micro-batch in bytes.
-
-    Activations: about 34 bytes a feature, token and layer in bf16 with fused attention (twice that
-    in float32), and 6 more with model.token_shift; the excess of queries, keys, values and outputs
-    if their heads are wider than the model's, before and after rotation; explicit attention
-    weights; and the states between chunks. Logits of one chunk of the loss three times (bf16,
-    float32, gradient).
-
-    Args:
-        vocab_size: the decoder's.
-    """
-    model = config.model
-    device = config.launch.device
-    width = _width(config)
-    rows = _sequences_at_once(config, stage)
-
-    heads = 2 * model.num_attention_heads * sum(config.attn.widths(model))
-    features = (17 + 3 * model.token_shift) * model.hidden_size
-    a_layer = width * (features + 2 * max(0, heads - 4 * model.hidden_size))
-    if device == "cpu" and stage.seq_len <= MAX_WRITTEN_OUT and config.attn.keeps_keys:
-        a_layer += width * model.num_attention_heads * stage.seq_len
-    activations = rows * stage.seq_len * model.num_hidden_layers * a_layer
-
-    predicted = rows * num_predicted(config.train, stage.seq_len)
-    logits = 10 * min(predicted, TOKENS_OF_A_CHUNK[device]) * vocab_size
-    return activations + state_bytes(config, stage) + logits
-
-
-def state_bytes(config: RunConfig, stage: Stage) -> int:
-    """Estimate one process's peak memory of the states between chunks, in bytes.
-
-    Each layer keeps the states that its queries read, for the gradient, in the precision of the
-    products. The layer that computes holds them in float32 three times: the term that each chunk
-    adds, and the sums after and before each chunk.
-    """
-    model = config.model
-    chunks = math.ceil(stage.seq_len / CHUNK)
-    numbers = _sequences_at_once(config, stage) * chunks * config.attn.head_states(model)
-    return numbers * (_width(config) * model.num_hidden_layers + 3 * 4)
-
-
-def _sequences_at_once(config: RunConfig, stage: Stage) -> int:
-    """Return the sequences of one process's micro-batch."""
-    share = stage.batch_size // int(config.launch.num_processes)
-    return config.train.rows_at_once(share, stage.seq_len)
-
-
-def _width(config: RunConfig) -> int:
-    """Return the bytes of a number in the precision of matrix products."""
-    return 2 if config.train.precision == "bf16" else 4
+    chunk = min(num_tokens, TOKENS_OF_A_CHUNK[config.launch.device])
+    logits = 10 * chunk * architecture.vocab_size
+    return BYTES_A_PARAMETER * num_parameters(architecture) + activations + head + logits

@@ -11,11 +11,11 @@ from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig, TrainConfig
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.machine import cpu_has_bf16, gpus, gpus_have_bf16, has_compiler
 
-# Floating-point operations of a run from which compiling pays back, by device. The CPU's is
-# measured (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
+# Floating-point operations of a run from which compiling pays back on a CPU, as measured
+# (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
 # A GPU always compiles: by estimate that pays back from 1e14 operations at nano and 4e15 at 125m,
 # and a run worth a GPU takes more.
-PAYS_TO_COMPILE = {"cpu": 5e12, "cuda": 0.0}
+PAYS_TO_COMPILE = 5e12
 
 
 def operations(config: RunConfig) -> int:
@@ -30,18 +30,12 @@ def operations(config: RunConfig) -> int:
     return run_flops(config, vocab_size)
 
 
-def pays_to_compile(config: RunConfig, device: str) -> float:
-    """Return the operations from which compiling pays back: each length has its own graphs.
-
-    0: every run is compiled.
-    """
+def pays_to_compile(config: RunConfig, device: str) -> bool:
+    """Return whether compiling pays back within the run: each length has its own graphs."""
+    if device == "cuda":
+        return True
     lengths = {stage.seq_len for stage in config.train.staged}
-    return PAYS_TO_COMPILE[device] * len(lengths)
-
-
-def _pays_to_compile(config: RunConfig, device: str) -> bool:
-    pays = pays_to_compile(config, device)
-    return not pays or operations(config) >= pays
+    return operations(config) >= PAYS_TO_COMPILE * len(lengths)
 
 
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
@@ -65,7 +59,7 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if train.precision == "auto":
         chosen["precision"] = "bf16" if has_bf16 else "fp32"
     if train.compile == "auto":
-        chosen["compile"] = _pays_to_compile(config, device) and has_compiler(device)
+        chosen["compile"] = pays_to_compile(config, device) and has_compiler(device)
     if train.deterministic == "auto":
         chosen["deterministic"] = device == "cpu"
     return replace(config, launch=launch, train=replace(train, **chosen))

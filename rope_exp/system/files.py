@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rope_exp.system.errors import ConfigError, DiskError, RecordError, first_line
+from rope_exp.system.errors import DiskError, RecordError, first_line
 
 
 def free_bytes(folder: Path) -> int:
@@ -211,13 +211,3 @@ def json_sha256(values: Any) -> str:
     """
     text = json.dumps(values, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def check_new_folder(key: str, folder: Path) -> None:
-    """Refuse a place for new files that holds something.
-
-    Raises:
-        ConfigError: naming the key.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(key, str(folder), "holds something; name a new folder")

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rope_exp.config.run import RunConfig
-from rope_exp.plan.resolve import operations, pays_to_compile
 from rope_exp.run.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.system.console import ignoring_output_errors, keep, keep_log, log
 from rope_exp.system.errors import (
@@ -224,14 +223,7 @@ def describe_start(config: RunConfig, num_tokens: int | None) -> str:
     if num_tokens is not None:
         what = f"{train.num_tokens / num_tokens:.3g} epochs"
     how = "compiled" if train.compile else "not compiled"
-    facts = f"{what} in {train.precision}, {how}"
-    pays = pays_to_compile(config, config.launch.device)
-    if not pays:
-        return facts
-    return (
-        f"{facts} (to compile pays back from "
-        f"{pays:.0e} operations on; this run takes {operations(config):.1e})"
-    )
+    return f"{what} in {train.precision}, {how}"
 
 
 def _describe_end(status: str, folder: Path) -> str:

@@ -181,11 +181,9 @@ def test_no_such_campaign_files_those_that_there_are(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("[1, 2]", ["campaign/mine: ", "a valid dictionary"]),
-        ("", ["campaign/mine: ", "a valid dictionary"]),
         ("1: 2", ["campaign/mine.rows: "]),
         ("rows: [", ["mine.yaml", "cannot be read"]),
         ("about: \udcff", ["mine.yaml", "cannot be read"]),
-        ("about: 2026-99-99", ["mine.yaml", "cannot be read"]),
         ("[" * 5000, ["mine.yaml", "cannot be read"]),
     ],
 )
@@ -200,21 +198,14 @@ def test_a_file_that_is_no_campaign(tmp_path: Path, text: str, words: list[str])
     ("values", "words"),
     [
         ({"about": 3}, ["campaign/mine.about: ", "a valid string"]),
-        ({"python": 3.11}, ["campaign/mine.python: ", "a valid string"]),
         ({"test": "welch"}, ["campaign/mine.test: ", "'paired'"]),
         ({"fixed": "pe=nope"}, ["campaign/mine.fixed: ", "a valid list"]),
-        ({"fixed": [3]}, ["campaign/mine.fixed.0: ", "a valid string"]),
         ({"rows": None}, ["campaign/mine.rows: ", "a valid dictionary"]),
         ({"rows": {}}, ["campaign/mine.rows: ", "at least 1 item"]),
-        ({"rows": [["qk"]]}, ["campaign/mine.rows", "must be 1 to 64"]),
-        ({"rows": ["../x"]}, ["campaign/mine.rows", "must be 1 to 64"]),
         ({"rows": {"../x": []}}, ["campaign/mine.rows", "must be 1 to 64"]),
-        ({"rows": {3: []}}, ["campaign/mine.rows.3", "must be 1 to 64"]),
         ({"rows": {"x": {"pe": "nope"}}}, ["campaign/mine.rows.x: ", "a valid list"]),
-        ({"cells": {}}, ["campaign/mine.cells: ", "a valid list"]),
         ({"cells": []}, ["campaign/mine.cells: ", "at least 1 item"]),
         ({"cells": [3]}, ["campaign/mine.cells.0: must be a sweep, such as 'row="]),
-        ({"cells": [{"sweep": ["seed=0"]}]}, ["campaign/mine.cells.0.sweep: ", "a valid string"]),
         ({"cells": [{"sweep": "seed=0", "row": 1}]}, ["campaign/mine.cells.0.row: ", "not perm"]),
         ({"seeds": [0]}, ["campaign/mine.seeds: ", "not permitted"]),
     ],
@@ -224,45 +215,25 @@ def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], words: li
         load(tmp_path, **values)
 
 
-def test_factors_that_are_lists_are_refused(tmp_path: Path) -> None:
-    """An older format had lists of values; the error shows the present format."""
-    entry = {"rows": ["qk"], "seed": [0, 1], "optim.lr": [0.1], "fixed": ["train.num_steps=2"]}
-    words = [
-        "campaign/mine.cells.0: must be a sweep",
-        "'row=qk_rope seed=0,1 optim.lr=0.001,0.003'",
-    ]
-    with refused(*words, "fixed: [", by=ConfigError):
-        load(tmp_path, cells=[entry])
-
-
 @pytest.mark.parametrize(
     ("sweep", "words"),
     [
         ("train.num_steps=2", "seed: must be a whole number"),
         ("", "seed: must be a whole number"),
-        ("seed=", "seed=: must be a whole number"),
         ("seed=[0]", "seed=[0]: must be a whole number"),
-        ("seed=../0", "seed=../0: must be a whole number"),
         ("seed=-1", "seed=-1: must be"),
-        ("seed=true", "seed=true: must be a whole number"),
         ("seed=range(0,0)", "seed: the sweep is empty"),
         ("seed=interval(0,1)", "Cannot convert sweep"),
         ("seed", "override=seed: is not of the form key=value"),
         ("seed=0 'optim.lr=0.1", "No closing quotation"),
-        ("seed=0 data.seed=[0]", "data.seed=[0]: must be"),
-        ("seed=0 optim.lr={a:1}", 'optim.lr={"a": 1}: must be'),
         ("seed=0 optim.lr=nan", "qk-optim.lr=NaN-s0: optim.lr=NaN: must be"),
         (f"seed=0 data.path={'x' * 300}", "is the name of a file, of at most 240 bytes"),
         ("seed=0 row=your", "row=your: must be one of qk, vo"),
-        ("seed=0 row=[qk]", "must be one of qk, vo"),
         ("seed=0 pe=nope", "pe: is what row qk says itself"),
         ("seed=0,0", "qk-s0: is listed twice"),
-        ("seed=0 row=qk,qk", "qk-s0: is listed twice"),
         ("seed=0 launch.num_threads=1", "launch.num_threads: changes no num"),
         ("seed=0 train.probes=[shift]", "train.probes: changes no number"),
         ("seed=0 launch=local", "launch: changes no number"),
-        ("seed=0 hydra.verbose=true", "hydra.verbose: changes no number"),
-        ("seed=0 ++optim.lr=0.1", "++optim.lr: changes no number"),
     ],
 )
 def test_a_cell_that_is_none(tmp_path: Path, sweep: str, words: str) -> None:
@@ -274,18 +245,13 @@ def test_a_cell_that_is_none(tmp_path: Path, sweep: str, words: str) -> None:
     ("word", "words"),
     [
         ("train.precision=auto", "train.precision=auto: must be fixed"),
-        ("train.compile=auto", "train.compile=auto: must be fixed"),
-        ("train.deterministic=auto", "train.deterministic=auto: must be fixed"),
         ("launch.device=auto", "launch.device=auto: must be fixed"),
-        ("launch.num_threads=auto", "launch.num_threads=auto: must be fixed"),
         ("launch.max_parallel=auto", "launch.max_parallel=auto: must be fixed"),
         ("launch.num_processes=all", "launch.num_processes=all: must be fixed"),
         ("launch=slurm", "launch: is given to `rope-exp campaign NAME launch=...`"),
         ("+experiment=subsets", "is a sweep of several runs, and a cell is one"),
         ("optim.lr=1e-3,2e-3", "optim.lr: several values make a sweep"),
         ("run.group=x", "run: is not for a cell"),
-        ("run.fresh=true", "run: is not for a cell"),
-        ("campaign=mine", "campaign: is no key of a run"),
         ("optim.rate=1", "optim.rate: there is no such key; did you mean"),
         ("data=fineweb_edu data.revision=main", "data.revision=main: must be a commit"),
         (
@@ -304,7 +270,6 @@ def test_a_cell_that_is_none(tmp_path: Path, sweep: str, words: str) -> None:
             f"run.init_from=/a/run init_weights={'a' * 64}",
             "run.init_from=/a/run: must be relative: records are committed",
         ),
-        (f"run.init_from=a run.group=x init_weights={'a' * 64}", "run: is not for a cell"),
     ],
 )
 def test_a_cell_that_leaves_something_open(tmp_path: Path, word: str, words: str) -> None:
@@ -343,20 +308,6 @@ def test_factors_keep_their_types(tmp_path: Path) -> None:
     assert cell.factors["optim.betas"] == [0.9, 0.95]
     assert cell.factors["data.reset_positions"] is True
     assert type(cell.factors["seed"]) is int
-
-
-def test_on_a_gpu_as_many_may_run_as_there_are(tmp_path: Path) -> None:
-    """Each run has its own GPU, so the number of concurrent runs changes no result."""
-    words = [*FIXED, "launch.device=cuda", "launch.max_parallel=auto"]
-    cells = load(tmp_path, fixed=words).cells
-    assert {cell.config.launch.max_parallel for cell in cells} == {"auto"}
-    assert run_config(["+experiment=on_gpu"]).launch.max_parallel == "auto"
-
-
-def test_without_blocks_what_changes_no_number_may_vary(tmp_path: Path) -> None:
-    """A campaign with data.seed in every cell makes no table, like the pilot `noise`."""
-    cells = ["row=qk seed=0 data.seed=1 launch.num_threads=2"]
-    assert names(load(tmp_path, cells=cells)) == ["qk-data.seed=1-launch.num_threads=2-s0"]
 
 
 def test_some_blocks_of_two_orders_are_refused(tmp_path: Path) -> None:

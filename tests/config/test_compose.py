@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.command import assert_refused, command, write
+from support.command import command, write
 from support.configs import NINE
 from support.refused import refused
 
@@ -63,21 +63,6 @@ def test_a_link_that_leads_nowhere_or_back_is_met(tmp_path: Path) -> None:
     (tmp_path / "pe" / "qk_rope.yaml").symlink_to("nowhere")
     with refused("pe/qk_rope.yaml", "give it another"):
         compose_jobs([], tmp_path)
-
-
-@pytest.mark.parametrize("script", ["plan", "prepare"])
-def test_every_command_that_composes_takes_a_folder(tmp_path: Path, script: str) -> None:
-    write(
-        tmp_path / "more" / "data" / "mine.yaml",
-        "name: mine\nkind: files\npath: nowhere\ntext_column: text\n",
-    )
-    done = command(
-        "--config-dir", "more", "data=mine", "train.num_steps=1", script=script, cwd=tmp_path
-    )
-    if script == "plan":
-        assert "on mine" in done.stdout, done.stderr
-    else:
-        assert_refused(done, "data.path=nowhere")
 
 
 BROKEN = {
@@ -176,15 +161,6 @@ def test_a_run_is_called_by_what_its_sweep_changes() -> None:
         for seed in (1, 2)
     ]
     assert called("pe=vo_rope", "seed=4", multirun=False) == ["vo_rope-s4"]
-
-
-def test_a_sweep_of_a_key_that_no_file_mentions(tmp_path: Path) -> None:
-    write(
-        tmp_path / "experiment" / "x.yaml",
-        "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {data.seed: '1,2'}}}\n",
-    )
-    jobs = compose_jobs(["+experiment=x"], tmp_path)
-    assert [config.data.seed for config in jobs.configs] == [1, 2]
 
 
 def test_a_launcher_and_its_options_are_for_the_command_line() -> None:

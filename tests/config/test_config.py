@@ -1,13 +1,10 @@
 """Tests that every YAML composes, and that errors name the key, its value and what is allowed."""
 
 import itertools
-from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.types import RunMode
-from hypothesis import given
-from hypothesis import strategies as st
 from support.configs import NINE, composed
 from support.refused import refused
 
@@ -119,27 +116,18 @@ def test_a_corpus_never_bears_the_name_of_another(overrides: list[str], name: st
 MISTAKES = [
     ("pe=nosuch", "pe=nosuch", "choose one of alibi, fox, fox_vo, k_rope"),
     ("pe.rotate=[x]", 'pe.rotate=["x"]', "a list of some of q, k, v, o"),
-    ("pe.rotate=[q,q]", 'pe.rotate=["q", "q"]', "each at most once"),
     ("pe.rotate=q", "pe.rotate=q", "must be a list"),
     ("pe.fraction=0.01", "pe.fraction=0.01", "no pair"),
-    ("pe.fraction=0", "pe.fraction=0", "greater than 0"),
-    ("pe.start=-1", "pe.start=-1", "greater than or equal to 0"),
     ("pe.base=1", "pe.base=1", "greater than 1"),
     ("pe.name=../up", "pe.name=../up", "letters, digits"),
     ("train.foo=1", "train.foo", "no such key"),
-    ("+train.foo=1", "train.foo: ", "no such key"),
     ("train.num_stepz=1", "train.num_stepz", "did you mean train.num_steps?"),
-    ("nogroup=1", "nogroup", "no such key"),
     ("train.num_steps=abc", "train.num_steps=abc", "whole number"),
     ("train.num_steps=0", "train.num_steps=0", "greater than or equal to 1"),
-    ("train.num_steps=1.5", "train.num_steps=1.5", "whole number"),
-    ("train.num_steps=true", "train.num_steps=true", "whole number"),
     ("train.global_batch_size=0", "train.global_batch_size=0", "greater than or equal to 1"),
     ("train.precision=fp8", "train.precision=fp8", "must be 'auto', 'bf16' or 'fp32'"),
     ("train.compile=maybe", "train.compile=maybe", "must be true or false, or 'auto'"),
     ("optim.lr=nan", "optim.lr=NaN", "finite number"),
-    ("optim.lr=-1", "optim.lr=-1", "greater than 0"),
-    ("optim.lr=inf", "optim.lr=Infinity", "finite number"),
     ("optim.betas=[0.9,1.0]", "optim.betas=[0.9, 1.0]", "less than 1"),
     ("optim.betas=[0.9]", "optim.betas=[0.9]", "too few values"),
     ("schedule.decay_fraction=0.1", "schedule.decay_fraction", "no such key"),
@@ -162,12 +150,10 @@ MISTAKES = [
         "equal to 16777216",
     ),
     ("data=files", "data.path=null", "must name the corpus"),
-    ("data.random_start=-1", "data.random_start=-1", "greater than or equal to 0"),
     ("data.random_start=16777000", "data.random_start=16777000", "not exact in float32"),
     ("pe.start=16777000", "pe.start=16777000", "not exact in float32"),
     ("init_weights=abc", "init_weights=abc", "64 hexadecimal digits"),
     ("seed=-1", "seed=-1", "greater than or equal to 0"),
-    ("run.group=../../etc", "run.group=../../etc", "letters, digits"),
     ("run.group='a\\nb'", "run.group=", "letters, digits"),
     ("run.group=" + "a" * 300, "run.group=", "1 to 64"),
     ("+pe._target_=os.system", "pe._target_: ", "no such key"),
@@ -244,37 +230,6 @@ def test_differing_keys_show_both_values() -> None:
     assert differing_keys(old, old) == []
 
 
-LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=20),
-    st.lists(st.integers(), max_size=3),
-)
-
-
-@st.composite
-def one_key_replaced(draw: st.DrawFn) -> dict[str, Any]:
-    values = composed().to_dict()
-    group = draw(st.sampled_from(sorted(values)))
-    if isinstance(values[group], dict):
-        values[group][draw(st.sampled_from(sorted(values[group])))] = draw(LEAVES)
-    else:
-        values[group] = draw(LEAVES)
-    return values
-
-
-@given(one_key_replaced())
-def test_any_value_anywhere_converts_or_is_refused(values: dict[str, Any]) -> None:
-    try:
-        config = RunConfig.from_dict(values)
-    except ConfigError as error:
-        assert "\n" not in str(error)
-    else:
-        assert RunConfig.from_dict(config.to_dict()) == config
-
-
 def swept(experiment: str) -> dict[str, str]:
     """Return the parameters that an experiment sweeps over, as composed by Hydra."""
     with initialize_config_dir(version_base=None, config_dir=str(CONFIGS)):
@@ -295,20 +250,6 @@ def test_experiments_sweep_over_what_they_say() -> None:
     assert len(subsets) == 16
     assert swept("mlm") == {"seed": "0,1,2", "pe": ",".join(NINE)}
     assert swept("stages") == {"pe": ",".join(NINE)}
-
-
-def test_documents_are_the_nine_twice() -> None:
-    """Both resets are on; each of the two groups, random_start 0 and 256, has all nine."""
-    configs = compose_jobs(["+experiment=documents"]).configs
-    assert {config.data.reset_positions and config.data.document_mask for config in configs} == {
-        True
-    }
-    groups: dict[tuple[str, int], list[str]] = {}
-    for config in configs:
-        group = (config.group_sha256, config.data.random_start)
-        groups.setdefault(group, []).append(config.pe.label)
-    assert sorted(start for _, start in groups) == [0, 256]
-    assert all(sorted(labels) == sorted(NINE) for labels in groups.values())
 
 
 FOUR = "nope,qk_rope,vo_rope,qkvo_rope"

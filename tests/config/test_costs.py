@@ -1,35 +1,23 @@
 """Tests of estimated parameters, operations and memory, against torch's own counts."""
 
-import weakref
-from dataclasses import replace
-from typing import Any
-
 import pytest
-import torch
 from support.kinds import KINDS, allowed
 from support.models import VOCAB, make_architecture, make_pe, make_sizes, tokens
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import LaunchConfig, TrainConfig
+from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.model.count import num_parameters
 from rope_exp.model.decoder import Decoder
 from rope_exp.plan.compose import run_config
 from rope_exp.plan.costs import (
-    BYTES_A_PARAMETER,
-    CHUNK,
     attention_flops_per_token,
     flops_per_token,
-    memory_bytes,
     peak_flops_per_s,
-    state_bytes,
 )
 
 
@@ -65,7 +53,7 @@ def test_counted_operations_are_those_that_torch_does(
 ) -> None:
     """The dense kernel multiplies the whole T x T square; we count (T + 1)/2 of its T keys."""
     if not allowed(attn, sites):
-        return
+        pytest.skip("this kind of attention does not rotate there")
     length = 32
     sizes = make_sizes(num_key_value_heads=4)
     architecture = Architecture(sizes, make_pe(*sites), VOCAB, attn)
@@ -96,108 +84,6 @@ def test_a_state_costs_the_same_at_any_length(attn: AttnConfig, expected: int) -
     sizes = make_sizes()
     for length in (1, 32, 4096):
         assert attn.flops(sizes, length) == expected
-
-
-class Held(TorchDispatchMode):
-    """Measures the peak bytes of live tensors that have exactly this many numbers."""
-
-    def __init__(self, numbers: int) -> None:
-        super().__init__()
-        self.numbers = numbers
-        self.sizes: dict[int, int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, Tensor) and tensor.numel() == self.numbers:
-                self._note(tensor)
-        return output
-
-    def _note(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.sizes:
-            self.sizes[key] = storage.nbytes()
-            weakref.finalize(storage, self.sizes.pop, key)
-        self.peak = max(self.peak, sum(self.sizes.values()))
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("attn", [RetentionConfig(), LinearConfig(), LinearConfig(form="both")])
-def test_states_between_chunks_are_those_that_training_holds(
-    attn: AttnConfig, precision: Any
-) -> None:
-    """The heads are so wide that no other tensor has as many numbers as the states of 3 chunks.
-
-    In float32 the sums that are kept need no copy: two layers hold 16 bytes a number where the
-    estimate has 20, or 27/26 of 20 if sums of keys lie beside the values.
-    """
-    rows, length, chunks, wide = 2, 2 * CHUNK + 9, 3, 26
-    sizes = make_sizes(head_dim=wide)
-    decoder = Decoder(Architecture(sizes, make_pe(), VOCAB, attn))
-    ids_BT = tokens(rows, length + 1)
-    # Linear attention also sums the weights: in the same tensor only if form is both.
-    numbers = rows * chunks * 4 * wide * (wide + (getattr(attn, "form", "") == "both"))
-
-    with Held(numbers) as held:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = decoder(ids_BT[:, :-1], ids_BT[:, 1:])
-        loss.backward()
-
-    config = RunConfig(
-        attn=attn,
-        model=sizes,
-        train=TrainConfig(seq_len=length, global_batch_size=rows, precision=precision),
-        launch=LaunchConfig(device="cpu"),
-    )
-    assert held.peak <= state_bytes(config, *config.train.staged) <= 1.3 * held.peak
-
-    # Decay has heads of the same widths and almost no state.
-    other = replace(config, attn=DecayConfig(), pe=make_pe())
-    of_batch = [
-        memory_bytes(each, VOCAB) - BYTES_A_PARAMETER * num_parameters(each.architecture(VOCAB))
-        for each in (config, other)
-    ]
-    of_states = [state_bytes(each, *each.train.staged) for each in (config, other)]
-    assert of_batch[0] - of_batch[1] == of_states[0] - of_states[1]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_token_shift_costs_what_its_gradient_keeps(precision: str) -> None:
-    """The shift adds no counted operations and no states between chunks."""
-    held = []
-    estimated = []
-    for sizes in (make_sizes(), make_sizes(token_shift=True)):
-        decoder = Decoder(Architecture(sizes, make_pe(), VOCAB))
-        ids_BT = tokens(2, 41)
-        storages: dict[int, int] = {}
-
-        def keep(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with (
-            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-            torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
-        ):
-            loss = decoder(ids_BT[:, :-1], ids_BT[:, 1:])
-        held.append(sum(storages.values()))
-        loss.backward()
-
-        config = RunConfig(
-            model=sizes,
-            train=TrainConfig(seq_len=40, global_batch_size=2, precision=precision),
-            launch=LaunchConfig(device="cpu"),
-        )
-        assert state_bytes(config, *config.train.staged) == 0
-        estimated.append(config)
-
-    plain, shifted = (memory_bytes(each, VOCAB) for each in estimated)
-    # Subtract the saved mu itself: 4 bytes per feature of two layers.
-    more = held[1] - held[0] - 2 * 4 * 32
-    assert 0.9 * more <= shifted - plain <= 1.6 * more
-    assert flops_per_token(estimated[0], VOCAB) == flops_per_token(estimated[1], VOCAB)
 
 
 def test_a_window_costs_the_keys_that_are_met() -> None:

@@ -225,7 +225,10 @@ def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
     return "trained"
 
 
-def fuzz(num_examples: int, corpus: Path, cache: Path) -> None:
+@pytest.mark.parametrize("num_examples", [30, pytest.param(2000, marks=pytest.mark.torture)])
+def test_every_command_line_is_refused_or_trains(
+    corpus: Path, cache: Path, num_examples: int
+) -> None:
     outcomes: list[str] = []
 
     @settings(derandomize=True, max_examples=num_examples)
@@ -239,15 +242,6 @@ def fuzz(num_examples: int, corpus: Path, cache: Path) -> None:
         assert outcomes.count(end) > num_examples / 8, {
             end: outcomes.count(end) for end in set(outcomes)
         }
-
-
-def test_every_command_line_is_refused_or_trains(corpus: Path, cache: Path) -> None:
-    fuzz(30, corpus, cache)
-
-
-@pytest.mark.torture
-def test_thousands_of_command_lines_are_refused_or_train(corpus: Path, cache: Path) -> None:
-    fuzz(2000, corpus, cache)
 
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -267,7 +261,8 @@ ANY_WORD = st.one_of(
 )
 
 
-def compose_any(num_examples: int) -> None:
+@pytest.mark.parametrize("num_examples", [60, pytest.param(3000, marks=pytest.mark.torture)])
+def test_any_words_compose_or_are_refused(num_examples: int) -> None:
     @settings(derandomize=True, max_examples=num_examples)
     @given(st.lists(ANY_WORD, max_size=3))
     def any_words_compose_or_are_refused(words: list[str]) -> None:
@@ -279,12 +274,3 @@ def compose_any(num_examples: int) -> None:
             assert RunConfig.from_dict(config.to_dict()) == config
 
     any_words_compose_or_are_refused()
-
-
-def test_any_words_compose_or_are_refused() -> None:
-    compose_any(60)
-
-
-@pytest.mark.torture
-def test_thousands_of_words_compose_or_are_refused() -> None:
-    compose_any(3000)

@@ -11,8 +11,6 @@ from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, WsdC
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
     convert,
-    defaults_of,
-    known_keys,
     numeric,
     numeric_values,
     setting,
@@ -293,18 +291,3 @@ def test_another_kind_of_schedule_shows_its_name() -> None:
 def test_the_default_of_a_key_and_its_value_written_out_are_one() -> None:
     written = run_config([WARMUP, "optim.lr=3.0e-3", "pe.base=10000", "schedule=cosine"])
     assert written.config_sha256 == RunConfig().config_sha256
-
-
-def test_declared_defaults_are_of_every_key() -> None:
-    """A name that is derived from other keys is not set yet."""
-    declared = defaults_of(RunConfig)
-    assert declared.keys() == DEFAULTS.keys()
-    assert declared["train"] == DEFAULTS["train"]
-    assert declared["data"] == DEFAULTS["data"] | {"name": None}  # type: ignore[operator]
-    assert defaults_of(WsdConfig) == WSD
-
-
-def test_known_keys_are_those_of_every_kind() -> None:
-    keys = known_keys(RunConfig)
-    assert "schedule.decay_fraction" in keys
-    assert {"seed", "schedule.name", "pe.rotate", "optim.lr", "run.dir"} <= keys

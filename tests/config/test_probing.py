@@ -16,7 +16,6 @@ ASKED = [
 ]
 REFUSED = [
     (["attn=linear"], "distance", "attn.kind=linear cannot be asked for distance"),
-    (["attn=decay", "pe=vo_rope"], "distance", "attn.kind=decay cannot be asked"),
     (["attn=mla"], "floors", "attn.kind=latent cannot be asked for floors"),
     (["train.objective=mlm"], "repeat", "repeat needs train.objective=causal"),
     (["train.seq_len=3"], "repeat", "train.seq_len of at least 4"),
@@ -24,10 +23,8 @@ REFUSED = [
     ([], "drift", "frequencies that are learned: pe.trainable"),
     ([], "token_shift", "needs mu, which is learned: model.token_shift"),
     (["pe=nope"], "extension", "needs at least one site in pe.rotate"),
-    (["pe=alibi"], "extension", "needs at least one site in pe.rotate"),
     (["pe.input=learned"], "extension", "which pe.input=learned has not"),
     (["pe.fraction=0.04"], "extension", "two pairs of features that rotate"),
-    (["pe=qkvo_rope", "pe.fraction_vo=0.04"], "extension", "two pairs of features"),
     (["train.seq_len=6"], "extension", "needs train.seq_len of at least 7"),
 ]
 

@@ -55,12 +55,6 @@ def test_without_a_gpu_a_run_is_deterministic(no_gpu: None) -> None:
         settled("launch=one_gpu_each")
 
 
-def test_without_a_driver_a_named_gpu_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    show_gpus(monkeypatch, 0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert settled().launch.device == "cpu"
-
-
 @pytest.mark.parametrize(
     ("flags", "precision"),
     [("avx2 avx512f", "fp32"), ("amx_bf16", "bf16"), ("avx512_bf16", "bf16")],

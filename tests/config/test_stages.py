@@ -10,8 +10,8 @@ from support.refused import refused
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
 from rope_exp.plan import plan
-from rope_exp.plan.compose import compose_jobs, run_config
-from rope_exp.plan.costs import flops_per_token, memory_bytes, run_flops
+from rope_exp.plan.compose import run_config
+from rope_exp.plan.costs import flops_per_token, run_flops
 from rope_exp.plan.resolve import operations, resolve
 
 # 6,144 tokens a step.
@@ -34,22 +34,6 @@ def test_with_constant_tokens_a_longer_stage_has_fewer_rows() -> None:
     assert {stage.tokens_per_step for stage in train.staged} == {6144}
     assert train.num_tokens == 17 * 6144
     assert train.longest == 1536
-
-
-def test_sequences_can_be_said_as_roformer_had_them() -> None:
-    """RoFormer's six stages have 256 sequences a step, except two with 512."""
-    listed = (
-        (512, 200_000, 256),
-        (1536, 12_500, 256),
-        (256, 120_000, 256),
-        (128, 80_000, 512),
-        (1536, 10_000, 256),
-        (512, 30_000, 512),
-    )
-    train = make_train(*listed)
-    assert [stage.batch_size for stage in train.staged] == [256, 256, 256, 512, 256, 512]
-    assert train.num_steps == 452_500
-    assert train.num_tokens == sum(length * steps * rows for length, steps, rows in listed)
 
 
 lists = st.lists(
@@ -175,26 +159,8 @@ def test_operations_are_counted_stage_by_stage() -> None:
     assert flops_per_token(config, 2048) == flops_per_token(short, 2048)
 
 
-def test_memory_is_that_of_the_stage_that_takes_most() -> None:
-    """With as many tokens, a longer stage takes more for scores; with as many rows, for all."""
-    sizes = ["launch.device=cpu", "train.precision=fp32"]
-    plain = resolve(run_config(sizes))
-    staged = resolve(run_config([*sizes, "train.stages=[[256,490],[1024,10]]"]))
-    wide = resolve(run_config([*sizes, "train.stages=[[256,490],[1024,10,16]]"]))
-    needed = [memory_bytes(each, 2048) for each in (plain, staged, wide)]
-    assert needed == sorted(set(needed))
-
-
 def test_a_plan_names_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
     words = ["train.stages=[[256,490],[1024,10]]", "launch.device=cpu"]
     lines = plan.cost_lines(resolve(run_config(words)))
     assert any("in 490 steps of 16 x 256, then 10 steps of 4 x 1024, " in line for line in lines)
-
-
-def test_the_experiment_has_roformers_lengths() -> None:
-    configs = compose_jobs(["+experiment=stages", "pe=nope,vo_rope"]).configs
-    [stages] = {config.train.staged for config in configs}
-    assert [stage.seq_len for stage in stages] == [512, 1536, 256, 128, 1536, 512]
-    assert {stage.tokens_per_step for stage in stages} == {6144}
-    assert len({config.group_sha256 for config in configs}) == 1

@@ -2,13 +2,11 @@
 
 import gzip
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import datasets
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,12 +19,11 @@ from support.corpora import (
     data_config,
     documents_of,
     num_documents,
-    tokenizer_config,
     write_parquet,
 )
 from support.refused import refused
 
-from rope_exp.data.corpora import _texts, open_dataset
+from rope_exp.data.corpora import open_dataset
 from rope_exp.data.prepare import prepare
 
 
@@ -91,19 +88,6 @@ def test_a_text_file_is_cut_as_asked(tmp_path: Path, sample_by: str) -> None:
     assert texts_of(tmp_path / "a.txt.gz", sample_by=sample_by) == CUTS[sample_by]
 
 
-@pytest.mark.parametrize(
-    ("sample_by", "count"), [("document", 20), ("paragraph", 40), ("line", 40)]
-)
-def test_documents_of_many_text_files(tmp_path: Path, sample_by: str, count: int) -> None:
-    (tmp_path / "texts").mkdir()
-    for number, text in enumerate(TEXTS[:20]):
-        (tmp_path / "texts" / f"{number:02}.txt").write_text(text, encoding="utf-8")
-    data = data_config(path=tmp_path / "texts", sample_by=sample_by, holdout_fraction=0.2)
-    found = all_documents(prepare(data, BYTES))
-    assert len(found) == count
-    assert sorted("".join(found).replace("\n", "")) == sorted("".join(TEXTS[:20]).replace("\n", ""))
-
-
 def test_another_column_may_hold_the_text(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", TEXTS, column="content")
     assert num_documents(prepare(data_config(path=path, text_column="content"), BYTES)) == 200
@@ -127,12 +111,6 @@ def test_names_that_are_patterns_are_refused(tmp_path: Path, name: str) -> None:
         prepare(data_config(path=path), BYTES)
 
 
-def test_categories_of_pandas_are_texts(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pd.DataFrame({"text": pd.Categorical(TEXTS)}).to_parquet(path)
-    assert texts_of(path) == TEXTS
-
-
 @pytest.mark.parametrize("has_card", [True, False])
 def test_a_snapshot_of_the_hub_is_read(tmp_path: Path, has_card: bool) -> None:
     """All files of a snapshot are links to blobs elsewhere; its card or their names tell splits."""
@@ -149,19 +127,6 @@ def test_a_snapshot_of_the_hub_is_read(tmp_path: Path, has_card: bool) -> None:
     prepared = prepare(data_config(path=snapshot), BYTES)
     assert documents_of(prepared, "train") == TEXTS
     assert documents_of(prepared, "validation") == ["held out"]
-
-
-def test_a_text_that_repeats_may_be_packed(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    with gzip.open(path, "wt") as file:
-        file.write('{"text": "the same again and again"}\n' * 100_000)
-    assert path.stat().st_size * 200 < 100_000 * 36
-    assert len(texts_of(path)) == 100_000
-
-
-def test_csv_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('n,text\n1,"two\nlines"\n2,\n3,b\n')
-    assert texts_of(tmp_path / "a.csv") == ["two\nlines", "b"]
 
 
 def test_cells_of_csv_are_text_as_it_is_written(tmp_path: Path) -> None:
@@ -232,19 +197,6 @@ def test_zstd_needs_no_further_package(tmp_path: Path) -> None:
     content = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
     (tmp_path / "a.jsonl.zst").write_bytes(pa.compress(content, codec="zstd", asbytes=True))
     assert texts_of(tmp_path / "a.jsonl.zst") == TEXTS
-
-
-def test_real_text_goes_through_unchanged() -> None:
-    folder = os.environ.get("ROPE_EXP_TEXT")
-    if not folder:
-        pytest.skip("ROPE_EXP_TEXT names no folder of real text")
-    data = data_config(path=Path(folder) / "tinystories-sample")
-    tokenizer = tokenizer_config("bpe", vocab_size=2048, train_bytes=500_000)
-    prepared = prepare(data, tokenizer, seq_len=512)
-    table = pq.read_table(Path(folder) / "tinystories-sample" / "train.parquet")
-    assert documents_of(prepared, "train") == table["text"].to_pylist()
-    assert prepared.corpus["text_bytes"]["train"] == 876_305
-    assert open_dataset(data).splits.keys() == {"train", "validation"}
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -391,28 +343,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
     with refused(f"data.path={tmp_path}/nowhere: there is no such file or folder"):
         prepare(data_config(path=tmp_path / "nowhere"), BPE)
-
-
-def test_a_corpus_that_is_not_distributed_is_said_to_be_so() -> None:
-    """Data=english names such a folder."""
-    with refused("data.path=corpora/none: there is no such file", "docs/recipes.md says what to"):
-        open_dataset(data_config(path="corpora/none"))
-
-
-TABLE_DATA = data_config(path="x")
-
-
-@pytest.mark.parametrize("values", [[1, 2], [["a"]], [b"a"]])
-def test_a_column_of_anything_else_is_refused(values: list[object]) -> None:
-    with refused("data.text_column=text: holds", "not text"):
-        list(_texts(pa.table({"text": values}), TABLE_DATA))
-
-
-def test_a_column_that_is_not_there_is_refused() -> None:
-    """The name of another column may hold a newline, but the error stays one line."""
-    table = pa.table({"a\nb": ["a"], "c": ["a"]})
-    with refused("data.text_column=text: is no column; there are", "c"):
-        list(_texts(table, TABLE_DATA))
 
 
 def test_a_subset_is_that_of_the_card(tmp_path: Path) -> None:

@@ -68,12 +68,6 @@ def test_progress_counts_towards_the_end(
     assert re.fullmatch(r"data: .* documents, 0 MB, .* tokens, .* MB/s, 0:00:00 left", line)
 
 
-def test_a_count_is_said_with_its_rate() -> None:
-    totals = {"documents": 1_000, "text_bytes": 10_000_000, "tokens": 2_010}
-    words = "1,000 documents, 10 MB, 2,010 tokens, 0.5 MB/s"
-    assert encoding_module.describe(totals, seconds=20) == words
-
-
 # BPE training is slow on long words; with this limit it reads only the first document.
 QUICK = dataclasses.replace(BPE, train_bytes=20_000)
 

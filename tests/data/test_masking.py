@@ -61,14 +61,6 @@ def test_masks_of_a_row_depend_on_seed_step_and_row_alone(step: int, count: int)
     assert equal(masked(plain.rows(first), (3, step), 6, MASK), whole.rows(first))
 
 
-def test_seeds_steps_and_rows_have_masks_of_their_own() -> None:
-    rows = plain_rows(2, 200)
-    keys = [(seed, step) for seed in (0, 1) for step in (0, 1, 2)]
-    places = [masked(rows, key, 30, MASK).place_BP for key in keys]
-    of_rows = {tuple(place_P) for place_BP in places for place_P in place_BP}
-    assert len(of_rows) == 12
-
-
 def test_each_place_and_each_reading_has_its_share() -> None:
     """Counts over 20,000 rows lie within five standard deviations of a binomial."""
     count = 20_000
@@ -145,12 +137,3 @@ def test_held_out_masks_are_of_no_step_of_training() -> None:
         for step in range(1, 50):
             other = masked(rows, (seed, step), 6, MASK)
             assert not np.array_equal(other.place_BP, first.place_BP)
-
-
-def test_where_tokens_stand_is_handed_on() -> None:
-    plain = plain_rows(2, 10)._replace(
-        position_BT=np.arange(20).reshape(2, 10), document_BT=np.ones((2, 10), dtype=np.int64)
-    )
-    found = masked(plain, (0, 1), 2, MASK)
-    assert np.array_equal(found.position_BT, plain.position_BT)
-    assert np.array_equal(found.document_BT, plain.document_BT)

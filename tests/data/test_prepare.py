@@ -17,10 +17,8 @@ from support.configs import left_in
 from support.corpora import (
     BPE,
     BYTES,
-    PRINT_PEAK,
     TEXTS,
     data_config,
-    last_number,
     start_python,
     write_parquet,
 )
@@ -58,16 +56,6 @@ def test_what_becomes_of_documents_in_rows_changes_no_token(path: Path) -> None:
     plain = prepare(data_config(path=path), BYTES)
     changes = {"reset_positions": True, "document_mask": True, "random_start": 256}
     assert prepare(data_config(path=path, **changes), BYTES).folder == plain.folder
-
-
-def test_a_share_that_holds_nothing_out_is_refused_at_once(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The refusal comes before a tokenizer is trained, which takes minutes on a large corpus."""
-    monkeypatch.setattr(prepare_module, "build_tokenizer", refuse)
-    with refused("data.holdout_fraction=1e-09: leaves no document for validation of the corpus's"):
-        prepare(data_config(path=path, holdout_fraction=1e-9), BPE)
-    assert left_in(tmp_path / "cache") == []
 
 
 def test_a_copy_of_a_prepared_corpus_says_where_it_lies(path: Path, tmp_path: Path) -> None:
@@ -142,8 +130,8 @@ assert "torch" not in sys.modules
 
 
 def start_preparing(path: Path, log: Path) -> "subprocess.Popen[str]":
-    """Start a process that prepares the corpus, then prints the digest and its peak memory."""
-    return start_python(CHILD + PRINT_PEAK, str(path), str(log), flags=["-W", "error"])
+    """Start a process that prepares the corpus, then prints the digest."""
+    return start_python(CHILD, str(path), str(log), flags=["-W", "error"])
 
 
 def test_two_processes_prepare_once_and_load_no_torch(tmp_path: Path) -> None:
@@ -178,24 +166,6 @@ def test_a_killed_preparation_is_never_read(tmp_path: Path, cache: Path) -> None
     assert left_in(cache) == [prepared.folder.name]
 
 
-@pytest.mark.torture
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_memory_stays_flat_when_the_corpus_grows_tenfold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The text grows by 35 MB. One thread, because the timing of several affects the peak."""
-    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
-    peaks = []
-    for times in (1, 10):
-        texts = [text * 300 for text in TEXTS] * times
-        path = write_parquet(tmp_path / f"{times}.parquet", texts, row_group_size=200)
-        child = start_preparing(path, tmp_path / "log")
-        stdout, stderr = child.communicate()
-        assert child.returncode == 0, stderr
-        peaks.append(last_number(stdout))
-    assert peaks[1] < peaks[0] + 16, f"{peaks} MiB"
-
-
 def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [text * 20 for text in TEXTS])
     command = [sys.executable, "-m", "rope_exp", "prepare", "data=files", "tokenizer=bytes"]
@@ -213,14 +183,6 @@ def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
-def test_prepared_tokens_are_too_short_for_a_longer_run(path: Path) -> None:
-    data = data_config(path=path)
-    prepared = prepare(data, BYTES, seq_len=16)
-    held_out = len(prepared.tokens["validation"])
-    with refused("train.seq_len=5000: ", f"has {held_out} for validation"):
-        prepare(data, BYTES, seq_len=5000)
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, path: Path) -> None:

@@ -1,6 +1,5 @@
 """Tests of the batches of a run: stages, masks, and equality for all variants."""
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,12 +90,6 @@ def test_masks_stand_on_the_tokens_of_causal_training() -> None:
         assert np.array_equal(original, plain.ids_BT)
 
 
-def test_steps_of_a_stage_have_masks_of_their_own() -> None:
-    hidden = [batch.place_BP for batch in batches(objective="mlm")]
-    of_length = [place_BP.tolist() for place_BP in hidden if place_BP is not None]
-    assert all(first != second for first, second in itertools.pairwise(of_length))
-
-
 def test_held_out_rows_are_those_of_every_run() -> None:
     windows_NS = validation_ids(TOKENS, 6, 16)
     causal = held_out_rows(make_config(eval_sequences=6), prepared())
@@ -123,12 +116,3 @@ def test_windows_of_any_length_are_read_as_in_training() -> None:
         if length > 8:
             assert found.document_BT[0, 6:9].tolist() == [0, 1, 1]
             assert found.position_BT[0, 6:9].tolist() == [6, 0, 1]
-
-
-def test_the_hash_covers_where_masked_rows_begin() -> None:
-    """Random first positions change the hash, though tokens and masks are the same."""
-    plain = batches(objective="mlm")
-    placed = batches(objective="mlm", data={"random_start": 100})
-    for one, other in zip(plain, placed, strict=True):
-        assert np.array_equal(one.ids_BT, other.ids_BT)
-        assert other.hashed_BS.shape[1] == one.hashed_BS.shape[1] + 1

@@ -8,13 +8,10 @@ import pytest
 import torch
 from support.refused import refused
 from support.runs import (
-    final_weights,
     num_rows,
     start,
-    train,
     wait_for,
 )
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from rope_exp import load_run
 from rope_exp.commands import generate
@@ -94,25 +91,3 @@ def test_a_run_in_progress_can_be_opened_at_any_moment(
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
     assert process.returncode == 75
-
-
-def test_a_qk_checkpoint_loads_in_transformers(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    """LLaMA takes the weights unchanged, and gives the same logits up to rounding."""
-    assert train(*tiny_overrides, "pe=qk_rope", cwd=tmp_path).returncode == 0
-    ours, _ = load_run(tmp_path / "run")
-    theirs = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=257,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            rms_norm_eps=1e-5,
-            tie_word_embeddings=False,
-        )
-    )
-    theirs.load_state_dict(final_weights(tmp_path / "run"))
-    ids = torch.randint(0, 257, (2, 40), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        assert float((ours(ids) - theirs(ids).logits).abs().max()) < 2e-5

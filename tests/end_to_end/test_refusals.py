@@ -47,34 +47,6 @@ def test_a_mistake_answers_at_once_and_writes_nothing(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_another_config_on_an_old_folder_is_refused(
-    whole: tuple[Path, list[str]],
-) -> None:
-    """The error names each differing key with both values, and no byte of the folder changes."""
-    folder, command = whole
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    done = train(
-        *command, f"run.dir={folder}", "seed=4", "optim.lr=0.5", "pe=qk_rope", cwd=folder.parent
-    )
-    assert done.returncode == 2
-    for words in (
-        "seed: 0 -> 4",
-        "optim.lr: 0.003 -> 0.5",
-        "pe.name: VO-RoPE -> QK-RoPE",
-        "run.fresh=true",
-    ):
-        assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_a_length_past_the_corpus_is_refused(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    done = train(*tiny_overrides, "train.seq_len=1000000", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "train.seq_len=1000000" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_no_space_is_said_before_the_start(tmp_path: Path, tiny_overrides: list[str]) -> None:
     # So many checkpoints would take some hundred TB.
     done = train(*tiny_overrides, "train.keep_checkpoints=1000000000", cwd=tmp_path)

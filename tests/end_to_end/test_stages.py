@@ -48,13 +48,3 @@ def test_killed_inside_a_stage_it_is_the_same_run(trial: Trial) -> None:
     assert [row["tokens"] for row in rows] == [64 * step for step in range(1, 31)]
     assert rows[-1]["train/loss"] < rows[0]["train/loss"] - 0.2
     assert read_json(trial.folder / "env.json")["certificate"]["decoder"]["expected"] == "changed"
-
-
-@pytest.mark.torture
-def test_two_processes_share_the_rows_of_every_stage(trial: Trial) -> None:
-    """Two ranks use the same tokens and masks as one, and their loss is equal up to rounding."""
-    done = trial.train("launch.num_processes=2")
-    assert done.returncode == 0, done.stderr
-    one, two = (read_json(path / "result.json") for path in (trial.undisturbed, trial.folder))
-    assert one["order_sha256"] == two["order_sha256"]
-    assert one["val/loss"] == pytest.approx(two["val/loss"], abs=2e-4)

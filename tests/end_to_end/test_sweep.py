@@ -34,11 +34,3 @@ def test_the_nine_of_one_command_become_a_table(tmp_path: Path, tiny_overrides: 
     assert len((tmp_path / "results" / "table.csv").read_text().splitlines()) == 10
 
     assert train("+experiment=nine", *command, cwd=tmp_path).returncode == 0
-
-
-def test_fresh_moves_the_old_folder_aside(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    assert train(*tiny_overrides, cwd=tmp_path).returncode == 0
-    assert train(*tiny_overrides, "optim.lr=0.01", "run.fresh=true", cwd=tmp_path).returncode == 0
-    assert read_json(tmp_path / ".run.old-1" / "result.json")["steps"] == 6
-    changed = read_json(tmp_path / "run" / "result.json")["config_sha256"]
-    assert changed != read_json(tmp_path / ".run.old-1" / "result.json")["config_sha256"]

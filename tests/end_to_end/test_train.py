@@ -122,21 +122,6 @@ def test_a_launchers_rank_says_that_its_run_is_done(whole: tuple[Path, list[str]
     assert f"{folder} is done: finished, val/loss" in done.stdout
 
 
-@pytest.mark.torture
-def test_two_processes_are_one_run_up_to_rounding(
-    whole: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    folder, command = whole
-    done = train(*command, f"run.dir={tmp_path / 'run'}", "launch.num_processes=2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    one, two = (read_json(path / "result.json") for path in (folder, tmp_path / "run"))
-    assert read_json(tmp_path / "run" / "env.json")["world_size"] == 2
-    for key in ("order_sha256", "init_sha256", "data_sha256", "config_sha256"):
-        assert one[key] == two[key]
-    assert_same_losses(folder, tmp_path / "run", tolerance=2e-4)
-    assert one["val/loss"] == pytest.approx(two["val/loss"], abs=2e-4)
-
-
 def test_micro_batches_are_one_run_up_to_rounding(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
@@ -225,26 +210,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, tiny_overrides: 
         ).returncode
         == 3
     )
-
-
-def test_the_embedded_corpus_trains_with_the_defaults(tmp_path: Path) -> None:
-    done = train("train.num_steps=2", f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    env = read_json(tmp_path / "run" / "env.json")
-    assert env["corpus"]["name"] == "stdlib"
-
-
-def test_real_english_is_learned(tmp_path: Path, real_text: Path) -> None:
-    command = [
-        "data=files",
-        f"data.path={real_text / 'tinystories-sample'}",
-        "model=nano",
-        "train.num_steps=30",
-    ]
-    done = train(*command, "tokenizer.vocab_size=512", f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    # A uniform prediction has a loss of log(512) = 6.24.
-    assert read_json(tmp_path / "run" / "result.json")["val/loss"] < 5.0
 
 
 @pytest.mark.parametrize(

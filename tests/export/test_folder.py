@@ -2,13 +2,11 @@
 
 import errno
 import math
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.configs import composed
 from support.exported import TEXT, read
@@ -23,12 +21,10 @@ from rope_exp.data.generated import open_data
 from rope_exp.data.sources import held_out_rows
 from rope_exp.data.tokenizer import byte_tokenizer
 from rope_exp.export import write
-from rope_exp.export.card import eval_results
 from rope_exp.export.write import exported, tokenizer_of
 from rope_exp.model.decoder import weights_sha256
 from rope_exp.run.folder import read_config, read_result
 from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import read_json, write_json
 
 
 def test_a_process_without_rope_exp_reads_it(
@@ -119,16 +115,6 @@ def test_its_card_says_what_the_run_measured(whole: tuple[Path, list[str]], tmp_
     assert str(tmp_path) not in card.content
 
 
-def test_a_run_of_an_installed_copy_has_no_commit(
-    whole: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole[0], run)
-    write_json(run / "env.json", read_json(run / "env.json") | {"git": None})
-    export([str(run), str(tmp_path / "out")])
-    assert "commit None" in (tmp_path / "out" / "README.md").read_text()
-
-
 def test_an_earlier_checkpoint_has_no_loss_of_the_last(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
@@ -162,7 +148,7 @@ def test_an_export_that_was_stopped_can_be_made_again(
 
     out = tmp_path / "out"
     with monkeypatch.context() as broken:
-        broken.setattr(write, "write_own", fail)
+        broken.setattr(write, "tokenizer_of", fail)
         with pytest.raises(OSError, match="No space left"):
             export([str(whole[0]), str(out)])
     assert list(tmp_path.iterdir()) == []
@@ -182,15 +168,3 @@ def test_a_vocabulary_with_holes_has_no_mask_for_transformers() -> None:
     config = composed("train.objective=mlm", "tokenizer=bytes")
     with refused("tokenizer.path=null: has holes among its ids"):
         tokenizer_of(tokenizer, 0, config)
-
-
-def test_a_loss_on_a_data_set_of_the_hub_is_left_for_it() -> None:
-    """The hub's own parser reads the entry; earlier steps and other corpora have none."""
-    config = composed("data=fineweb_edu", "seed=3")
-    text = eval_results(config, 60, {"val/loss": 3.25, "steps": 60})
-    [entry] = parse_eval_result_entries(yaml.safe_load(text or ""))
-    assert (entry.dataset_id, entry.value) == ("HuggingFaceFW/fineweb-edu", 3.25)
-    assert entry.dataset_revision == config.data.revision
-    assert "nats per token, seed 3" in str(entry.notes)
-    assert eval_results(config, 50, {"val/loss": 3.25, "steps": 60}) is None
-    assert eval_results(composed(), 60, {"val/loss": 3.25, "steps": 60}) is None

@@ -1,22 +1,18 @@
 """Tests of exported models against our decoder, in each way that transformers uses a model."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.models import SUBSETS, VOCAB, make_pe, make_sizes, opinionated, tokens
-from support.own import PULL, example, with_text
+from support.own import example
 from support.refused import refused
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig, LatentConfig
 from rope_exp.config.state_kinds import LinearConfig
-from rope_exp.export import modeling_rope_exp
-from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported
 from rope_exp.model.decoder import Decoder
-from rope_exp.model.own import class_of
 
 LENGTH = 24
 PE: list[dict[str, Any]] = [
@@ -31,9 +27,6 @@ PE: list[dict[str, Any]] = [
     {"rotate": ("v", "o"), "bias": "t5"},
     {"rotate": (), "input": "sinusoidal"},
     {"rotate": ("q",), "input": "learned"},
-    *({"rotate": (), "own": name, "start": 2} for name in ("Forget", "Polar", "Tide", "Wave")),
-    {"rotate": ("v", "o"), "own": "Pull"},
-    *({"rotate": sites, "own": "Wider"} for sites in ((), ("q", "k"), ("q", "k", "v", "o"))),
 ]
 SIZES: list[dict[str, Any]] = [
     {"tie_word_embeddings": True},
@@ -117,11 +110,6 @@ USED: list[dict[str, Any]] = [
     {"rotate": ("q", "k"), "bias": "alibi"},
     {"rotate": (), "bias": "t5"},
     {"rotate": (), "input": "learned"},
-    {"rotate": ("v", "o"), "own": "Forget"},
-    {"rotate": (), "own": "Polar"},
-    {"rotate": (), "own": "Pull"},
-    {"rotate": ("q", "k"), "own": "Wider"},
-    {"rotate": ("v", "o"), "own": "Number"},
 ]
 used = pytest.mark.parametrize(
     ("pe", "sizes"), [*((pe, {}) for pe in USED), ({}, {"window": 5})], ids=str
@@ -183,24 +171,6 @@ def test_generate_takes_the_likeliest_by_every_way(
 
 @used
 @torch.no_grad()
-def test_beams_find_what_a_search_without_cache_finds(
-    pe: dict[str, Any], sizes: dict[str, Any]
-) -> None:
-    made = exported(decoder_of(sizes, pe), "always")
-    beams: dict[str, Any] = {
-        "max_new_tokens": 6,
-        "num_beams": 3,
-        "do_sample": False,
-        "pad_token_id": 0,
-    }
-    ids_BT = tokens(2, 9)
-    beams["attention_mask"] = torch.ones_like(ids_BT)
-    with_cache = made.generate(ids_BT, **beams)
-    assert with_cache.tolist() == made.generate(ids_BT, use_cache=False, **beams).tolist()
-
-
-@used
-@torch.no_grad()
 def test_eager_attention_is_sdpa(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
     made = exported(decoder_of(sizes, pe), "always")
     ids_BT = tokens(2, LENGTH)
@@ -239,15 +209,6 @@ def test_a_row_of_any_kind_learns_in_transformers(causal: bool) -> None:
         assert float(parameter.grad.abs().sum()) > 0, name
 
 
-@torch.no_grad()
-def test_a_masked_model_gives_what_is_asked() -> None:
-    made = exported(decoder_of({}, {}, causal=False))
-    ids_BT = tokens(2, LENGTH)
-    assert len(made(ids_BT, output_hidden_states=True).hidden_states) == 3
-    [logits] = made(ids_BT, return_dict=False)
-    assert torch.equal(logits, made(ids_BT).logits)
-
-
 def test_learned_frequencies_stay_in_float32() -> None:
     made = exported(decoder_of({}, {"trainable": "raw"}))
     before = {name: each.clone() for name, each in made.named_parameters() if "inv_freq" in name}
@@ -258,65 +219,6 @@ def test_learned_frequencies_stay_in_float32() -> None:
     assert made.lm_head.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["Polar", "Forget", "Pull", "Number"])
-@pytest.mark.parametrize("is_loaded", [True, False])
-@torch.no_grad()
-def test_a_class_of_ones_own_acts_in_float32(name: str, is_loaded: bool, tmp_path: Path) -> None:
-    """In bfloat16, matrices round; angles at position 257 and sums of 300 gates must not.
-
-    Our decoder in float64, with the same rounded matrices, is the reference.
-    """
-    decoder = decoder_of({}, {"rotate": (), "own": name})
-    for key, parameter in decoder.named_parameters():
-        if key.endswith(".own.bias"):
-            parameter.fill_(0.0)
-        if ".own." not in key:
-            parameter.copy_(parameter.bfloat16())
-    made = exported(decoder)
-    if is_loaded:
-        made.save_pretrained(tmp_path)
-        made = loaded(made, decoder, tmp_path)
-    else:
-        made.to(torch.bfloat16)
-
-    ids_BT = tokens(1, 300)
-    exact = decoder.double()(ids_BT)
-    found = made(ids_BT).logits
-    assert found.dtype == made.model.layers[0].mlp.down_proj.weight.dtype == torch.bfloat16
-    assert float((found - exact)[:, 200:].norm() / exact[:, 200:].norm()) < 0.02
-
-
-def loaded(made: Any, decoder: Decoder, folder: Path) -> Any:
-    """Load a model in bfloat16 as an export's own file does, which holds the user's class."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_rope_exp, "OWN", class_of(decoder.architecture.pe))
-        return type(made).from_pretrained(folder, dtype=torch.bfloat16)
-
-
-@torch.no_grad()
-def test_a_buffer_that_is_not_saved_is_made_in_float32(tmp_path: Path) -> None:
-    source = """
-import torch
-from rope_exp import Position
-
-
-class Table(Position):
-    def __init__(self, sizes):
-        super().__init__(sizes)
-        self.register_buffer("angle_T", 0.3 * torch.arange(300.0), persistent=False)
-
-    def turn(self, site, x_BTHK, position_T):
-        return x_BTHK * self.angle_T[position_T].cos()[..., None, None]
-"""
-    decoder = Decoder(Architecture(make_sizes(), with_text(make_pe(), "mine.Table", source), VOCAB))
-    decoder.initialise(0)
-    made = exported(decoder)
-    made.save_pretrained(tmp_path)
-    made = loaded(made, decoder, tmp_path)
-    own = made.model.layers[0].self_attn.own
-    assert torch.equal(own.angle_T, 0.3 * torch.arange(300.0))
-
-
 # -- refused ---------------------------------------------------------------------------------------
 
 
@@ -325,6 +227,7 @@ class Table(Position):
     [
         ({"token_shift": True}, {}, "model.token_shift=true"),
         ({}, {"precision": "bf16"}, "pe.precision=bf16"),
+        ({}, {"own": "Polar"}, "pe.code=mine.Polar"),
         ({"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 10}, {}, "=3"),
     ],
 )
@@ -333,24 +236,6 @@ def test_a_model_without_a_class_is_refused(
 ) -> None:
     with refused(key, "cannot be exported to transformers"):
         exported(decoder_of(sizes, pe))
-
-
-@torch.no_grad()
-def test_a_class_that_adds_nothing_in_some_layers() -> None:
-    source = PULL.replace(
-        "        key_BE", "        if self.sizes.layer:\n            return None\n        key_BE", 1
-    )
-    made = with_text(make_pe(), "pull.Pull", f"# \x0c\u2028\n{source}")
-    decoder = Decoder(Architecture(make_sizes(), made, VOCAB)).eval()
-    decoder.initialise(0)
-    assert_same(decoder, exported(decoder))
-
-
-def test_a_class_of_ones_own_is_in_its_own_model_alone() -> None:
-    """A model that is made later in the process, from a config without one, has none."""
-    plain = exported(decoder_of({}, {"rotate": ("v", "o")}), "always").config
-    assert exported(decoder_of({}, {"own": "Pull"})).model.has_own
-    assert not RopeExpForCausalLM(plain).model.has_own
 
 
 def test_a_position_past_the_learned_ones_is_named() -> None:
@@ -364,7 +249,6 @@ def test_a_position_past_the_learned_ones_is_named() -> None:
     [
         ({}, {"bias": "alibi"}, True),
         ({"window": 5}, {}, True),
-        ({}, {"own": "Forget"}, True),
         ({}, {}, False),
     ],
     ids=str,
@@ -376,21 +260,6 @@ def test_a_kernel_that_takes_no_bias_is_refused(
     made.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="attn_implementation='flex_attention' takes no bias"):
         made(tokens(1, LENGTH))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import rope_exp",
-        "from rope_exp import load_run, Position",
-        "from rope_exp.model.decoder import Decoder",
-        "from \\\n    rope_exp import Position",
-    ],
-)
-def test_a_file_that_needs_more_of_the_package_is_refused(line: str) -> None:
-    made = with_text(make_pe(), "pull.Pull", f"{line}\n{PULL}")
-    with refused("pe.code=pull.Pull", "cannot be exported to transformers"):
-        exported(Decoder(Architecture(make_sizes(), made, VOCAB)))
 
 
 @pytest.mark.parametrize(

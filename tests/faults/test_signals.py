@@ -29,10 +29,7 @@ from rope_exp.run.metrics import last_step
 from rope_exp.system.signals import STOP_SIGNALS
 
 # `make torture` also sends every signal at the start, in a step and in a save.
-STOPS = [
-    ("compile", signal.SIGTERM),
-    ("step", signal.SIGHUP),
-]
+STOPS = [("step", signal.SIGHUP)]
 # This does what nohup does before it executes the command.
 NOHUP = """
 import os, signal, sys
@@ -46,8 +43,6 @@ def is_at(moment: str, run: Path) -> bool:
     """Return whether a run has reached the moment at which it is to be stopped."""
     if moment == "start":
         return (run / "config.yaml").exists()
-    if moment == "compile":
-        return (run / "metrics.jsonl").exists()
     if moment == "step":
         return num_rows(run) >= 13
     return any((run / "checkpoints").glob(".saving-*"))
@@ -61,22 +56,24 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
     trial: Trial, moment: str, number: signal.Signals
 ) -> None:
     """It saves every recorded row, and the resumed run is the same bit for bit."""
-    compiled = ["train.compile=true"] if moment == "compile" else []
-    process = trial.start("train.save_every=3", *compiled)
+    process = trial.start("train.save_every=3")
     wait_for(lambda: is_at(moment, trial.folder), process)
     if moment == "start":
         time.sleep(1.0)
     stopped_by(process, number)
     assert not (trial.folder / "result.json").exists()
-    if compiled:
-        # A compiled run rounds differently, so there is no run to compare it with.
-        assert trial.num_rows() <= 1
-        return
-
     assert not list((trial.folder / "checkpoints").glob(".saving-*"))
     if moment != "start" or trial.checkpoints():
         assert trial.checkpoints()[-1] == trial.num_rows()
     trial.assert_goes_on("train.save_every=3")
+
+
+def test_asked_to_stop_while_it_compiles_it_exits_75(trial: Trial) -> None:
+    process = trial.start("train.compile=true")
+    wait_for((trial.folder / "metrics.jsonl").exists, process)
+    stopped_by(process, signal.SIGTERM)
+    assert not (trial.folder / "result.json").exists()
+    assert trial.num_rows() <= 1
 
 
 @pytest.mark.torture

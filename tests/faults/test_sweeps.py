@@ -1,7 +1,6 @@
 """Tests of sweeps: broken runs, two dispatchers, a killed or stopped dispatcher, 200 runs."""
 
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -141,36 +140,3 @@ def test_a_sweep_that_is_stopped_ends_every_run(
     assert not processes_of(group)
     assert train(*command, cwd=tmp_path).returncode == 0
     assert len(finished(runs)) == 3
-
-
-@pytest.mark.torture
-def test_two_hundred_runs_keep_memory_and_start_up_flat(
-    tmp_path: Path, group: Path, sweep: list[str]
-) -> None:
-    command = [*sweep, "pe=nope,vo_rope", f"seed={','.join(map(str, range(100)))}"]
-    command += ["train.num_steps=1", "train.eval_every=1", "train.save_every=1"]
-    process = start(*command, "launch.max_parallel=2", cwd=tmp_path)
-    status = Path(f"/proc/{process.pid}/status")
-    resident_kb: dict[int, int] = {}  # the dispatcher's, by the number of finished runs
-
-    def results() -> list[Path]:
-        return list((tmp_path / group).glob("*/seed*/result.json"))
-
-    while process.poll() is None:
-        resident = re.search(r"VmRSS:\s+(\d+)", status.read_text())
-        if resident:
-            resident_kb[len(results())] = int(resident[1])
-        time.sleep(0.2)
-    _, stderr = process.communicate()
-    assert process.returncode == 0, stderr
-    ended = sorted(path.stat().st_mtime for path in results())
-    assert len(ended) == 200
-
-    early = max(kb for number, kb in resident_kb.items() if 5 < number < 20)
-    late = max(kb for number, kb in resident_kb.items() if number > 180)
-    first = ended[49] - ended[9]
-    last = ended[189] - ended[149]
-    print(f"dispatcher: {early // 1024} MiB after 5 to 20 runs, {late // 1024} MiB at the end")
-    print(f"40 runs took {first:.0f} s at the beginning, {last:.0f} s at the end")
-    assert late < early + 16 * 1024
-    assert last < 1.5 * first

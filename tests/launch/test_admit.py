@@ -19,31 +19,22 @@ from rope_exp.system.files import write_json
 OnCpu = Callable[..., RunConfig]
 OTHER = [
     ("seed=4", "seed: 0 -> 4"),
-    ("data.holdout_fraction=0.3", "data.holdout_fraction: 0.2 -> 0.3"),
     ("data.max_tokens=5000", "data.max_tokens: null -> 5000"),
-    ("data.seed=7", "data.seed: null -> 7"),
     ("tokenizer=bpe_2k", "tokenizer.kind: bytes -> bpe"),
     ("train.global_batch_size=8", "train.global_batch_size: 4 -> 8"),
     ("train.seq_len=32", "train.seq_len: 16 -> 32"),
     ("train.num_steps=7", "train.num_steps: 6 -> 7"),
     ("train.objective=mlm", "train.objective: causal -> mlm"),
     ("train.stages=[[16,4],[32,2]]", "train.stages: null -> [[16, 4], [32, 2]]"),
-    ("train.micro_batch_size=1", "train.micro_batch_size: null -> 1"),
     ("pe=vo_rope", "pe.rotate: "),
-    ("pe.base=500000", "pe.base: 10000.0 -> 500000.0"),
     ("model.hidden_size=64", "model.hidden_size: 32 -> 64"),
-    ("model.num_hidden_layers=3", "model.num_hidden_layers: 2 -> 3"),
     ("optim.lr=0.1", "optim.lr: 0.003 -> 0.1"),
-    ("schedule.final_fraction=0.5", "schedule.final_fraction: "),
 ]
 HARMLESS = [
     "tracker=wandb",
-    "tracker.project=other",
-    "train.log_every=3",
     "train.save_every=5",
     "train.keep_checkpoints=7",
     "launch.num_processes=2",
-    "run.group=elsewhere",
     "train.peak_tflops=100",
 ]
 

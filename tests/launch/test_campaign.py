@@ -4,7 +4,6 @@ import platform
 import re
 import shutil
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from support.campaigns import (
     load,
     progress,
     records_of,
-    write_campaign,
 )
 from support.configs import RECORDED
 from support.refused import refused
@@ -39,7 +37,6 @@ from rope_exp.launch.campaign import run_campaign
 from rope_exp.launch.progress import Progress
 from rope_exp.plan import resolve
 from rope_exp.plan.campaign import load_campaign
-from rope_exp.run import provenance
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import read_json, write_atomically, write_json
 
@@ -135,26 +132,6 @@ def test_a_record_that_comes_meanwhile_stays(
     assert all(run.result["wall_s"] > 1000 for run in mine.done.values())
 
 
-def test_waiting_cells_are_looked_at_together_and_seldom(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A campaign of a thousand cells polls its runs ten times a second."""
-    mine = progress(home)
-    looks = []
-
-    def poll(jobs: Any, on_poll: Callable[[], None], deadline: Any) -> int:
-        monkeypatch.setattr(Progress, "path", lambda *_: pytest.fail("looked at one cell"))
-        monkeypatch.setattr(Progress, "folder", property(lambda _: looks.append(1) or home))
-        for _ in range(100):
-            on_poll()
-        return 75
-
-    monkeypatch.setattr(campaigns, "run_all", poll)
-    monkeypatch.setattr(campaigns, "LOOK_SECONDS", 1e6)
-    assert run_campaign(mine) == 75
-    assert looks == []
-
-
 def test_a_record_that_comes_unreadable_is_named(
     home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -198,19 +175,6 @@ def test_records_of_no_cell_are_named(clone: Path, capsys: Capture) -> None:
     assert run_campaign(progress(clone)) == 0
     assert f"{words}, older-s3\n" in capsys.readouterr().err
     assert other.exists()
-
-
-def test_an_estimate_of_all_that_the_gpus_allow(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With max_parallel=auto it assumes one run per GPU here, or one run without a GPU."""
-    half = progress(clone)
-    half.campaign = half.campaign.with_launch(device="cuda", max_parallel="auto")
-    del half.done[half.campaign.cells[1].name]
-    monkeypatch.setattr(resolve, "gpus", lambda: [])
-    assert "with 1 at a time" in half.summary()
-    monkeypatch.setattr(resolve, "gpus", lambda: list("01234567"))
-    assert "with 8 at a time" in half.summary()
 
 
 def test_hours_count_from_the_commands_start(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,17 +252,6 @@ def test_a_tree_whose_code_was_changed_is_refused(
     """A record must name the commit that made it. Nothing is written."""
     monkeypatch.setattr(campaigns, "git_state", lambda: {"commit": "0" * 40, "dirty": True})
     with refused("campaign=mine", "commit, or run it in a clean worktree", by=ConfigError):
-        run_campaign(progress(home))
-    assert not (home / "results").exists()
-
-
-def test_a_checkout_of_no_commit_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If git cannot name the commit, nothing is written."""
-    package = home / "checkout"
-    (package / ".git").mkdir(parents=True)
-    monkeypatch.setattr(campaigns, "git_state", provenance.git_state)
-    monkeypatch.setattr(provenance, "ROOT", package)
-    with refused(f"git: cannot say which commit {package} is at: ", by=ConfigError):
         run_campaign(progress(home))
     assert not (home / "results").exists()
 
@@ -387,24 +340,3 @@ def test_ranks_of_a_launcher_run_no_campaign(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("RANK", "0")
     with refused("start it without a launcher", by=ConfigError):
         command(["mine", "--config-dir", str(home)])
-
-
-def test_list_prints_every_cell_and_runs_none(clone: Path, capsys: Capture) -> None:
-    records_of(clone)[0].unlink()
-    assert command(["mine", "--config-dir", str(clone), "--list"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^  qk-\S+ +left$", said, re.M)
-    assert re.search(r"^  vo-\S+ +finished \d", said, re.M)
-    assert "1 of 2 cells have a record" in said
-    assert not (clone / RUNS).exists()
-
-
-def test_a_campaign_may_share_its_name_with_a_folder_of_runs(home: Path) -> None:
-    """The error names the cell's folder, which is no run, and nothing in it changes."""
-    write_campaign(home, cells=["row=qk seed=0"])
-    other = home / RUNS / "mine" / "qk-s0" / "notes.txt"
-    other.parent.mkdir(parents=True)
-    other.write_text("mine")
-    with refused("run.dir=results/runs/mine/qk-s0", "holds files that are no run", by=ConfigError):
-        run_campaign(progress(home))
-    assert other.read_text() == "mine"

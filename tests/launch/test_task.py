@@ -4,7 +4,6 @@ import json
 import math
 from pathlib import Path
 
-import pytest
 from support.command import assert_refused, command, write
 from support.configs import REPOSITORY
 
@@ -59,22 +58,6 @@ def test_a_sweeper_gets_the_loss_of_every_job(tmp_path: Path, tiny_overrides: li
     assert {path.name for path in tmp_path.iterdir()} == {"more", "results", "runs"}
 
 
-def test_a_diverged_run_ends_no_sweep_of_submitit(
-    tmp_path: Path, tiny_overrides: list[str]
-) -> None:
-    """Another package's launcher gets infinity as the loss of a run that diverged.
-
-    Losses are read in default folders, whose name has the hash of the resolved config.
-    """
-    words = [word for word in tiny_overrides if "run.dir" not in word]
-    words += ["train.num_steps=2", "schedule.warmup_fraction=0"]
-    words += ["hydra/launcher=submitit_local", "optim.lr=1e38,0.01"]
-    done = command("-m", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    results = [read_json(path) for path in tmp_path.glob("results/runs/*/*/seed0/result.json")]
-    assert {result["status"] for result in results} == {"finished", "diverged"}
-
-
 def test_every_job_is_checked_before_the_first(tmp_path: Path) -> None:
     """This includes mistakes that only our own checks find, not Hydra."""
     done = command("-m", "pe.rotate=[q],[x]", "train.num_steps=1", cwd=tmp_path)
@@ -82,15 +65,3 @@ def test_every_job_is_checked_before_the_first(tmp_path: Path) -> None:
     done = command("-m", "pe=nope", "train.num_step=1,2", cwd=tmp_path)
     assert_refused(done, "train.num_step: there is no such key; did you mean train.num_steps?")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("words", [["pe=nope,k_rope"], ["seed=range(0,2)"]], ids=" ".join)
-def test_several_values_need_the_flag(tmp_path: Path, words: list[str]) -> None:
-    assert_refused(command(*words, cwd=tmp_path), "several values make a sweep, which needs -m")
-
-
-def test_a_folder_of_ones_own_must_be_there(tmp_path: Path) -> None:
-    write(tmp_path / "more" / "pe" / "vo_rope.yaml", "name: Mine\nrotate: [v]\n")
-    done = command("--config-dir", "more", "pe=vo_rope", cwd=tmp_path)
-    assert_refused(done, "--config-dir", "pe/vo_rope.yaml", "give it another")
-    assert_refused(command("--config-dir", "no", cwd=tmp_path), "there is no such folder")

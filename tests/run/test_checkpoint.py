@@ -137,14 +137,6 @@ def test_interrupted_saves_are_cleared(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000004"]
 
 
-def test_no_pickle_is_written(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    pickle_protocol = b"\x80"
-    zip_of_torch_save = b"PK"
-    for path in (tmp_path / "step_00000001").iterdir():
-        assert not path.read_bytes().startswith((pickle_protocol, zip_of_torch_save)), path
-
-
 def test_a_file_that_cannot_be_read_now_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,24 +153,6 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(
     with refused("step_00000002/optimizer.safetensors", by=PermissionError):
         checkpoint.load_newest(tmp_path)
     assert checkpoint.list_steps(tmp_path) == [1, 2]
-
-
-def test_a_manifest_that_cannot_be_read_now_is_not_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk's or network's error may pass, so no earlier checkpoint is taken instead."""
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    read = Path.read_bytes
-
-    def failing(path: Path) -> bytes:
-        if path.name == "manifest.json" and "00000002" in str(path):
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", failing)
-    with refused("step_00000002/manifest.json", by=OSError):
-        checkpoint.load_newest(tmp_path)
 
 
 def test_who_may_read_the_record_may_read_the_weights(tmp_path: Path) -> None:

@@ -128,13 +128,3 @@ def test_what_is_no_such_object_is_refused_by_name(tmp_path: Path, name: str, te
 def test_before_the_first_start_there_is_nothing_to_read(tmp_path: Path) -> None:
     assert read_result(tmp_path) is None
     assert read_env(tmp_path) == {}
-
-
-# -- all files -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_a_folder_in_a_files_place_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    with refused(name):
-        READERS[name](tmp_path)

@@ -22,7 +22,6 @@ from rope_exp.plan.resolve import resolve
 from rope_exp.report.content import build
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import read_env, read_result
-from rope_exp.run.metrics import read_metrics
 from rope_exp.system.errors import CheckpointError, ConfigError, DataError, RecordError
 from rope_exp.system.files import read_json
 from rope_exp.training.parallel import Parallel
@@ -110,27 +109,6 @@ def test_any_result_and_environment_is_read_or_refused_by_name(
             assert isinstance(values, dict)
 
     fuzzed(num_examples, mutations(read_json(finished[0] / name)), check)
-
-
-@pytest.mark.parametrize("num_examples", SIZES)
-def test_any_rows_are_read_in_order_or_refused_by_number(
-    finished: tuple[Path, list[str]], tmp_path: Path, num_examples: int
-) -> None:
-    [row, *_] = read_metrics(finished[0])
-
-    def check(lines: list[str]) -> None:
-        path = tmp_path / "metrics.jsonl"
-        path.write_text("".join(lines), encoding="utf-8", errors="surrogatepass")
-        try:
-            rows = read_metrics(tmp_path)
-        except RecordError as error:
-            assert str(path) in str(error)
-            assert "\n" not in str(error)
-        else:
-            steps = [row["step"] for row in rows]
-            assert steps == sorted(set(steps))
-
-    fuzzed(num_examples, st.lists(mutations(row), max_size=4), check)
 
 
 @pytest.mark.parametrize("num_examples", SIZES)

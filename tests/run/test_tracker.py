@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.refused import refused
 from support.results import DIVERGED, FINISHED
-from support.wandb import KEY, WARNING, WandbServer, as_sent, history, recorded
+from support.wandb import WARNING, as_sent, history, recorded
 
 from rope_exp.config.run import RunConfig
 from rope_exp.launch.admit import acquire, admit
@@ -89,34 +89,6 @@ def test_none_begins_nothing_and_writes_nothing(
 
 
 # -- sending -------------------------------------------------------------------------------------
-
-
-def test_a_run_is_sent_as_it_grows(
-    tiny: Callable[..., RunConfig],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """WANDB_MODE alone takes wandb offline. Earlier rows come first; system metrics are on."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB__STATS_SAMPLING_INTERVAL", "0.1")
-    config = tiny("tracker=wandb", "tracker.tags=[a,b c]", "tracker.notes=why", "pe=vo_rope")
-    folder = tmp_path / "run"
-    write_run(folder, config, num_rows=2)
-    with Tracker(config, folder) as wandb:
-        wandb.row(row(3))
-        time.sleep(1)
-        write_json(folder / "result.json", FINISHED)
-    assert WARNING not in capfd.readouterr().err
-
-    records = written(folder)
-    run = first_run(records)
-    assert run.display_name == "vo_rope-s0"
-    assert run.notes == "why"
-    assert set(run.tags) == {config.data.name, config.model.name, "rotate=vo", "a", "b c"}
-    assert history(records) == as_sent([row(1), row(2), row(3)])
-    assert any(record.HasField("stats") for record in records)
-    assert said(records)["exit_code"] == 0
 
 
 def test_a_run_is_sent_with_its_config_and_its_end(
@@ -216,37 +188,6 @@ def test_the_environment_counts_where_the_config_keeps_a_default(
     assert (place["project"], place["notes"]) == ("ours", "no")
     assert "z" in place["tags"]
     assert "x" not in place["tags"]
-
-
-def test_in_a_sweep_of_wandbs_the_sweep_says_where_a_run_goes(
-    tiny: Callable[..., RunConfig],
-    tmp_path: Path,
-    wandb_server: WandbServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """wandb's agent sets project, entity and id in the environment."""
-    given_by_agent = {
-        "WANDB_SWEEP_ID": "sweep1",
-        "WANDB_PROJECT": "theirs",
-        "WANDB_ENTITY": "them",
-        "WANDB_RUN_ID": "run1",
-    }
-    own = {"WANDB_BASE_URL": wandb_server.address, "WANDB_API_KEY": KEY}
-    for name, value in (given_by_agent | own).items():
-        monkeypatch.setenv(name, value)
-    folder = tmp_path / "run"
-    config = tiny("tracker=wandb")
-    write_run(folder, config)
-    with Tracker(config, folder):
-        pass
-    assert WARNING not in capfd.readouterr().err
-    [upsert, *_] = wandb_server.upserts
-    assert (upsert["name"], upsert["project"], upsert["entity"]) == ("run1", "theirs", "them")
-    assert upsert["sweep"] == "sweep1"
-    assert [row["_step"] for row in wandb_server.histories["run1"]] == [1, 2, 3]
-    assert wandb_server.ends == {"run1": 75}
-    assert wandb_server.preempting == {"run1"}
 
 
 def test_a_run_of_a_sweep_is_named_by_what_is_swept(
@@ -372,14 +313,6 @@ def test_a_tracker_that_is_not_installed_is_refused(tiny: Callable[..., RunConfi
     with refused("tracker=trackio: is not installed; `pip install trackio`"):
         admit([config])
     assert not config.folder.exists()
-
-
-def test_a_sweep_without_a_key_says_so_once(
-    tiny: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
-    tracker.check_trackers([tiny("tracker=wandb"), tiny("tracker=wandb", "pe=vo_rope")])
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("wandb: no API key; tracking offline.")
 
 
 def test_an_empty_id_is_drawn_again(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,17 +105,3 @@ def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Pope
         env=os.environ | {"PYTHONPATH": paths},
         **options,
     )
-
-
-# If appended to such code, this prints the process's peak memory in MiB. getrusage would report
-# the parent's peak from before exec.
-PRINT_PEAK = r"""
-import pathlib, re
-status = pathlib.Path("/proc/self/status").read_text()
-print(int(re.search(r"VmHWM:\s+(\d+)", status)[1]) // 1024, flush=True)
-"""
-
-
-def last_number(output: str) -> int:
-    """Return the last number in an output."""
-    return int(re.findall(r"\d+", output)[-1])

@@ -23,15 +23,12 @@ LARGE = 4096  # bytes from which a file is redirected to another host
 class Fault:
     """A fault in answers to requests whose "METHOD path" has a match of the regex `matches`.
 
-    It occurs `times` times, after the first `after` of these requests. Kinds: an HTTP status;
-    "hang" never answers; "half" breaks off in the middle; "short" is well-formed but too short;
-    "trickle" sends a byte every 0.1 s.
+    It occurs `times` times. It is an HTTP status, or "half": the answer breaks off in the middle.
     """
 
-    kind: int | Literal["hang", "half", "short", "trickle"]
+    kind: int | Literal["half"]
     matches: str = ""
     times: float = float("inf")
-    after: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -51,7 +48,6 @@ class Hub:
         self.requests: list[str] = []
         self.authorizations: set[str | None] = set()
         self.faults: list[Fault] = []
-        self.closed = threading.Event()
         self._lock = threading.Lock()
         hub = self
 
@@ -76,7 +72,6 @@ class Hub:
 
     def stop(self) -> None:
         """Stop answering."""
-        self.closed.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -85,12 +80,9 @@ class Hub:
         with self._lock:
             self.requests.append(request)
             for fault in self.faults:
-                if re.search(fault.matches, request):
-                    if fault.after:
-                        fault.after -= 1
-                    elif fault.times:
-                        fault.times -= 1
-                        return fault
+                if fault.times and re.search(fault.matches, request):
+                    fault.times -= 1
+                    return fault
         return None
 
 
@@ -108,13 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
             f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip()
         )
         self.hub.authorizations.add(self.headers.get("Authorization"))
-        if self.fault is None or self.fault.kind in ("half", "short", "trickle"):
+        if self.fault is None or self.fault.kind == "half":
             self.route()
-        elif self.fault.kind == "hang":
-            self.hub.closed.wait()
-            self.close_connection = True
         else:
-            self.error(int(self.fault.kind), None, "a fault", **self.fault.headers)
+            self.error(self.fault.kind, None, "a fault", **self.fault.headers)
 
     do_HEAD = do_POST = do_GET
 
@@ -216,19 +205,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer(status, json.dumps({"error": message}).encode(), **named, **headers)
 
     def answer(self, status: int, body: bytes, **headers: str) -> None:
-        kind = self.fault.kind if self.fault is not None else None
-        sent = body[: len(body) // 2] if kind in ("half", "short") else body
+        is_half = self.fault is not None and self.fault.kind == "half"
         self.send_response(status)
         for name, value in {"X-Repo-Commit": self.hub.revision, **headers}.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(sent if kind == "short" else body)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            while kind == "trickle" and len(sent) > 1 and not self.hub.closed.wait(0.1):
-                self.wfile.write(sent[:1])
-                sent = sent[1:]
-            self.wfile.write(sent)
-        self.close_connection = kind == "half"
+            self.wfile.write(body[: len(body) // 2] if is_half else body)
+        self.close_connection = is_half
 
 
 def children(entries: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:

@@ -154,6 +154,12 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(newest / "model.safetensors")
 
 
+def final_moments(folder: Path) -> bytes:
+    """Return the optimizer's part of a run's newest checkpoint, byte for byte."""
+    newest = max((folder / "checkpoints").glob("step_*"))
+    return (newest / "optimizer.safetensors").read_bytes()
+
+
 def result_without_clock(folder: Path) -> dict[str, Any]:
     """Return result.json without times."""
     result = read_json(folder / "result.json")

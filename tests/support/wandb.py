@@ -26,11 +26,10 @@ WARNING = "warning: the wandb tracker failed ("
 
 
 class WandbServer(ThreadingHTTPServer):
-    """A server that keeps each run's data; `answers` may be "all", "refuse" (401), "never", "die".
+    """A server that keeps each run's data; `answers` may be "all" or "die".
 
     Attributes:
         histories: the rows of each run, by its id.
-        upserts: the facts sent about runs, in order: their names, configs, tags and so on.
         ends: the exit code of each run that ended.
     """
 
@@ -41,9 +40,7 @@ class WandbServer(ThreadingHTTPServer):
         self.answers = "all"
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.histories: dict[str, list[Any]] = {}
-        self.upserts: list[dict[str, Any]] = []
         self.ends: dict[str, int] = {}
-        self.preempting: set[str] = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -70,7 +67,6 @@ class WandbServer(ThreadingHTTPServer):
         if name == "UpsertBucket":
             is_new = values["name"] not in self.histories
             self.histories.setdefault(values["name"], [])
-            self.upserts.append(values)
             bucket = self._bucket(values["name"]) | {"project": project}
             return {"upsertBucket": {"bucket": bucket, "inserted": is_new}}
         return {}
@@ -98,8 +94,6 @@ class WandbServer(ThreadingHTTPServer):
         end = piece["offset"] + len(piece["content"])
         rows = self.histories[run]
         rows[piece["offset"] : end] = map(json.loads, piece["content"])
-        if sent.get("preempting"):
-            self.preempting.add(run)
         if sent.get("complete"):
             self.ends[run] = sent["exitcode"]
 
@@ -110,9 +104,7 @@ class _Answer(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.server.answers == "never":
-            time.sleep(60)
-        if self.server.answers in ("never", "die"):
+        if self.server.answers == "die":
             self.close_connection = True
             return
 
@@ -125,7 +117,7 @@ class _Answer(BaseHTTPRequestHandler):
             self.server.stream(self.path.split("/")[-2], json.loads(body))
 
         content = json.dumps(values).encode()
-        self.send_response(401 if self.server.answers == "refuse" else 200)
+        self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

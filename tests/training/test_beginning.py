@@ -137,18 +137,6 @@ def test_what_the_other_had_not_begins_as_ever(
     assert f"begun anew: {', '.join(NEW[word])}\n" in capsys.readouterr().err
 
 
-def test_positions_that_are_not_had_here_are_left_out_by_name(
-    source: Callable[..., Trainer], go_on: GoOn, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The log names the learned position parameters that this variant lacks."""
-    first = source("pe.bias=t5", "pe.input=learned", "pe.trainable=true")
-    ours = snapshot(go_on("ours", "pe=nope"))
-    assert same(ours, snapshot(first))
-    left = "model.added_positions.weight, model.rotary_emb.inv_freq of qk, model.score_bias.weight"
-    said = capsys.readouterr().err
-    assert f"begins with step 6 of {first.folder}; left out: {left}\n" in said
-
-
 LEARNED = "pe.trainable=log"
 
 
@@ -181,13 +169,6 @@ def test_a_context_is_extended(source: Callable[..., Trainer], go_on: GoOn) -> N
     ours = go_on("ours", "train.seq_len=64", "pe.base=500000", "model.window=40")
     assert same(snapshot(ours), snapshot(first))
     assert ours.train() == "finished"
-
-
-def test_a_learned_token_shift_is_taken_over(source: Callable[..., Trainer], go_on: GoOn) -> None:
-    first = source("model.token_shift=true", "optim.lr=0.05")
-    learned = snapshot(first)["model.layers.1.self_attn.token_shift"]
-    assert not torch.equal(learned, torch.full_like(learned, 0.5))
-    assert same(snapshot(go_on("ours", "model.token_shift=true", "pe=nope")), snapshot(first))
 
 
 # -- refused weights -------------------------------------------------------------------------------
@@ -323,18 +304,6 @@ def test_the_last_checkpoint_counts(tmp_path: Path) -> None:
     assert (origin.step, origin.weights_sha256) == (500, WEIGHTS)
 
 
-def test_without_an_origin_nothing_is_changed() -> None:
-    config = run_config(["pe=vo_rope"])
-    assert with_origin(config) == config
-
-
-def test_a_hash_may_be_asked_for(tmp_path: Path) -> None:
-    folder = finished(tmp_path)
-    assert going_on(folder, f"init_weights={WEIGHTS}").init_weights == WEIGHTS
-    with refused("run.init_from=", "has other weights than init_weights="):
-        going_on(folder, f"init_weights={sha256_of('others')}")
-
-
 # -- refused origins -------------------------------------------------------------------------------
 
 
@@ -389,13 +358,6 @@ def test_weights_that_fit_and_mean_something_else(
     folder = finished(tmp_path, overrides=theirs)
     with refused(words, "run.init_from=", by=ConfigError):
         going_on(folder, *ours.split())
-
-
-def test_what_one_of_them_does_not_learn_is_no_matter(tmp_path: Path) -> None:
-    """The origin learns the frequencies of v and o; this run those of q and k, or none."""
-    folder = finished(tmp_path, pe="vo_rope", overrides=["pe.trainable=true"])
-    assert going_on(folder, "pe.trainable=log").init_weights == WEIGHTS
-    assert going_on(folder, "pe=nope").init_weights == WEIGHTS
 
 
 # -- resuming without the origin -------------------------------------------------------------------

@@ -14,7 +14,7 @@ from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.learning import MuonConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.training.muon import by_head, orthogonalised, whole
-from rope_exp.training.optim import build_optimizer, make_state, optimizer_tensors
+from rope_exp.training.optim import build_optimizer, optimizer_tensors
 
 OPTIM = MuonConfig(lr=0.02, momentum=0.9, weight_decay=0.1)
 NUM_STEPS = 3
@@ -129,36 +129,3 @@ def test_a_bad_step_leaves_weights_and_state_as_they_were(bad: float) -> None:
         assert torch.equal(parameter, held[name])
     for name, tensor in optimizer_tensors(optimizer, decoder).items():
         assert torch.equal(tensor, state[name])
-
-
-def test_a_made_state_has_the_tensors_of_a_used_one() -> None:
-    """A layer's matrix has one momentum; AdamW's parameters have two moments and a step count."""
-    decoder, twin = make_decoder("q", "k"), make_decoder("q", "k")
-    optimizer, other = (build_optimizer(each, OPTIM) for each in (decoder, twin))
-    make_state(other, twin)
-    for parameter in decoder.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
-    optimizer.step()
-
-    made, found = optimizer_tensors(optimizer, decoder), optimizer_tensors(other, twin)
-    assert {name: t.shape for name, t in made.items()} == {k: t.shape for k, t in found.items()}
-    q_proj = "model.layers.0.self_attn.q_proj.weight"
-    assert [name for name in made if name.startswith(q_proj)] == [f"{q_proj}.momentum_buffer"]
-    assert "lm_head.weight.exp_avg_sq" in made
-    assert all(not tensor.any() for tensor in found.values())
-
-
-def test_rates_are_set_for_both() -> None:
-    """With learning rate 0 in every group, neither Muon nor AdamW changes a weight."""
-    decoder = make_decoder("q")
-    optimizer: Any = build_optimizer(decoder, OPTIM)
-    held = {name: p.detach().clone() for name, p in decoder.named_parameters()}
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    for parameter in decoder.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.found_inf = torch.tensor(0.0)
-    optimizer.step()
-    for name, parameter in decoder.named_parameters():
-        assert torch.equal(parameter, held[name])

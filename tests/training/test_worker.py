@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.gpus import show_gpus
 
 from rope_exp.plan.compose import run_config
 from rope_exp.plan.resolve import resolve
-from rope_exp.system import machine
 from rope_exp.system.errors import (
     CheckpointError,
     ConfigError,
@@ -88,18 +86,7 @@ def test_a_run_says_how_it_trains(overrides: list[str], how: str) -> None:
     command = ["launch.device=cpu", "train.precision=fp32", "train.num_steps=20", *overrides]
     config = resolve(run_config(command))
     num_tokens = config.train.num_tokens * 2
-    assert describe_start(config, num_tokens) == (
-        f"0.5 epochs in fp32, {how} (to compile pays back from 5e+12 operations on; "
-        "this run takes 5.9e+11)"
-    )
-
-
-def test_a_run_on_a_gpu_is_compiled_at_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    show_gpus(monkeypatch, 1)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
-    config = resolve(run_config(["train.num_steps=20"]))
-    num_tokens = config.train.num_tokens * 2
-    assert describe_start(config, num_tokens) == "0.5 epochs in bf16, compiled"
+    assert describe_start(config, num_tokens) == f"0.5 epochs in fp32, {how}"
 
 
 def fails(error: Exception) -> Callable[[], int]:
@@ -125,8 +112,6 @@ def fails(error: Exception) -> Callable[[], int]:
             "out of memory (CUDA and more); training takes less with a smaller train.micro_batch_s",
         ),
         (RuntimeError("std::bad_alloc"), 1, "out of memory (std::bad_alloc); training takes less"),
-        (RuntimeError("not enough memory: you tried"), 1, "out of memory (not enough memory: you"),
-        (RuntimeError("CUDA error: out of memory"), 1, "out of memory (CUDA error: out of mem"),
         (OSError(12, "Cannot allocate memory"), 1, "out of memory ([Errno 12] Cannot allocate"),
         (RuntimeError("DefaultCPUAllocator: not enough"), 1, "out of memory (DefaultCPUAllocator"),
     ],

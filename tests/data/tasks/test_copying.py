@@ -67,7 +67,3 @@ def test_long_strings_are_not_both_trained_and_tested() -> None:
     trained = {string for string in strings("train", 300) if len(string) > 15}
     assert len(trained) > 500
     assert trained.isdisjoint(strings("test", 300))
-
-
-def test_the_longest_string_just_fits() -> None:
-    Copying(seed=0, seq_len=129).rows("longer", range(3))

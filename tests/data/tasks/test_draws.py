@@ -87,10 +87,3 @@ def test_real_numbers_follow_their_laws() -> None:
     assert stats.kstest(uniforms, stats.uniform.cdf).pvalue > RARE
     assert stats.kstest(draws.exponentials(20_000), stats.expon.cdf).pvalue > RARE
     assert stats.kstest(draws.normals(20_000), stats.norm.cdf).pvalue > RARE
-
-
-def test_a_negative_seed_or_index_is_refused() -> None:
-    with pytest.raises(OverflowError):
-        Draws(-1, "a", 0)
-    with pytest.raises(OverflowError):
-        Draws(0, "a", int(np.int64(-1)))

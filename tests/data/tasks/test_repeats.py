@@ -77,7 +77,3 @@ def test_the_least_loss_is_of_all_stretches_that_still_fit() -> None:
     found_A = least_nats(Repeats(seed=0, seq_len=120).rows("test", range(4)))
     np.testing.assert_allclose(found_A, wanted)
     assert found_A.min() == 0
-
-
-def test_the_first_repeat_just_fits() -> None:
-    Repeats(seed=0, seq_len=43).rows("train", range(3))

@@ -111,12 +111,6 @@ def test_a_row_keeps_the_first_events() -> None:
     np.testing.assert_array_equal(short.latent_NQD, whole.latent_NQD)
 
 
-@pytest.mark.parametrize("population", range(4))
-def test_the_slots_hold_all_events(population: int) -> None:
-    rows = Spikes(0, population=population).rows("train", range(300))
-    assert rows.is_pad_NT.any(axis=1).all()
-
-
 def test_the_latent_is_what_it_says() -> None:
     """A plain sum gives its values at the queries; mean, variance and covariance fit the law."""
     amplitude_N2DF = amplitudes("train", 2000)
@@ -132,40 +126,6 @@ def test_the_latent_is_what_it_says() -> None:
     expected = (VARIANCE_F * np.cos(2 * np.pi * FREQUENCY_F * 7 / 16)).sum()
     assert np.mean(values[:, 5, 0] * values[:, 5, 1]) == pytest.approx(0, abs=0.1)
     assert np.mean(values[:, 2] * values[:, 9]) == pytest.approx(expected, abs=0.1)
-
-
-def test_the_latent_is_smooth() -> None:
-    """Its slope has variance sum v_f (2 pi f)^2, and stays below the components' summed bounds."""
-    amplitude_N2DF = amplitudes("train", 500)
-    step = 1e-5
-    time_T = np.linspace(0, 1, 50)
-    slopes = np.stack(
-        [(latent(each, time_T + step) - latent(each, time_T)) / step for each in amplitude_N2DF]
-    )
-    expected = (VARIANCE_F * (2 * np.pi * FREQUENCY_F) ** 2).sum()
-    assert slopes.var() == pytest.approx(expected, rel=0.1)
-
-    bound_ND = (np.hypot(*amplitude_N2DF.swapaxes(0, 1)) * 2 * np.pi * FREQUENCY_F).sum(axis=-1)
-    assert (np.abs(slopes) <= bound_ND[:, None] + 1e-3).all()
-
-
-def test_units_look_everywhere() -> None:
-    """Directions have length 1, one per sixteenth of the circle; gains and peaks are in range."""
-    units = TASK.units
-    np.testing.assert_allclose(np.hypot(*units.direction_UD.T), 1)
-    angle_U = np.arctan2(units.direction_UD[:, 1], units.direction_UD[:, 0]) % (2 * np.pi)
-    assert (angle_U // (np.pi / 8)).tolist() == list(range(16))
-    assert 1 <= units.gain_U.min() <= units.gain_U.max() < 3
-    assert 15 <= units.peak_U.min() <= units.peak_U.max() < 25
-
-
-def test_the_rate_is_half_the_peak_without_drive() -> None:
-    """The logit of the rate over the peak is the drive."""
-    units = TASK.units
-    np.testing.assert_allclose(units.rates(np.zeros((1, 2)))[0], units.peak_U / 2)
-    share_U = units.rates(np.array([[0.3, -0.8]]))[0] / units.peak_U
-    drive_U = units.gain_U * (0.3 * units.direction_UD[:, 0] - 0.8 * units.direction_UD[:, 1])
-    np.testing.assert_allclose(np.log(share_U / (1 - share_U)), drive_U)
 
 
 def test_units_fire_at_their_rates() -> None:
@@ -203,40 +163,3 @@ def test_the_task_is_neither_trivial_nor_hopeless() -> None:
     weight = np.linalg.solve(gram, (x - mean).T @ (trained - trained.mean(axis=0)))
     guess = (binned("test").reshape(len(tested), -1) - mean) @ weight + trained.mean(axis=0)
     assert 0.65 < explained(guess, tested) < 0.8
-
-
-def test_who_knows_the_law_decodes_better() -> None:
-    """The decoder maximises the posterior of the amplitudes, by Fisher scoring in 1/64 s bins.
-
-    With x the amplitudes over their standard deviations, the log density is that of the counts,
-    sum n log r - r dt, minus |x|^2 / 2. This is near the best possible decoder: R^2 is 83 %.
-    """
-    num_rows = 150
-    counts_NTU = binned("test", 64)[:num_rows]
-    time_T = (np.arange(64) + 0.5) / 64
-    scale_C = np.sqrt(np.tile(VARIANCE_F, 2))
-
-    def components(time_T: NDArray[np.float64]) -> NDArray[np.float64]:
-        angle_TF = 2 * np.pi * time_T[:, None] * FREQUENCY_F
-        return np.concatenate([np.cos(angle_TF), np.sin(angle_TF)], axis=1) * scale_C
-
-    basis_TC = components(time_T)
-    tuning_UD = TASK.units.direction_UD * TASK.units.gain_U[:, None]
-    x_NCD = np.zeros((num_rows, 12, 2))
-    for _ in range(20):
-        silent_NTU = 1 / (1 + np.exp((basis_TC @ x_NCD) @ tuning_UD.T))
-        mean_NTU = TASK.units.peak_U / 64 * (1 - silent_NTU)
-        gradient_NCD = basis_TC.T @ ((counts_NTU - mean_NTU) * silent_NTU @ tuning_UD) - x_NCD
-
-        # Fisher information: mean * silent^2 about the drive, and so a 2 x 2 matrix about z.
-        told_NTDD = np.einsum(
-            "ntu,ud,ue->ntde", mean_NTU * silent_NTU**2, tuning_UD, tuning_UD, optimize=True
-        )
-        told = np.einsum("tc,tk,ntde->ncdke", basis_TC, basis_TC, told_NTDD, optimize=True)
-        matrix = told.reshape(num_rows, 24, 24) + np.eye(24)
-        step = np.linalg.solve(matrix, gradient_NCD.reshape(num_rows, 24, 1))
-        x_NCD += 0.7 * step.reshape(x_NCD.shape)
-
-    guess_NQD = components(QUERY_S) @ x_NCD
-    truth = many("test").latent_NQD[:num_rows].reshape(num_rows, -1)
-    assert 0.8 < explained(guess_NQD.reshape(num_rows, -1), truth) < 0.87

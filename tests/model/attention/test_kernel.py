@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rope_exp.model.attention import kernel
 from rope_exp.model.attention.kernel import MIN_BLOCK, attention
-from rope_exp.plan.costs import MAX_WRITTEN_OUT
+from rope_exp.model.limits import MAX_WRITTEN_OUT
 
 LENGTHS = st.sampled_from(
     [1, 2, 3, MIN_BLOCK - 1, MIN_BLOCK, MIN_BLOCK + 1, 2 * MIN_BLOCK, 4 * MIN_BLOCK + 37]

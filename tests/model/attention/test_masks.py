@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rope_exp.model.attention import kernel
 from rope_exp.model.attention.kernel import MIN_BLOCK, attention
-from rope_exp.plan.costs import MAX_WRITTEN_OUT
+from rope_exp.model.limits import MAX_WRITTEN_OUT
 
 HEADS = 4
 GROUPS = 2

@@ -215,6 +215,7 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
     """Write the files of a prepared corpus."""
     data = corpus.data
     if config.kind == "bpe":
+        _check_held_out(corpus)
         log("data: training the tokenizer")
     tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
     write_atomically(folder / TOKENIZER, tokenizer.to_str())
@@ -237,6 +238,19 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
         **counts,
     }
     write_meta(folder, vocab_size(tokenizer), facts)
+
+
+def _check_held_out(corpus: Corpus) -> None:
+    """Refuse a share that holds out no document, or all, before a tokenizer is trained."""
+    if VALIDATION in corpus.splits:
+        return
+
+    num_documents = dict.fromkeys(SIDES, 0)
+    for side, _ in corpus.documents(TRAIN):
+        num_documents[side] += 1
+        if all(num_documents.values()):
+            return
+    _check_sides(corpus.data, num_documents)
 
 
 def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:

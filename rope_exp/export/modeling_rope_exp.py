@@ -6,6 +6,9 @@ R_m rotates the feature pair (f, f + F) of a head by m * theta_f. The output is 
 query's position, so with rotated values it depends on j - i alone (Su 2025, eq. 5). The cache holds
 rotated keys and values.
 
+A user's own position encoding acts in each layer, or on the input. It can cache facts about earlier
+tokens in further features of their keys.
+
 This file is copied beside exported weights. It imports torch, transformers and its configuration.
 
 Shapes: B batch, T query, E key, H query heads, G key/value heads, K features, F frequencies.
@@ -13,6 +16,7 @@ Shapes: B batch, T query, E key, H query heads, G key/value heads, K features, F
 
 import inspect
 import math
+import operator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -40,6 +44,9 @@ FAR = 2**16
 # T5's table of biases: its buckets, and the distance from which all share the last.
 NUM_BUCKETS = 32
 LARGEST_DISTANCE = 128
+# The class of a position encoding of a user's own; a copy of this file beside weights imports it.
+OWN: Any = None
+
 
 Table = tuple[Tensor, Tensor]
 
@@ -47,12 +54,13 @@ Table = tuple[Tensor, Tensor]
 class Positions(NamedTuple):
     """Tables of q and k, and of v and o, by layer: (cos, sin), each [B, 1 or G, T, F].
 
-    The bias of scores follows, if there is one.
+    The bias of scores, if there is one, and the positions follow.
     """
 
     qk: list[Table]
     vo: list[Table]
     bias: "ScoreBias | None"
+    position_BT: Tensor
 
 
 class Rotary(nn.Module):
@@ -111,7 +119,7 @@ class Rotary(nn.Module):
     def forward(self, hidden_states: Tensor, position_ids: Tensor) -> Positions:
         position_BT = position_ids + self.config.rope_start
         qk, vo = (self._tables(pair, position_BT) for pair in ("qk", "vo"))
-        return Positions(qk, vo, *self.bias)
+        return Positions(qk, vo, *self.bias, position_BT)
 
     def _tables(self, pair: str, position_BT: Tensor) -> list[Table]:
         theta = self.theta(pair, position_BT.device)
@@ -152,6 +160,7 @@ class RopeExpAttention(LlamaAttention):
         super().__init__(config, layer_idx)
         self.sites = frozenset(config.rotate[layer_idx])
         self.is_causal = config.is_causal
+        self.own = placed(config, layer_idx)
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
@@ -163,6 +172,7 @@ class RopeExpAttention(LlamaAttention):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         cache: Cache | None = None,
+        key_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -176,6 +186,11 @@ class RopeExpAttention(LlamaAttention):
         k_BGTK = self._turned("k", k_BGTK.transpose(1, 2), position_embeddings)
         v_BGTK = self._turned("v", v_BGTK, position_embeddings)
 
+        of_tokens: dict[str, Tensor] = {}
+        if self.own is not None and self.own.overrides("scores"):
+            of_tokens = self.own.of_tokens(wide(hidden_states), position_embeddings.position_BT)
+        features = k_BGTK.shape[-1]
+        k_BGTK = packed(k_BGTK, of_tokens)
         num_before = 0
         cache = past_key_values if cache is None else cache
         if cache is not None:
@@ -185,28 +200,111 @@ class RopeExpAttention(LlamaAttention):
             places = kwargs.get("cache_position")
             told = () if places is None else ({"cache_position": places},)
             k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK, self.layer_idx, *told)
+        k_BGTK, kept = unpacked(k_BGTK, features, of_tokens)
+        more = None
+        if self.own is not None and self.own.overrides("scores"):
+            assert key_positions is not None
+            kept["position_BE"] = key_positions
+            more = self._scores(kept, num_before, q_BHTK, k_BGTK)
         if position_embeddings.bias is not None:
-            attention_mask = position_embeddings.bias(attention_mask, num_before, q_BHTK, k_BGTK)
+            attention_mask = position_embeddings.bias(
+                attention_mask, num_before, q_BHTK, k_BGTK, more
+            )
 
         kernel = self.config._attn_implementation
         is_eager = kernel == "eager"
         attend = eager_attention_forward if is_eager else ALL_ATTENTION_FUNCTIONS[kernel]
         heads = (q_BHTK, k_BGTK, v_BGTK)
-        output, weights = attend(self, *heads, attention_mask, scaling=self.scaling, **kwargs)
+        # A user's class may make queries and keys wider.
+        scaling = q_BHTK.shape[-1] ** -0.5
+        output, weights = attend(self, *heads, attention_mask, scaling=scaling, **kwargs)
         o_BHTK = self._turned("o", output.transpose(1, 2), position_embeddings)
         o_BTD = o_BHTK.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)
         return self.o_proj(o_BTD), weights
 
     def _turned(self, site: str, x_BHTK: Tensor, positions: Positions) -> Tensor:
-        if site not in self.sites:
+        if site != "o":
+            x_BHTK = self._own_turned(site, x_BHTK, positions)
+        if site in self.sites:
+            tables = positions.qk if site in "qk" else positions.vo
+            # A class of one's own may have put further features first.
+            num_further = x_BHTK.shape[-1] - self.head_dim
+            further, x_BHTK = x_BHTK.tensor_split([num_further], dim=-1)
+            x_BHTK = rotated(x_BHTK, tables[self.layer_idx], inverse=site == "o")
+            x_BHTK = torch.cat([further, x_BHTK], dim=-1)
+        return self._own_turned(site, x_BHTK, positions) if site == "o" else x_BHTK
+
+    def _own_turned(self, site: str, x_BHTK: Tensor, positions: Positions) -> Tensor:
+        if self.own is None:
             return x_BHTK
-        tables = positions.qk if site in "qk" else positions.vo
-        return rotated(x_BHTK, tables[self.layer_idx], inverse=site == "o")
+        turned = self.own.turn(site, wide(x_BHTK).transpose(1, 2), positions.position_BT)
+        return turned.transpose(1, 2).to(x_BHTK.dtype)
+
+    def _scores(
+        self, kept: dict[str, Tensor], num_before: Any, q_BHTK: Tensor, k_BGEK: Tensor
+    ) -> Tensor | None:
+        """Return what the user's class adds to the scores; 0 where a cache has room for more."""
+        num_queries = q_BHTK.shape[2]
+        num_keys = int(num_before) + num_queries
+        kept = {name: x_BE[:, :num_keys] for name, x_BE in kept.items()}
+        more: Tensor | None = self.own.scores(kept, num_queries)
+        if more is None:
+            return None
+        return nn.functional.pad(more, (0, k_BGEK.shape[2] - num_keys))
+
+
+def placed(config: RopeExpConfig, layer: int | None) -> Any:
+    """Return the user's position encoding of a layer, or of the input (None); None: it has none."""
+    if OWN is None:
+        return None
+    keys = (
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "num_hidden_layers",
+        "num_positions",
+    )
+    sizes = {key: getattr(config, key) for key in keys}
+    made = OWN.placed(layer, causal=config.is_causal, **sizes)
+    # A model may be made in bfloat16, which holds no odd position past 256.
+    return None if made is None else made.float()
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in float32 at least, as a user's class has its parameters."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def packed(k_BGTK: Tensor, of_tokens: dict[str, Tensor]) -> Tensor:
+    """Return keys with further features, which hold other numbers of their tokens."""
+    if not of_tokens:
+        return k_BGTK
+    num_groups = k_BGTK.shape[1]
+    x_BTN = torch.cat([each.reshape(*each.shape[:2], -1) for each in of_tokens.values()], dim=-1)
+    x_BTN = nn.functional.pad(x_BTN, (0, -x_BTN.shape[-1] % num_groups))
+    x_BGTN = x_BTN.unflatten(-1, (num_groups, -1)).transpose(1, 2)
+    return torch.cat([k_BGTK, x_BGTN.to(k_BGTK.dtype)], dim=-1)
+
+
+def unpacked(
+    k_BGEK: Tensor, features: int, of_tokens: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return keys of so many features, and the other numbers of their tokens, by name."""
+    k_BGEK, x_BGEN = k_BGEK.tensor_split([features], dim=-1)
+    x_BEN = x_BGEN.transpose(1, 2).flatten(2)
+    kept = {}
+    for name, new in of_tokens.items():
+        shape = new.shape[2:]
+        first_BEN, x_BEN = x_BEN.tensor_split([math.prod(shape)], dim=-1)
+        kept[name] = first_BEN.reshape(*first_BEN.shape[:2], *shape).to(new.dtype)
+    return k_BGEK, kept
 
 
 def has_bias(config: RopeExpConfig) -> bool:
     """Return whether numbers are added to the scores."""
-    return config.score_bias != "none" or config.window is not None
+    of_own = OWN is not None and OWN.overrides("scores")
+    return config.score_bias != "none" or config.window is not None or of_own
 
 
 class AddedPositions(nn.Module):
@@ -250,7 +348,12 @@ class ScoreBias(nn.Module):
             self.weight = nn.Parameter(torch.empty(NUM_BUCKETS, config.num_attention_heads))
 
     def forward(
-        self, mask: Tensor | None, num_before: int, q_BHTK: Tensor, k_BGEK: Tensor
+        self,
+        mask: Tensor | None,
+        num_before: int,
+        q_BHTK: Tensor,
+        k_BGEK: Tensor,
+        more: Tensor | None = None,
     ) -> Tensor:
         """Return numbers to be added to the scores, [B or 1, 1 or H, T, E].
 
@@ -258,6 +361,7 @@ class ScoreBias(nn.Module):
             mask: [B, 1, T, E], true where a query attends, or numbers to be added; None: a query
                 attends to itself and all keys before it.
             num_before: the number of keys that were in the cache.
+            more: added as well, [H, T, E] or [B, H, T, E].
         """
         lowest = torch.finfo(q_BHTK.dtype).min
         place_T1 = torch.arange(q_BHTK.shape[2], device=q_BHTK.device)[:, None] + num_before
@@ -265,6 +369,8 @@ class ScoreBias(nn.Module):
         found = torch.zeros_like(offset_TE, dtype=q_BHTK.dtype)[None, None]
         if self.config.score_bias != "none":
             found = found + self._bias(offset_TE).to(q_BHTK.dtype)
+        if more is not None:
+            found = found + more.to(q_BHTK.dtype)
         if self.config.window is not None:
             found = found.masked_fill(offset_TE <= -self.config.window, lowest)
         if mask is None:
@@ -305,8 +411,8 @@ class RopeExpPreTrainedModel(LlamaPreTrainedModel):
     """Loading, saving and initial weights."""
 
     config_class = RopeExpConfig
-    # Positions of more than 256 have no bfloat16.
-    _keep_in_fp32_modules_strict: ClassVar = ["rotary_emb"]
+    # Positions of more than 256 have no bfloat16. These are patterns: `own` is in `down_proj`, too.
+    _keep_in_fp32_modules_strict: ClassVar = ["rotary_emb", r"\.own\."]
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -318,6 +424,15 @@ class RopeExpPreTrainedModel(LlamaPreTrainedModel):
                 init.copy_(parameter, begin_F.expand_as(parameter))
         elif isinstance(module, AddedPositions | ScoreBias) and hasattr(module, "weight"):
             init.normal_(module.weight, std=self.config.initializer_range)
+        elif OWN is not None and isinstance(module, OWN):
+            # What is not saved is made again.
+            begun = OWN(module.sizes)
+            for name, value in [*begun.named_parameters(), *begun.named_buffers()]:
+                target = operator.attrgetter(name)(module)
+                if target.ndim == 2 and target.requires_grad:
+                    init.normal_(target, std=self.config.initializer_range)
+                else:
+                    init.copy_(target, value)
 
 
 class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
@@ -329,6 +444,8 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
             layer.self_attn = RopeExpAttention(config, number)
         self.added_positions = AddedPositions(config)
         self.score_bias = ScoreBias(config)
+        self.own = placed(config, None)
+        self.has_own = OWN is not None
         # Flash and flex kernels take no numbers to be added to the scores.
         self.is_plain = config.is_causal and not has_bias(config)
         self.rotary_emb = Rotary(config, self.score_bias if has_bias(config) else None)
@@ -365,6 +482,17 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
         if position_ids is None:
             position_ids = counted(inputs_embeds, attention_mask, num_before)
         inputs_embeds = self.added_positions(inputs_embeds, position_ids)
+        if self.has_own:
+            start = self.config.rope_start
+            position_BT = position_ids + start
+            # Cached tokens are the ones before the new; those before the first are padding.
+            before_E = torch.arange(int(num_before), 0, -1, device=position_BT.device)
+            old_BE = (position_BT[:, :1] - before_E).clamp(min=start)
+            kwargs["key_positions"] = torch.cat([old_BE, position_BT], dim=-1)
+            if self.own is not None:
+                added = self.own.embed(wide(inputs_embeds), position_BT)
+                inputs_embeds = added.to(inputs_embeds.dtype)
+
         if not self.config.is_causal:
             attention_mask = both_ways(attention_mask, inputs_embeds)
         return super().forward(

@@ -28,11 +28,14 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.data.tokenizer import vocab_size
 from rope_exp.evaluation.load import end_of_text, load_checkpoint
+from rope_exp.export import modeling_rope_exp
 from rope_exp.export.card import card
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
+from rope_exp.export.own_code import own_file, write_own
 from rope_exp.model.biases import sinusoid_scale
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.model.own import class_of
 from rope_exp.run.folder import read_config
 from rope_exp.system.errors import ConfigError
 
@@ -70,6 +73,7 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
         disable_progress_bar()
         made.save_pretrained(new)
         tokenizer_of(tokenizer, end_id, config).save_pretrained(new)
+        write_own(new, config.pe)
         # transformers gives weights to their owner alone.
         for path in new.glob("*.safetensors"):
             path.chmod(0o644)
@@ -98,8 +102,17 @@ def exported(
     made = _native(architecture, keys) if code == "auto" else None
     if made is None:
         check(architecture)
+        pe = architecture.pe
+        if pe.code is not None:
+            # Before a model is made: some files have no copy.
+            own_file(pe)
         config = RopeExpConfig(**keys, **_positions(architecture))
-        made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+        # Our code reads the class from its module as a model is made, and at no other time.
+        modeling_rope_exp.OWN = None if pe.code is None else class_of(pe)
+        try:
+            made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+        finally:
+            modeling_rope_exp.OWN = None
     made.load_state_dict(weights(decoder))
     return made.eval()
 
@@ -117,7 +130,6 @@ def check(architecture: Architecture) -> None:
         (kind == "latent", "attn.kind", kind, "has a class only with RoPE on q and k alone"),
         (kind != "softmax", "attn.kind", kind, "has no class"),
         (architecture.num_outputs is not None, "train.objective", "regression", "has no logits"),
-        (architecture.pe.code is not None, "pe.code", architecture.pe.code, "has no class"),
         (model.token_shift, "model.token_shift", True, "keeps an input in its cache"),
         (architecture.attn == SoftmaxConfig(sink=True), "attn.sink", True, "has no class"),
         (

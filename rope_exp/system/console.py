@@ -16,6 +16,7 @@ from rich.console import Console
 BAR_SECONDS = 0.2  # between two updates of a bar
 LINE_SECONDS = 10.0  # between plain lines
 RECENT_SECONDS = 60.0  # an estimate of the time left is by the speed since then
+VARIES = 1.5  # ratio of that speed and the mean from which an estimate says so
 # The columns of a run's metrics that are shown, with their formats.
 COLUMNS = {
     "train/loss": ", loss {:.4f}",
@@ -79,15 +80,17 @@ class Estimate:
 
     def __init__(self, now: float, done: int) -> None:
         """Begin at a time of the monotonic clock, when `done` was done already."""
+        self._first = (now, done)
         # Each time at which more was done: those of the last minute, and one before.
-        self._points = deque([(now, done)])
+        self._points = deque([self._first])
 
     def skip(self, seconds: float) -> None:
         """Leave out a pause that has just ended."""
+        self._first = (self._first[0] + seconds, self._first[1])
         self._points = deque((time + seconds, done) for time, done in self._points)
 
     def left(self, now: float, done: int, total: int) -> str:
-        """Return the time left in words."""
+        """Return the time left in words; they say so if the speed is not the mean."""
         if done != self._points[-1][1]:
             self._points.append((now, done))
         while len(self._points) > 2 and self._points[1][0] <= now - RECENT_SECONDS:
@@ -95,7 +98,13 @@ class Estimate:
 
         then, before = self._points[0]
         newest, _ = self._points[-1]
-        return time_left(newest - then, done - before, total - before)
+        words = time_left(newest - then, done - before, total - before)
+        began, first = self._first
+        # In steps times seconds, which may be zero.
+        recent, mean = (done - before) * (newest - began), (done - first) * (newest - then)
+        if 0 < VARIES * min(recent, mean) < max(recent, mean):
+            words += " at the last minute's speed, which varies"
+        return words
 
 
 def describe_row(row: Mapping[str, Any]) -> str:

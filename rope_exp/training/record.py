@@ -12,7 +12,7 @@ from rope_exp.run.folder import RESULT, OriginFacts, probes_sha256
 from rope_exp.run.metrics import MetricsWriter
 from rope_exp.run.provenance import MARKED, machine_facts, spelled
 from rope_exp.run.tracker import Tracker
-from rope_exp.system.console import Progress
+from rope_exp.system.console import Progress, log
 from rope_exp.system.files import write_json
 from rope_exp.training.beginning import find_origin
 from rope_exp.training.parallel import Parallel
@@ -21,11 +21,15 @@ from rope_exp.training.schedule import learning_rate
 from rope_exp.training.step import Outcome
 from rope_exp.training.throughput import Speed, Throughput
 
+# A step on a CPU that takes more than twice its CPU time waits for other processes.
+STARVED = 0.5
+
 
 class Record(ExitStack):
     """The rows and the result of a run in training; ranks other than 0 write nothing.
 
     Attributes:
+        was_starved: whether it was logged that other work slows this run.
         began: the time at which the run would have begun without interruptions.
         writer: writes metrics.jsonl; None on ranks other than 0.
         tracker: an experiment tracker beside it; None on ranks other than 0.
@@ -52,6 +56,7 @@ class Record(ExitStack):
             num_recorded = start["step"] - (start["unrecorded"] is not None)
             self.writer = MetricsWriter(folder, num_recorded)
             self.tracker = self.enter_context(Tracker(config, folder))
+        self.was_starved = False
         self.began = time.perf_counter() - start["elapsed_s"]
         progress = Progress(config.name, config.train.num_steps, start["step"], shown=is_main)
         self.progress = self.enter_context(closing(progress))
@@ -89,6 +94,12 @@ class Record(ExitStack):
         self.writer.write(row)
         self.tracker.row(row)
         self.progress.row(row)
+
+        num_cores = self.throughput.num_cores(train.log_every)
+        is_starved = num_cores is not None and num_cores < STARVED
+        if is_starved and self.config.launch.device == "cpu" and not self.was_starved:
+            self.was_starved = True
+            log(f"{self.config.name}: other work on this machine leaves it {num_cores:.2f} cores")
 
     def end(self, status: str, steps: int, facts: Mapping[str, Any]) -> None:
         """Close metrics.jsonl, and write result.json unless the run was stopped and may resume.

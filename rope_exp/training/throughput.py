@@ -38,16 +38,21 @@ class Throughput:
     peak_flops_per_s: float | None
     _of_tokens: list[float] = field(default_factory=list)
     _of_flops: list[float] = field(default_factory=list)
+    _shares: list[float] = field(default_factory=list)
     _last_end: float | None = None
+    _last_cpu: float = 0.0
 
     def step(self, num_tokens: int, seq_len: int) -> None:
         """Record the end of a step, with its tokens over all ranks and its sequence length."""
         now = time.perf_counter()
+        cpu = time.process_time()
         if self._last_end is not None:
             seconds = now - self._last_end
             self._of_tokens.append(seconds / num_tokens)
             self._of_flops.append(seconds / (num_tokens * self.flops_per_token[seq_len]))
+            self._shares.append((cpu - self._last_cpu) / max(seconds, 1e-9))
         self._last_end = now
+        self._last_cpu = cpu
 
     def pause(self) -> None:
         """Exclude the time until the next step ends."""
@@ -61,6 +66,12 @@ class Throughput:
         """Return the median over all steps after warm-up, or over all steps of a shorter run."""
         is_long = len(self._of_tokens) > WARMUP_STEPS
         return self._speed(slice(WARMUP_STEPS if is_long else 0, None))
+
+    def num_cores(self, num_steps: int) -> float | None:
+        """Return the median CPU time per time over the last `num_steps`; None before warm-up."""
+        if len(self._shares) < WARMUP_STEPS:
+            return None
+        return statistics.median(self._shares[-num_steps:])
 
     def _speed(self, part: slice) -> Speed:
         of_tokens = self._of_tokens[part]

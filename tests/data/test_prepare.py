@@ -58,6 +58,16 @@ def test_what_becomes_of_documents_in_rows_changes_no_token(path: Path) -> None:
     assert prepare(data_config(path=path, **changes), BYTES).folder == plain.folder
 
 
+def test_a_share_that_holds_nothing_out_is_refused_at_once(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal comes before a tokenizer is trained, which takes minutes on a large corpus."""
+    monkeypatch.setattr(prepare_module, "build_tokenizer", refuse)
+    with refused("data.holdout_fraction=1e-09: leaves no document for validation of the corpus's"):
+        prepare(data_config(path=path, holdout_fraction=1e-9), BPE)
+    assert left_in(tmp_path / "cache") == []
+
+
 def test_a_copy_of_a_prepared_corpus_says_where_it_lies(path: Path, tmp_path: Path) -> None:
     first = prepare(data_config(path=path), BYTES)
     copied = tmp_path / "copied" / path.name

@@ -7,12 +7,13 @@ import pytest
 import torch
 import yaml
 from support.configs import TINY
+from support.exported import read
 from support.own import PULL
 from support.refused import refused
 from support.runs import final_weights, train
 
 from rope_exp import load_run
-from rope_exp.commands import generate, report
+from rope_exp.commands import export, generate, report
 from rope_exp.run.folder import read_config
 from rope_exp.system.errors import RecordError
 
@@ -71,6 +72,24 @@ def test_it_resumes_bit_for_bit_and_a_changed_file_does_not(
     assert again.keys() == whole.keys()
     assert all(torch.equal(again[name], whole[name]) for name in whole)
     assert "model.layers.1.self_attn.own.slope" in whole
+
+
+def test_it_is_exported_with_its_class(trained: Path, tmp_path: Path) -> None:
+    """In a process without rope_exp, the export gives our logits and text from a padded batch."""
+    run, out = trained / "results/runs/g/pull/seed0", tmp_path / "out"
+    assert export([str(run), str(out)]) == 0
+    found = read(out, tmp_path)
+    decoder, tokenizer = load_run(run)
+    # Only the first text is compared, because the second one is padded.
+    written = torch.tensor([found["ids"][0]])
+    with torch.no_grad():
+        ours = decoder(written)[0, -1]
+        assert float((torch.tensor(found["last"][0]) - ours).abs().max()) < 1e-5
+        for _ in range(8):
+            likeliest = decoder(written)[:, -1:].argmax(-1)
+            written = torch.cat([written, likeliest], dim=1)
+    new = written[0, len(found["ids"][0]) :].tolist()
+    assert found["said"][0] == tokenizer.decode(new, skip_special_tokens=False)
 
 
 def test_a_changed_copy_in_the_folder_is_not_run(trained: Path, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_an_export_that_was_stopped_can_be_made_again(
 
     out = tmp_path / "out"
     with monkeypatch.context() as broken:
-        broken.setattr(write, "tokenizer_of", fail)
+        broken.setattr(write, "write_own", fail)
         with pytest.raises(OSError, match="No space left"):
             export([str(whole[0]), str(out)])
     assert list(tmp_path.iterdir()) == []

@@ -1,18 +1,22 @@
 """Tests of exported models against our decoder, in each way that transformers uses a model."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.models import SUBSETS, VOCAB, make_pe, make_sizes, opinionated, tokens
-from support.own import example
+from support.own import PULL, example, with_text
 from support.refused import refused
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig, LatentConfig
 from rope_exp.config.state_kinds import LinearConfig
+from rope_exp.export import modeling_rope_exp
+from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported
 from rope_exp.model.decoder import Decoder
+from rope_exp.model.own import class_of
 
 LENGTH = 24
 PE: list[dict[str, Any]] = [
@@ -27,6 +31,9 @@ PE: list[dict[str, Any]] = [
     {"rotate": ("v", "o"), "bias": "t5"},
     {"rotate": (), "input": "sinusoidal"},
     {"rotate": ("q",), "input": "learned"},
+    *({"rotate": (), "own": name, "start": 2} for name in ("Forget", "Polar", "Tide", "Wave")),
+    {"rotate": ("v", "o"), "own": "Pull"},
+    *({"rotate": sites, "own": "Wider"} for sites in ((), ("q", "k"), ("q", "k", "v", "o"))),
 ]
 SIZES: list[dict[str, Any]] = [
     {"tie_word_embeddings": True},
@@ -110,6 +117,11 @@ USED: list[dict[str, Any]] = [
     {"rotate": ("q", "k"), "bias": "alibi"},
     {"rotate": (), "bias": "t5"},
     {"rotate": (), "input": "learned"},
+    {"rotate": ("v", "o"), "own": "Forget"},
+    {"rotate": (), "own": "Polar"},
+    {"rotate": (), "own": "Pull"},
+    {"rotate": ("q", "k"), "own": "Wider"},
+    {"rotate": ("v", "o"), "own": "Number"},
 ]
 used = pytest.mark.parametrize(
     ("pe", "sizes"), [*((pe, {}) for pe in USED), ({}, {"window": 5})], ids=str
@@ -219,6 +231,41 @@ def test_learned_frequencies_stay_in_float32() -> None:
     assert made.lm_head.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("name", ["Polar", "Forget", "Pull", "Number"])
+@pytest.mark.parametrize("is_loaded", [True, False])
+@torch.no_grad()
+def test_a_class_of_ones_own_acts_in_float32(name: str, is_loaded: bool, tmp_path: Path) -> None:
+    """In bfloat16, matrices round; angles at position 257 and sums of 300 gates must not.
+
+    Our decoder in float64, with the same rounded matrices, is the reference.
+    """
+    decoder = decoder_of({}, {"rotate": (), "own": name})
+    for key, parameter in decoder.named_parameters():
+        if key.endswith(".own.bias"):
+            parameter.fill_(0.0)
+        if ".own." not in key:
+            parameter.copy_(parameter.bfloat16())
+    made = exported(decoder)
+    if is_loaded:
+        made.save_pretrained(tmp_path)
+        made = loaded(made, decoder, tmp_path)
+    else:
+        made.to(torch.bfloat16)
+
+    ids_BT = tokens(1, 300)
+    exact = decoder.double()(ids_BT)
+    found = made(ids_BT).logits
+    assert found.dtype == made.model.layers[0].mlp.down_proj.weight.dtype == torch.bfloat16
+    assert float((found - exact)[:, 200:].norm() / exact[:, 200:].norm()) < 0.02
+
+
+def loaded(made: Any, decoder: Decoder, folder: Path) -> Any:
+    """Load a model in bfloat16 as an export's own file does, which holds the user's class."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_rope_exp, "OWN", class_of(decoder.architecture.pe))
+        return type(made).from_pretrained(folder, dtype=torch.bfloat16)
+
+
 # -- refused ---------------------------------------------------------------------------------------
 
 
@@ -227,7 +274,6 @@ def test_learned_frequencies_stay_in_float32() -> None:
     [
         ({"token_shift": True}, {}, "model.token_shift=true"),
         ({}, {"precision": "bf16"}, "pe.precision=bf16"),
-        ({}, {"own": "Polar"}, "pe.code=mine.Polar"),
         ({"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 10}, {}, "=3"),
     ],
 )
@@ -236,6 +282,13 @@ def test_a_model_without_a_class_is_refused(
 ) -> None:
     with refused(key, "cannot be exported to transformers"):
         exported(decoder_of(sizes, pe))
+
+
+def test_a_class_of_ones_own_is_in_its_own_model_alone() -> None:
+    """A model that is made later in the process, from a config without one, has none."""
+    plain = exported(decoder_of({}, {"rotate": ("v", "o")}), "always").config
+    assert exported(decoder_of({}, {"own": "Pull"})).model.has_own
+    assert not RopeExpForCausalLM(plain).model.has_own
 
 
 def test_a_position_past_the_learned_ones_is_named() -> None:
@@ -249,6 +302,7 @@ def test_a_position_past_the_learned_ones_is_named() -> None:
     [
         ({}, {"bias": "alibi"}, True),
         ({"window": 5}, {}, True),
+        ({}, {"own": "Forget"}, True),
         ({}, {}, False),
     ],
     ids=str,
@@ -260,6 +314,21 @@ def test_a_kernel_that_takes_no_bias_is_refused(
     made.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="attn_implementation='flex_attention' takes no bias"):
         made(tokens(1, LENGTH))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import rope_exp",
+        "from rope_exp import load_run, Position",
+        "from rope_exp.model.decoder import Decoder",
+        "from \\\n    rope_exp import Position",
+    ],
+)
+def test_a_file_that_needs_more_of_the_package_is_refused(line: str) -> None:
+    made = with_text(make_pe(), "pull.Pull", f"{line}\n{PULL}")
+    with refused("pe.code=pull.Pull", "cannot be exported to transformers"):
+        exported(Decoder(Architecture(make_sizes(), made, VOCAB)))
 
 
 @pytest.mark.parametrize(

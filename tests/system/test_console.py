@@ -54,7 +54,7 @@ def test_an_estimate_is_by_the_last_minute(clock: list[float], capsys: Capture) 
             clock.append(clock[-1] + 1)
             progress.row(ROW | {"step": step})
         line = capsys.readouterr().err.splitlines()[-1]
-        assert line.endswith(", 0:14:30 left")
+        assert line.endswith(", 0:14:30 left at the last minute's speed, which varies")
 
 
 def test_a_log_gets_a_line_every_so_often(clock: list[float], capsys: Capture) -> None:

@@ -48,6 +48,15 @@ def test_the_step_after_a_pause_is_not_timed(clock: list[float]) -> None:
     assert steps.overall().tokens_per_s == 100.0
 
 
+def test_cores_are_cpu_time_per_time(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads get a tenth of a core each."""
+    monkeypatch.setattr(throughput.time, "process_time", lambda: 0.2 * clock[0])
+    steps = Throughput(FLOPS, None)
+    assert steps.num_cores(9) is None
+    take(steps, clock, [1.0] * (WARMUP_STEPS + 1))
+    assert steps.num_cores(9) == pytest.approx(0.2)
+
+
 def test_mfu_is_operations_over_peak(clock: list[float]) -> None:
     for peak, expected in ((2000.0, 0.25), (None, None)):
         steps = Throughput(FLOPS, peak)

@@ -6,6 +6,7 @@ FROM_DELETED_CODE = (
     "results/*/changes.md",
     "results/bench/laws.md",
     "results/cost.md",
+    "results/lead_26m/simulated.csv",
     "results/ngrams.md",
     "results/nine_26m/questions.md",
     "results/nine_26m/simulated_*.csv",

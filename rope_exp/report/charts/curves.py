@@ -151,12 +151,10 @@ def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
 
 
 def _lines(base: alt.Chart, width: float, size: int) -> Iterator[alt.Chart]:
-    """Draw each row's line, and markers whose tooltips show its numbers."""
+    """Draw each row's line and markers."""
     line = base.mark_line(clip=True, strokeWidth=width)
     yield line.encode(color=COLOR, strokeDash=DASH, detail=alt.Detail("label:N"))
-    fields = ("name:N", "tokens:Q", "mean:Q", "low:Q", "high:Q")
-    told = [alt.Tooltip(field) for field in fields]
-    yield from markers(base.transform_filter("datum.marked").encode(tooltip=told), size)
+    yield from markers(base.transform_filter("datum.marked"), size)
 
 
 def _sentences(report: Report, window: int) -> Iterator[str]:

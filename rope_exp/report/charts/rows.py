@@ -13,11 +13,6 @@ from rope_exp.report.tables import WORDS
 LOOKS = "looks"
 COLOR = alt.Color("color:N", scale=None)
 DASH = alt.StrokeDash("dash:N", scale=None)
-# Channels are made as objects: Altair takes milliseconds to find the class of a string's.
-TOLD = [
-    alt.Tooltip(field)
-    for field in ("name:N", "difference:N", "verdict:N", "seeds:N", "published:N")
-]
 
 
 def in_words(report: Report, row: Line) -> dict[str, Any]:

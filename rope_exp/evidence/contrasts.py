@@ -59,6 +59,8 @@ def kendall_tau(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple
     than two labels, or all equal.
     """
     both = [label for label in ours if label in theirs]
+    if len(both) < 2:
+        return np.nan, np.nan, len(both)
     test = stats.kendalltau([ours[label] for label in both], [theirs[label] for label in both])
     return float(test.statistic), float(test.pvalue), len(both)
 

@@ -17,7 +17,7 @@ from rope_exp.evidence.matches import ROOM, count_matches
 from rope_exp.evidence.significance import judge
 from rope_exp.report.content import Line, Relation, Report, noise_of
 from rope_exp.report.sentences import spell_p
-from rope_exp.report.spelling import Column, markdown_of, number
+from rope_exp.report.spelling import Column, interval, markdown_of, number
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _relations(
                     "published": f"{a} {relation.published} {b}",
                     "ours": f"{a} {pair.sign} {b}",
                     "delta": 100 * pair.delta,
-                    "interval": f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
+                    "interval": interval(100 * pair.low, 100 * pair.high, "+.1f"),
                     "p": spell_p(pair.p_adjusted),
                     "num_seeds": pair.num_seeds,
                     "outcome": relation.outcome,

@@ -15,7 +15,7 @@ from rope_exp.report.answers import fits, matches
 from rope_exp.report.content import Report
 from rope_exp.report.looks import parts
 from rope_exp.report.sentences import spell_p
-from rope_exp.report.spelling import Column, cells, setting_name, sides
+from rope_exp.report.spelling import Column, cells, interval, setting_name, sides
 from rope_exp.report.tables import WORDS
 
 # A verdict on (reference, row) as a phrase about the row.
@@ -89,9 +89,9 @@ def answer(report: Report) -> str:
     for label, judged in report.decided.items():
         return (
             f"{report.rows[label].name} {_PHRASES[judged.verdict]} {reference}: its loss minus "
-            f"{reference}’s is {judged.delta:+.4f} {report.unit} (95 % interval {judged.low:+.4f} "
-            f"to {judged.high:+.4f}; p {spell_p(judged.p_adjusted, sign=True)}, adjusted by Holm; "
-            f"{judged.num_seeds} seeds)."
+            f"{reference}’s is {judged.delta:+.4f} {report.unit} (95 % interval "
+            f"{interval(judged.low, judged.high)}; p {spell_p(judged.p_adjusted, sign=True)}, "
+            f"adjusted by Holm; {judged.num_seeds} seeds)."
         )
     return f"No difference from {reference} has been tested yet."
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rope_exp.evidence.contrasts import Array
 from rope_exp.evidence.places import BY_PLACE, by_place
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report
@@ -39,17 +40,24 @@ def probes_csv(report: Report) -> str | None:
     for probe in BY_PLACE:
         for label, answers in report.answers(probe).items():
             asked = [by_place(probe, answer) for answer in answers]
-            for name, first in asked[0].items():
-                # Includes only runs that were probed at the same places, as in the figure.
-                of_runs = [each[name] for each in asked if list(each[name]) == list(first)]
-                for place in first:
-                    lines += [(label, name, place, of_run[place]) for of_run in of_runs]
-    if not lines:
-        return None
-    found = pd.DataFrame(lines, columns=["row", "probe", "at", "value"])
-    groups = found.groupby(["row", "probe", "at"], sort=False)["value"]
-    over_runs = groups.agg(num_seeds="count", mean="mean", sd="std").reset_index()
-    return over_runs.to_csv(index=False, float_format="%.6f")
+            # Includes only runs that were probed at the same places, as in the figure.
+            of_runs = [each for each in asked if _places(each) == _places(asked[0])]
+            for name, places in of_runs[0].items():
+                for place in places:
+                    told = {"row": label, "probe": name, "at": place}
+                    numbers = np.array([of_run[name][place] for of_run in of_runs])
+                    lines.append({**told, **_over_runs(numbers)})
+    return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f") if lines else None
+
+
+def _places(of_run: Mapping[str, Mapping[Any, float]]) -> dict[str, list[Any]]:
+    return {name: list(numbers) for name, numbers in of_run.items()}
+
+
+def _over_runs(numbers: Array) -> dict[str, float]:
+    """Return the number of runs, their mean, and their standard deviation (NaN for one run)."""
+    deviation = numbers.std(ddof=1) if len(numbers) > 1 else np.nan
+    return {"num_seeds": len(numbers), "mean": numbers.mean(), "sd": deviation}
 
 
 # -- longer contexts -------------------------------------------------------------------------------

@@ -6,10 +6,8 @@ docs/protocol.md finds it.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import pandas as pd
 
 from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
 from rope_exp.evidence.contrasts import kendall_tau
@@ -18,7 +16,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN, Judged
 from rope_exp.report.content import Line, Report, by_own_deviation
 from rope_exp.report.probed import drift_notes, shift_notes
-from rope_exp.report.spelling import span
+from rope_exp.report.spelling import interval, span
 from rope_exp.system.errors import show
 
 # Title of the interval of the paired t test, beside the pooled one.
@@ -237,22 +235,21 @@ def _alone(report: Report) -> list[str]:
     return [said, f"†: {word} in the paired t test (Holm)."]
 
 
-def interval_of(suffix: str = "") -> Callable[[Mapping[str, Any]], str]:
-    """Return a function that spells a contrast's 95 % interval, given a line of a frame.
+def told_interval(line: Mapping[str, Any]) -> str:
+    """Return a contrast's 95 % interval as text, given a line of a frame.
 
     If it excludes 0 but the verdict is open, the interval for the whole family follows.
     """
+    low, high = line["delta_ci_low"], line["delta_ci_high"]
+    said = interval(low, high)
+    if low * high > 0 and line.get("word") == "open":
+        said += f" (adjusted: {interval(line['wide_low'], line['wide_high'])})"
+    return said
 
-    def text(line: Mapping[str, Any]) -> str:
-        low, high = line[f"delta_ci_low{suffix}"], line[f"delta_ci_high{suffix}"]
-        if pd.isna(low):
-            return ""
-        said = f"{low:+.4f} to {high:+.4f}"
-        if suffix == "" and low * high > 0 and line.get("word") == "open":
-            said += f" (adjusted: {line['wide_low']:+.4f} to {line['wide_high']:+.4f})"
-        return said
 
-    return text
+def interval_alone(line: Mapping[str, Any]) -> str:
+    """Return the interval of the paired t test as text, given a line of a frame."""
+    return interval(line["delta_ci_low_alone"], line["delta_ci_high_alone"])
 
 
 def p_of(judged: Judged) -> str:

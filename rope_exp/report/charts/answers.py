@@ -7,7 +7,7 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.report.answers import Part, parts, shares, with_answers
-from rope_exp.report.charts.rows import COLOR, DASH, key_of, looks, markers, with_looks
+from rope_exp.report.charts.rows import COLOR, key_of, looks, markers, row_lines, with_looks
 from rope_exp.report.charts.style import explanation
 from rope_exp.report.content import Report
 from rope_exp.report.spelling import seeds
@@ -36,9 +36,7 @@ def answers(report: Report) -> alt.HConcatChart | None:
     several = table.groupby(["label", "place"])["percent"].transform("size") > 1
     base = with_looks(means).encode(x=x, y=y)
     # Lines do not go from one split to the next.
-    lines = base.mark_line(strokeWidth=1.2).encode(
-        color=COLOR, strokeDash=DASH, detail=[alt.Detail("label:N"), alt.Detail("split:N")]
-    )
+    lines = row_lines(base, 1.2, "label:N", "split:N")
     dots = with_looks(table[several]).mark_circle(size=9, opacity=0.5)
     panel = alt.layer(
         *_split_names(bins),

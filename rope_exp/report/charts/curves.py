@@ -9,7 +9,7 @@ import pandas as pd
 from rope_exp.evidence.comparable import Row
 from rope_exp.report.by_tokens import SHOWN_FROM, by_tokens, finished_or_all
 from rope_exp.report.charts.labels import end_names
-from rope_exp.report.charts.rows import COLOR, DASH, gathered, looks, markers, with_looks
+from rope_exp.report.charts.rows import COLOR, gathered, looks, markers, row_lines, with_looks
 from rope_exp.report.charts.style import SIGNED, explanation, limits, zero_line
 from rope_exp.report.content import Report
 
@@ -152,8 +152,7 @@ def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
 
 def _lines(base: alt.Chart, width: float, size: int) -> Iterator[alt.Chart]:
     """Draw each row's line and markers."""
-    line = base.mark_line(clip=True, strokeWidth=width)
-    yield line.encode(color=COLOR, strokeDash=DASH, detail=alt.Detail("label:N"))
+    yield row_lines(base, width)
     yield from markers(base.transform_filter("datum.marked"), size)
 
 

@@ -67,6 +67,13 @@ def looks_of(rows: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
     return {LOOKS: [{"label": label, **look(label, number)} for label, number in rows.items()]}
 
 
+def row_lines(base: alt.Chart, width: float, *details: str) -> alt.Chart:
+    """Draw a line for each row, or for each combination of these fields, clipped to the panel."""
+    detail = [alt.Detail(field) for field in details or ("label:N",)]
+    line = base.mark_line(clip=True, strokeWidth=width)
+    return line.encode(color=COLOR, strokeDash=DASH, detail=detail)
+
+
 def markers(base: alt.Chart, size: int) -> Iterator[alt.Chart]:
     """Draw markers: the outline on white, and the part that is filled."""
     mark = base.mark_point(clip=True, size=size, opacity=1, strokeWidth=1.2, fill="white")

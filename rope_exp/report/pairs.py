@@ -39,8 +39,8 @@ def pairs_table(report: Report) -> str:
     The last columns are from the paired t test.
     """
     table = _judged(report.pairs.values())
-    # Both have the same pairs, in the same order.
-    table = table.join(_judged(report.alone.pairs.values()), rsuffix="_alone")
+    alone = _judged(report.alone.pairs.values())
+    table = table.merge(alone, on=["a", "b"], suffixes=("", "_alone"))
     counts = dict.fromkeys(["seeds_needed_low", "seeds_needed_high"], "Int64")
     return csv_of(table[_COLUMNS].astype(counts))
 

@@ -242,7 +242,7 @@ def told_interval(line: Mapping[str, Any]) -> str:
     """
     low, high = line["delta_ci_low"], line["delta_ci_high"]
     said = interval(low, high)
-    if low * high > 0 and line.get("word") == "open":
+    if said and low * high > 0 and line.get("word") == "open":
         said += f" (adjusted: {interval(line['wide_low'], line['wide_high'])})"
     return said
 

@@ -142,5 +142,5 @@ def test_the_front_is_what_nothing_dominates(found: list[tuple[int, int]]) -> No
         )
 
     best = {point for point in found if not dominated(*point)}
-    drawn = front(pd.DataFrame(found, columns=["num_bytes", "delta"]))
+    drawn = front(pd.DataFrame(found, columns=["num_bytes", "delta"], dtype=float))
     assert list(drawn.itertuples(index=False, name=None)) == sorted(best)
